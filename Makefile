@@ -21,6 +21,8 @@ STAMP := .venv/.rlio-is-installed
 
 # Microsoft's emulator of Azure storage comes from npm; without npm, or a network, its tests are skipped.
 AZURITE := .node/azurite-3.35.0
+# From npm, too: `pyright --verifytypes` looks at every public type; mypy looks at the code.
+PYRIGHT := .node/pyright-1.1.414
 
 # An editable install that puts the checkout on sys.path. Setuptools' default one is a finder that comes after
 # the path: a script beside a checkout folder called rlio would import that folder, as an empty namespace.
@@ -29,18 +31,19 @@ INSTALL = -m pip install --disable-pip-version-check --quiet --config-settings e
 # What `make test-lowest` runs beside the doctests: the main path of every public name, see tests/test_packaging.py.
 LOWEST := public_names readme batch_builder mapped_input cli cli_errors options batch tables_as_batches multi_agent_batch multi_agent_episode \
   episode schema spaces arrow dataset parquet_writer json_writer outputs recording recording_input resolve \
-  dataset_reader json_reader d4rl_reader foreign_parquet foreign_layouts rllib_recordings mixed_input shuffled_input \
+  dataset_reader json_reader d4rl_reader foreign_parquet foreign_layouts convert format_files mapping rllib_recordings mixed_input shuffled_input \
   replay_store following_replay paced_writer torch envs envs_atari pettingzoo connectors env_runner callbacks \
   multi_agent_runner external sampler_input metrics policies torch_policy dqn behaviour_cloning policy_map \
   postprocessing worker_live checkpoint weaving spool verify_cli compact distributed_data real_servers
 
-.PHONY: help setup demo test test-all test-lowest soak lint format
+.PHONY: help setup demo test test-all test-lowest test-integrations soak lint format
 
 help:
 	@echo "make demo     set up, then record CartPole, train from the record, mix it with live experience"
 	@echo "make test     set up, then lint and the tests"
 	@echo "make test-all the further seeds, servers and permutations of these tests"
 	@echo "make test-lowest   the main tests, with the oldest versions that pyproject.toml allows, and RLlib"
+	@echo "make test-integrations   what other libraries say of the files that rlio writes"
 	@echo "make soak     the tests that run for minutes or hours"
 	@echo "make lint     ruff and mypy"
 	@echo "make format   put the code into its one format"
@@ -59,12 +62,21 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-$(AZURITE):
-	@command -v npm >/dev/null || { echo "no npm: the tests of Azure storage will be skipped"; exit 0; }; \
-	echo "Installing Azurite into .node: half a minute, once."; \
+# Of the form .node/NAME-VERSION; the argument says which tests need it.
+define from_npm
+	@command -v npm >/dev/null || { echo "no npm: the tests of $(1) will be skipped"; exit 0; }; \
+	echo "Installing $(notdir $@) into .node: half a minute, once."; \
 	if npm install --prefix .node --no-audit --no-fund --loglevel=error --fetch-retries=1 \
-	     --fetch-timeout=30000 azurite@3.35.0; then touch $@; \
-	else echo "npm could not install it: the tests of Azure storage will be skipped"; fi
+	     --fetch-timeout=30000 $(subst -,@,$(notdir $@)); then touch $@; \
+	else echo "npm could not install it: the tests of $(1) will be skipped"; fi
+endef
+
+$(AZURITE):
+	$(call from_npm,Azure storage)
+
+# One npm at a time.
+$(PYRIGHT): | $(AZURITE)
+	$(call from_npm,public types)
 
 demo: $(STAMP)
 	$(BIN)/rlio demo $(ARGS)
@@ -80,7 +92,7 @@ test: $(STAMP) $(AZURITE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -o tmp_path_retention_policy=failed $(ARGS); tests=$$?; \
 	wait $$lint || { tests=$$?; cat "$$said"; }; rm -f "$$said"; exit $$tests
 
-test-all: $(STAMP) $(AZURITE)
+test-all: $(STAMP) $(AZURITE) $(PYRIGHT)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m further $(ARGS)
 
 # Together with RLlib, which pins its gymnasium.
@@ -92,6 +104,51 @@ test-all: $(STAMP) $(AZURITE)
 
 test-lowest: .venv-lowest/.rlio-is-installed
 	.venv-lowest/bin/python -m pytest -n $(JOBS) --dist loadgroup rlio $(LOWEST:%=tests/test_%.py) $(ARGS)
+
+# Under constraints.txt without the packages of which the library takes other versions.
+define constraints_without
+	grep -vE '^($(1))==' constraints.txt >$(@D)/constraints.txt
+endef
+
+# The libraries whose files rlio reads and writes say themselves what they find, in three environments, as RLlib
+# and LeRobot pin what others do not take. All have the torch of constraints.txt. 2 GB each, less with torch's
+# wheel for the CPU.
+# TensorFlow takes older versions of h5py.
+.venv-integrations/.rlio-is-installed: pyproject.toml constraints.txt tests/integrations/requirements.txt | $(BIN)/python
+	@echo "Installing other libraries into .venv-integrations: some minutes, once."
+	$(BIN)/python -m venv --clear .venv-integrations
+	$(call constraints_without,h5py)
+	.venv-integrations/bin/python $(INSTALL) -c .venv-integrations/constraints.txt -e '.[hdf5,images,rlds,video]' \
+	  -r tests/integrations/requirements.txt
+	@touch $@
+
+# RLlib pins gymnasium.
+.venv-rllib/.rlio-is-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing RLlib into .venv-rllib: some minutes, once."
+	$(BIN)/python -m venv --clear .venv-rllib
+	$(call constraints_without,gymnasium)
+	.venv-rllib/bin/python $(INSTALL) -c .venv-rllib/constraints.txt -e '.[rllib,hdf5]' 'ray[rllib]==2.60.0' \
+	  msgpack-numpy pytest pytest-timeout
+	@touch $@
+
+# LeRobot's own requirements are left out: drivers of robots, and a torch older than that of constraints.txt.
+.venv-lerobot/.rlio-is-installed: pyproject.toml constraints.txt tests/integrations/requirements-lerobot.txt | $(BIN)/python
+	@echo "Installing LeRobot into .venv-lerobot: some minutes, once."
+	$(BIN)/python -m venv --clear .venv-lerobot
+	$(call constraints_without,datasets|fsspec|gcsfs|s3fs)
+	.venv-lerobot/bin/python $(INSTALL) -c .venv-lerobot/constraints.txt -e '.[images,video,pandas]' \
+	  -r tests/integrations/requirements-lerobot.txt
+	.venv-lerobot/bin/python $(INSTALL) --no-deps lerobot==0.4.4
+	@touch $@
+
+INTEGRATIONS = -m pytest --noconftest -o addopts="--strict-markers" -rs
+
+# Each file runs where its library is, so none is skipped.
+test-integrations: $(foreach of,integrations rllib lerobot,.venv-$(of)/.rlio-is-installed)
+	.venv-integrations/bin/python $(INTEGRATIONS) tests/integrations $(ARGS) \
+	  --ignore-glob='*/test_rllib*.py' --ignore=tests/integrations/test_lerobot.py
+	.venv-rllib/bin/python $(INTEGRATIONS) tests/integrations/test_rllib*.py $(ARGS)
+	.venv-lerobot/bin/python $(INTEGRATIONS) tests/integrations/test_lerobot.py $(ARGS)
 
 soak: $(STAMP) $(AZURITE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m soak --timeout=7200 $(ARGS)

@@ -115,8 +115,8 @@ class RLlib:
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def write(self) -> None:
-        writer = self.writer(str(self.folder))
+    def write(self, **options: Any) -> None:
+        writer = self.writer(str(self.folder), **options)
         for batch in self.batches:
             writer.write(batch)
         # Neither has a close().

@@ -33,6 +33,7 @@ _PACKAGES = (
     "cpprb",
     "minari",
     "d3rlpy",
+    "h5py",
 )
 
 
@@ -61,7 +62,7 @@ def copy_speed(megabytes: int = 256) -> float:
 
 
 def resident() -> int | None:
-    """Bytes of memory that this process has in use, mapped files included; None where nobody says."""
+    """Bytes of memory that this process has in use, mapped files included; None: unknown."""
     gc.collect()
     if sys.platform.startswith("linux"):
         # Freed memory that allocators keep would be counted for the wrong contender.
@@ -74,7 +75,7 @@ def resident() -> int | None:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping; 0 where nobody says."""
+    """Bytes that can be had without swapping; 0: unknown."""
     return _meminfo("MemAvailable")
 
 

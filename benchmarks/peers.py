@@ -328,7 +328,7 @@ def minari_dataset(name: str, buffers: list[Any], folder: Path) -> _Minari:
     os.environ["MINARI_DATASETS_PATH"] = str(folder)
     obs, actions = (np.asarray(getattr(buffers[0], key)) for key in ("observations", "actions"))
     with warnings.catch_warnings():
-        # That nobody is named as the author.
+        # Names no author.
         warnings.simplefilter("ignore", UserWarning)
         try:
             dataset = minari.create_dataset_from_buffers(

@@ -87,7 +87,7 @@ class Measured:
     Attributes:
         seconds: On the clock, the median of the rounds.
         cpu: Of all processors of the process.
-        peak: Bytes by which memory grew at most; None where nobody says.
+        peak: Bytes by which memory grew at most; None: unknown.
         facts: What else was found.
     """
 
@@ -125,7 +125,7 @@ def once(call: Callable[[], Any]) -> tuple[Measured, Any]:
 
 
 def _peak_of(call: Callable[[], Any]) -> int | None:
-    """Bytes by which this process's memory grew at most during a call; None where nobody says."""
+    """Bytes by which this process's memory grew at most during a call; None: unknown."""
     machine.resident()  # Gives back what was freed.
     try:
         Path("/proc/self/clear_refs").write_text("5")  # Linux: begin the high-water mark anew.

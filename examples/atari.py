@@ -1,4 +1,4 @@
-"""Record Pong with stacks of four frames: each frame is stored once. Needs the extra rlio[atari].
+"""Record Pong with stacks of four frames and store each frame once. Needs the extra rlio[atari].
 
 Run:  python examples/atari.py [FOLDER]
 """

@@ -13,7 +13,7 @@ from rlio.sampling.evaluate import evaluate
 def main(folder: str) -> None:
     """Teach, record, clone, evaluate."""
 
-    # A teacher: balances the pole by where it leans and how fast it moves.
+    # A teacher that balances the pole by its angle and angular velocity.
     class Lean(rlio.Policy):
         def compute_actions(self, obs, state=(), *, explore=True, inputs=None, timestep=0):
             return (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype("int64"), state, {}
@@ -25,7 +25,7 @@ def main(folder: str) -> None:
     data = rlio.open_dataset(folder)
     print(f"{data}: {data.bytes() / len(data):.1f} bytes a step")
 
-    # The environment only tells the policy its spaces: the input has no sampler, so that it is never stepped.
+    # The environment only gives the policy its spaces: the input has no sampler, so it is never stepped.
     student = rlio.policies.BehaviourCloning(learning_rate=3e-3)
     with rlio.RolloutWorker(
         "CartPole-v1",

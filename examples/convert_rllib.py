@@ -1,4 +1,4 @@
-"""Turn RLlib's JSON recordings (or anything else that rlio reads) into a data set of rlio.
+"""Convert RLlib's JSON recordings (or anything else that rlio reads) into an rlio data set.
 
 Run:  python examples/convert_rllib.py 'old/*.json' runs/converted
 """
@@ -9,8 +9,8 @@ import rlio
 
 
 def main(source: str, folder: str) -> None:
-    """Copy every row once, then show what is there."""
-    # Recording is a reader around a reader and a writer: converting a format is recording a replay.
+    """Copy every row once, then show the result."""
+    # RecordingInput wraps a reader and a writer: to convert a format, record a replay.
     with rlio.RecordingInput(rlio.read(source, epochs=1), rlio.ParquetWriter(folder)) as reader:
         rows = sum(len(batch) for batch in reader)
     data = rlio.open_dataset(folder)

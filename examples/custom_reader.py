@@ -1,4 +1,4 @@
-"""A reader of your own: it mixes, shuffles, resumes and records like those of the library.
+"""A custom reader: it mixes, shuffles, resumes and records like the library's readers.
 
 Run:  python examples/custom_reader.py
 """
@@ -11,9 +11,9 @@ import rlio
 
 
 class CsvReader(rlio.InputReader):
-    """Gives the lines of CSV text, ten at a time, each once."""
+    """Returns the lines of CSV text, ten at a time, each once."""
 
-    # It can go back to a place: mixtures and shuffles of it resume exactly.
+    # It can seek, so mixtures and shuffles of it resume exactly.
     replayable = True
 
     def __init__(self, text: str) -> None:

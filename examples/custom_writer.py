@@ -1,4 +1,4 @@
-"""A writer of your own: a worker writes to it as to a data set.
+"""A custom writer: a worker writes to it as to a data set.
 
 Run:  python examples/custom_writer.py
 """
@@ -9,7 +9,7 @@ import rlio
 
 
 class ReturnsWriter(rlio.OutputWriter):
-    """Keeps the returns of the episodes that it sees, and writes them as lines of text."""
+    """Collects the returns of the episodes that it sees, and writes them as lines of text."""
 
     def __init__(self, stream) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ReturnsWriter(rlio.OutputWriter):
 
 
 def main() -> None:
-    """Sample 300 steps, and write them twice: as returns, and as a data set."""
+    """Sample 300 steps, and write them as returns and as a data set."""
     writer = rlio.TeeWriter(ReturnsWriter(sys.stdout), rlio.ParquetWriter("memory://custom-writer"))
     config = rlio.RolloutConfig(rollout_fragment_length=100)
     with rlio.RolloutWorker(

@@ -1,9 +1,9 @@
-"""Train with several processes as one, stop in the middle of an epoch, and go on with another number of them.
+"""Train with several processes, stop in the middle of an epoch, and continue with another number of them.
 
 Run:  python examples/data_parallel.py [--ranks 2] [--then 1]
 
-Each process reads its part of every batch. The position is one number, the same in all of them: what they
-leave is what others have to read, in the same order. A checkpoint is arrays and JSON.
+Each process reads its part of every batch. The position is one number, the same in all of them, so another
+number of processes can read the remaining rows in the same order. A checkpoint is arrays and JSON.
 """
 
 import argparse
@@ -20,13 +20,13 @@ import rlio
 from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.data_parallel import in_step, setup_torch_data_parallel
 
-# Forked processes have everything imported. Those that use CUDA must be spawned.
+# Forked processes share all imports. Processes that use CUDA must be spawned.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
-BATCH_SIZE = 60  # Rows of a step, of all processes together: what is learned does not depend on their number.
+BATCH_SIZE = 60  # Rows of a step, over all processes: the result does not depend on their number.
 
 
 def record(folder: Path) -> None:
-    """A data set to learn from: 1500 steps of a policy that balances the pole."""
+    """Record a data set to learn from: 1500 steps of a policy that balances the pole."""
 
     class Lean(rlio.Policy):
         def compute_actions(self, obs, state=(), *, explore=True, inputs=None, timestep=0):
@@ -39,8 +39,8 @@ def record(folder: Path) -> None:
 
 
 def train(rank: int, world: int, folder: Path, steps: int | None) -> None:
-    """One process of ``world``: take ``steps`` steps, or all that are left, and save where they stand."""
-    env = gym.make("CartPole-v1")  # For its spaces.
+    """Run one process of ``world``: take ``steps`` steps, or all remaining ones, and save a checkpoint."""
+    env = gym.make("CartPole-v1")  # Only for its spaces.
     policy = rlio.policies.BehaviourCloning(hidden=(32,))
     policy.bind(env.observation_space, env.action_space, seed=0)
     setup_torch_data_parallel([policy], f"file://{folder}/meeting-{world}", rank, world)
@@ -64,7 +64,7 @@ def train(rank: int, world: int, folder: Path, steps: int | None) -> None:
 
 
 def main(folder: Path, ranks: int, then: int) -> None:
-    """Train with ``ranks`` processes for half of an epoch, and then with others."""
+    """Train with ``ranks`` processes for half of an epoch, then with ``then`` processes."""
     record(folder)
     for world, steps in ((ranks, 12), (then, None)):
         torch.multiprocessing.start_processes(

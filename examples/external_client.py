@@ -1,9 +1,9 @@
-"""A simulator with a loop of its own asks a policy server for actions; the server learns from what it plays.
+"""A simulator drives its own loop and asks a policy server for actions; the server learns from its steps.
 
 Run:  python examples/external_client.py
 
-Here both are in one process. Elsewhere the simulator needs nothing but the server's URL and token; in other
-languages it speaks the protocol of `rlio.serving.policy_protocol`: JSON over HTTP.
+Here both are in one process. Elsewhere the simulator needs only the server's URL and token; other languages
+use the protocol of `rlio.serving.policy_protocol`: JSON over HTTP.
 """
 
 import threading
@@ -14,7 +14,7 @@ import rlio
 
 
 def simulate(url: str, token: str, *, episodes: int) -> None:
-    """The simulator: it decides when to ask, and what to report."""
+    """Run the simulator, which decides when to ask for actions, and what to report."""
     env = gym.make("CartPole-v1")
     with rlio.serving.PolicyClient(url, token) as client:
         for number in range(episodes):
@@ -38,7 +38,7 @@ def main() -> None:
     with rlio.serving.PolicyServerInput(policy, config=config, idle_timeout=1.0) as server:
         simulator = threading.Thread(target=simulate, args=(server.url, server.token), kwargs={"episodes": 8})
         simulator.start()
-        for batch in server:  # It ends a second after the simulator has said its last word.
+        for batch in server:  # Ends a second after the simulator's last request.
             policy.learn_on_batch(batch)
         simulator.join()
     print("the server's policy has learned", policy.weights_seq_no, "times")

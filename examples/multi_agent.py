@@ -1,4 +1,4 @@
-"""Two policies act for three agents; what they do is recorded, and read back policy by policy.
+"""Two policies act for three agents; record their steps, and read them back policy by policy.
 
 Run:  python examples/multi_agent.py [FOLDER]
 """
@@ -17,10 +17,13 @@ def main(folder: str) -> None:
         def compute_actions(self, obs, state=(), *, explore=True, inputs=None, timestep=0):
             return (obs[:, 2] > 0).astype("int64"), state, {}
 
+    def policy_of(agent_id, episode):
+        return "lean" if agent_id == 0 else "random"
+
     with rlio.RolloutWorker(
         make_multi_agent("CartPole-v1")(num_agents=3),
         {"lean": Lean(), "random": rlio.RandomPolicy()},
-        policy_mapping_fn=lambda agent_id, episode: "lean" if agent_id == 0 else "random",
+        policy_setup=rlio.sampling.PolicySetup(policy_mapping_fn=policy_of),
         rollout=rlio.RolloutConfig(rollout_fragment_length=100),
         output=folder,
         seed=0,
@@ -32,7 +35,7 @@ def main(folder: str) -> None:
 
     batch = rlio.DatasetReader(folder, batch_size=200, epochs=1).sample()
     print(batch.env_steps(), "steps,", {policy_id: len(rows) for policy_id, rows in batch.items()})
-    # One policy's rows alone, shuffled, as for an environment with one agent.
+    # One policy's rows, shuffled, as for an environment with one agent.
     alone = rlio.DatasetReader(folder, policy="lean", batch_size=64, shuffle=True, seed=0)
     print(alone.sample())
 

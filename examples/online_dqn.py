@@ -1,4 +1,4 @@
-"""Learn online from a live replay store: a ring of the newest steps, drawn from by priority.
+"""Learn online from a live replay store: a ring of the newest steps, sampled by priority.
 
 Run:  python examples/online_dqn.py
 """
@@ -7,7 +7,7 @@ import rlio
 
 
 def main() -> None:
-    """Sample, append, learn: 200 updates here, some thousands for a pole that stands."""
+    """Sample, append, learn: 200 updates here; to balance the pole, use some thousands."""
     policy = rlio.policies.DQN(hidden=(64,), epsilon_timesteps=2_000, target_update_every=50)
     store = rlio.ReplayStore(capacity=20_000)
     config = rlio.RolloutConfig(num_envs=4, rollout_fragment_length=8)

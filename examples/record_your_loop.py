@@ -1,4 +1,4 @@
-"""Record your own loop around a gymnasium environment, with what your policy says of each action.
+"""Record your own loop around a gymnasium environment, with your policy's log-probabilities.
 
 Run:  python examples/record_your_loop.py [FOLDER]
 """

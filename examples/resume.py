@@ -1,4 +1,4 @@
-"""Stop training in the middle of an epoch and go on where it stopped, in another process.
+"""Stop training in the middle of an epoch and continue from there in another process.
 
 One folder holds the module, its optimizer, the reader and the number of steps.
 
@@ -14,14 +14,14 @@ import rlio
 
 
 def open_input(folder: str) -> rlio.InputReader:
-    """The same arguments each time: a state holds positions, not options."""
+    """Open the input with the same arguments each time, because a state holds positions, not options."""
     return rlio.read(
         {f"{folder}/expert": 0.75, f"{folder}/random": 0.25}, batch_size=64, shuffle=True, seed=0
     )
 
 
 def train(folder: str, *, steps: int) -> float:
-    """Learn to predict rewards for some steps, from the checkpoint if there is one; the last loss."""
+    """Learn to predict rewards for some steps, from the checkpoint if it exists; returns the last loss."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.Adam(model.parameters())
     step, loss = 0, torch.zeros(())
@@ -45,7 +45,7 @@ def train(folder: str, *, steps: int) -> float:
 
 
 def main() -> None:
-    """Record two data sets, and train from a mix of them: at once, and with a stop in the middle."""
+    """Record two data sets, and train on a mix of them: in one run, and with a stop in the middle."""
     losses = []
     for parts in ((20,), (10, 10)):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,9 @@
-"""Learn with two rollout workers on a Ray cluster, which write one data set while a third process learns.
+"""Two rollout workers on a Ray cluster write one data set while a third process learns.
 
 Run:  python examples/worker_group.py [FOLDER]      (pip install 'rlio[ray]')
 
-With RAY_ADDRESS set, or after `ray start`, the workers are on that cluster; else Ray starts on this machine.
+With RAY_ADDRESS set, or after `ray start`, the workers run on that cluster; otherwise Ray starts on this
+machine.
 """
 
 import sys
@@ -15,12 +16,12 @@ from rlio.distributed import FaultTolerance, WorkerGroup
 
 
 def main(folder: str) -> None:
-    """Ten updates of an actor-critic in CartPole, each on a fragment of each worker."""
+    """Make ten updates of an actor-critic in CartPole, each on one fragment from each worker."""
     with WorkerGroup(
         "CartPole-v1",
         rlio.policies.ActorCritic(hidden=(32,), learning_rate=0.01),
         num_workers=2,
-        local_worker=True,  # worker 0, here: it learns
+        local_worker=True,  # worker 0 in this process: it learns
         rollout=rlio.RolloutConfig(num_envs=2, rollout_fragment_length=50),
         output=folder,
         seed=0,
@@ -29,7 +30,7 @@ def main(folder: str) -> None:
         for _ in range(10):
             batch = group.sample()
             group.local_worker.learn_on_batch(batch)
-            group.sync_weights()  # they have them before their next fragment
+            group.sync_weights()  # before their next fragment
         summary = group.get_metrics().summarise()
         print(f"{summary['num_episodes']} episodes, mean return {summary['episode_return_mean']:.1f}")
         versions = sorted({int(version) for version in group.sample()["weights_seq_no"]})

@@ -1,10 +1,10 @@
-"""The readers that ship with rlio, found the same way as anybody else's."""
+"""The readers that ship with rlio. They are found the same way as third-party readers."""
 
 from rlio.support.lazy import lazy_exports
 
 if __name__ != "rlio.readers":
     raise ImportError(
-        f"this package was imported as {__name__!r}; it is installed as 'rlio.readers': "
+        f"this package was imported as {__name__!r}, but is installed as 'rlio.readers': "
         "write 'import rlio.readers' and keep the checkout's root off sys.path"
     )
 

@@ -1,4 +1,4 @@
-"""Columns of somebody else's Arrow table as columns of a batch.
+"""Converts columns of a foreign Arrow table to columns of a batch.
 
 Example:
     >>> import pyarrow as pa
@@ -29,26 +29,27 @@ __all__ = ["to_column"]
 
 Array: TypeAlias = NDArray[Any]
 
-# Extension types whose storage is one list a row, and whose parameters say its shape.
+# Extension types that store one list a row, and the rows' shape in their parameters.
 _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
 
 
 def to_column(
     name: str, values: Any, extensions: Mapping[str, Extension], allowance: Allowance | None = None
 ) -> Any:
-    """An Arrow array as a column of a batch.
+    """Convert an Arrow array to a column of a batch.
 
     Args:
         name: The column's name, which decides the dtype of flags, rewards and the like.
         values: A pyarrow Array.
-        extensions: Path of a field -> its extension type, whose shape rows get.
-        allowance: What packed text may take, together with that of other columns; None: as a record may.
+        extensions: Path of a field -> its extension type, which gives the shape of rows.
+        allowance: The budget of packed text, shared with other columns; None: the default of one record.
 
     Returns:
-        Fresh NumPy arrays, nested where ``values`` are structs; None for Arrow's type null.
+        New NumPy arrays, nested where ``values`` are structs; None for Arrow's type null.
 
     Raises:
-        SchemaError: Lists differ in length, nulls stand where the dtype has none, or the type has no dtype.
+        SchemaError: Lists differ in length, values are null and the dtype has no null, or the type has no
+            dtype.
         CorruptData: Packed text is damaged.
     """
     return _to_column(name, values, extensions, allowance or Allowance(), name)
@@ -111,7 +112,7 @@ def _refuse_nulls(values: Any) -> None:
 
 
 def _from_numbers(values: Any) -> Array:
-    """Numbers as a fresh array; nulls are NaN or NaT where the dtype has them."""
+    """Numbers as a new array; nulls become NaN or NaT where the dtype has them."""
     import pyarrow as pa
 
     if not (pa.types.is_floating(values.type) or pa.types.is_timestamp(values.type)):
@@ -121,7 +122,7 @@ def _from_numbers(values: Any) -> Array:
 
 
 def _from_lists(values: Any) -> Array:
-    """Lists of one length as a fresh array, one axis more for each level of nesting."""
+    """Lists of one length as a new array, with one more axis for each level of nesting."""
     rows, shape = len(values), []
     while _is_list(values.type):
         _refuse_nulls(values)
@@ -130,14 +131,14 @@ def _from_lists(values: Any) -> Array:
         size, left = divmod(len(flat), max(count, 1))
         lengths = None if hasattr(values.type, "list_size") else values.value_lengths().to_numpy()
         if left or (lengths is not None and count and (lengths != size).any()):
-            raise SchemaError("lists of unlike lengths: an array needs rows of one shape")
+            raise SchemaError("lists of unlike lengths: expected rows of one shape")
         shape.append(size)
         values = flat
     return _from_numbers(values).reshape(rows, *shape)
 
 
 def _shaped(array: Array, extension: Extension | None) -> Array:
-    """Flat rows in the shape that their extension type states."""
+    """Reshape flat rows to the shape that their extension type states."""
     if extension is None or extension.name not in _TENSORS:
         return array
     try:
@@ -148,7 +149,7 @@ def _shaped(array: Array, extension: Extension | None) -> Array:
             array.shape[1:]
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SchemaError(f"parameters of {extension.name}: {excerpt(extension.parameters)}") from error
+        raise SchemaError(f"bad parameters of {extension.name}: {excerpt(extension.parameters)}") from error
     if not legal or (order is not None and order != list(range(len(shape)))):
         raise SchemaError(
             f"tensors of shape {excerpt(shape)} and axes {excerpt(order)} in rows of shape {array.shape[1:]}"
@@ -157,10 +158,10 @@ def _shaped(array: Array, extension: Extension | None) -> Array:
 
 
 def _from_text(values: Any, allowance: Allowance) -> Any:
-    """Text as an object array; what RLlib packed, row by row, as the arrays in it."""
+    """Text as an object array; RLlib's packed text as the arrays in it."""
     rows = values.to_pylist()
     if rows and all(map(is_packed, rows)):
-        # Rows that repeat a text, which a file may store once, are unpacked once.
+        # A repeated text, which a file may store once, is unpacked once.
         unpacked = {text: unpack(text, allowance=allowance) for text in dict.fromkeys(rows)}
         return stack_rows([unpacked[row] for row in rows], allowance)
     return object_column(rows)

@@ -26,38 +26,38 @@ __all__ = ["AsyncInput"]
 
 
 class AsyncInput(InputReaderAround):
-    """Samples ``child`` in a thread of its own, ahead of what is asked for; for live experience.
+    """Samples ``child`` ahead in a background thread; for live experience.
 
-    Environments step while a learner learns, with the weights of that moment: rows are up to ``queue_size``
-    batches older than those of a plain sampler. A policy that it samples with learns and changes under its
-    `rlio.Policy.lock`; ``lock`` is held while the child samples. Hold neither while you call `sample`, load a
-    state or close: the thread may wait for it.
+    Environments step while a learner learns. Rows use the weights of the moment of sampling, so they are up
+    to ``queue_size`` batches older than those of a plain sampler. If the child samples with a policy, that
+    policy learns and changes under its `rlio.Policy.lock`. The thread holds ``lock`` while the child samples.
+    Hold neither lock while you call `sample`, load a state or close, because the thread may wait for it.
 
-    An error of the child surfaces in `sample`, after the batches before it; the next call goes on. So does
-    its end. `close` waits for the batch that is being sampled, unless the child waits for others and can be
-    interrupted (`InputReader.interrupt`). A forked child has no such thread: a reader that has begun raises a
-    ClosedError there.
+    `sample` raises an error of the child, or its end, after the batches before it; the next call continues.
+    `close` waits for the batch that is being sampled, unless the child waits for others and can be
+    interrupted (`InputReader.interrupt`). A forked process does not have the thread: there a reader that has
+    begun raises ClosedError.
 
     Args:
-        child: The reader; used by the thread alone, and closed with this one.
-        queue_size: Batches that wait at most; the thread waits then.
-        blackhole_outputs: Drop batches where the queue is full, or always if it is 0: the child's metrics are
-            all that is wanted. Their rows are counted in `rows_dropped`. With 0, `sample` raises what the
-            child raised, or an OptionError.
+        child: The reader; used only by the thread, and closed with this one.
+        queue_size: Maximum number of waiting batches; the thread waits when the queue is full.
+        blackhole_outputs: Drop batches when the queue is full, or always if ``queue_size`` is 0: for users
+            who need only the child's metrics. `rows_dropped` counts the dropped rows. With ``queue_size=0``,
+            `sample` raises the child's error, or an OptionError.
 
     Attributes:
         lock: Held while the child samples.
 
     Raises:
-        OptionError: ``child`` is no reader, or ``queue_size`` below 1 (0 with ``blackhole_outputs``).
+        OptionError: ``child`` is not a reader, or ``queue_size`` is below 1 (0 with ``blackhole_outputs``).
     """
 
     def __init__(self, child: InputReader, *, queue_size: int = 5, blackhole_outputs: bool = False) -> None:
         super().__init__(child)
         self.replayable = False
         if operator.index(queue_size) < (0 if blackhole_outputs else 1):
-            raise OptionError(f"AsyncInput(queue_size={queue_size}): batches that may wait, at least 1")
-        self.lock = threading.RLock()
+            raise OptionError(f"AsyncInput(queue_size={queue_size}): expected at least 1 batch")
+        self.lock: threading.RLock = threading.RLock()
         self._dropped = _Dropped()
         self._is_black_hole = blackhole_outputs
         self._keeps = queue_size > 0
@@ -79,18 +79,18 @@ class AsyncInput(InputReaderAround):
         self._ahead.check()
         if not self._keeps and self._ahead.is_empty:
             raise OptionError(
-                "AsyncInput(queue_size=0, blackhole_outputs=True) keeps no batch: set queue_size, or ask the "
-                "child's runner for metrics"
+                "AsyncInput(queue_size=0, blackhole_outputs=True) keeps no batch: set queue_size, or read "
+                "the metrics of the child's runner"
             )
         try:
             return self._ahead.get()
         finally:
-            if self._is_black_hole:  # It samples on after an error.
+            if self._is_black_hole:  # Sampling continues after an error.
                 self._ahead.start()
 
     def _endless(self) -> Endless | None:
         found = self.child._endless()
-        # It reads ahead: the number of the child's pass says nothing of the batches that it gives.
+        # Batches are read ahead, so the number of the child's pass is not that of the served batches.
         return None if found is None else Endless(0, found.units)
 
     def interrupt(self) -> None:
@@ -115,7 +115,7 @@ class AsyncInput(InputReaderAround):
 
     def _close(self) -> None:
         if self._ahead.is_lost:
-            return  # The child is the parent's, as its thread is.
+            return  # The child, like its thread, belongs to the parent process.
         self.interrupt()
         self._ahead.halt()
         super()._close()

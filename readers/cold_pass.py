@@ -1,6 +1,6 @@
-"""Epochs over a data set as it was listed, decoded from its shards: recorded order or shuffled.
+"""Epochs over a listing of a data set, decoded from its shards: recorded order or shuffled.
 
-This is what `DatasetReader` does without a store, unless it follows. A position is a unit (row, sequence or
+`DatasetReader` uses this pass without a store, unless it follows. A position is a unit (row, sequence or
 joint step) of an epoch: see `rlio.replay.epoch_pass`.
 """
 
@@ -26,20 +26,20 @@ from rlio.schemas.folded import Folded, unfold
 
 __all__ = ["ColdPass"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 class ColdPass(EpochPass):
-    """See the module.
+    """Reads epochs of a data set from its shards.
 
     Args:
-        dataset: What is read; another listing of the same rows takes its place where shards are gone.
-        options: How.
+        dataset: The data set; a new listing with the same rows replaces it when shards are gone.
+        options: The read options.
         missing: The rule for columns that only some writers have.
-        row_filter: Which rows are read; None: all.
+        row_filter: Selects the rows to read; None: all.
 
     Raises:
-        OptionError: A filter does not fit the columns, or the data, of which single rows are not units.
+        OptionError: The filter does not fit the columns, or single rows of the data are not units.
     """
 
     order = "windows"
@@ -56,13 +56,14 @@ class ColdPass(EpochPass):
         self._filter = row_filter
         self._missing: Literal["error", "drop", "fill"] = missing
         self._gone = GoneShards(dataset.storage, options.on_error)
-        # Of frame stacks.
+        # For frame stacks.
         self._buffers = Buffers()
+        self.dataset: Dataset
         self.dataset, self._source = self._opened(dataset)
 
     @property
     def unit(self) -> Unit:
-        """What is counted."""
+        """The unit that ``n`` counts."""
         return self._source.unit
 
     @property
@@ -72,13 +73,13 @@ class ColdPass(EpochPass):
 
     @property
     def skipped(self) -> int:
-        """Rows lost to damage so far, each once."""
+        """Rows lost to damage so far, each counted once."""
         return self._source.skipped
 
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
-        """The next ``n`` units; None: as many as the options say."""
+        """The next ``n`` units; None: the batch size of the options."""
         if self._source.total == 0:
             raise EndOfData(self._why_empty())
         self._check_size(n or self.batch_size)
@@ -93,12 +94,13 @@ class ColdPass(EpochPass):
                 self._go_back(before)
                 self._list_again(gone)
             except BaseException:
-                # What was read and not served is read again: the error comes back until its cause is gone.
+                # Rows that were read but not served are read again: the error repeats until its cause is
+                # gone.
                 self._go_back(before)
                 raise
 
     def skip(self, n: int, size: int | None = None) -> None:
-        """See `EpochPass.skip`. Where damage is passed over, only reading shows where a batch begins."""
+        """See `EpochPass.skip`. If damage is skipped, only reading finds the start of a batch."""
         if self.options.on_error == "raise":
             super().skip(n, size)
             return
@@ -111,14 +113,15 @@ class ColdPass(EpochPass):
         return f"no row of {self.dataset.uri} passes the filter {excerpt(self._filter.text)}"
 
     def _go_back(self, before: tuple[int, int]) -> None:
-        self.epoch, self.offset = before
+        self.epoch: int = before[0]
+        self.offset: int = before[1]
         self._source.rewind()
 
     def _gather(self, n: int) -> list[Folded]:
-        """Batches of ``n`` units in all; at least one.
+        """Batches of ``n`` units in all, at least one batch.
 
         Raises:
-            EndOfData: The last epoch is over (or its rest is dropped), or has nothing left for this rank.
+            EndOfData: The last epoch is over (or its rest is dropped), or has no units left for this rank.
         """
         if self.options.on_error == "skip":
             parts = self._gather_what_is_there(n)
@@ -126,15 +129,15 @@ class ColdPass(EpochPass):
             spans = self._deal(n)
             dealt = [each for span in spans for each in self._source.units(*span, range(n))]
             parts = [each.batch for each in dealt if each.batch is not None]
-        if not parts:  # A rank that has no part in the last step.
+        if not parts:  # This rank has no share of the last step.
             raise self._end()
         return parts
 
     def _gather_what_is_there(self, n: int) -> list[Folded]:
-        """`_gather` where damage is passed over: rows after it move up, and the next step begins later.
+        """`_gather` for ``on_error="skip"``: rows after damage move up, and the next step begins later.
 
-        What a rank has of a step, and where it ends, then depends on all that is damaged in it: every rank
-        looks at the whole step (and makes batches of its own part), so that all agree.
+        A rank's share of a step, and the end of the step, then depend on all damage in it. Every rank
+        therefore looks at the whole step (and makes batches of its own share), so all ranks agree.
         """
         before = self.epoch, self.offset
         rank, world = self.options.shard
@@ -143,20 +146,20 @@ class ColdPass(EpochPass):
             return parts
         if self.options.drop_last:
             raise EndOfData(f"the last {found} {self.unit} are fewer than {world * n}: drop_last drops them")
-        if world > 1:  # The last step is dealt evenly, and only now it is known how much there is of it.
-            self.epoch, self.offset = before  # What was decoded was not served: it is served next.
+        if world > 1:  # The last step is divided evenly, and its size is known only now.
+            self.epoch, self.offset = before  # Go back: the decoded units were not served.
             parts, _ = self._look_through(world * n, range(*share(found, self.options.shard)))
         return parts
 
     def _look_through(self, units: int, wanted: range) -> tuple[list[Folded], int]:
-        """Step over ``units`` that are not lost, or all that are left.
+        """Move past ``units`` undamaged units, or past all that are left.
 
         Args:
-            units: Of all ranks.
-            wanted: Which of them, counted from 0, are this rank's.
+            units: Units of all ranks.
+            wanted: This rank's units among them, counted from 0.
 
         Returns:
-            Batches of those, and how many units there were.
+            Batches of the wanted units, and the number of undamaged units.
         """
         parts: list[Folded] = []
         found, began = 0, self.epoch
@@ -174,18 +177,18 @@ class ColdPass(EpochPass):
         return parts, found
 
     def _is_over(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the last epoch is over."""
         return self.options.epochs is not None and self.epoch >= self.options.epochs
 
     # ---- other listings, and shards that are gone ----
 
     def serves(self, dataset: Dataset) -> bool:
-        """Whether another listing of the data set has the same rows, in the same shards."""
+        """Whether another listing of the data set has the same rows in the same shards."""
         ours = self.dataset
         return dataset.segments == ours.segments and dataset.lost_rows() == ours.lost_rows()
 
     def _opened(self, dataset: Dataset) -> tuple[Dataset, GroupSource]:
-        """The row groups of a listing, or of a later one if its shards are gone."""
+        """The row groups of a listing, or of a later listing if its shards are gone."""
         while True:
             try:
                 return dataset, self._open(dataset)
@@ -208,16 +211,16 @@ class ColdPass(EpochPass):
         return RecordedOrder(groups) if self.seed is None else WindowedOrder(groups, seed=self.seed)
 
     def _list_again(self, gone: ShardGone) -> None:
-        """Go on with the shards that hold the same rows now.
+        """List the data set again, and continue with the shards that now hold the same rows.
 
         Raises:
-            DataNotFound: The order cannot go on over them.
-            HoleError: There are none.
+            DataNotFound: The order cannot continue over the new shards.
+            HoleError: No shards hold the rows.
         """
         fresh = self.dataset.refresh(at=self.dataset.snapshot())
         lost = sum(rows for _, rows in fresh.lost_rows())
         if lost > sum(rows for _, rows in self.dataset.lost_rows()):
-            # The rows are nowhere else: this is damage, raised or counted like any other.
+            # No other shard has the rows: this is damage, raised or counted like any other.
             if self.options.on_error == "raise":
                 fresh.check_complete()
             self._gone.given_up.add(gone.segment.ref.path)
@@ -230,12 +233,12 @@ class ColdPass(EpochPass):
             other.close()
             raise DataNotFound(
                 "the shard was compacted into a larger one and removed while it was being read: this order "
-                "goes by row groups, and cannot go on over others. Open the data again for a new epoch, and "
-                "let gc keep covered shards for longer than an epoch takes",
+                "depends on row groups, and cannot continue over others. Open the data again for a new "
+                "epoch, and let gc keep covered shards for longer than an epoch takes",
                 uri=self.dataset.storage.uri_of(gone.segment.ref.path),
             ) from gone.error
         self._source.close()
-        logger.info("%s: listed again, as %s is gone", self.dataset.uri, gone.segment.ref.path)
+        logger.info("%s: listed again, because %s is gone", self.dataset.uri, gone.segment.ref.path)
         self.dataset, self._source = fresh, other
 
     # ---- state ----

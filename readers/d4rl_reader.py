@@ -1,11 +1,11 @@
 """`D4RLReader`: HDF5 files in D4RL's flat layout, one dataset a column and one row a step.
 
-Every row is served exactly once, also the last of an episode, whose successor many files do not hold:
-``new_obs`` is zeros there and ``new_obs_valid`` false, never the first observation of the next episode.
-Timeouts are truncations.
+Every row is served exactly once, also the last row of an episode. Many files do not hold its successor: then
+``new_obs`` is zeros and ``new_obs_valid`` false. ``new_obs`` is never the first observation of the next
+episode. Timeouts are truncations.
 
-HDF5 is read by h5py (extra ``hdf5``). Links that lead elsewhere, virtual and external data and compression
-plug-ins are refused: a file from a stranger stays inside itself.
+h5py (extra ``hdf5``) reads HDF5. Links to other places, virtual and external data, and compression plug-ins
+are refused, so an untrusted file cannot reach outside itself.
 
 Example:
     >>> import io, h5py, numpy as np
@@ -26,42 +26,40 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import IO, Any, TypeAlias, TypeVar, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
-from rlio.dataset.foreign_layouts import check_step_columns, layout_of_hdf5
+from rlio.dataset.step_columns import check_step_columns
 from rlio.errors import (
     CorruptData,
     MissingColumn,
-    MissingExtra,
     OptionError,
     SchemaError,
     UnsafeData,
     excerpt,
 )
+from rlio.formats.format import format_of_hdf5
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, guarded, raise_at
+from rlio.readers.hdf5_files import Hdf5Files, check_dataset
+from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import wanted_columns
-from rlio.storage import InputFile, open_input
 from rlio.storage.filesystem import StrPath
-from rlio.storage.open_files import OpenFiles
 from rlio.support.options import checked_keywords
 
 __all__ = ["D4RLReader"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 Array: TypeAlias = NDArray[Any]
-T = TypeVar("T")
-#: Type and shape of a row.
+#: Dtype and shape of a row.
 _Spec: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
 
 _SUFFIXES = (".hdf5", ".h5")
@@ -76,46 +74,43 @@ _NAMES = {
 }
 _NEEDED = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS)
 _FLAGS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
-# One number a row, which some files hold as (rows, 1).
+# Columns with one number a row, which some files store as (rows, 1).
 _FLAT = (*_FLAGS, Columns.REWARDS, Columns.ACTION_LOGP)
 
-# Rows read at a time. Small groups mix better when shuffled; larger ones serve where HDF5's own chunks are
-# larger, which are inflated as a whole.
+# Rows read at a time. Small groups mix better when shuffled; larger groups suit large HDF5 chunks, which are
+# inflated as a whole.
 _MIN_GROUP_ROWS = 4096
 _MAX_GROUP_ROWS = 65_536
 _GROUP_BYTES = 64 << 20
-# Of what a row group may take, the part that a row, or a chunk of HDF5's, which is unpacked as a whole, may.
-_PART = 4
 _FLAG_ROWS = 1 << 20
-_OPEN_FILES = 4
-# gzip, shuffle, fletcher32, szip, nbit, scaleoffset and lzf come with h5py; others are loaded from plug-ins.
-_FILTERS = frozenset((1, 2, 3, 4, 5, 6, 32000))
 
 
 class D4RLReader(StoredReader):
     """Reads HDF5 files in D4RL's layout.
 
-    Columns are ``obs, actions, rewards, terminateds, new_obs, eps_id, t``, ``truncateds`` where the file has
-    timeouts, ``new_obs_valid`` where it has no next observations, ``action_logp`` where it has them; other
-    datasets with a row a step keep their HDF5 path as name (``infos/qpos``). Episodes end at terminals and
-    timeouts and are numbered through all files; a tail without either keeps both flags false. Without
-    ``batch_size``, `sample` serves some thousands of rows. Shuffled, rows of some 16 places of the files are
-    mixed at a time.
+    Columns are ``obs, actions, rewards, terminateds, new_obs, eps_id, t``; ``truncateds`` if the file has
+    timeouts; ``new_obs_valid`` if it has no next observations; ``action_logp`` if it has them. Other datasets
+    with a row a step keep their HDF5 path as name (``infos/qpos``). Episodes end at terminals and timeouts,
+    and are numbered across all files; a tail without either keeps both flags false. Without ``batch_size``,
+    `sample` serves some thousands of rows. ``shuffle`` mixes rows from about 16 places of the files at a
+    time.
 
     Args:
-        inputs: A file, folder, glob or URI, or a list of those; of folders, every ``*.hdf5`` and ``*.h5``.
+        inputs: A file, folder, glob or URI, or a list of those. In folders, every ``*.hdf5`` and ``*.h5`` is
+            read.
         max_episode_steps: Time limit of the environment, for old files without timeouts: an episode that
             reaches it is truncated there.
-        limits: What the files may ask for.
+        limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: See `ReadOptions`. Each rank gets its share of every stretch of rows.
+        keywords: ``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``shard``, ``columns``, ``on_error`` and
+            ``drop_last``: see `ReadOptions`. Each rank gets its share of every stretch of rows.
 
     Raises:
         MissingExtra: h5py is not installed.
         DataNotFound: ``inputs`` name no file, or the files hold no row.
-        CorruptData: A file is no HDF5, or damaged. (UnsafeData: it leads out of itself, or needs a
+        CorruptData: A file is not HDF5, or is damaged. (UnsafeData: it leads out of itself, or needs a
             plug-in.)
-        SchemaError: A file is not in D4RL's layout, or unlike the first.
+        SchemaError: A file is not in D4RL's layout, or differs from the first.
     """
 
     @checked_keywords
@@ -128,11 +123,11 @@ class D4RLReader(StoredReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        options = ReadOptions.of(keywords, reader="D4RLReader")
+        options = ReadOptions.of(keywords)
         if max_episode_steps is not None and max_episode_steps < 1:
-            raise OptionError(f"max_episode_steps={max_episode_steps}: at least 1, or None")
+            raise OptionError(f"max_episode_steps={max_episode_steps}: expected at least 1, or None")
         files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
-        self._handles = _Handles(files)
+        self._handles = Hdf5Files(files)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             table = _Table(self._handles, failures, options, max_episode_steps, limits)
@@ -143,80 +138,25 @@ class D4RLReader(StoredReader):
         except BaseException:
             self._handles.close()
             raise
-        logger.info("D4RLReader: %d files, of which the first is %s", len(files), files[0].uri)
+        logger.info("D4RLReader: %d files, the first is %s", len(files), files[0].uri)
 
     def _close(self) -> None:
         super()._close()
         self._handles.close()
 
 
-class _Handles:
-    """Open HDF5 files: the few used last."""
-
-    def __init__(self, files: Sequence[InputFile]) -> None:
-        try:
-            import h5py
-        except ImportError as error:
-            raise MissingExtra("h5py", "hdf5") from error
-        self._h5py = h5py
-        self.files = files
-        self._open: OpenFiles[int, tuple[Any, IO[bytes]]] = OpenFiles(_OPEN_FILES, close=_close_both)
-
-    def file(self, number: int) -> Any:
-        """The h5py file."""
-        return (self._open.get(number) or self._open.add(number, self._opened(number)))[0]
-
-    def _opened(self, number: int) -> tuple[Any, IO[bytes]]:
-        stream = open_input(self.files[number])
-        try:
-            # The cache holds the chunks around the group being read; h5py's own, of 1 MB, often holds none.
-            file = self._h5py.File(stream, "r", rdcc_nbytes=_GROUP_BYTES)
-        except BaseException:
-            stream.close()
-            raise
-        return file, stream
-
-    def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """See `rlio.readers.inputs.guarded`."""
-        return guarded(self.files[number], record, action, format="HDF5", also=(RuntimeError,))
-
-    def child(self, group: Any, name: str) -> Any:
-        """A member of ``group``, if it is stored right there."""
-        link = group.get(name, getlink=True)
-        if not isinstance(link, self._h5py.HardLink):
-            raise UnsafeData(f"{excerpt(name)} is a {type(link).__name__}, which may lead out of the file")
-        return group[name]
-
-    def is_dataset(self, item: Any) -> bool:
-        return isinstance(item, self._h5py.Dataset)
-
-    def is_group(self, item: Any) -> bool:
-        return isinstance(item, self._h5py.Group)
-
-    def close(self) -> None:
-        self._open.close()
-
-
-def _close_both(pair: tuple[Any, IO[bytes]]) -> None:
-    file, stream = pair
-    try:
-        file.close()
-    finally:
-        stream.close()
-
-
 @dataclass(frozen=True)
 class _Part:
-    """The datasets of one file, or of one of the numbered groups that very large files are split into."""
+    """The datasets of one file, or of one of the numbered groups of a very large file."""
 
     file: int
     #: Column -> path of its dataset.
     paths: dict[str, str]
-    #: Column -> dtype and shape of a row, as served.
+    #: Column -> dtype and shape of a served row.
     specs: dict[str, _Spec]
     rows: int
     group_rows: int
-    #: Where its episodes begin, with its end behind them.
+    #: First rows of its episodes, and at the end its number of rows.
     starts: NDArray[np.int64]
 
 
@@ -225,7 +165,7 @@ class _Table:
 
     def __init__(
         self,
-        handles: _Handles,
+        handles: Hdf5Files,
         failures: Failures,
         options: ReadOptions,
         max_episode_steps: int | None,
@@ -280,7 +220,7 @@ class _Table:
         return parts
 
     def _bring_together(self) -> None:
-        """Give all parts the columns that all have, or that any has; those that a part lacks are filled."""
+        """Give all parts their common columns, or the union; columns that a part lacks are filled."""
         specs: dict[str, _Spec] = {}
         for part in self._parts:
             specs |= {name: spec for name, spec in part.specs.items() if name not in specs}
@@ -300,9 +240,9 @@ class _Table:
 
     def _find_parts(self, number: int) -> list[_Part]:
         root, uri = self._handles.file(number), self._handles.files[number].uri
-        layout = layout_of_hdf5(root)
-        if layout is not None and layout.reader != "D4RLReader":
-            raise layout.refusal(uri=uri)
+        found = format_of_hdf5(root)
+        if found is not None and found.name != "d4rl":
+            raise found.refusal(uri=uri)
         if "observations" not in root and "virtual" in root:
             chunks = self._handles.child(root, "virtual")
             names = sorted(chunks, key=lambda name: (len(name), name))
@@ -330,14 +270,15 @@ class _Table:
                     raise SchemaError(
                         f"{dataset.shape[0]} rows where observations has {rows}", uri=uri, column=name
                     )
-                logger.info("%s: %s has no row a step and is left out", uri, excerpt(dataset.name))
+                logger.info("%s: %s is left out: expected one row a step", uri, excerpt(dataset.name))
                 continue
             specs[name], paths[name] = _spec(name, dataset, uri), dataset.name
             chunk_rows = max(chunk_rows, dataset.chunks[0] if dataset.chunks else 1)
         if self._max_steps is not None:
             if Columns.TRUNCATEDS in paths:
                 raise OptionError(
-                    "max_episode_steps is for files without timeouts; the file has them", uri=uri
+                    "max_episode_steps is for files without timeouts, but this file has them: leave it out",
+                    uri=uri,
                 )
             specs[Columns.TRUNCATEDS] = (np.dtype(np.bool_), ())
         if Columns.NEXT_OBS not in paths:
@@ -352,7 +293,7 @@ class _Table:
         return _Part(number, paths, specs, rows, group_rows, self._starts(number, paths, rows))
 
     def _datasets(self, group: Any, prefix: str, uri: str) -> dict[str, Any]:
-        """Column -> dataset, of ``group`` and the infos within it."""
+        """Column -> dataset, of ``group`` and its infos."""
         found: dict[str, Any] = {}
         if len(group) > self._limits.columns:
             raise UnsafeData(f"{len(group)} datasets: more than {self._limits.columns}", uri=uri)
@@ -365,10 +306,10 @@ class _Table:
                 if path == "infos":
                     found.update(self._datasets(item, "infos/", uri))
             elif self._handles.is_dataset(item) and item.shape and item.dtype.kind in "biuf":
-                _check_dataset(item, path, uri, self._limits)
+                check_dataset(item, path, uri, self._limits)
                 found[_NAMES.get(path, path)] = item
             elif path in _NAMES:
-                raise SchemaError(f"{path} is no array of numbers with a row a step", uri=uri)
+                raise SchemaError(f"{path} is not an array of numbers with one row a step", uri=uri)
         return found
 
     def _check_asked(self, columns: list[str] | None) -> None:
@@ -384,13 +325,13 @@ class _Table:
                 )
 
     def _warn_of_joined_episodes(self) -> None:
-        """Say once where an episode that a time limit cut cannot be told from the one after it."""
+        """Warn once if episodes that a time limit cut cannot be told from the next ones."""
         unknown = {Columns.TRUNCATEDS, Columns.NEXT_OBS}
         for part in self._parts:
             if unknown.isdisjoint(part.paths) and self._max_steps is None:
                 logger.warning(
                     "%s has no timeouts and no next observations: an episode that a time limit cut is joined "
-                    "with the next one; if its environment has a limit, give max_episode_steps=",
+                    "with the next one; if the environment has a limit, pass max_episode_steps=",
                     self._handles.files[part.file].uri,
                 )
                 return
@@ -398,7 +339,7 @@ class _Table:
     # ---- episodes ----
 
     def _starts(self, number: int, paths: Mapping[str, str], rows: int) -> NDArray[np.int64]:
-        """Where episodes begin, with the end of the rows behind them."""
+        """First rows of episodes, and at the end the number of rows."""
         file = self._handles.file(number)
         ends = []
         for first in range(0, rows, _FLAG_ROWS):
@@ -453,7 +394,7 @@ class _Table:
             columns[Columns.EPS_ID] = episode + first_episode
         if self._wants(Columns.T):
             columns[Columns.T] = steps
-        for name in part.specs.keys() - columns.keys():  # What the file lacks, and others have.
+        for name in part.specs.keys() - columns.keys():  # Columns that the file lacks, and others have.
             if self._wants(name):
                 dtype, shape = part.specs[name]
                 make = np.ones if name == Columns.NEXT_OBS_VALID else np.zeros
@@ -464,30 +405,8 @@ class _Table:
         return self._wanted is None or name in self._wanted
 
 
-def _check_dataset(dataset: Any, path: str, uri: str, limits: Limits) -> None:
-    """Refuse data that lies elsewhere, needs a plug-in, or inflates memory."""
-    if dataset.is_virtual or dataset.external:
-        raise UnsafeData(f"{excerpt(path)} lies in other files, which are not opened", uri=uri)
-    layout = dataset.id.get_create_plist()
-    filters = {layout.get_filter(i)[0] for i in range(layout.get_nfilters())}
-    if filters - _FILTERS:
-        raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(filters - _FILTERS)}", uri=uri)
-    most = limits.group_bytes // _PART
-    if math.prod(dataset.shape[1:]) * dataset.dtype.itemsize > most:
-        raise UnsafeData(f"{excerpt(path)} has rows of shape {dataset.shape[1:]}: too large", uri=uri)
-    # A file of two kilobytes may claim a dataset of 10**12 rows of which none is stored. Deflate shrinks
-    # zeros, such as the flags of long episodes, by 1032.
-    size, stored = dataset.size * dataset.dtype.itemsize, dataset.id.get_storage_size()
-    try:
-        limits.check_inflation(2 * stored, size, f"{excerpt(path)} of shape {dataset.shape}")
-    except UnsafeData as error:
-        raise_at(error, uri=uri)
-    if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > most:
-        raise UnsafeData(f"{excerpt(path)} has chunks of shape {dataset.chunks}: too large", uri=uri)
-
-
 def _spec(name: str, dataset: Any, uri: str) -> _Spec:
-    """Type and shape of a row of ``dataset`` as column ``name``."""
+    """Dtype and shape of a row of ``dataset`` as column ``name``."""
     shape = tuple(dataset.shape[1:])
     if name not in _FLAT:
         return dataset.dtype, shape

@@ -1,8 +1,8 @@
 """`DatasetReader`: replays a data set written by rlio, in recorded order or shuffled, exactly resumable.
 
-Row groups are decoded one ahead, in a background thread. Shuffled, the order is a permutation of windows of
-row groups and of the rows within each (`rlio.replay.order.WindowOrder`). With ``follow=True`` it goes along
-with a data set that others are still writing.
+A background thread decodes one row group ahead. The shuffled order permutes windows of row groups, and the
+rows within each (`rlio.replay.order.WindowOrder`). With ``follow=True`` the reader follows a data set that
+other processes are still writing.
 
 Example:
     >>> import numpy as np, rlio
@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, Unpack, cast
 
 from rlio.batch import Batch
 from rlio.dataset.dataset import Dataset, Snapshot, opened, refuse_open_options
-from rlio.errors import OptionError, excerpt
+from rlio.dataset.stats import Normalise, Normaliser, Stats
+from rlio.errors import OptionError, StateError, excerpt
 from rlio.following.follow import FollowPass
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import Endless, InputReader, JsonState, Unit
@@ -41,69 +43,118 @@ __all__ = ["DatasetReader"]
 
 
 class DatasetKeywords(ReadKeywords, UnitKeywords, total=False):
-    """The keyword options of a `DatasetReader` that say what is read."""
+    """The keyword options of a `DatasetReader` that select and shape rows, with defaults."""
 
 
 _DRAWN: Final = tuple(UnitKeywords.__annotations__)
+# The key of a state that names the statistics, if rows are normalised.
+_NORMALISE: Final = "normalise"
 
 
 class DatasetReader(InputReader):
-    """Reads the data set under ``root``; see `ReadOptions` for the keywords that all readers share.
+    """Reads the data set under ``root``, in recorded order or shuffled.
 
-    Rows come as they were written: column order, dtypes and shapes. With ``seq_lens`` in the data, ``n`` and
-    ``batch_size`` count sequences; where several agents were recorded, joint steps. Without ``batch_size`` a
-    batch has 4,096 rows, or those of a row group where rows are wide; of an endless reader, no more than all.
-    The rows of a batch are the caller's: writable, and shared with no other batch.
+    Rows keep the column order, dtypes and shapes in which they were written. ``n`` and ``batch_size`` count
+    sequences if the data has ``seq_lens``, and joint steps if several agents were recorded. Without
+    ``batch_size`` a batch has 4,096 rows, or those of one row group if rows are wide; for an endless reader,
+    at most all rows. The caller owns the rows of a batch: they are writable, and no other batch shares them.
 
-    All ranks of a ``shard=(rank, world)`` walk the same order, and rank r takes slice r of every
-    ``world * batch_size`` positions, so that states are equal on all ranks after equal calls. With
-    ``on_error="skip"`` positions of damaged rows are passed over and later rows move up, for all ranks alike:
-    each of them looks at the rows of all then, and a batch is short only at the end.
+    All ranks of a ``shard=(rank, world)`` walk the same order. Rank r takes slice r of every
+    ``world * batch_size`` positions, so states are equal on all ranks after equal calls. With
+    ``on_error="skip"`` all ranks skip the positions of damaged rows, and later rows move up. To do so, each
+    rank looks at the rows of all ranks. A batch is then short only at the end.
 
-    With ``follow=True`` it reads a data set that may still grow, or not be there yet, in one unshuffled pass:
-    every row once, in order within each writer, whatever is compacted meanwhile. `sample` waits for rows.
-    It ends once every writer is closed (sealed) and served, or after ``idle_timeout`` seconds of waiting in
-    vain; the end is final, and a fresh reader that loads the state goes on from there. New writers are taken
-    up as they appear; until then the order of writers is that of their ids, taken in turns. Without
-    ``batch_size`` a batch is what is there, up to the 4,096 rows. Of a ``shard=(rank, world)``, each rank
-    follows the writers of its own: those with CRC-32 of the id, modulo world, equal to rank; states are then
-    each rank's own. Columns that a later writer brings come, with ``missing="fill"``, from then on.
+    With ``follow=True`` it reads a data set that may still grow, or may not exist yet, in one unshuffled
+    pass: every row once, in order within each writer, also while the data set is compacted. `sample` waits
+    for rows. The data ends when every writer is closed (sealed) and served, or after ``idle_timeout`` seconds
+    without a row. The end is final; a fresh reader that loads the state continues from there. Writers are
+    served in turns, in the order of their ids; new writers join when they appear. Without ``batch_size`` a
+    batch holds the rows that are available, up to 4,096. With ``shard=(rank, world)``, each rank follows its
+    own writers: those whose CRC-32 of the id, modulo world, equals rank. Each rank then has its own state.
+    With ``missing="fill"``, columns that a later writer adds appear from that point on.
 
     Args:
         root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
-        at: A snapshot, as `Dataset.snapshot` gave it: exactly its rows are read, whatever was added since.
-        grow: Whether each epoch reads what is there when it begins, instead of what was there when the reader
-            was opened; for one reader alone, without ``at``. An epoch is read as it was listed, also by a
-            reader that loads its state: that holds the snapshot, a number for each writer. Where nothing is
-            there, the data ends for this call; the next one looks again.
-        follow: Whether to go along with the data set as it grows; without ``epochs``, ``shuffle``, ``at``.
-        idle_timeout: When following, seconds to wait for the next row; None waits for ever, 0 not at all.
-        poll_seconds: When following, least seconds between two listings while there is nothing to read; where
-            a listing takes long, ten times as long as that.
+        at: A snapshot from `Dataset.snapshot`: the reader reads exactly its rows, and none that were added
+            later.
+        grow: Whether each epoch reads the rows that exist when it begins, instead of those at opening. Only
+            for one reader without ``at``. An epoch reads the snapshot of its beginning, also in a reader that
+            loads its state: the state holds the snapshot, one number for each writer. If no rows exist, the
+            data ends for this call; the next call looks again.
+        follow: Whether to follow the data set as it grows; without ``epochs``, ``shuffle``, ``at``.
+        idle_timeout: When following, seconds to wait for the next row; None: no limit, 0: no waiting.
+        poll_seconds: When following, least seconds between two listings while no rows are available; at least
+            ten times the duration of a listing.
         cache: Where rows are kept for random access: in "memory", on "disk" (mapped files in a folder that
             runs and processes share: ``RLIO_CACHE`` and ``RLIO_CACHE_BYTES``, see
             `rlio.replay.cache.CacheFolder`), or "none": shards are decoded as they are read. The order of
-            shuffled rows depends on it: one permutation of all rows with a store, windows of row groups
-            permuted, and rows within each, without. "auto" chooses by the size that a store would have, on
-            any machine alike: up to 2 GiB memory, up to 64 GiB disk, else none; and none for rows in recorded
-            order. What it chose is in the attribute `cache`, and logged.
-        policy: Of several policies, the one whose rows are read, as `SampleBatch`; None: joint steps of all.
-        draw: ``n_step`` and ``gamma``; ``sequence_length``, ``burn_in`` and ``overlap``; ``episodes``;
-            ``filter``; ``views``; ``indexes``: see `rlio.replay.store.draw_of`. They need a store, but for
-            ``filter``: without one, the columns that it reads are decoded when the reader is opened, where
-            the bounds in the footers leave rows to look for, and at most 4 bytes are kept for each row that
-            passes (and at most a bit for each row there is). Not for joint steps of several agents.
+            shuffled rows depends on it. A store gives one permutation of all rows; "none" permutes windows of
+            row groups, and rows within each. "auto" chooses by the size that a store would have, the same on
+            every machine: up to 2 GiB memory, up to 64 GiB disk, above none. It chooses none for rows in
+            recorded order. The attribute `cache` and the log show the choice.
         missing: What to do with columns that only some writers have: "error", "drop" them, or "fill"
             them with zeros.
         storage_options: For fsspec.
-        limits: What the data may ask for: memory, names, depth.
+        limits: Limits on the data's demands: memory, names, depth.
+        normalise: Brings columns to one range, as float32, by statistics of the whole data set
+            (`Dataset.stats`). "mean_std" (mean 0, standard deviation 1) or "min_max" (-1 to 1): for ``obs``
+            and ``new_obs``. Or a dict of columns to these; or statistics of this or other data, for ``obs``
+            by "mean_std"; or their ``normaliser(...)``. With ``grow`` or ``follow``, only the last two. The
+            state names the statistics, and loads only with equal ones. None: values as recorded.
+        batch_size: Rows (sequences, episodes, joint steps) of a batch; see above for None.
+        epochs: Passes over the data; None: endless.
+        shuffle: Whether the order is a seeded permutation, different in each epoch; otherwise as recorded.
+        seed: Seed of the order. None draws one from the OS, logs it and keeps it in the state.
+        shard: (rank, world): which part of the rows is read; see above.
+        columns: Names of the columns to read, also those of ``derive``; None: all.
+        on_error: What to do with damaged rows: "raise", or "skip", which counts them in `skipped` and logs.
+        drop_last: Whether to drop the last batch if it is shorter than ``batch_size``.
+        n_step: n-step transitions. ``rewards`` are discounted sums over up to ``n_step`` rows; ``new_obs``
+            and the end flags are those of the last row. ``n_step_discount`` (float32) is gamma to the power
+            of the steps taken. ``bootstrap_mask`` (float32) is 0 after a termination and where the final
+            observation is missing. None: rows as recorded.
+        gamma: Discount per step, with ``n_step`` and for ``mc_return``.
+        sequence_length: Sequences of ``burn_in + sequence_length`` rows, padded with zeros, with
+            ``seq_lens``, the column ``burn_in`` (True for rows that only warm up the state) and
+            ``state_in_k`` from the recorded ``state_out_k``. None: no sequences.
+        burn_in: Rows before each sequence that warm up the state.
+        overlap: Rows that a sequence shares with the previous one.
+        episodes: Whether a unit is a whole episode; batches have ``seq_lens``.
+        policy: With several policies, the one whose rows are read, as `SampleBatch`; None: joint steps of
+            all.
+        filter: Which rows are read: a text such as ``"rewards > 0"``, or a function of columns. For sequences
+            and episodes, the filter applies to their first rows. A text may read the columns of ``derive``,
+            also if they are not derived, and compare them with quantiles of the episodes:
+            ``"episode_return >= quantile(0.9)"`` reads the best tenth. This needs a store.
+        split: ("train", share) or ("test", share): only the episodes of that side. A hash of ``eps_id``
+            decides, with the writer's id unless the ids were drawn at random: an episode never changes sides,
+            also when data is added or compacted. None: all.
+        derive: Columns to add, float32: "returns_to_go" (sum of the rewards from the row on), "mc_return"
+            (discounted by ``gamma``), "episode_return", "episode_length". NaN where not all rows that count
+            were recorded: the first two in an unfinished episode, the others also if the first rows are
+            missing. Episodes are whole, across shards; a truncated episode ends without a bootstrapped value.
+        starts: "strided": sequences begin ``sequence_length - overlap`` rows apart. "all": one begins at each
+            row; the last ones of an episode are short.
+        padding: Side of the zeros in a short sequence; "left" only with ``layout="time"``.
+        layout: "rows": the sequences of a batch in one axis. "time": columns (sequences, rows, ...) with the
+            bool column ``mask`` (True: not padding) instead of ``seq_lens``; ``state_in_k`` and priorities
+            have one value a sequence.
+        views: Whether columns are strided views of one block of rows instead of contiguous copies, which is
+            faster. If each ``new_obs`` is the next ``obs``, wide ``obs`` and ``new_obs`` overlap and are
+            read-only.
+        indexes: Whether batches have the column ``batch_indexes``: the rows' logical numbers.
+
+    The options from ``n_step`` on need a store (see ``cache``), except ``filter`` and ``split``. Without a
+    store, opening the reader decodes the columns that these two read, except where the bounds in the footers
+    decide. It keeps at most 4 bytes for each row that passes (and at most a bit for each row that exists).
+    Neither works without a store for joint steps of several agents.
 
     Raises:
-        DataNotFound: There is no data set, or it is empty.
+        DataNotFound: The data set does not exist, or is empty.
         CorruptData: Rows are damaged; with ``on_error="skip"`` they are counted in `skipped`.
-        HoleError: Rows are missing, of the snapshot too; likewise. It is a CorruptData.
-        OptionError: A batch is larger than the data, which is read endlessly (``epochs=None``).
-        LedgerError: A store does not have as many rows as the shards' names say: a bug of rlio.
+        HoleError: Rows are missing, also rows of the snapshot; otherwise like CorruptData, its base class.
+        OptionError: The reader is endless (``epochs=None``), and a batch is larger than the data.
+        LedgerError: The row count of a store differs from the count in the shards' names: a bug in rlio.
     """
 
     replayable = True
@@ -122,38 +173,56 @@ class DatasetReader(InputReader):
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        normalise: Normalise | None = None,
         **keywords: Unpack[DatasetKeywords],
     ) -> None:
         if cache not in ("auto", "memory", "disk", "none"):
-            raise OptionError(f"cache={excerpt(cache)}: 'auto', 'memory', 'disk' or 'none'")
+            raise OptionError(f"cache={excerpt(cache)}: expected 'auto', 'memory', 'disk' or 'none'")
         given: dict[str, Any] = {**keywords}
         drawn = {name: given.pop(name) for name in _DRAWN if name in given}
         if isinstance(given.get("columns"), str):
             raise OptionError(
-                f"columns={excerpt(given['columns'])}: a list of names, or None for all columns; for columns "
-                "that only some writers have, give missing='error', 'drop' or 'fill'"
+                f"columns={excerpt(given['columns'])}: expected a list of names, or None for all columns; "
+                "for columns that only some writers have, pass missing='error', 'drop' or 'fill'"
             )
-        self.options = ReadOptions.of(cast(ReadKeywords, given), reader="DatasetReader")
-        self.drop_last = self.options.drop_last
+        self.options: ReadOptions = ReadOptions.of(cast(ReadKeywords, given))
+        self.drop_last: bool = self.options.drop_last
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
+        if self.options.columns is not None and draw.derive:
+            stored = [name for name in self.options.columns if name not in draw.derive]
+            self.options = replace(self.options, columns=stored)
         self._pass: SnapshotPass | GrowingPass | FollowPass
+        self._normaliser: Normaliser | None = None
+        if (follow or grow) and not isinstance(normalise, Normaliser | Stats | None):
+            raise OptionError(
+                f"normalise={excerpt(normalise)}: the statistics of data that grows change with it; pass "
+                "those of a snapshot, normalise=dataset.stats()"
+            )
         if follow:
             choosy = bool(drawn) or cache in ("memory", "disk")
             _check_follow(choosy=choosy, bounded=at is not None or grow)
             storage = _storage(root, storage_options, limits)
+            self._uri = storage.uri
             self._pass = FollowPass(
                 storage, self.options, missing, idle_timeout=idle_timeout, poll_seconds=poll_seconds
             )
+            if normalise is not None:
+                self._normaliser = Normaliser.of(normalise, None, columns=self.options.columns)
             return
         if idle_timeout is not None or poll_seconds != 1.0:
-            raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
-        # Ranks share batches out, how many rows are dropped is a matter of their size, and of what a subclass
-        # does to them nothing is known.
+            raise OptionError("idle_timeout and poll_seconds need follow=True: no other reader waits")
+        # With ranks or drop_last, reading ahead changes the rows that are dropped. A subclass may do anything
+        # to its rows.
         alone = self.options.shard[1] == 1 and type(self) is DatasetReader
-        self.can_read_ahead = alone and not (grow or self.drop_last)
+        self.can_read_ahead: bool = alone and not (grow or self.drop_last)
         dataset = opened(
             root, at=at, on_error=self.options.on_error, storage_options=storage_options, limits=limits
         )
+        self._uri = dataset.uri
+        if normalise is not None:
+            self._normaliser = Normaliser.of(
+                normalise, dataset, policy=draw.policy, columns=self.options.columns
+            )
         open_pass = partial(_open_pass, draw=draw, cache=cache, missing=missing)
         if grow:
             _check_growth(dataset, self.options)
@@ -161,24 +230,29 @@ class DatasetReader(InputReader):
         else:
             self._pass = open_pass(dataset, self.options)
 
+    def _describe(self) -> Iterator[str]:
+        yield repr(self._uri)
+        yield self._pass.place
+        yield from self.options.given()
+
     @property
     def cache(self) -> Kept:
-        """Where the rows are; with ``cache="auto"``, what was chosen (with ``grow``, for this epoch)."""
+        """Where the rows are kept; with ``cache="auto"``, the choice (with ``grow``, for this epoch)."""
         return self._pass.cache
 
     @property
     def dataset(self) -> Dataset:
-        """What is read, as it was listed last.
+        """The data set, as listed last.
 
         Raises:
-            DataNotFound: It is followed, and there is nothing yet.
+            DataNotFound: The reader follows a data set that does not exist yet.
         """
         return self._pass.dataset
 
-    # Known, when following, once there is something to read: a plain attribute would be too early.
+    # A property, because a follower knows the unit only once there is a row to read.
     @property
     def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
-        """What ``n`` and ``batch_size`` count."""
+        """The unit that ``n`` and ``batch_size`` count."""
         return self._pass.unit
 
     @property
@@ -188,43 +262,46 @@ class DatasetReader(InputReader):
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next batch begins in, from 0."""
+        """Number, from 0, of the epoch in which the next batch begins."""
         return self._pass.epoch
 
     @property
     def seed(self) -> int | None:
-        """Seed of the order; None if it is the recorded one."""
+        """Seed of the order; None for the recorded order."""
         return self._pass.seed
 
     def __len__(self) -> int:
-        """Units of one epoch, of all ranks together; when following, the rows that are listed."""
+        """Units of one epoch, of all ranks together; when following, the listed rows."""
         return self._pass.total
 
     def skip(self, n: int) -> None:
-        """Step over ``n`` batches of ``batch_size`` units: go where as many calls of `sample` would lead.
+        """Skip ``n`` batches of ``batch_size`` units: move to the position after ``n`` calls of `sample`.
 
-        Nothing is read, unless with ``on_error="skip"``: rows after damaged ones fill batches up, so that
-        only reading tells where the next one begins; and with ``grow``.
+        Reads nothing, with two exceptions: with ``on_error="skip"``, because rows after damaged ones fill up
+        batches and only reading finds the next batch; and with ``grow``.
 
         Args:
             n: Batches, 0 or more.
 
         Raises:
-            EndOfData: Fewer are left; the reader is at the end then, as after `sample` raised it.
-            OptionError: ``n`` is below 0, or the reader follows a data set, whose batches are what is there.
+            EndOfData: Fewer batches are left. The reader is then at the end, as if `sample` had raised it.
+            OptionError: ``n`` is below 0, or the reader follows a data set, where batches have no fixed size.
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
         self._check_open()
         self._check_loaded()
         if operator.index(n) < 0:
-            raise OptionError(f"skip(n={n}): n is a number of batches, 0 or more")
+            raise OptionError(f"skip(n={n}): expected a number of batches, 0 or more")
         self._pass.skip(operator.index(n))
 
     @property
     def row_source(self) -> RowSource | None:
-        """Its next rows, for whoever gathers them with those of others; None without a store."""
-        return self._pass if isinstance(self._pass, StoredPass) else None
+        """The source of its next rows, to gather them with those of others; None without a store.
+
+        None also if rows are normalised, which comes after gathering.
+        """
+        return self._pass if isinstance(self._pass, StoredPass) and self._normaliser is None else None
 
     # ---- hooks of InputReader ----
 
@@ -234,21 +311,36 @@ class DatasetReader(InputReader):
         return Endless(self._pass.epoch, self._pass.total)
 
     def interrupt(self) -> None:
-        """Let a `sample` that waits for rows go; see `InputReader`."""
+        """Wake a `sample` that waits for rows; see `InputReader`."""
         if isinstance(self._pass, FollowPass):
             self._pass.interrupt()
 
     def _next(self) -> Batch:
-        return self._pass.take(None)
+        return self._finished(self._pass.take(None))
 
     def _take(self, n: int) -> Batch:
-        return self._pass.take(n)
+        return self._finished(self._pass.take(n))
+
+    def _finished(self, batch: Batch) -> Batch:
+        return batch if self._normaliser is None else self._normaliser(batch)
 
     def _position(self) -> JsonState:
-        return self._pass.position()
+        position = self._pass.position()
+        return position if self._normaliser is None else {**position, _NORMALISE: self._normaliser.digest}
 
     def _seek(self, position: JsonState) -> None:
-        self._pass.seek(position)
+        rest = dict(position)
+        saved, ours = (
+            rest.pop(_NORMALISE, None),
+            None if self._normaliser is None else self._normaliser.digest,
+        )
+        if saved != ours:
+            raise StateError(
+                f"state['position'][{_NORMALISE!r}] is {excerpt(saved)} but this reader has {excerpt(ours)}: "
+                "normalise by the same statistics, normalise=..., as the reader that saved the state",
+                uri=self._uri,
+            )
+        self._pass.seek(rest)
 
     def _close(self) -> None:
         self._pass.close()
@@ -257,7 +349,7 @@ class DatasetReader(InputReader):
 def _storage(
     root: str | os.PathLike[str] | Dataset, storage_options: Mapping[str, Any] | None, limits: Limits
 ) -> Storage:
-    """Where the data set is, or will be."""
+    """The storage of the data set, which may not exist yet."""
     if isinstance(root, Dataset):
         refuse_open_options(storage_options, limits)
         return root.storage
@@ -265,37 +357,37 @@ def _storage(
 
 
 def _check_follow(*, choosy: bool, bounded: bool) -> None:
-    """Refuse what does not go with following.
+    """Refuse options that contradict following.
 
     Args:
         choosy: Whether rows are drawn, or kept in a store.
-        bounded: Whether they are those of a snapshot, or of epochs.
+        bounded: Whether the rows are those of a snapshot, or of epochs.
 
     Raises:
-        OptionError: One of them.
+        OptionError: One of them is true.
     """
     if choosy:
-        raise OptionError("follow=True: rows are given as they come; leave out cache, " + ", ".join(_DRAWN))
+        raise OptionError("follow=True gives rows in recorded order; leave out cache, " + ", ".join(_DRAWN))
     if bounded:
         raise OptionError(
-            "follow=True goes along with the data, at=... is a snapshot, which does not grow, and "
-            "grow=True takes rows up epoch by epoch: give one of the three"
+            "follow=True follows new rows, at=... reads a fixed snapshot, and grow=True adds rows at each "
+            "epoch: pass only one of the three"
         )
 
 
 def _check_growth(dataset: Dataset, options: ReadOptions) -> None:
-    """Refuse growth where readers could not agree on it.
+    """Refuse growth if readers could not agree on it.
 
     Raises:
-        OptionError: The rows are those of a snapshot, or shared out among ranks.
+        OptionError: The rows are those of a snapshot, or are divided among ranks.
     """
     if dataset.pinned:
-        raise OptionError("grow=True and a snapshot, which does not grow: leave out at, or grow")
+        raise OptionError("grow=True contradicts a snapshot, which does not grow: leave out at, or grow")
     if options.shard[1] > 1:
         raise OptionError(
-            f"grow=True, shard={options.shard}: ranks would list at different moments and see other rows. "
-            "For each epoch, take a snapshot on one rank, rlio.open_dataset(root).snapshot(), and open the "
-            "readers of all ranks with at= it"
+            f"grow=True, shard={options.shard}: ranks would list at different times and see different rows. "
+            "For each epoch, take a snapshot on one rank, rlio.open_dataset(root).snapshot(), and pass it as "
+            "at= to the readers of all ranks"
         )
 
 
@@ -307,7 +399,7 @@ def _open_pass(
     cache: Cache,
     missing: Literal["error", "drop", "fill"],
 ) -> SnapshotPass:
-    """What reads epochs of a data set as it was listed."""
+    """The pass that reads epochs of a data set as listed."""
     chosen = choose_cache(dataset, options, draw, cache)
     if chosen == "none":
         return ColdPass(dataset, options, missing, draw.filter)

@@ -1,11 +1,11 @@
-"""`ForeignParquetReader`: Parquet files that others wrote, with one row a step or one row a batch.
+"""`ForeignParquetReader`: Parquet files from other programs, with one row a step or one row a batch.
 
-One row a step is the common form, RLlib's new recordings and any data frame included: numbers, lists,
-structs and text become columns. One row a batch is what RLlib's older dataset writer left; such rows are
-records, as in its JSON (`rlio.readers.rllib_json`).
+One row a step is the common form, also of RLlib's new recordings and of any data frame: numbers, lists,
+structs and text become columns. RLlib's older dataset writer wrote one row a batch; such rows are records, as
+in its JSON (`rlio.readers.rllib_json`).
 
-Files are foreign: row groups are read one at a time and within limits, and extension types cannot act
-(`rlio.readers.parquet_footer`). Data sets of rlio have a reader of their own (`rlio.readers.dataset_reader`).
+The files are untrusted: row groups are read one at a time and within limits, and extension types run no code
+(`rlio.readers.parquet_footer`). rlio's own data sets have another reader (`rlio.readers.dataset_reader`).
 
 Example:
     >>> import io
@@ -29,9 +29,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, TypeVar, Unpack
 
+import numpy as np
+
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
-from rlio.dataset.foreign_layouts import check_step_columns, layout_of_columns
+from rlio.dataset.step_columns import check_step_columns
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -41,6 +43,7 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
+from rlio.formats.format import format_of_columns
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.arrow_columns import to_column
 from rlio.readers.inputs import (
@@ -68,18 +71,20 @@ from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles
 from rlio.support.options import checked_keywords
 
-__all__ = ["ForeignParquetReader"]
+__all__ = ["ForeignParquetReader", "RowGroups"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
 
 _SUFFIXES = (".parquet",)
-# Text that is stored once, with a number in each row, can multiply: as many rows at a time as stay within
-# this, whatever the file says.
+# Dictionary-encoded text, stored once with a number in each row, can multiply in memory. Rows are therefore
+# read in batches that stay within this limit, whatever the file declares.
 _BATCH_BYTES = 64 << 20
 _BATCH_ROWS = 8192
 _OPEN_FILES = 4
+# Ends of episodes that are remembered at once.
+_MOST_ENDS = 100_000
 _FIRST_ROWS = 64
 _RECORD_LISTS = (
     Columns.REWARDS,
@@ -95,29 +100,30 @@ _RECORD_LISTS = (
 class ForeignParquetReader(StoredReader):
     """Reads Parquet files that rlio did not write.
 
-    Lists of one length become arrays, structs nested columns, RLlib's packed text the arrays in it, other
-    text and ``infos`` object arrays; columns of Arrow's type null are left out; nulls among floats are NaN,
-    as pandas writes it. Legacy ``dones`` become ``terminateds``. Without ``batch_size``, `sample` serves a
-    row group (its share of it, for a rank), or a record, where rows are batches.
+    Lists of one length become arrays, and structs nested columns. RLlib's packed text becomes the arrays in
+    it; other text and ``infos`` become object arrays. Columns of Arrow's type null are left out. Nulls among
+    floats become NaN, as pandas writes them. Legacy ``dones`` become ``terminateds``. Without ``batch_size``,
+    `sample` serves a row group (a rank's share of it), or a record, if rows are batches.
 
     Args:
-        inputs: A file, folder, glob or URI, or a list of those; of folders, every ``*.parquet``.
+        inputs: A file, folder, glob or URI, or a list of those. In folders, every ``*.parquet`` is read.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
             and prev_actions their structure and dtypes.
         unnormalise_actions: As for `rlio.JsonReader`.
-        extension_types: What to do with columns of an Arrow extension type that some library (Ray, for
-            instance) has registered in this process. ``"refuse"`` them, since that library may read more
-            out of them than is stored; or read their ``"storage"``, as is done with types that nobody
-            registered. The library's code never runs.
-        limits: What the files may ask for.
+        extension_types: What to do with columns of an Arrow extension type that a library (Ray, for example)
+            has registered in this process. ``"refuse"`` them, because that library may read more out of them
+            than is stored; or read their ``"storage"``, as for types that are not registered. The library's
+            code never runs.
+        limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: See `ReadOptions`.
+        keywords: ``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``shard``, ``columns``, ``on_error`` and
+            ``drop_last``: see `ReadOptions`.
 
     Raises:
         DataNotFound: ``inputs`` name no file, or the files hold no row.
         OptionError: An option is illegal, or a file is a shard of one of rlio's own data sets.
-        CorruptData: A file is no Parquet file. (UnsafeData: it asks for more than data may.)
-        SchemaError: A column is no column of a batch, or unlike that of the first file.
+        CorruptData: A file is not a Parquet file. (UnsafeData: it asks for more than data may.)
+        SchemaError: A column cannot become a batch column, or differs from that of the first file.
     """
 
     @checked_keywords
@@ -132,12 +138,12 @@ class ForeignParquetReader(StoredReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        options = ReadOptions.of(keywords, reader="ForeignParquetReader")
+        options = ReadOptions.of(keywords)
         check_spaces(spaces)
         if extension_types not in ("refuse", "storage"):
-            raise OptionError(f"extension_types={extension_types!r}: 'refuse' or 'storage'")
+            raise OptionError(f"extension_types={extension_types!r}: expected 'refuse' or 'storage'")
         files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
-        self._groups = _Groups(files, limits, options.columns, refuse=extension_types == "refuse")
+        self._groups = RowGroups(files, limits, options.columns, refuse=extension_types == "refuse")
         decoder = RllibDecoder(
             options.columns,
             spaces=spaces,
@@ -166,30 +172,45 @@ class ForeignParquetReader(StoredReader):
         except BaseException:
             self._groups.close()
             raise
-        logger.info("ForeignParquetReader: %d files, of which the first is %s", len(files), files[0].uri)
+        logger.info("ForeignParquetReader: %d files, the first is %s", len(files), files[0].uri)
 
     def _close(self) -> None:
         super()._close()
         self._groups.close()
 
 
-class _Groups:
-    """The row groups of all files, read one at a time and within limits."""
+class RowGroups:
+    """The row groups of all files, read one at a time and within limits.
+
+    Args:
+        files: The files.
+        limits: What they may ask for.
+        columns: The columns that were asked for; None: all.
+        refuse: Whether columns of registered extension types are refused.
+        mapped: Whether the user says what the columns mean, so that their names do not.
+    """
 
     def __init__(
-        self, files: Sequence[InputFile], limits: Limits, columns: list[str] | None, *, refuse: bool
+        self,
+        files: Sequence[InputFile],
+        limits: Limits,
+        columns: list[str] | None,
+        *,
+        refuse: bool,
+        mapped: bool = False,
     ) -> None:
         self._files = files
         self._limits = limits
         self._asked = columns
         self._refuse = refuse
+        self._mapped = mapped
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
-        self.rows_are_batches = False
-        #: (file, row group within it, number of its first row in the file).
+        self.rows_are_batches: bool = False
+        #: (file, row group in it, number of the group's first row in the file).
         self.places: list[tuple[int, int, int]] = []
         self.rows: list[int] = []
         self.sizes: list[int] = []
-        #: Of each row group: the names and types of its file's columns.
+        #: For each row group: the names and types of its file's columns.
         self.kinds: list[Hashable] = []
 
     def index(self, failures: Failures) -> None:
@@ -211,20 +232,20 @@ class _Groups:
         self.rows_are_batches = True in kinds
 
     def _index(self, number: int) -> bool:
-        """Take up the row groups of a file; tells whether its rows are batches."""
+        """Add the row groups of a file; returns whether its rows are batches."""
         file = self._file(number)
         schema, metadata = file.arrow.schema_arrow, file.arrow.metadata
         if b"rlio.format" in (metadata.metadata or {}) and "_next" in schema.names:
             raise OptionError(
-                "a shard of a data set of rlio, whose new_obs are mostly those of other rows: open the data "
-                "set's root with DatasetReader",
+                "this file is a shard of a data set of rlio, and most of its new_obs are in other rows: "
+                "open the data set's root with DatasetReader",
                 uri=self._files[number].uri,
             )
         if len(set(schema.names)) < len(schema.names):
-            raise SchemaError("two columns of one name")
-        layout = layout_of_columns(schema.names)
-        if layout is not None and layout.reader != "ForeignParquetReader":
-            raise layout.refusal(uri=self._files[number].uri)
+            raise SchemaError("found two columns of one name: expected each name once")
+        found = None if self._mapped else format_of_columns(schema.names)
+        if found is not None and found.name != "rllib-parquet":
+            raise found.refusal(uri=self._files[number].uri)
         first, columns = 0, (tuple(schema.names), tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
             info = metadata.row_group(group)
@@ -234,10 +255,17 @@ class _Groups:
                 self.sizes.append(max(info.total_byte_size, 1))
                 self.kinds.append(columns)
             first += info.num_rows
+        if self._mapped:
+            return False
         rows_are_batches = _rows_are_batches(schema)
         if not rows_are_batches and self._asked is None:
             check_step_columns(schema.names, uri=self._files[number].uri)
         return rows_are_batches
+
+    def names(self, number: int) -> list[str]:
+        """The columns of a file."""
+        found: list[str] = self._guarded(number, None, lambda: self._file(number).arrow.schema_arrow.names)
+        return found
 
     def _file(self, number: int) -> ForeignFile:
         return self._open.get(number) or self._open.add(number, self._opened(number))
@@ -260,7 +288,7 @@ class _Groups:
             if extension.name in registered:
                 raise UnsafeData(
                     f"the extension type {excerpt(extension.name)} is registered in this process, and its "
-                    "code is not run on files: pass extension_types='storage' to read what is stored",
+                    "code is not run on files: pass extension_types='storage' to read the stored values",
                     column=path,
                 )
 
@@ -270,7 +298,7 @@ class _Groups:
     def read(
         self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]
     ) -> T:
-        """What ``use`` makes of the Arrow table of some rows of a group; errors name the file and group."""
+        """Apply ``use`` to the Arrow table of some rows of a group; errors name the file and group."""
         number, index, _ = self.places[group]
 
         def action() -> T:
@@ -292,15 +320,15 @@ class _Groups:
                 held += batch.nbytes
                 if held > self._limits.group_bytes:
                     raise UnsafeData(
-                        f"a row group that takes more than {self._limits.group_bytes} bytes in memory: raise "
-                        "Limits.group_bytes if the file is yours"
+                        f"a row group takes more than {self._limits.group_bytes} bytes in memory: raise "
+                        "Limits.group_bytes if you trust the file"
                     )
                 batch.validate(full=True)
                 batches.append(batch.slice(low, high - low))
             if at >= stop:
                 break
         if at < stop:
-            raise CorruptData(f"a row group of {at} rows or fewer, whose footer says more: {stop}")
+            raise CorruptData(f"found {at} rows in a row group, expected at least {stop} by its footer")
         return pa.Table.from_batches(batches).select(names)
 
     def _batches(self, file: ForeignFile, group: int, names: list[str]) -> Iterator[Any]:
@@ -312,7 +340,7 @@ class _Groups:
         return batches
 
     def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
-        """What packed columns of the group may take together."""
+        """The memory allowance for all packed columns of the group together."""
         number, index, _ = self.places[group]
         found = self._guarded(number, None, lambda: self._file(number).columns(index, columns))
         return Allowance(self._limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
@@ -332,7 +360,7 @@ class _Groups:
 
 
 def _rows_are_batches(schema: Any) -> bool:
-    """Whether each row is a record of RLlib's."""
+    """Whether each row is an RLlib record."""
     import pyarrow as pa
 
     fields = {field.name: field.type for field in schema}
@@ -350,7 +378,7 @@ def _rows_are_batches(schema: Any) -> bool:
 class _BatchRows:
     """Rows that are batches; a `RecordSource`."""
 
-    def __init__(self, groups: _Groups, options: ReadOptions, decoder: RllibDecoder) -> None:
+    def __init__(self, groups: RowGroups, options: ReadOptions, decoder: RllibDecoder) -> None:
         self._groups = groups
         self._decoder = decoder
         self._ends = list(accumulate(groups.rows))
@@ -380,7 +408,7 @@ class _BatchRows:
 
     def _decode(self, group: int, row: int) -> Batch:
         if self._held is None or self._held[0] != group:
-            self._held = None  # Two row groups need not be in memory at once.
+            self._held = None  # Frees the old row group before the next is read.
             table = self._groups.read(group, 0, self._groups.rows[group], None, lambda table: table)
             self._held = (group, table)
         (record,) = self._held[1].slice(row, 1).to_pylist()
@@ -391,7 +419,7 @@ class _BatchRows:
             raise_at(error, uri=uri, record=number)
 
     def _first_of(self, group: int) -> Batch:
-        """The first record of a row group."""
+        """Decode the first record of a row group."""
         return self._decode(group, 0)
 
 
@@ -399,7 +427,7 @@ class _StepRows:
     """Rows that are steps; a `TableSource`."""
 
     def __init__(
-        self, groups: _Groups, options: ReadOptions, spaces: Spaces | None, decoder: RllibDecoder
+        self, groups: RowGroups, options: ReadOptions, spaces: Spaces | None, decoder: RllibDecoder
     ) -> None:
         self._groups = groups
         self._asked = options.columns
@@ -409,17 +437,46 @@ class _StepRows:
         self.rows: Sequence[int] = groups.rows
         self.sizes: Sequence[int] = groups.sizes
         self._agreed = _Agreed(groups, options, self._first_of)
+        # Where the episodes end; None: it is known that rows are stored twice.
+        self._ends: dict[Hashable, tuple[str, int]] | None = {}
 
     def load(self, group: int, start: int, stop: int) -> SampleBatch:
         def use(table: Any) -> SampleBatch:
             batch = self._batch(table, group)
             self._agreed.conform(batch)
+            if "module_id" in batch:
+                self._look_for_copies(batch, group, start)
             return batch
 
         return self._groups.read(group, start, stop, self._wanted, use)
 
+    def _look_for_copies(self, batch: SampleBatch, group: int, start: int) -> None:
+        """Warn, once, if an episode ends at two places; RLlib's ids are unique.
+
+        With its defaults, RLlib's recorder writes the rows of earlier calls again.
+        """
+        if self._ends is None or Columns.EPS_ID not in batch:
+            return
+        ended = np.zeros(len(batch), np.bool_)
+        for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS):
+            if name in batch:
+                ended |= np.asarray(batch[name], np.bool_)
+        for row in np.flatnonzero(ended):
+            id_, place = batch[Columns.EPS_ID][row], self._groups.place(group, start + int(row))
+            first = self._ends.setdefault(id_, place)
+            if first != place:
+                logger.warning(
+                    "episode %s ends in %s, row %d, and in %s, row %d: rows are stored and read twice. "
+                    "RLlib's recorder writes earlier rows again; rlio.integrations.rllib does not",
+                    *(excerpt(id_), *first, *place),
+                )
+                self._ends = None
+                return
+            if len(self._ends) >= _MOST_ENDS:
+                self._ends.clear()
+
     def _first_of(self, group: int) -> SampleBatch:
-        """The first rows of a row group."""
+        """Decode the first rows of a row group."""
         use = partial(self._batch, group=group)
         return self._groups.read(group, 0, min(self.rows[group], _FIRST_ROWS), self._wanted, use)
 
@@ -447,21 +504,21 @@ class _StepRows:
 
 
 class _Agreed:
-    """What the batches of all files are brought to.
+    """The common columns of all files' batches.
 
-    It is decided when the files are opened, where some have other columns than others, unless columns are
-    named or damage is skipped: then the first batch that can be read decides, when it is needed.
+    They are decided at opening if files have different columns, unless columns are named or damage is
+    skipped. Otherwise the first readable batch decides, when it is needed.
 
     Args:
         groups: The row groups.
-        options: How they are read.
-        first_of: Gives the first rows, or record, of a row group.
+        options: The read options.
+        first_of: Returns the first rows, or record, of a row group.
 
     Raises:
-        SchemaError: Files have unlike columns, and they are not to be brought together.
+        SchemaError: Files have different columns, and the options do not reconcile them.
     """
 
-    def __init__(self, groups: _Groups, options: ReadOptions, first_of: Callable[[int], Batch]) -> None:
+    def __init__(self, groups: RowGroups, options: ReadOptions, first_of: Callable[[int], Batch]) -> None:
         self._groups = groups
         self._first_of = first_of
         self._uniform = Uniform(unlike=options.unlike)
@@ -474,7 +531,7 @@ class _Agreed:
         found: list[tuple[str, Batch]] = []
         for group, kind in enumerate(self._groups.kinds):
             if kind not in seen:
-                # What cannot be read here is reported when its turn comes.
+                # Damage is reported when the rows are served.
                 with contextlib.suppress(CorruptData, SchemaError):
                     batch = self._first_of(group)
                     if len(batch):
@@ -492,7 +549,7 @@ class _Agreed:
 
 
 def _joined(column: Any) -> Any:
-    """A table's column as one Arrow array, not of chunks."""
+    """A table's column as one Arrow array without chunks."""
     import pyarrow as pa
 
     chunks = column.chunks

@@ -1,8 +1,8 @@
-"""Row groups of a data set in an order: what `DatasetReader` cuts its batches from.
+"""Row groups of a data set in an order; `DatasetReader` cuts its batches from them.
 
-A position is the number of a unit (step, sequence or joint step) within an epoch. Recorded order needs the
-footer of the shard it is in; shuffled order needs all footers once, to know how many units each group has.
-With a filter, only the rows that pass have positions: which these are is found before the order is drawn.
+A position is the number of a unit (step, sequence or joint step) within an epoch. Recorded order needs only
+the footer of the current shard. Shuffled order needs all footers once, because it needs the units of each
+group. With a filter, only the passing rows have positions; they are found before the order is drawn.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from rlio.support.forks import cached_property
 
 __all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 class Dealt(NamedTuple):
-    """What stands at some positions in a row.
+    """The units at some consecutive positions.
 
     Attributes:
-        batch: Of the units that are not lost, those that are wanted, frame stacks not looked up yet; None if
+        batch: The wanted units among those that are not lost, with frame stacks not yet looked up; None if
             there are none.
-        found: Units that are not lost, whether they are wanted or not.
+        found: Number of units that are not lost, wanted or not.
     """
 
     batch: Folded | None
@@ -59,7 +59,7 @@ class Dealt(NamedTuple):
 
 
 class _Chosen:
-    """The rows of a segment that a filter lets pass: as bits, or as numbers where they are few.
+    """The rows of a segment that pass a filter: as bits, or as numbers if they are few.
 
     Args:
         rows: Their numbers within the segment, ascending.
@@ -77,7 +77,7 @@ class _Chosen:
         self._bits = np.packbits(passes)
 
     def within(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Those from ``start`` to ``stop - 1``, counted from ``start``."""
+        """The passing rows from ``start`` to ``stop - 1``, counted from ``start``."""
         if self._numbers is not None:
             first, last = np.searchsorted(self._numbers, (start, stop))
             return self._numbers[first:last].astype(np.int64) - start
@@ -87,13 +87,13 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class Groups:
-    """Row groups that are read.
+    """The row groups to read.
 
     Attributes:
-        dataset: Whose they are.
-        options: What is read of each.
-        given_up: Paths of shards that are listed and not there: damage; may grow.
-        matches: What a filter lets pass, segment by segment; None: there is no filter.
+        dataset: Their data set.
+        options: What to read of each group.
+        given_up: Paths of shards that are listed but missing: damage; may grow.
+        matches: The rows that pass a filter, segment by segment; None: no filter.
     """
 
     dataset: Dataset
@@ -103,13 +103,13 @@ class Groups:
 
 
 class GroupSource(ABC):
-    """Units of an epoch by position.
+    """The units of an epoch, by position.
 
     Args:
-        groups: What is read; with a filter, rows are counted.
+        groups: The row groups; with a filter, rows are counted.
 
     Raises:
-        ShardGone: A shard is not there any more: list again.
+        ShardGone: A shard does not exist any more: list again.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -117,12 +117,12 @@ class GroupSource(ABC):
         counting = counting_of(dataset, options.columns)
         self._reader = SegmentReader(dataset, options, counting, given_up=groups.given_up, weigh=self._weigh)
         self._matches = groups.matches
-        # Kept, as finding them again would mean to decode the filter's columns each time: at most a bit for
-        # each row of the data, and at most 4 bytes for each row that passes.
+        # Kept, because finding the rows again would decode the filter's columns each time. Takes at most a
+        # bit for each row of the data, and at most 4 bytes for each row that passes.
         self._chosen: dict[Segment, _Chosen] = {}
         #: Whether each row is a unit.
-        self.by_row = counting.by_row
-        #: What is counted.
+        self.by_row: bool = counting.by_row
+        #: The unit that is counted.
         self.unit: Unit = counting.unit
         #: Units of an epoch.
         self.total = 0
@@ -138,7 +138,7 @@ class GroupSource(ABC):
         return self._reader.skipped
 
     def _survey(self) -> Iterator[tuple[Segment, list[tuple[Span, int]]]]:
-        """The groups of each segment that have live rows, with their units."""
+        """Each segment with its groups that have live rows, and the units of each group."""
         dataset = self._reader.dataset
         if self._matches is None:
             for segment in dataset.segments:
@@ -149,24 +149,24 @@ class GroupSource(ABC):
         for found in self._matches:
             segment = found.segment
             chosen = self._chosen[segment] = _Chosen(found.positions - found.start, found.rows)
-            self._reader.skipped += found.lost  # They might have passed.
+            self._reader.skipped += found.lost  # They count because they might have passed.
             passing, total = passing + chosen.count, total + found.rows
             yield segment, [(span, len(self._passing(segment, span))) for span in found.spans]
         logger.info("the filter lets %d of %d rows of %s pass", passing, total, dataset.uri)
 
     def _passing(self, segment: Segment, span: Span) -> NDArray[np.int64]:
-        """The rows of a group that the filter lets pass, counted from its first live row."""
+        """The rows of a group that pass the filter, counted from its first live row."""
         start = span.first - segment.first
         return self._chosen[segment].within(start, start + len(span.rows))
 
     def _weigh(self, segment: Segment, span: Span | None) -> int:
-        """Rows that count as lost with a group or segment: those that would have been given."""
+        """How many rows the loss of a group or segment costs: only rows that would have been served."""
         if self._matches is None:
             return segment.rows if span is None else len(span.rows)
         return self._chosen[segment].count if span is None else len(self._passing(segment, span))
 
     def _decode(self, segment: Segment, span: Span) -> Folded | None:
-        """The units of a group that are given; None if they are lost."""
+        """The served units of a group; None if they are lost."""
         folded = self._reader.read_folded(segment, span)
         if folded is None or self._matches is None:
             return folded
@@ -177,25 +177,25 @@ class GroupSource(ABC):
     @property
     @abstractmethod
     def layout(self) -> str:
-        """Names what positions depend on besides the snapshot: a short text."""
+        """A short text that names what positions depend on besides the snapshot."""
 
     @abstractmethod
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """The units at positions ``start`` to ``stop - 1``, in parts.
 
         Args:
-            epoch: Of which epoch.
+            epoch: Number of the epoch.
             start: The first position.
-            stop: The one after the last.
-            wanted: Which of the units that are not lost, counted from 0, come in batches.
+            stop: The position after the last.
+            wanted: Which of the units that are not lost, counted from 0, to put into batches.
 
         Raises:
-            ShardGone: A shard is not there: see `rlio.dataset.segment_reader`.
+            ShardGone: A shard does not exist: see `rlio.dataset.segment_reader`.
         """
 
     @abstractmethod
     def rewind(self) -> None:
-        """Forget what was decoded: it is the caller's now, and may have been changed."""
+        """Drop decoded rows: the caller owns them and may have changed them."""
 
     @abstractmethod
     def close(self) -> None:
@@ -217,7 +217,7 @@ class RecordedOrder(GroupSource):
                 sizes.append(sum(units for _, units in found))
                 self._groups += [] if self.by_row else [units for _, units in found]
         self._starts = [0, *accumulate(sizes)]
-        self.total = self._starts[-1]
+        self.total: int = self._starts[-1]
         self._joint = any(schema.multi_agent for schema in groups.dataset.schemas.values())
         self._ahead: Ahead[_Group] = Ahead(self._load)
         self._group: _Group | None = None
@@ -227,11 +227,11 @@ class RecordedOrder(GroupSource):
 
     @cached_property
     def layout(self) -> str:
-        """Rows and sequences keep their order in any row groups; joint steps, within a group, may not."""
+        """Rows and sequences keep their order in any row groups. Joint steps within a group may not."""
         return f"{self.total} {self.unit}" + (f" {_digest(self._groups)}" if self._joint else "")
 
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
-        """See `GroupSource.units`. Batches are views of the group, which nobody else gets."""
+        """See `GroupSource.units`. Batches are views of the group; no other batch has the same rows."""
         found = 0
         while start < stop:
             group = self._group
@@ -249,13 +249,13 @@ class RecordedOrder(GroupSource):
             start = end
 
     def _cut(self, group: _Group, start: int, stop: int) -> Folded | None:
-        """The units at some positions of a group; those behind are kept."""
+        """The units at some positions of a group; keeps the units after them."""
         self._group = group
         if start >= stop:
             return None
         assert group.batch is not None
         batch, frames = group.batch.batch, group.batch.frames
-        if start > group.start:  # What is between is another rank's.
+        if start > group.start:  # The units between belong to other ranks.
             batch = split_batch(batch, 0, start - group.start, self.unit)[1]
         head, rest = split_batch(batch, 0, stop - start, self.unit)
         self._group = _Group(stop, group.stop, Folded(rest, frames))
@@ -269,7 +269,7 @@ class RecordedOrder(GroupSource):
         number = bisect_right(self._starts, position) - 1
         segment = self._segments[number]
         if self._spans_of != segment:
-            # Kept from group to group: a JSON shard has one a line, and as many as there are rows.
+            # Kept for the next groups: a JSON shard has one group a line, and as many spans.
             self._spans = self._reader.spans(segment)
             self._span_starts = [0, *accumulate(self._units_of(segment, span) for span in self._spans)]
             self._spans_of = segment
@@ -289,13 +289,13 @@ class RecordedOrder(GroupSource):
 
 
 class _Group(NamedTuple):
-    """Rows of a decoded group that were not served yet, at their place in the epoch; no batch if it is lost.
+    """The unserved rows of a decoded group, at their place in the epoch; no batch if they are lost.
 
-    Batches are views: what was given may have been changed, the columns by which units are told apart too.
+    Batches are views. The caller may have changed the served ones, including the columns that separate units.
 
     Attributes:
-        start, stop: Positions of what is left.
-        batch: It.
+        start, stop: Positions of the unserved rows.
+        batch: The unserved rows.
     """
 
     start: int
@@ -308,10 +308,10 @@ class _Window:
     """A decoded window: its units in recorded order.
 
     Attributes:
-        batch: The units that are not lost; None if all are.
-        place: Where each unit of the window is in the batch (-1: lost); None where nothing is lost.
+        batch: The units that are not lost; None if all are lost.
+        place: Index of each unit of the window in the batch (-1: lost); None if no unit is lost.
         steps: Policy id -> joint step of each row, counted through the window; None for rows and sequences.
-            Equal (eps_id, t) in two groups are two steps: ids may repeat from writer to writer.
+            Equal (eps_id, t) in two groups are two steps, because ids may repeat between writers.
     """
 
     batch: Folded | None
@@ -323,7 +323,7 @@ _NO_WINDOW = _Window(None, None, None)
 
 
 class WindowedOrder(GroupSource):
-    """Windows of row groups permuted, units permuted within: `rlio.replay.order.WindowOrder`."""
+    """Permutes windows of row groups, and units within each window: `rlio.replay.order.WindowOrder`."""
 
     def __init__(self, groups: Groups, *, seed: int) -> None:
         super().__init__(groups)
@@ -331,7 +331,7 @@ class WindowedOrder(GroupSource):
         for segment, found in self._survey():
             self._groups += [(segment, span, units) for span, units in found if units]
         self._order = self._order_of(seed)
-        self.total = len(self._order)
+        self.total: int = len(self._order)
         self._ahead: Ahead[_Window] = Ahead(self._load)
         self._current: tuple[int, int] | None = None
         self._window = _NO_WINDOW
@@ -339,11 +339,11 @@ class WindowedOrder(GroupSource):
 
     @cached_property
     def layout(self) -> str:
-        """Windows are made of row groups, so that the same rows in other groups come in another order."""
+        """Windows consist of row groups, so the same rows in other groups come in another order."""
         return f"{self.total} {self.unit} {_digest([units for _, _, units in self._groups])}"
 
     def reseed(self, seed: int) -> None:
-        """Take another seed: that of a saved state."""
+        """Use another seed, that of a saved state."""
         self._order = self._order_of(seed)
         self._current = None
 
@@ -373,7 +373,7 @@ class WindowedOrder(GroupSource):
             start = end
 
     def _enter(self, epoch: int, window: WindowRef) -> None:
-        """Make ``window`` the current one, and announce the one after it."""
+        """Make ``window`` the current one, and announce the next one to the background thread."""
         if self._current == (epoch, window.index):
             return
         self._window = self._ahead.get(window.index)
@@ -431,7 +431,7 @@ def _digest(sizes: list[int]) -> str:
 def _take(
     batch: Batch, units: NDArray[np.int64], unit: Unit, steps: dict[str, NDArray[np.int64]] | None
 ) -> Batch:
-    """The given units of a batch in that order, as copies; ``steps`` numbers those of several agents."""
+    """The given units of a batch in that order, as copies; ``steps`` numbers the joint steps of agents."""
     if isinstance(batch, MultiAgentBatch):
         numbers = steps or {}
         rank = np.full(max(int(own.max(initial=-1)) for own in numbers.values()) + 1, -1, np.int64)

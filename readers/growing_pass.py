@@ -1,7 +1,7 @@
-"""Epochs over a data set that grows: each reads what is there when it begins.
+"""Epochs over a growing data set: each epoch reads the rows that exist when it begins.
 
-An epoch is a pass of its own, over one snapshot (`EpochPass`, `StoredPass`); here one follows the other. A
-saved position holds the snapshot of its epoch: that one is read to its end, wherever it is resumed.
+Each epoch is a separate pass over one snapshot (`ColdPass`, `StoredPass`); this module chains the passes. A
+saved position holds the snapshot of its epoch, so a resumed epoch reads the same snapshot to its end.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from rlio.replay.positions import check_offset, own_batch_size
 
 __all__ = ["GrowingPass", "SnapshotPass"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: What reads epochs of one snapshot.
+#: A pass over epochs of one snapshot.
 SnapshotPass: TypeAlias = ColdPass | StoredPass
 
-# How batches of two epochs are joined, of which one has columns that the other lacks.
+# How batches of two epochs are joined if one has columns that the other lacks.
 _JOINED: Final[dict[str, Unlike]] = {"error": "error", "drop": "intersect", "fill": "fill"}
 
 
 class GrowingPass:
-    """See the module.
+    """Reads epochs of a growing data set, each over its own snapshot.
 
     Args:
-        dataset: What is there now.
-        options: How it is read, by one reader alone.
+        dataset: The data set as it is now.
+        options: The read options, for one reader without ranks.
         missing: The rule for columns that only some writers have.
-        open_pass: Opens what reads epochs of a data set.
+        open_pass: Opens the pass over epochs of a data set.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class GrowingPass:
         self._storage, self._uri = dataset.storage, dataset.uri
         self._joined = _JOINED[missing]
         self._open_pass = open_pass
-        # What reads this epoch; None after a failure, when it is to be opened where it was.
+        # The pass over this epoch; None after a failure: it must be opened again at `_place`.
         self._running: SnapshotPass | None = None
         self._place: JsonState = {}
         self._most_skipped = 0
         self._running = self._open(dataset, epochs=1)
 
     def _open(self, dataset: Dataset, *, epochs: int) -> SnapshotPass:
-        """What reads so many epochs, the last of them of this data set."""
-        # The end of an epoch is not the end of the data: nothing is dropped there.
+        """A pass that ends after ``epochs`` epochs, the last of them over ``dataset``."""
+        # The end of an epoch is not the end of the data: the pass drops nothing there.
         return self._open_pass(dataset, replace(self.options, epochs=epochs, drop_last=False))
 
     @property
@@ -71,18 +71,23 @@ class GrowingPass:
         return self._running
 
     @property
+    def place(self) -> str:
+        """Where it is, for `repr`."""
+        return "grow" if self._running is None else f"grow, {self._running.place}"
+
+    @property
     def cache(self) -> Kept:
-        """Where this epoch's rows are."""
+        """The place where this epoch's rows are kept."""
         return self._current.cache
 
     @property
     def dataset(self) -> Dataset:
-        """What this epoch reads."""
+        """The data set that this epoch reads."""
         return self._current.dataset
 
     @property
     def unit(self) -> Unit:
-        """What is counted."""
+        """The unit that ``n`` counts."""
         return self._current.unit
 
     @property
@@ -92,27 +97,27 @@ class GrowingPass:
 
     @property
     def skipped(self) -> int:
-        """Rows lost to damage, in the epoch that had most of it."""
+        """Rows lost to damage, in the epoch with the most damage."""
         return max(self._most_skipped, self._current.skipped)
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next batch begins in."""
+        """Number of the epoch in which the next batch begins."""
         return self._current.epoch
 
     @property
     def seed(self) -> int | None:
-        """Seed of the order; None if it is the recorded one."""
+        """Seed of the order; None for the recorded order."""
         return self._current.seed
 
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
-        """The next ``n`` units; None: as many as the options say."""
+        """The next ``n`` units; None: the batch size of the options."""
         size = self._size_of(n)
         running = self._current
         if self.options.on_error == "raise" and size <= running.total - running.offset < running.total:
-            return running.take(size)  # Well within an epoch, as nearly all are.
+            return running.take(size)  # Well within an epoch: the common case.
         mark = self._mark()
         try:
             parts = self._gather(size)
@@ -124,16 +129,16 @@ class GrowingPass:
             raise
 
     def _size_of(self, n: int | None) -> int:
-        """Units of a batch, of which an endless reader's next epoch has enough.
+        """Units of a batch; if the reader is endless, its next epoch has at least as many.
 
-        Where it has not begun, and has too few, what came since it was listed is taken up.
+        If the epoch has not begun and has too few, it is listed again to include newer rows.
 
         Raises:
-            OptionError: It has too few then, too.
+            OptionError: The epoch then still has too few.
         """
         running = self._current
         size = n or own_batch_size(self.options, running.batch_size, there=lambda: running.total)
-        # Where an epoch has ended, `_gather` takes up what came since, and checks.
+        # At the end of an epoch, `_gather` lists newer rows and checks the size.
         begins = running.offset == 0 and running.epoch < (running.options.epochs or 0)
         if self.options.epochs is None and begins and size > running.total > 0:
             newest = dataset_on(self._storage)
@@ -147,11 +152,12 @@ class GrowingPass:
             check_batch_size(size, there=self._current.total, unit=self.unit, uri=self._uri)
 
     def _gather(self, size: int) -> list[Batch]:
-        """Batches of ``size`` units in all, of as many epochs as it takes.
+        """Batches of ``size`` units in all, from as many epochs as needed.
 
         Raises:
-            EndOfData: The last epoch is over, or has less, and ``drop_last`` drops it; or nothing is there.
-            OptionError: Of an endless reader, the epoch that begins within the batch has too few.
+            EndOfData: The last epoch is over, or has fewer and ``drop_last`` drops them; or there are no
+                rows.
+            OptionError: The reader is endless, and the epoch that begins within the batch has too few units.
         """
         parts: list[Batch] = []
         found = in_vain = 0
@@ -168,7 +174,7 @@ class GrowingPass:
                 if in_vain > 1:
                     raise CorruptData("every row of an epoch is damaged", uri=self._uri) from None
                 self._take_up()
-                if self._current.total < size - found:  # A whole epoch, and what is before and after it.
+                if self._current.total < size - found:  # A whole epoch, with units before and after it.
                     self._check_size(size)
                 continue
             in_vain = 0
@@ -177,10 +183,10 @@ class GrowingPass:
         return parts
 
     def skip(self, n: int) -> None:
-        """Take ``n`` batches: how many rows an epoch has is known once it begins.
+        """Take ``n`` batches, because the size of an epoch is known only once it begins.
 
         Raises:
-            EndOfData: There are fewer; it is at the end then.
+            EndOfData: There are fewer batches; the reader is then at the end.
             OptionError: As `take`.
         """
         mark = self._mark()
@@ -200,7 +206,7 @@ class GrowingPass:
     # ---- epochs ----
 
     def _take_up(self) -> None:
-        """Begin the next epoch, over what is there now; where there was nothing, the same one again."""
+        """Begin the next epoch, over the rows that exist now; after an empty epoch, the same one again."""
         ended = self._current
         newest = dataset_on(self._storage)
         if ended.serves(newest):
@@ -209,7 +215,7 @@ class GrowingPass:
         self._begin(ended, newest)
 
     def _begin(self, before: SnapshotPass, newest: Dataset) -> SnapshotPass:
-        """Begin the epoch that another pass stands before, over what is there now."""
+        """Begin the epoch at which ``before`` stopped, over the newest listing."""
         number, seed = before.epoch, before.seed
         grown = len(newest) - len(before.dataset)
         logger.info("%s: epoch %d has %+d rows", self._uri, number, grown)
@@ -219,7 +225,7 @@ class GrowingPass:
         return self._running
 
     def _leave(self) -> None:
-        """Close what reads this epoch, so that only one has a store at a time; it can be opened again."""
+        """Close the current pass, so only one has a store at a time; it can be opened again."""
         if self._running is not None:
             self._place = self.position()
             self._most_skipped = self.skipped
@@ -227,11 +233,11 @@ class GrowingPass:
             running.close()
 
     def _mark(self) -> tuple[SnapshotPass, JsonState]:
-        """Where `_go_back` goes back to."""
+        """The place to which `_go_back` returns."""
         return self._current, self.position()
 
     def _go_back(self, mark: tuple[SnapshotPass, JsonState]) -> None:
-        """Undo what failed: what was read and not served is read again."""
+        """Undo a failed call: rows that were read but not served are read again."""
         running, place = mark
         if self._running is running:
             _seek_within(running, place)
@@ -242,7 +248,7 @@ class GrowingPass:
     # ---- state ----
 
     def position(self) -> JsonState:
-        """What `seek` needs: also the snapshot of this epoch, a number for each writer."""
+        """The state for `seek`; it includes the snapshot of this epoch, one number for each writer."""
         if self._running is None:
             return self._place
         position = self._running.position()
@@ -250,22 +256,22 @@ class GrowingPass:
         return position | {"options": options, "at": self._running.dataset.snapshot()}
 
     def seek(self, position: JsonState) -> None:
-        """Continue from a position, over the snapshot that it was saved in.
+        """Continue from a position, over the snapshot that was saved in it.
 
         Raises:
-            StateError: It is one of other data, or of other options.
+            StateError: The position belongs to other data or other options.
         """
         if not isinstance(position.get("at"), dict):
             raise StateError(
                 f"state['position']['at'] is {excerpt(position.get('at'))}: the state was saved without "
-                "grow=True; load it without, at=the snapshot of that time",
+                "grow=True; load it into a reader without grow, and pass the snapshot of that time as at=",
                 uri=self._uri,
             )
         saved = position["options"]["epochs"]
         if saved != self.options.epochs:
             raise StateError(
                 f"the state was saved with epochs={excerpt(saved)}, and this reader has "
-                f"{self.options.epochs}: open the data with the options of that time",
+                f"{self.options.epochs}: open the data with the same options",
                 uri=self._uri,
             )
         check_offset(position, self.options, total=int(position["position"]) + 1)
@@ -278,28 +284,28 @@ class GrowingPass:
         self._most_skipped = 0
 
     def _opened_at(self, position: JsonState) -> SnapshotPass:
-        """What reads the epoch of a position, in that place."""
+        """The pass over the epoch of a position, at that position."""
         try:
             dataset = dataset_on(self._storage, at=position["at"])
         except OptionError as error:
-            raise StateError(f"state['position']['at'] is no snapshot: {error}", uri=self._uri) from error
+            raise StateError(f"state['position']['at'] is not a snapshot: {error}", uri=self._uri) from error
         return _placed(self._open(dataset, epochs=_epochs_of(position)), _within(position))
 
     def close(self) -> None:
-        """Let go of what reads this epoch."""
+        """Close the current pass."""
         if self._running is not None:
             self._running.close()
 
 
 def _epochs_of(position: JsonState) -> int:
-    """How many epochs what reads the epoch of a position reads in all."""
+    """How many epochs the pass over the epoch of a position reads in all."""
     epoch, offset = int(position["epoch"]), int(position["position"])
-    # At its beginning, an epoch other than the first has not been taken up yet.
+    # An epoch at its beginning, except the first, has not been listed yet.
     return epoch + 1 if offset or not epoch else epoch
 
 
 def _placed(found: SnapshotPass, position: JsonState) -> SnapshotPass:
-    """What was opened, at a position of its own; closed, if that does not fit."""
+    """Move an opened pass to a position, and return it; close it if the position does not fit."""
     try:
         found.seek(position)
     except BaseException:
@@ -309,7 +315,7 @@ def _placed(found: SnapshotPass, position: JsonState) -> SnapshotPass:
 
 
 def _seek_within(running: SnapshotPass, position: JsonState) -> None:
-    """Go to a position in the epoch that is being read, or one that was read from the same snapshot."""
+    """Move to a position in the current epoch, or in an earlier one over the same snapshot."""
     epochs = running.options.epochs
     try:
         running.extend(_epochs_of(position))
@@ -320,5 +326,5 @@ def _seek_within(running: SnapshotPass, position: JsonState) -> None:
 
 
 def _within(position: JsonState) -> JsonState:
-    """A position as what reads its epoch has it."""
+    """A position in the form that the pass over its epoch uses."""
     return {**position, "options": {**position["options"], "epochs": _epochs_of(position)}}

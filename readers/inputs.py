@@ -1,10 +1,10 @@
-"""What readers of other people's files share: options, order, sharding, damaged records, saved positions.
+"""The common parts of readers of foreign files: options, order, sharding, damaged records, saved positions.
 
-A reader of such files names its pieces, and a cursor walks them: `RecordCursor` where a piece is a batch that
-somebody wrote and that is served whole, `TableCursor` where pieces are stretches of rows. Both shuffle by
-pseudo-random permutations, deal to ranks, cross epochs, and say where they are in a few integers.
+A reader of such files numbers its pieces, and a cursor walks them. `RecordCursor` walks recorded batches,
+which are served whole; `TableCursor` walks ranges of rows. Both shuffle by pseudo-random permutations, divide
+pieces among ranks, cross epochs, and give their position as a few integers.
 
-Not here: what is in a file (`rlio.readers.json_reader`, `rlio.readers.d4rl_reader`,
+Not here: the contents of files (`rlio.readers.json_reader`, `rlio.readers.d4rl_reader`,
 `rlio.readers.foreign_parquet`).
 
 Example:
@@ -26,14 +26,13 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import Batch, SampleBatch, concat_samples
-from rlio.dataset.foreign_layouts import refuse_known
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -43,6 +42,7 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
+from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import Endless, InputReader, JsonState
 from rlio.readers.read_options import ReadOptions
@@ -66,26 +66,26 @@ __all__ = [
     "raise_at",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
 
-# A shuffled window holds so many rows or bytes: rows of a batch then come from some 16 places of a large
+# Maximum rows and bytes of a shuffled window. The rows of a batch then come from about 16 places of a large
 # file, and memory stays bounded.
 _WINDOW_ROWS = 65_536
 _WINDOW_BYTES = 256 << 20
-# Records whose number in the permutation is worked out at a time: 1024 cost as much as one.
+# Positions of the permutation that are computed at a time: 1024 cost as much as one.
 _RECORD_BLOCK = 1024
 _KEPT_ERRORS = 1000
-# Damaged records that are recognised when they are met again; 100 MB at the most.
+# Damaged records whose places are remembered, to count each once; 100 MB at most.
 _KNOWN_PLACES = 1_000_000
 
 
 def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoReturn:
-    """Raise ``error`` with the place where it happened, unless it knows one already."""
+    """Raise ``error`` with the place where it happened, unless it has a place already."""
     if error.uri is not None:
         raise error
-    # The message ends with the column, if that was known; it comes again, together with the place.
+    # The message ends with the column, if it was known; the new error appends it after the place.
     message = str(error).removesuffix(f" [column {error.column}]")
     raise type(error)(message, uri=uri, record=record, column=error.column) from error
 
@@ -98,14 +98,14 @@ def guarded(
     format: str,
     also: tuple[type[Exception], ...] = (),
 ) -> T:
-    """What ``action`` returns; what a library says about damage becomes CorruptData with the place.
+    """Call ``action``; turn a library's errors about damage into CorruptData with the place.
 
     Args:
         file: The file.
         record: Number of the record or row group; None: the file as a whole.
-        action: Reads.
+        action: Reads the file or record.
         format: Name of the format, for the message.
-        also: What its library raises besides OSError, KeyError, ValueError and TypeError.
+        also: Exceptions of the library besides OSError, KeyError, ValueError and TypeError.
     """
     damage: tuple[type[Exception], ...] = (OSError, KeyError, ValueError, TypeError, *also)
     try:
@@ -115,7 +115,7 @@ def guarded(
     except RlioError:
         raise
     except damage as error:
-        # Errors of the library carry no errno, unlike those of the filesystem.
+        # Errors of the library have no errno, unlike errors of the filesystem.
         if getattr(error, "errno", None) is not None:
             raise
         raise CorruptData(
@@ -130,12 +130,12 @@ def find_files(
     storage_options: Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> list[InputFile]:
-    """The files that ``inputs`` name, see `expand_inputs`; where there are none, why.
+    """The files that ``inputs`` name, see `expand_inputs`. If there are none, the error says why.
 
     Raises:
-        UnsafeData: There are more than `Limits.listed_names`.
-        UnknownLayout: There are none, but something that another library stored.
-        DataNotFound: There are none.
+        UnsafeData: ``inputs`` hold more names than `Limits.listed_names`.
+        UnknownLayout: ``inputs`` hold no such files, but data of another library.
+        DataNotFound: ``inputs`` hold no such files.
     """
     try:
         return expand_inputs(
@@ -151,7 +151,7 @@ def find_files(
 
 
 class SkippedRecord(NamedTuple):
-    """A record that ``on_error="skip"`` left out."""
+    """A record that ``on_error="skip"`` skipped."""
 
     uri: str | None
     record: int | None
@@ -159,17 +159,17 @@ class SkippedRecord(NamedTuple):
 
 
 class Failures:
-    """What is done with damaged records: raised, or counted and logged.
+    """Handles damaged records: raises their errors, or counts and logs them.
 
     Attributes:
-        skips: Whether they are counted.
-        count: Records skipped so far, each counted once whatever the epochs.
+        skips: Whether damaged records are skipped and counted.
+        count: Records skipped so far, each counted once over all epochs.
         errors: The first 1000 of them.
     """
 
     def __init__(self, on_error: Literal["raise", "skip"]) -> None:
-        self.skips = on_error == "skip"
-        self.count = 0
+        self.skips: bool = on_error == "skip"
+        self.count: int = 0
         self.errors: list[SkippedRecord] = []
         self._in_a_row = 0
         self._known: set[tuple[str | None, int]] = set()
@@ -182,7 +182,7 @@ class Failures:
         if error.record is not None:
             place = (error.uri, error.record)
             if place in self._known:
-                return  # Met in an earlier epoch.
+                return  # Counted in an earlier epoch.
             if len(self._known) < _KNOWN_PLACES:
                 self._known.add(place)
         self.count += 1
@@ -191,11 +191,11 @@ class Failures:
         logger.warning("skipped a record: %s", error)
 
     def succeeded(self) -> None:
-        """A record was read: the data is not all bad."""
+        """Note that a record was read: not all data is damaged."""
         self._in_a_row = 0
 
     def check_hope(self, records: int) -> None:
-        """Raise if so many records in a row failed that an endless reader would look for ever."""
+        """Raise if ``records`` in a row failed: an endless reader would search without end."""
         if self._in_a_row and self._in_a_row >= records:
             raise CorruptData(
                 f"none of the last {self._in_a_row} records could be read: an endless reader would never "
@@ -210,13 +210,13 @@ class RecordSource(Protocol):
     """Records that can be read in any order."""
 
     def has(self, index: int) -> bool:
-        """Whether there are more than ``index``; no more is read than tells it."""
+        """Whether a record ``index`` exists; reads no further than needed."""
 
     def count(self) -> int:
-        """How many there are."""
+        """The number of records."""
 
     def load(self, index: int) -> Batch:
-        """Read one; raises CorruptData or SchemaError, with the place, if that record is damaged."""
+        """Read one record; raises CorruptData or SchemaError, with the place, if the record is damaged."""
 
     def close(self) -> None:
         """Release files."""
@@ -225,12 +225,12 @@ class RecordSource(Protocol):
 class RecordCursor:
     """Serves records whole: number i of the order over all epochs belongs to rank i modulo world.
 
-    The position is where the next round of dealing begins, and so the same on every rank after as many calls;
-    it may be loaded with another number of ranks.
+    The position is the start of the next round over the ranks, so it is the same on every rank after equally
+    many calls. It may be loaded with another number of ranks.
 
     Attributes:
-        units: Units of an epoch; None: only reading tells.
-        given: Number of the epoch that the last batch was from.
+        units: Units of an epoch; None: known only by reading.
+        given: Number of the epoch of the last batch.
     """
 
     units: int | None = None
@@ -240,10 +240,10 @@ class RecordCursor:
         self._options = options
         self._seed = seed
         self._failures = failures
-        self.given = 0
+        self.given: int = 0
         self._epoch = 0
         self._record = 0
-        #: (epoch, first position, numbers of the records there): a stretch of the permutation.
+        #: (epoch, first position, record numbers from there): a stretch of the permutation.
         self._block: tuple[int, int, list[int]] = (-1, 0, [])
 
     def next(self) -> Batch:
@@ -269,12 +269,12 @@ class RecordCursor:
                 return batch
 
     def _place(self, number: int) -> tuple[int, int]:
-        """How many epochs after this one a record is, and where in its epoch."""
+        """How many epochs after this one a record comes, and its position in that epoch."""
         if not self._options.shuffle and self._source.has(number):
             return 0, number
         count = self._source.count()
         if count == 0:
-            raise DataNotFound("the files hold no record: expected at least one")
+            raise DataNotFound("found no record in the files: expected at least one")
         return divmod(number, count)
 
     def _number(self, epoch: int, at: int) -> int:
@@ -294,7 +294,7 @@ class RecordCursor:
 
     def seek(self, position: JsonState) -> None:
         self._epoch = index_in(position, "epoch")
-        # States of 4d4987e, of JSON in the order of the files, have its number as "round".
+        # States of 4d4987e, of JSON in the order of the files, store the number as "round".
         self._record = index_in(position, "round" if "round" in position else "record")
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ class RecordCursor:
 
 
 class TableSource(Protocol):
-    """Rows in groups, whose sizes are known without reading them."""
+    """Rows in groups whose sizes are known without reading them."""
 
     @property
     def rows(self) -> Sequence[int]:
@@ -310,17 +310,17 @@ class TableSource(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """About how many bytes each group takes in memory."""
+        """Approximate bytes of each group in memory."""
 
     def load(self, group: int, start: int, stop: int) -> SampleBatch:
-        """Read rows of one group, as fresh arrays; raises CorruptData or SchemaError if it is damaged."""
+        """Read rows of one group as new arrays; raises CorruptData or SchemaError if the group is damaged."""
 
 
 class TableCursor:
-    """Serves groups of rows; shuffled, windows of permuted groups with their rows permuted.
+    """Serves groups of rows. When shuffled, it permutes windows of groups, and the rows in each window.
 
-    Every rank gets an even share of each group or window, so that shares differ by at most one row a window.
-    The position is the next window, and so the same on every rank after as many batches.
+    Every rank gets an even share of each group or window, so shares differ by at most one row a window. The
+    position is the next window, so it is the same on every rank after equally many batches.
     """
 
     def __init__(self, source: TableSource, options: ReadOptions, *, seed: int, failures: Failures) -> None:
@@ -328,7 +328,7 @@ class TableCursor:
         self._options = options
         self._seed = seed
         self._failures = failures
-        self.given = 0
+        self.given: int = 0
         self._epoch = 0
         self._window = 0
         self._plan: tuple[int, NDArray[np.int64], list[int]] | None = None
@@ -340,7 +340,7 @@ class TableCursor:
 
     def next(self) -> Batch:
         if not any(self._source.rows):
-            raise DataNotFound("the files hold no row: expected at least one")
+            raise DataNotFound("found no row in the files: expected at least one")
         while True:
             if self._options.epochs is not None and self._epoch >= self._options.epochs:
                 raise EndOfData(f"all {sum(self._source.rows)} rows were read {self._options.epochs} times")
@@ -358,7 +358,7 @@ class TableCursor:
                 self._failures.check_hope(len(order))
 
     def _windows(self) -> tuple[NDArray[np.int64], list[int]]:
-        """The groups in the order of this epoch, and where among them its windows begin."""
+        """The groups in the order of this epoch, and the bounds of its windows among them."""
         count = len(self._source.rows)
         if self._plan is None or (self._options.shuffle and self._plan[0] != self._epoch):
             if self._options.shuffle:
@@ -392,7 +392,7 @@ class TableCursor:
         parts = [self._load(group, 0, self._source.rows[group]) for group in groups]
         loaded = np.array([part is not None for part in parts])
         if not loaded.all():
-            # Rows of a group that could not be read leave gaps, which the other rows close.
+            # Rows of unreadable groups leave gaps; the other rows move up.
             home = np.searchsorted(ends, picks, side="right")
             gaps = np.cumsum(np.where(loaded, 0, rows))
             picks = (picks - gaps[home])[loaded[home]]
@@ -413,7 +413,7 @@ class TableCursor:
         self._window = index_in(position, "window", len(bounds) - 1)
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: the cursor holds no files."""
 
 
 def _cut(rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[int]:
@@ -431,18 +431,18 @@ def _cut(rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[int]:
 
 
 def index_in(position: JsonState, key: str, count: int | None = None) -> int:
-    """``position[key]``, checked to be a whole number from 0 and below ``count``."""
+    """``position[key]``, checked to be a whole number, at least 0 and below ``count``."""
     value = position.get(key)
     if type(value) is not int or value < 0 or (count is not None and value >= max(count, 1)):
         limit = "" if count is None else f" below {count}"
         raise StateError(
             f"state['position'][{key!r}] is {excerpt(value)}; expected a whole number from 0{limit}: the "
-            "data changed since the state was saved, or the state is damaged"
+            "data changed after the state was saved, or the state is damaged"
         )
     return value
 
 
-#: Walks the pieces of a reader, endlessly or for some epochs.
+#: Walks the pieces of a reader, endlessly or for a number of epochs.
 Cursor: TypeAlias = RecordCursor | TableCursor
 
 
@@ -450,17 +450,17 @@ Cursor: TypeAlias = RecordCursor | TableCursor
 
 
 class StoredReader(InputReader):
-    """Base of the readers in this package that read other people's files.
+    """Base of the readers in this package that read foreign files.
 
-    Its saved state is a few integers, with digests of the files and options that it fits. It loads into a
-    reader with other ``epochs``, and, between batches, with another number of ranks.
+    Its saved state is a few integers, with digests of the files and options that it fits. The state loads
+    into a reader with other ``epochs``, and, between batches, with another number of ranks.
 
     Args:
         options: The shared options.
-        files: What is read; their names and sizes are part of the state.
-        make_cursor: Makes the cursor over the files' pieces, from the seed of the order and from what is done
-            with damaged records.
-        details: Further options that change what is served, as JSON values.
+        files: The files to read; their names and sizes are part of the state.
+        make_cursor: Makes the cursor over the files' pieces, from the seed of the order and the handler of
+            damaged records.
+        details: Further options that change the served rows, as JSON values.
 
     Attributes:
         options: The shared options.
@@ -476,10 +476,11 @@ class StoredReader(InputReader):
     ) -> None:
         self.options = options
         self._make_cursor = make_cursor
-        self.drop_last = options.drop_last
-        self._seed = choose_seed(options, type(self).__name__) or 0  # Which is not used without shuffling.
+        self.drop_last: bool = options.drop_last
+        self._seed = choose_seed(options, type(self).__name__) or 0  # 0 is not used: no shuffling.
         self._failures = Failures(options.on_error)
         self._files_seal = _seal_files(files)
+        self._source = repr(files[0].uri) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
         self._options_seal = {
             name: _digest(value)
             for name, value in {
@@ -493,14 +494,19 @@ class StoredReader(InputReader):
         }
         self._cursor = make_cursor(self._seed, self._failures)
 
+    def _describe(self) -> Iterator[str]:
+        yield self._source
+        yield "at " + ", ".join(f"{name} {value}" for name, value in self._cursor.position().items())
+        yield from self.options.given()
+
     @property
     def skipped(self) -> int:
-        """Damaged records that ``on_error="skip"`` left out so far, each counted once."""
+        """Damaged records that ``on_error="skip"`` has skipped so far, each counted once."""
         return self._failures.count
 
     @property
     def errors(self) -> list[SkippedRecord]:
-        """The first 1000 of them: where each is, and what is wrong with it."""
+        """The first 1000 of them, each with its place and its damage."""
         return list(self._failures.errors)
 
     def sample(self, n: int | None = None, *, out: SampleBatch | None = None) -> Batch:
@@ -533,15 +539,16 @@ class StoredReader(InputReader):
             if position.get("world") != world:
                 raise StateError(
                     f"the state was saved inside a batch, by one of {excerpt(position.get('world'))} ranks; "
-                    f"this reader is one of {world}: save it where no rows are left over, or keep the ranks"
+                    f"this reader is one of {world}: save the state between batches, or keep the number of "
+                    "ranks"
                 )
         super()._load(state)
 
     def _seek(self, position: JsonState) -> None:
         if position["order"] != ORDER_VERSION:
             raise StateError(
-                f"state['position']['order'] is {excerpt(position['order'])}, this version of rlio has order "
-                f"{ORDER_VERSION}: finish the run with the version that began it"
+                f"state['position']['order'] is {excerpt(position['order'])}, expected {ORDER_VERSION}: "
+                "finish the run with the version of rlio that began it"
             )
         self._check_files(position["files"])
         self._check_options(position["options"])
@@ -551,8 +558,8 @@ class StoredReader(InputReader):
     def _check_files(self, saved: Any) -> None:
         if saved != self._files_seal:
             raise StateError(
-                f"the state was saved over other files: [files, bytes, digest] were {excerpt(saved)} and are "
-                f"{self._files_seal}; open the same files, or start anew"
+                f"the state was saved for other files: [files, bytes, digest] were {excerpt(saved)} and are "
+                f"now {self._files_seal}; open the same files, or start again without the state"
             )
 
     def _check_options(self, saved: Any) -> None:
@@ -561,7 +568,7 @@ class StoredReader(InputReader):
         if unlike:
             raise StateError(
                 f"the state was saved with another value of {', '.join(map(excerpt, unlike))}: open the "
-                "reader with the options of that time, or start anew"
+                "reader with the same options, or start again without the state"
             )
 
     def _check_seed(self, saved: Any) -> None:
@@ -569,9 +576,9 @@ class StoredReader(InputReader):
             return
         if type(saved) is not int or self.options.seed is not None:
             raise StateError(
-                f"the state's seed is {excerpt(saved)}, this reader's {self._seed}: give the same seed"
+                f"the state's seed is {excerpt(saved)}, this reader's {self._seed}: pass the same seed"
             )
-        # Drawn from the OS, both times: the state's is the one to go on with.
+        # Both seeds were drawn from the OS: continue with the state's.
         self._seed = saved
         self._cursor.close()
         self._cursor = self._make_cursor(saved, self._failures)
@@ -581,7 +588,7 @@ class StoredReader(InputReader):
 
 
 def _seal_files(files: Sequence[InputFile]) -> list[Any]:
-    """Number, bytes and digest of ``files``: equal where the same files are read."""
+    """Number, bytes and digest of ``files``: equal for the same files."""
     digest = hashlib.blake2b(digest_size=8)
     for file in files:
         digest.update(json.dumps([file.uri, file.size]).encode())

@@ -1,10 +1,10 @@
 """`JsonReader`: RLlib's JSON recordings, from folders, globs, lists, URIs and zip files.
 
-One line is one record, and a record is what was one batch when it was written. Records are read in the order
-of the files, one at a time, or, shuffled, in another pseudo-random order each epoch. Where each begins is
-remembered as the files are read.
+One line is one record: the batch that was written at one time. Records are read one at a time in the order of
+the files, or, with ``shuffle``, in another pseudo-random order each epoch. The reader remembers the offsets
+of records as it reads the files.
 
-Not here: what a record may look like (`rlio.readers.rllib_json`), and data sets of rlio, whose JSON shards
+Not here: the formats of a record (`rlio.readers.rllib_json`), and rlio's data sets, whose JSON shards
 `rlio.DatasetReader` reads.
 
 Example:
@@ -60,40 +60,41 @@ from rlio.support.options import checked_keywords
 
 __all__ = ["JsonReader"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 _SUFFIXES = (".json", ".jsonl", ".zip")
 _OPEN_FILES = 4
-# A shuffled zip member up to this size is held inflated: going back in one means inflating it from its start.
+# A shuffled zip member up to this size is held inflated, because seeking back inflates it from the start.
 _HELD_BYTES = 64 << 20
 
 
 class JsonReader(StoredReader):
     """Reads RLlib's JSON recordings.
 
-    Without ``batch_size``, `sample` serves the records as they were written. Records are alike: one whose
-    columns, dtypes or shapes are not those of the first record that can be read is damaged. Record number i
-    of the order over all epochs belongs to rank i modulo world.
+    Without ``batch_size``, `sample` serves the records as they were written. All records must be alike: a
+    record counts as damaged if its columns, dtypes or shapes differ from those of the first readable record.
+    Record number i of the order over all epochs belongs to rank i modulo world.
 
-    Rows keep the dtypes of JSON (int64, float64, bool; packed columns have their own) unless ``spaces`` say
-    otherwise; legacy ``dones`` become ``terminateds``.
+    Rows keep the dtypes of JSON (int64, float64, bool; packed columns have their own) unless ``spaces`` are
+    given; legacy ``dones`` become ``terminateds``.
 
     Args:
-        inputs: A file, folder, glob or URI, or a list of those; of folders and zip files, every ``*.json``
-            and ``*.jsonl``, and every ``*.zip`` of a folder.
-        spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
-            and prev_actions their structure and dtypes back.
+        inputs: A file, folder, glob or URI, or a list of those. In folders and zip files, every ``*.json``
+            and ``*.jsonl`` is read; in folders also every ``*.zip``.
+        spaces: (observation space, action space), or policy id -> such a pair: restores the structure and
+            dtypes of obs, new_obs, actions and prev_actions.
         unnormalise_actions: RLlib records actions of bounded Boxes scaled to [-1, 1]. True: actions and
-            prev_actions are scaled to the bounds of their space, and clipped to them. False, or
-            None: they are served as recorded; with None that is logged, once, where actions are floats.
-        limits: What the files may ask for.
+            prev_actions are scaled to the bounds of their space, and clipped to them. False, or None: they
+            are served as recorded; None also logs this once if actions are floats.
+        limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: See `ReadOptions`.
+        keywords: ``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``shard``, ``columns``, ``on_error`` and
+            ``drop_last``: see `ReadOptions`.
 
     Raises:
         DataNotFound: ``inputs`` name no file.
         OptionError: An option is illegal, or a file belongs to a data set of rlio.
-        CorruptData: A zip file is damaged (UnsafeData: it would inflate memory).
+        CorruptData: A zip file is damaged (UnsafeData: it would inflate to too much memory).
     """
 
     @checked_keywords
@@ -107,7 +108,7 @@ class JsonReader(StoredReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        options = ReadOptions.of(keywords, reader="JsonReader")
+        options = ReadOptions.of(keywords)
         check_spaces(spaces)
         found = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         _refuse_data_sets(found)
@@ -120,7 +121,7 @@ class JsonReader(StoredReader):
         )
         files = [RllibLines(file, decoder, limits.line_bytes) for file in open_line_files(found, limits)]
         self._records = _Records(files, options.unlike)
-        # Where the columns are named, or damage is skipped, unlike records show when their turn comes.
+        # With named columns, or if damage is skipped, records are compared only when they are read.
         if options.columns is None and (options.on_error == "raise" or options.unlike != "error"):
             self._records.agree()
 
@@ -135,7 +136,7 @@ class JsonReader(StoredReader):
         if unnormalise_actions:
             details["unnormalise_actions"] = True
         super().__init__(options, found, make_cursor, details=details)
-        logger.info("JsonReader: %d files, of which the first is %s", len(files), files[0].uri)
+        logger.info("JsonReader: %d files, the first is %s", len(files), files[0].uri)
 
     def _close(self) -> None:
         super()._close()
@@ -143,10 +144,10 @@ class JsonReader(StoredReader):
 
 
 class RllibLines:
-    """A file with a record a line."""
+    """A file with one record a line."""
 
     def __init__(self, file: LineFile, decoder: RllibDecoder, limit: int) -> None:
-        self.uri = file.uri
+        self.uri: str = file.uri
         self._lines = file
         self._decoder = decoder
         self._limit = limit
@@ -155,7 +156,7 @@ class RllibLines:
         """Records, and blank lines, from ``offset``, where line ``number`` begins.
 
         Raises:
-            CorruptData: The file cannot be read on.
+            CorruptData: The rest of the file cannot be read.
         """
         with self._lines.open() as stream:
             try:
@@ -168,28 +169,28 @@ class RllibLines:
                 raise_at(error, uri=self.uri)
 
     def open(self) -> IO[bytes]:
-        """Open it for `line_at`. A small member of a zip file is held inflated."""
+        """Open the file for `line_at`. A small member of a zip file is held inflated."""
         stream = self._lines.open()
         if self._lines.member is None or (self._lines.size or 0) > _HELD_BYTES:
             return stream
         held = BytesIO()
-        # What lies behind damage has no place in an index anyway.
+        # The index has no records behind damage, so the rest is not needed.
         with stream, contextlib.suppress(*READ_ERRORS):
             while piece := stream.read(1 << 20):
                 held.write(piece)
         return held
 
     def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
-        """A line of `lines`, read again."""
+        """Read a line of `lines` again."""
         if size > self._limit:
             return line_of(number, None, (offset, size, offset + size))
         try:
             stream.seek(offset)
             data = stream.read(size)
         except READ_ERRORS as error:
-            raise CorruptData(f"the line is not there any more: {error}") from error
+            raise CorruptData(f"the line cannot be read again: {error}") from error
         if len(data) < size or b"\n" in data:
-            raise CorruptData("the line is not there any more: the file has changed since it was read")
+            raise CorruptData("the line is not there any more: the file changed after it was read")
         return line_of(number, [data], (offset, size, offset + size))
 
     def decode(self, line: Line) -> Batch:
@@ -211,7 +212,7 @@ class RllibLines:
         return line.data
 
     def names(self, line: Line) -> Hashable:
-        """What the columns of a line are called: equal for lines with the same; raises CorruptData."""
+        """The column names of a line, equal for lines with the same columns; raises CorruptData."""
         return self._decoder.names(self._data(line))
 
 
@@ -220,14 +221,14 @@ def _refuse_data_sets(files: Sequence[InputFile]) -> None:
         name = file.path.rsplit("/", 1)[-1]
         if name == HEADER or ShardName.parse(name) is not None:
             raise OptionError(
-                "this belongs to a data set of rlio: read its root with rlio.DatasetReader (writers= chooses "
-                "among writers), and mix it with other recordings by rlio.MixedInput",
+                "this file belongs to a data set of rlio: read the data set's root with rlio.DatasetReader "
+                "(writers= selects writers), and mix it with other recordings through rlio.MixedInput",
                 uri=file.uri,
             )
 
 
 class _Records:
-    """Lines of files as batches, wherever in the files they are."""
+    """Lines of several files as batches."""
 
     def __init__(self, files: Sequence[RllibLines], unlike: Unlike = "error") -> None:
         self.files = files
@@ -247,20 +248,20 @@ class _Records:
             raise_at(error, uri=source.uri, record=line.number)
 
     def agree(self) -> None:
-        """Decide now what records are brought to; see `look`."""
+        """Decide now on the common columns of records; see `look`."""
         if len(self.files) > 1:
             self._uniform = self.look(all_files=True) or None
 
     def look(self, *, all_files: bool) -> Uniform:
-        """Decide what records are brought to: by the first that can be read of each file, or of all.
+        """Decide on the common columns of records, by the first readable record of each file, or of all.
 
         Raises:
-            SchemaError: Files have unlike columns, and they are not to be brought together.
+            SchemaError: Files have different columns, and `unlike` is "error".
         """
         seen: set[Hashable] = set()
         found: list[tuple[str, Batch]] = []
         for file in self.files:
-            # What cannot be read here is reported when its turn comes.
+            # Damage is reported when the record is served.
             with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
                 for line in lines:
                     with contextlib.suppress(CorruptData, SchemaError):
@@ -279,7 +280,7 @@ class _Records:
         return uniform
 
     def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
-        """The line at ``offset``, whose bytes are known to be ``size``."""
+        """The line at ``offset``, known to have ``size`` bytes."""
         source = self.files[file]
         try:
             stream = self._streams.get(file) or self._streams.add(file, source.open())
@@ -293,7 +294,7 @@ class _Records:
 
 
 class _IndexedRecords:
-    """Records by number, through an index of their offsets: 24 bytes a record, made as files are read."""
+    """Records by number, through an index of their offsets: 24 bytes a record, built as files are read."""
 
     def __init__(self, records: _Records, failures: Failures) -> None:
         self._records = records
@@ -301,9 +302,9 @@ class _IndexedRecords:
         self._offsets = array("q")
         self._sizes = array("q")
         self._numbers = array("q")
-        #: Records up to the end of each file that was read to its end.
+        #: For each file read to its end: number of records up to there.
         self._ends: list[int] = []
-        # Where reading goes on in the file after those: offset, and number of the line.
+        # Where reading continues in the file after those: offset, and number of the line.
         self._place = (0, 0)
         self._lines: Generator[Line, None, None] | None = None
         self._last: Line | None = None
@@ -318,18 +319,18 @@ class _IndexedRecords:
         return len(self._offsets)
 
     def _read_on(self) -> None:
-        """Take up the next line, or the end of a file."""
+        """Add the next line to the index, or note the end of a file."""
         if self._lines is None:
             offset, number = self._place
             self._lines = self._records.files[len(self._ends)].lines(offset=offset, number=number)
         try:
             line = next(self._lines, None)
         except BaseException as error:
-            self._lines = None  # The next call begins where this one did.
+            self._lines = None  # The next call starts again at the same place.
             if not isinstance(error, CorruptData):
                 raise
             self._failures.handle(error)
-            line = None  # What came before the damage is there to be read.
+            line = None  # Records before the damage can be read.
         if line is None:
             self._lines, self._place = None, (0, 0)
             self._ends.append(len(self._offsets))
@@ -354,7 +355,7 @@ class _IndexedRecords:
             raise
 
     def _forget_last(self, line: Line) -> None:
-        """Read the last line again when it is needed: the file may be repaired by then."""
+        """Make the next call read the last line again: the file may be repaired by then."""
         self.close()
         self._place, self._last = (line.start, line.number), None
         for column in (self._offsets, self._sizes, self._numbers):

@@ -1,7 +1,6 @@
-r"""Files of lines, plain or within zip files: read in pieces, from any line on, never as a whole.
+r"""Files of lines, plain or inside zip files: read in pieces, from any line on, never as a whole.
 
-A zip file is read member by member where it lies, and never extracted; members that are not JSON are passed
-over.
+Members of a zip file are read in place, and never extracted. Members that are not JSON are skipped.
 
 Example:
     >>> from rlio.storage import Storage, expand_inputs
@@ -29,19 +28,20 @@ from rlio.storage import InputFile, open_input
 
 __all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files", "read_lines", "too_long"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: What reading a damaged zip member raises.
+#: Errors raised by reading a damaged zip member.
 READ_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError)
 
 _CHUNK = 1 << 20
 _MEMBER_SUFFIXES = (".json", ".jsonl")
 _MAX_MEMBERS = 100_000
-# 100 bytes a member; and where the records that end a zip file can be: behind them comes a comment of 64 KiB.
+# About 100 bytes a member; and the end of a zip file that may hold its end records: a 64 KiB comment may
+# follow.
 _MAX_DIRECTORY_BYTES = 12 << 20
 _END_BYTES = (64 << 10) + 256
-# Lines of a member, for each byte that is stored of it, and those that any may have: a line costs some
-# microseconds and 24 bytes, and 60 million of them pack into 60 KB.
+# Lines that a member may have for each stored byte, and lines that any member may have. A line costs some
+# microseconds and 24 bytes, and 60 million lines pack into 60 KB.
 _LINES_PER_BYTE = 1
 _FREE_LINES = 1000
 _ENCRYPTED = 1
@@ -51,10 +51,10 @@ class Line(NamedTuple):
     """A line of a file.
 
     Attributes:
-        number: Of the line in its file, from 0.
-        data: Its bytes, without the line end; None if there are more than the limit.
+        number: Number of the line in its file, from 0.
+        data: Its bytes, without the line end; None if they exceed the limit.
         start: Offset of its first byte.
-        size: How many bytes it has.
+        size: Its bytes.
         end: Offset of the next line.
     """
 
@@ -68,7 +68,7 @@ class Line(NamedTuple):
 def too_long(line: Line, limit: int) -> UnsafeData:
     """The error for a line without data."""
     return UnsafeData(
-        f"a line of {line.size} bytes, more than {limit}: raise Limits.line_bytes if the file is yours"
+        f"a line of {line.size} bytes, more than {limit}: raise Limits.line_bytes if you trust the file"
     )
 
 
@@ -81,7 +81,7 @@ class LineFile:
         file: The file, or the zip file.
         member: The member's name within the zip file; never used as a path.
         size: Bytes, if known.
-        most_lines: Lines that it may have, for what is stored of it; None: any number.
+        most_lines: Maximum number of lines, from its stored bytes; None: any number.
     """
 
     uri: str
@@ -91,16 +91,16 @@ class LineFile:
     most_lines: int | None = None
 
     def check_line(self, number: int) -> None:
-        """Refuse line ``number`` of a file of fewer bytes than lines.
+        """Refuse line ``number`` if the file has too many lines for its stored bytes.
 
         Raises:
-            UnsafeData: There may be no such line.
+            UnsafeData: ``number`` is not below `most_lines`.
         """
         if self.most_lines is not None and number >= self.most_lines:
             raise UnsafeData(f"more than {self.most_lines} lines in a compressed file of few bytes")
 
     def open(self) -> IO[bytes]:
-        """Open it at its start; the caller closes it."""
+        """Open the file at its start; the caller closes it."""
         stream = open_input(self.file)
         if self.member is None:
             return stream
@@ -109,7 +109,7 @@ class LineFile:
             return _Member(archive, archive.open(self.member), stream)
         except BaseException as error:
             stream.close()
-            # EINVAL: it refers to bytes before the file's first.
+            # EINVAL: the zip file refers to bytes before the file's first.
             is_damage = isinstance(error, OSError) and error.errno == errno.EINVAL
             if is_damage or isinstance(error, (*READ_ERRORS, RuntimeError, LookupError, ValueError)):
                 raise CorruptData(f"damaged zip file: {excerpt(str(error))}", uri=self.uri) from error
@@ -117,7 +117,7 @@ class LineFile:
 
 
 class _Member(io.BufferedReader):
-    """A member of a zip file that closes the zip file with itself."""
+    """A member of a zip file; closing it closes the zip file."""
 
     def __init__(self, archive: zipfile.ZipFile, member: IO[bytes], stream: IO[bytes]) -> None:
         # A member has all of RawIOBase's methods, though its declared type says IO.
@@ -134,11 +134,11 @@ class _Member(io.BufferedReader):
 
 
 def open_line_files(files: Sequence[InputFile], limits: Limits = DEFAULT_LIMITS) -> list[LineFile]:
-    """The files to read lines from: ``files`` themselves, and the JSON members of those that are zip files.
+    """The files to read lines from: plain ``files``, and the JSON members of zip files.
 
     Raises:
         CorruptData: A zip file is damaged.
-        UnsafeData: A member would inflate a thousandfold, or there are too many.
+        UnsafeData: A member would inflate a thousandfold, or there are too many members.
         DataNotFound: A zip file holds no JSON.
     """
     found: list[LineFile] = []
@@ -160,11 +160,11 @@ def _members(file: InputFile, limits: Limits) -> Iterable[LineFile]:
         except (*READ_ERRORS, NotImplementedError, UnicodeError) as error:
             raise CorruptData(f"damaged zip file: {error}", uri=file.uri) from error
     if len(infos) > _MAX_MEMBERS:
-        raise UnsafeData(f"{len(infos)} members: more than {_MAX_MEMBERS} in one zip file", uri=file.uri)
+        raise UnsafeData(f"{len(infos)} members in one zip file: at most {_MAX_MEMBERS}", uri=file.uri)
     chosen = [info for info in infos if _is_json(info)]
     if not chosen:
         names = ", ".join(excerpt(info.filename, 80) for info in infos[:8]) or "nothing"
-        raise DataNotFound(f"no JSON in the zip file: it holds {names}", uri=file.uri)
+        raise DataNotFound(f"found no JSON in the zip file: it holds {names}", uri=file.uri)
     return [
         LineFile(
             _check_member(info, file, limits),
@@ -178,9 +178,9 @@ def _members(file: InputFile, limits: Limits) -> Iterable[LineFile]:
 
 
 def _check_directory(stream: IO[bytes], file: InputFile) -> None:
-    """Refuse a zip file whose directory would take memory by the gigabyte, before it is read.
+    """Refuse a zip file whose directory would take gigabytes of memory, before it is read.
 
-    Source: APPNOTE.TXT, 4.3.14 to 4.3.16: the end record, and that of zip64 before it, say its size.
+    Source: APPNOTE.TXT, 4.3.14 to 4.3.16: the end record, and the zip64 record before it, hold its size.
     """
     size = stream.seek(0, io.SEEK_END)
     stream.seek(max(0, size - _END_BYTES))
@@ -188,14 +188,15 @@ def _check_directory(stream: IO[bytes], file: InputFile) -> None:
     found = [0]
     for magic, offset, width in ((b"PK\x05\x06", 12, 4), (b"PK\x06\x06", 40, 8)):
         at = tail.find(magic)
-        while at >= 0:  # Each place where one may be: which of them counts depends on who reads.
+        while at >= 0:  # Check each possible record: which one counts depends on the zip reader.
             found.append(int.from_bytes(tail[at + offset : at + offset + width], "little"))
             at = tail.find(magic, at + 1)
-    # More than there are bytes is damage, which the zip reader finds.
+    # A claim beyond the file's size is damage, which the zip reader finds.
     largest = max((claim for claim in found if claim <= size), default=0)
     if largest > _MAX_DIRECTORY_BYTES:
         raise UnsafeData(
-            f"a zip file with a directory of {largest} bytes: at most {_MAX_DIRECTORY_BYTES}; split it",
+            f"a zip file with a directory of {largest} bytes: expected at most {_MAX_DIRECTORY_BYTES}; split "
+            "it",
             uri=file.uri,
         )
     stream.seek(0)
@@ -203,16 +204,16 @@ def _check_directory(stream: IO[bytes], file: InputFile) -> None:
 
 def _is_json(info: zipfile.ZipInfo) -> bool:
     base = info.filename.rsplit("/", 1)[-1]
-    # "__MACOSX/._x.json" and the like are what a file manager adds.
+    # File managers add names such as "__MACOSX/._x.json".
     return not info.is_dir() and base.lower().endswith(_MEMBER_SUFFIXES) and not base.startswith(".")
 
 
 def _check_member(info: zipfile.ZipInfo, file: InputFile, limits: Limits) -> str:
-    """The member's URI, if it may be read. No member yields more bytes than it declares."""
+    """The URI of a readable member. zipfile yields no more bytes than the member declares."""
     uri = f"{file.uri}!{excerpt(info.filename)[1:-1]}"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UnsafeData(
-            f"compression method {info.compress_type}: stored and deflated members are read", uri=uri
+            f"compression method {info.compress_type}: expected a stored or deflated member", uri=uri
         )
     if info.flag_bits & _ENCRYPTED:
         raise UnsafeData("an encrypted member: decrypt it first", uri=uri)
@@ -224,15 +225,15 @@ def _check_member(info: zipfile.ZipInfo, file: InputFile, limits: Limits) -> str
 
 
 def _warn_of_twins(files: Sequence[LineFile]) -> None:
-    """Warn where a member of a zip file lies beside it too: RLlib's reader used to extract them there."""
+    """Warn if a zip member also lies beside the zip file: RLlib's reader extracted members there."""
     plain = {(file.uri, file.size) for file in files if file.member is None}
     for file in files:
         if file.member is not None:
             folder = file.file.uri.rpartition("/")[0]
             if (f"{folder}/{file.member}", file.size) in plain:
                 logger.warning(
-                    "%s lies beside the zip file too, with as many bytes: both are read; name only one of "
-                    "them if it is the same recording",
+                    "%s also lies beside the zip file, with as many bytes, and both are read: pass only one "
+                    "of them if they are the same recording",
                     file.uri,
                 )
 
@@ -242,8 +243,8 @@ def read_lines(
 ) -> Iterator[Line]:
     """Yield the lines of ``stream`` from ``offset``, which begins line ``number``.
 
-    Lines end with a newline; white space around them is dropped, and so is a byte-order mark at the file's
-    start. At most ``limit`` bytes of a line, and one piece of the file, are in memory.
+    Lines end with a newline. White space around a line is dropped, and a byte-order mark at the file's start.
+    Memory holds at most ``limit`` bytes of a line, and one piece of the file.
     """
     if offset:
         stream.seek(offset)
@@ -268,7 +269,7 @@ def read_lines(
 
 
 def line_of(number: int, parts: list[bytes] | None, place: tuple[int, int, int]) -> Line:
-    """A line of those bytes (None: too many), and its start, size and end."""
+    """A line from its bytes (None: too many) and its start, size and end."""
     if parts is None:
         return Line(number, None, *place)
     data = parts[0] if len(parts) == 1 else b"".join(parts)

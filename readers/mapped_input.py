@@ -1,4 +1,4 @@
-"""Functions applied to every batch of a reader: clipping, normalising, postprocessing, filtering.
+"""Applies functions to every batch of a reader: clipping, normalising, postprocessing, filtering.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -15,7 +15,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.errors import OptionError, excerpt
@@ -25,19 +25,19 @@ __all__ = ["MappedInput"]
 
 
 class MappedInput(InputReaderAround):
-    """Gives the batches of ``child`` after ``functions``, applied in their order.
+    """Gives the batches of ``child`` after ``functions``, applied in order.
 
-    Functions see the child's own batches whole, whatever size is asked for, so that those which look across
-    rows (returns of an episode, say) give the same rows for any size. They may add, change and drop columns
-    and rows, and may change the batch that they are given. For the law of resuming they must be pure: the
-    same batch in, the same batch out.
+    Functions always get the child's own batches whole, whatever size the caller asks for. A function that
+    combines rows (returns of an episode, for example) therefore gives the same rows for any size. Functions
+    may add, change and drop columns and rows, and may change the given batch in place. For a resumable reader
+    they must be pure: the same batch in, the same batch out.
 
     Args:
         child: The reader; closed with this one.
-        functions: Each takes a batch and returns one.
+        functions: Each takes a batch and returns a batch.
 
     Raises:
-        OptionError: ``child`` is no reader, or a function cannot be called.
+        OptionError: ``child`` is not a reader, or a function cannot be called.
     """
 
     def __init__(self, child: InputReader, *functions: Callable[[Batch], Batch]) -> None:
@@ -47,19 +47,24 @@ class MappedInput(InputReaderAround):
                 raise OptionError(f"MappedInput takes functions of a batch, not {excerpt(function)}")
         self.functions = functions
 
+    def _describe(self) -> Iterator[str]:
+        yield from super()._describe()
+        yield ", ".join(map(_name, self.functions))
+
     def _next(self) -> Batch:
         batch = self.child.sample()
         for function in self.functions:
             batch = function(batch)
             if not isinstance(batch, (SampleBatch, MultiAgentBatch)):
                 raise OptionError(
-                    f"{_name(function)} returned {excerpt(batch)}: a function of MappedInput returns a batch"
+                    f"{_name(function)} returned {excerpt(batch)}: a function of MappedInput must return a "
+                    "batch"
                 )
         return batch
 
     def _endless(self) -> Endless | None:
         found = self.child._endless()
-        # Functions may add rows, and drop them.
+        # Functions may add and drop rows.
         return None if found is None else Endless(found.number, None)
 
 

@@ -1,7 +1,7 @@
-"""`MixBlock`: the next batches of a mixture, put together at once and given one by one.
+"""`MixBlock`: the next batches of a mixture, assembled at once and served one by one.
 
-To put a batch together costs some calls for each source and column, however few its rows are: sixteen batches
-at once share them.
+Assembling a batch costs some calls for each source and column, however few its rows are. Sixteen batches at
+once share these calls.
 
 Example:
     >>> first, second = SampleBatch(t=np.arange(6)), SampleBatch(t=np.arange(10, 14))
@@ -30,11 +30,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class MixBlock:
-    """Batches whose rows lie one after the other.
+    """Batches whose rows are stored one batch after the other.
 
     Args:
         columns: Name -> the rows of all batches.
-        shares: For each batch, how many of its rows are of each source.
+        shares: For each batch, the number of rows from each source.
         batch_size: Rows of each batch.
     """
 
@@ -48,26 +48,26 @@ class MixBlock:
 
     @property
     def is_spent(self) -> bool:
-        """Whether all batches were given."""
+        """Whether all batches were served."""
         return self._given == len(self._shares)
 
     def cut(self) -> SampleBatch:
-        """The next batch: the caller's, as no other has its rows."""
+        """The next batch; the caller owns it, and no other batch has its rows."""
         rows = slice(self._given * self._size, (self._given + 1) * self._size)
         self._given += 1
         return SampleBatch._trusted({name: column[rows] for name, column in self._columns.items()})
 
     def settle(self) -> list[int]:
-        """Rows of each source that were given since the last call; empty if none were."""
+        """Rows of each source that were served since the last call; empty if there are none."""
         given = self._shares[self._settled : self._given]
         self._settled = self._given
         return [sum(rows) for rows in zip(*given, strict=True)]
 
 
 def plain_columns(batch: object) -> Arrays | None:
-    """The columns of rows that can be woven: plain arrays, a row a step; None of others.
+    """The columns of rows that can be woven: plain arrays with a row a step; None for other rows.
 
-    Objects are among the others: how large they are is different from row to row.
+    Objects cannot be woven, because their size differs from row to row.
     """
     if not isinstance(batch, SampleBatch) or batch.num_grad_updates is not None:
         return None
@@ -84,15 +84,15 @@ def plain_columns(batch: object) -> Arrays | None:
 def woven(
     parts: Sequence[Sequence[SampleBatch]], shares: Sequence[Sequence[int]], buffers: Buffers
 ) -> Arrays | None:
-    """Rows of several sources in the order of the batches that they are shared out to.
+    """Weave rows of several sources into the order of the mixture's batches.
 
     Args:
-        parts: For each source, batches that have the rows it gives, and perhaps more.
-        shares: For each batch of the mixture, how many rows each source gives.
-        buffers: Where memory is from.
+        parts: For each source, batches that hold the rows it gives, and perhaps more.
+        shares: For each batch of the mixture, the number of rows from each source.
+        buffers: Provides the memory.
 
     Returns:
-        Copies; None if the parts are not plain rows whose columns are alike.
+        Copies; None if the parts are not plain rows with the same columns.
     """
     taken = [plain_columns(part) for part in chain.from_iterable(parts)]
     columns = [each for each in taken if each is not None]
@@ -111,8 +111,8 @@ def woven(
 
 
 def _pieces(sizes: Sequence[Sequence[int]], shares: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
-    """Which rows of which part come next: its number, counted over all sources, and from where to where."""
-    first, number = [], 0  # Of each source, the number of the part that it is at, and the rows used of that.
+    """The ranges of rows in output order: index of a part, counted over all sources, start and stop."""
+    first, number = [], 0  # For each source: index of its current part; `used` counts the rows used of it.
     for own in sizes:
         first.append(number)
         number += len(own)

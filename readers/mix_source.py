@@ -1,6 +1,6 @@
-"""`MixSource`: a reader of a mixture, read in its own sizes or ahead, and cut to measure.
+"""`MixSource`: one reader of a mixture, read in its own batch sizes or ahead, and cut to size.
 
-It knows where what was not served yet came from, so that the state of a mixture holds no rows.
+It remembers the origin of its unserved rows, so the state of a mixture holds no rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rlio.support.forks import cached_property
 
 __all__ = ["MOST_AHEAD", "MixSource"]
 
-#: Units that are read ahead of a source, at most.
+#: Maximum number of units that are read ahead of a source.
 MOST_AHEAD = 4096
 
 
 class _Waiting(NamedTuple):
-    """What is left of a batch of a source, the source's state before it, and how many units were served.
+    """The unserved part of a batch, the source's state before the batch, and the number of served units.
 
-    The batch may be longer than the source's own, where it was read ahead.
+    A batch that was read ahead may be longer than the source's own batches.
     """
 
     batch: Batch
@@ -32,29 +32,29 @@ class _Waiting(NamedTuple):
 
 
 class MixSource:
-    """A reader of the mixture, read in its own sizes and cut to measure here.
+    """A reader of the mixture, read in its own batch sizes and cut to size here.
 
-    Cutting a batch costs 2 us, asking a reader for a few rows ten times that and more.
+    Cutting a batch costs 2 us; reading a few rows costs ten times as much or more.
     """
 
     def __init__(self, name: str, reader: InputReader, *, rewinds: bool) -> None:
         self.name = name
         self.reader = reader
-        self.served = 0
+        self.served: int = 0
         self.ended = False
-        #: What the reader said at its end.
-        self.end = ""
-        #: Where it begins again; None: nowhere.
+        #: The reader's message at its end.
+        self.end: str = ""
+        #: The state to rewind to; None: the source cannot rewind.
         self.start: JsonState | None = reader.state_dict() if rewinds and reader.replayable else None
-        # Whether the next thing to do is to begin again, which may have failed.
+        # Whether a rewind is pending, for example after a failed one.
         self._rewinds = False
         self._waiting: deque[_Waiting] = deque()
-        # Drawn since the last `commit`, and what the last one of those left over.
+        # Batches drawn since the last `commit`, and the left-over of the last one.
         self._taken: list[_Waiting] = []
         self._tail: _Waiting | None = None
 
     def draw(self, n: int, parts: list[Batch]) -> int:
-        """Add up to ``n`` units to ``parts``, fewer at the end, and return how many; it rewinds if it may."""
+        """Add up to ``n`` units (fewer at the end) to ``parts``, rewinding if allowed; return the count."""
         missing, rewound = n, False
         while missing:
             if self._rewinds or (not self._waiting and not self._read()):
@@ -62,8 +62,8 @@ class MixSource:
                     break
                 if rewound:
                     raise OptionError(
-                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out. It "
-                        f"says: {self.end}"
+                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out. Its "
+                        f"reader ended with: {self.end}"
                     )
                 self._rewind(self.start)
                 rewound = True
@@ -89,35 +89,35 @@ class MixSource:
 
     @cached_property
     def rows(self) -> RowSource | None:
-        """Its next rows where they lie; None if they do not lie in a store."""
+        """Its next rows in a store; None if they are not in a store."""
         found: RowSource | None = getattr(self.reader, "row_source", None)
         return found
 
     @property
     def is_cut(self) -> bool:
-        """Whether a part of a batch waits."""
+        """Whether a part of a batch is waiting."""
         return bool(self._waiting)
 
     @property
     def parts(self) -> list[SampleBatch]:
-        """The rows that wait; nothing where they are no plain batches."""
+        """The waiting rows; none if they are not plain batches."""
         return [waiting.batch for waiting in self._waiting if isinstance(waiting.batch, SampleBatch)]
 
     def fill(self, n: int) -> bool:
-        """Read on until ``n`` units wait, and tell whether they do; only where the reader `can_read_ahead`.
+        """Read until ``n`` units wait; return whether they do. Only for readers that `can_read_ahead`.
 
         Raises:
-            Exception: What the reader raises: nothing is lost.
+            Exception: An error of the reader; no rows are lost.
         """
         endless = self.reader._endless()
-        most = n if endless is None or endless.units is None else endless.units  # Of one call.
+        most = n if endless is None or endless.units is None else endless.units  # For one call.
         while (missing := n - self.waiting_units()) > 0:
             if not self._read(min(missing, most)):
                 return False
         return True
 
     def give(self, rows: int) -> None:
-        """Step over rows that were given from where they lie: in a store, or here."""
+        """Move past ``rows`` served rows, in the store or here."""
         if self._waiting:
             self._give_waiting(rows)
         else:
@@ -137,20 +137,20 @@ class MixSource:
             rows -= size
 
     def peek(self) -> Batch | None:
-        """The rows that come next, which stay; None at the end."""
+        """The next rows, without taking them; None at the end."""
         return self._waiting[0].batch if self._waiting or self._read() else None
 
     def at_end(self) -> bool:
-        """Whether nothing is left, and it cannot rewind."""
+        """Whether nothing is left and the source cannot rewind."""
         return self.start is None and not self._waiting and not self._read()
 
     def commit(self, units: int) -> None:
-        """What was drawn is served: ``units``."""
+        """Count the drawn ``units`` as served."""
         self._taken.clear()
         self.served += units
 
     def undo(self) -> None:
-        """Take back what was drawn since the last `commit`."""
+        """Put back what was drawn since the last `commit`."""
         if self._taken and self._waiting and self._waiting[0] is self._tail:
             self._waiting.popleft()
         self._waiting.extendleft(reversed(self._taken))
@@ -161,13 +161,13 @@ class MixSource:
         return sum(count_units(waiting.batch, self.reader.unit) for waiting in self._waiting)
 
     def position(self) -> JsonState:
-        """The state from which the reader gives first what waits; a live one cannot, and goes on behind."""
+        """The state from which the reader gives the waiting rows; a live reader continues after them."""
         if self._waiting and self.reader.replayable:
             return {"state": self._waiting[0].origin, "served": self._waiting[0].served}
         return {"state": self.reader.state_dict(), "served": 0}
 
     def seek(self, position: JsonState) -> None:
-        """Stand where `position` was taken."""
+        """Move to a saved position."""
         self._waiting.clear()
         self._rewinds = False
         self.reader.load_state_dict(position["state"])
@@ -187,15 +187,15 @@ class MixSource:
 
     def _misplaced(self, served: int, *, there: int) -> StateError:
         return StateError(
-            f"the state says that {served} {self.reader.unit} of a batch of source {self.name!r} were "
-            f"served, but it has {there}: the data changed since it was saved"
+            f"the state has {served} served {self.reader.unit} in a batch of source {self.name!r}, but the "
+            f"batch has {there}: the data changed after the state was saved"
         )
 
     def _read(self, n: int | None = None) -> bool:
         """Read a batch, or return False at the end.
 
         Args:
-            n: Its units; None: as many as the reader likes to give.
+            n: Its units; None: the reader's own size.
         """
         origin = self.reader.state_dict()
         try:

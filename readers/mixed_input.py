@@ -1,4 +1,4 @@
-"""Mixes readers by steps, exactly: each source stays within one step of its share for ever.
+"""Mixes readers by steps, exactly: each source is always within one step of its share.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples, coun
 from rlio.batch.columns import Columns
 from rlio.batch.join import UNLIKE, Unlike
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.reader import Endless, InputReader, JsonState
+from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
 from rlio.readers.mix_source import MOST_AHEAD, MixSource
@@ -35,10 +35,11 @@ from rlio.readers.read_options import check_batch_size
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation
+from rlio.support.options import in_own_spelling
 
 __all__ = ["MixedInput"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 Weights: TypeAlias = Mapping[str, Weight] | Sequence[Weight]
 
@@ -46,43 +47,42 @@ Sources: TypeAlias = (
     Mapping[str, InputReader] | Mapping[InputReader, Weight] | Iterable[tuple[InputReader, Weight]]
 )
 
-# Bytes that are put together at once, of as many batches as that makes; as many again wait with the sources.
+# Bytes of the batches that are assembled at once; the sources hold about as many again.
 _AHEAD_BYTES = 4 << 20
 _ENDS = ("error", "rewind", "renormalise")
-# Columns of which it is known what they are where they are absent.
+# Columns with a known value where they are absent.
 _KEPT = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
 
 
 class MixedInput(InputReader):
     """Gives batches that hold steps of every source in proportion to its weight.
 
-    Shares are exact in steps (or sequences, where all sources count in those), whatever the sizes of the
-    sources' own batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order,
-    so that sequences and fragments stay whole. A SampleBatch beside a MultiAgentBatch is wrapped as
-    ``default_policy``.
+    Shares are exact in steps (or in sequences, if all sources count those), whatever the sizes of the
+    sources' own batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order, so
+    sequences and fragments stay whole. A SampleBatch beside a MultiAgentBatch becomes its ``default_policy``.
 
     Args:
         sources: Name -> reader, with ``weights``; or reader -> weight; or pairs (reader, weight). Sources
             without a name are called ``source_0``, ``source_1``, ... The mixture owns and closes them.
-        batch_size: Steps of `sample()`; where all sources are endless, no more than they have together.
-        weights: Relative, they need no particular sum: name -> weight or, in the sources' order, a sequence.
-            Or a function of the steps served so far that gives either; it is called before each batch, and
-            where its result changes, what a source was owed is carried over. None: equal weights, or those
-            given with the sources.
-        seed: Decides which of equally entitled sources goes first; None: in the sources' order.
-        end: What happens when a source ends while others go on. ``"error"`` raises; ``"rewind"`` starts it
-            again from where it stood when the mixture was made; ``"renormalise"`` goes on without it. When
-            all end, the last batch may be short, and then comes `EndOfData`.
-        columns: What happens when sources have unlike columns, as in `concat_samples`: ``"error"``;
-            ``"intersect"``, the columns that all sources have in their first batches; or ``"fill"``. What is
-            left out is logged. Where some sources have ``truncateds`` and others only ``terminateds``, it is
-            False in the rows of these, and that is logged, once.
-        source_column: Whether each row carries its source's name, in the column ``source``; the names of a
-            mixture within follow after a slash.
+        batch_size: Steps of `sample()`; if all sources are endless, at most as many as they have together.
+        weights: Relative weights, with any sum: name -> weight or, in the sources' order, a sequence. Or a
+            function of the steps served so far that returns either. It is called before each batch; when its
+            result changes, what each source is still owed is carried over. None: equal weights, or the
+            weights in ``sources``.
+        seed: Decides which of several sources with equal claims goes first; None: the sources' order.
+        end: What happens when a source ends while others continue. ``"error"`` raises; ``"rewind"`` restarts
+            it at its position when the mixture was made; ``"renormalise"`` continues without it. When all
+            sources end, the last batch may be short; then comes `EndOfData`.
+        columns: What happens when sources have different columns, as in `concat_samples`: ``"error"``;
+            ``"intersect"``, the columns that all sources have in their first batches; or ``"fill"``. Columns
+            that are left out are logged. If only some sources have ``truncateds`` beside ``terminateds``, the
+            rows of the others get False, and this is logged once.
+        source_column: Whether each row carries its source's name in the column ``source``. For a nested
+            mixture, its own source name follows after a slash.
 
     Raises:
-        OptionError: An argument is illegal: no sources, one twice, a weight that is negative or not finite,
-            all weights 0, sources that count in different units.
+        OptionError: An argument is illegal: no sources, a source given twice, a weight that is negative or
+            not finite, all weights 0, sources that count in different units.
     """
 
     def __init__(
@@ -92,25 +92,26 @@ class MixedInput(InputReader):
         batch_size: int,
         weights: Weights | Callable[[int], Weights] | None = None,
         seed: int | None = None,
-        end: Literal["error", "rewind", "renormalise"] = "error",
+        end: Literal["error", "rewind", "renormalise", "renormalize"] = "error",
         columns: Unlike = "error",
         source_column: bool = False,
     ) -> None:
         if operator.index(batch_size) < 1:
-            raise OptionError(f"batch_size={batch_size}: steps of a batch, at least 1")
+            raise OptionError(f"batch_size={batch_size}: expected a number of steps, at least 1")
+        end = in_own_spelling(end, _ENDS)
         for option, value, known in (("end", end, _ENDS), ("columns", columns, UNLIKE)):
             if value not in known:
-                raise OptionError(f"{option}={excerpt(value)}: one of {', '.join(map(repr, known))}")
+                raise OptionError(f"{option}={excerpt(value)}: expected one of {', '.join(map(repr, known))}")
         readers, given = _named(sources)
         if given is not None and weights is not None:
             raise OptionError("the sources come with weights already: leave out weights=")
         count = len(readers)
-        self.batch_size = operator.index(batch_size)
+        self.batch_size: int = operator.index(batch_size)
         self.end = end
         self.columns = columns
         self.source_column = source_column
-        self.replayable = all(reader.replayable for reader in readers.values())
-        self.unit = next(iter(readers.values())).unit
+        self.replayable: bool = all(reader.replayable for reader in readers.values())
+        self.unit: Unit = next(iter(readers.values())).unit
         self._sources = [MixSource(name, reader, rewinds=end == "rewind") for name, reader in readers.items()]
         self._order = list(range(count))
         if seed is not None:
@@ -125,17 +126,17 @@ class MixedInput(InputReader):
         self._whole = whole_weights(self._raw, list(readers))
         self._schedule = Schedule(self._whole, order=self._order)
         self._multi_agent = False
-        #: Policy -> name of a source -> the columns of its rows, of the sources that were met.
+        #: Policy -> name of a source -> the columns of its rows, for the sources that gave rows.
         self._met: dict[str, dict[str, frozenset[str]]] = {}
         self._kept = (*_KEPT, Columns.SOURCE) if source_column else _KEPT
-        # What was logged: sources without truncateds, and columns that are left out.
+        # Logged so far: sources without truncateds, and columns that are left out.
         self._never_truncated: set[str] = set()
         self._left_out: list[dict[str, list[str]]] = []
-        #: Batches that were put together at once, and not all given yet.
+        #: Batches that were assembled at once, and are not all served yet.
         self._block: MixBlock | None = None
-        #: What gathers the rows of all sources together, once it is known whether that can be.
+        #: Gathers the rows of all sources together, or None if that is impossible; unset until it is known.
         self._joint: tuple[JointGather | None] | None = None
-        #: Whether sources may be read before their rows are asked for; and bytes of a row, once known.
+        #: Whether sources may be read ahead; and bytes of a row, once known.
         self._reads_ahead = self.unit == "steps" and all(reader.can_read_ahead for reader in readers.values())
         self._row_bytes: int | None = None
         # Batches to join one by one before the sources are read ahead again.
@@ -156,10 +157,16 @@ class MixedInput(InputReader):
 
     @property
     def skipped(self) -> int:
-        """What the sources left out, in all."""
+        """Rows or records that all sources skipped."""
         return sum(source.reader.skipped for source in self._sources)
 
     # ---- one batch ----
+
+    def _describe(self) -> Iterator[str]:
+        yield f"batch_size={self.batch_size}"
+        yield ", ".join(
+            f"{weight} x {s.reader!r}" for weight, s in zip(self._raw, self._sources, strict=True)
+        )
 
     def _next(self) -> Batch:
         block = self._block
@@ -196,8 +203,8 @@ class MixedInput(InputReader):
         return Endless(0, units)
 
     def _join(self, n: int) -> Batch:
-        """A batch of ``n`` units, joined of what each source gives."""
-        # What is left over waits with the sources, so the mixture itself has nothing left over.
+        """A batch of ``n`` units, joined from the sources' batches."""
+        # The sources keep their left-over rows, so the mixture has none.
         self._follow_weights()
         schedule, counts = self._schedule, self._schedule.counts
         drawn: list[list[Batch]] = [[] for _ in self._sources]
@@ -205,7 +212,7 @@ class MixedInput(InputReader):
             self._draw(n, drawn)
             made = self._joined(drawn)
         except BaseException:
-            # A source that fails, or one that does not fit the others, costs no rows: they come next time.
+            # If a source fails, or does not fit the others, no rows are lost: they come in the next batch.
             self._schedule, schedule.counts = schedule, counts
             for source in self._sources:
                 source.undo()
@@ -219,9 +226,9 @@ class MixedInput(InputReader):
     # ---- several batches at once ----
 
     def _next_block(self) -> MixBlock | None:
-        """The next batches, put together at once; None where they are joined one by one.
+        """The next batches, assembled at once; None where batches are joined one by one.
 
-        Nothing is served before it is given: `_settle` steps the sources over what was.
+        A row counts as served only when its batch is served: `_settle` advances the sources over served rows.
         """
         if self._function is not None:
             return None
@@ -233,7 +240,7 @@ class MixedInput(InputReader):
             columns = gather.columns(shares)
             if columns is not None:
                 return self._block_of(columns, shares)
-        if self._alone:  # Batches that are joined one by one.
+        if self._alone:  # Number of batches that are joined one by one.
             self._alone -= 1
             return None
         if not self._reads_ahead or self._row_bytes is None:
@@ -241,11 +248,11 @@ class MixedInput(InputReader):
         return self._read_ahead(self._batches_of(self._row_bytes))
 
     def _batches_of(self, row_bytes: int) -> int:
-        """How many batches are put together at once."""
+        """How many batches are assembled at once."""
         return min(MOST_AHEAD, _AHEAD_BYTES // max(row_bytes, 1)) // self.batch_size
 
     def _read_ahead(self, batches: int) -> MixBlock | None:
-        """The next batches, of sources that can be read ahead; None where that gives less than two."""
+        """The next batches of sources that can be read ahead; None if that gives fewer than two."""
         shares = self._filled(self._schedule.plan(self.batch_size, batches)) if batches > 1 else []
         if len(shares) < 2:
             return None
@@ -260,7 +267,7 @@ class MixedInput(InputReader):
         return self._block_of(columns, shares)
 
     def _block_of(self, columns: dict[str, NDArray[Any]], shares: list[Shares]) -> MixBlock | None:
-        """The batches that the columns hold; None, for ever, where each row says already where it is from."""
+        """The batches in the columns; None, permanently, if rows already have a source column."""
         if self.source_column:
             if Columns.SOURCE in columns:
                 self._joint, self._reads_ahead = (None,), False
@@ -270,13 +277,13 @@ class MixedInput(InputReader):
         return MixBlock(columns, shares=shares, batch_size=self.batch_size)
 
     def _filled(self, shares: list[Shares]) -> list[Shares]:
-        """Read what some batches have of each source, and give those for which all is there."""
+        """Read ahead each source's rows of some batches, and return the batches that are complete."""
         have = []
         for source, own in zip(self._sources, zip(*shares, strict=True), strict=True):
             try:
                 source.fill(sum(own))
             except Exception as error:
-                # Batches before the trouble can still be given. The one that runs into it raises it again.
+                # The batches before the failure can still be served. The batch that meets it raises it again.
                 logger.debug("source %r cannot be read ahead: %r", source.name, error)
                 self._alone = len(shares)
             have.append(source.waiting_units())
@@ -287,7 +294,7 @@ class MixedInput(InputReader):
         return shares
 
     def _look_at(self, batch: Batch) -> None:
-        """Find out from a first batch whether, and how far, sources may be read ahead."""
+        """Decide from a first batch whether, and how far, sources may be read ahead."""
         columns = plain_columns(batch)
         if columns is None:
             self._reads_ahead = False
@@ -295,7 +302,7 @@ class MixedInput(InputReader):
             self._row_bytes = sum(column.nbytes for column in columns.values()) // len(batch)
 
     def _settle(self) -> None:
-        """Step the sources over what was given of a block."""
+        """Advance the sources over the served batches of a block."""
         if self._block is None:
             return
         given = self._block.settle()
@@ -327,16 +334,16 @@ class MixedInput(InputReader):
             self._schedule = Schedule(self._alive(), order=self._order)
 
     def _take_leave(self, ended: list[MixSource]) -> None:
-        """Mark sources that ended; raise if others go on and may not do so alone."""
+        """Mark sources that ended; raise if others continue and `end` does not allow that."""
         if self.end != "renormalise":
             for source, weight in zip(self._sources, self._whole, strict=True):
                 if not weight or source in ended or source.at_end():
                     continue
-                why = "cannot rewind, as it is not replayable" if self.end == "rewind" else "end='error'"
+                why = "cannot rewind, because it is not replayable" if self.end == "rewind" else "end='error'"
                 raise OptionError(
                     f"source {ended[0].name!r} of the mixture ended after {ended[0].served} served "
-                    f"{self.unit} ({ended[0].end}) while {source.name!r} goes on, and {why}: give it more "
-                    "epochs, or say end='rewind' or end='renormalise'"
+                    f"{self.unit} ({ended[0].end}) while {source.name!r} continues, and {why}: give the "
+                    "source more epochs, or pass end='rewind' or end='renormalise'"
                 )
             ended = self._sources
         for source in ended:
@@ -349,7 +356,7 @@ class MixedInput(InputReader):
         ]
 
     def _joined(self, drawn: list[list[Batch]]) -> Batch:
-        """One batch of the parts, which are the mixture's own."""
+        """One batch from the parts, which the mixture owns."""
         parts = []
         for source, own in zip(self._sources, drawn, strict=True):
             for part in own:
@@ -360,15 +367,16 @@ class MixedInput(InputReader):
         if self.columns != "error":
             self._bring_together(drawn)
         batch = parts[0] if len(parts) == 1 else concat_samples(parts, columns=self.columns)
-        # Once a source has several agents, batches of the others alone look the same as the joined ones.
+        # Once a source has several agents, all batches have the multi-agent form, also those of other
+        # sources.
         if self._multi_agent and isinstance(batch, SampleBatch):
             return batch.as_multi_agent()
         return batch
 
     def _bring_together(self, drawn: list[list[Batch]]) -> None:
-        """Give the parts, which are the mixture's own, the columns that the sources make together."""
+        """Give the parts, which the mixture owns, the common columns of the sources."""
         if not self._met:
-            # All sources are met at once, so that all batches have the same columns.
+            # Look at all sources at once, so all batches have the same columns.
             for source, weight, own in zip(self._sources, self._whole, drawn, strict=True):
                 first = source.peek() if weight and not own and not source.ended else None
                 if first is not None:
@@ -395,7 +403,7 @@ class MixedInput(InputReader):
             if source not in self._never_truncated:
                 self._never_truncated.add(source)
                 logger.warning(
-                    "the source %r of the mixture does not say which episodes were truncated, as others do: "
+                    "the source %r of the mixture has no truncateds column, as other sources have: "
                     "truncateds is False in its rows",
                     source,
                 )
@@ -404,18 +412,18 @@ class MixedInput(InputReader):
                 del rows[name]
 
     def _say_left_out(self) -> None:
-        """Log, once, the columns that not all sources have."""
+        """Log, once, the columns that some sources lack."""
         for met in self._met.values() if self.columns == "intersect" else ():
             common = frozenset.intersection(*met.values()).union(self._kept)
             left = {name: sorted(columns - common) for name, columns in met.items() if columns - common}
             if left and left not in self._left_out:
                 self._left_out.append(left)
-                logger.warning("columns that not all sources of the mixture have are left out: %s", left)
+                logger.warning("columns that some sources of the mixture lack are left out: %s", left)
 
     # ---- weights ----
 
     def _aligned(self, weights: object) -> list[Weight]:
-        """Weights, which a user's function may have given, in the order of the sources."""
+        """Weights, possibly from a user's function, in the order of the sources."""
         names = [source.name for source in self._sources]
         if isinstance(weights, Mapping):
             if set(weights) != set(names):
@@ -425,12 +433,13 @@ class MixedInput(InputReader):
             return [weights[name] for name in names]
         if not isinstance(weights, Sequence) or len(weights) != len(names):
             raise OptionError(
-                f"weights are {excerpt(weights)}: name -> weight, or one for each of the {len(names)} sources"
+                f"weights are {excerpt(weights)}: expected name -> weight, or one for each of the "
+                f"{len(names)} sources"
             )
         return list(weights)
 
     def _follow_weights(self) -> None:
-        """Ask the function of weights, if there is one, and follow a change."""
+        """Call the function of weights, if there is one, and apply a change."""
         if self._function is None:
             return
         raw = self._aligned(self._function(sum(source.served for source in self._sources)))
@@ -455,7 +464,7 @@ class MixedInput(InputReader):
 
     def _position(self) -> JsonState:
         position: JsonState = {
-            # The lists are in this order: that of the sources below may get lost in JSON.
+            # The lists are in this order, because JSON may lose the order of the dict of sources.
             "names": [source.name for source in self._sources],
             "sources": {source.name: source.position() for source in self._sources},
             "served": [source.served for source in self._sources],
@@ -472,7 +481,7 @@ class MixedInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         names = [source.name for source in self._sources]
-        # States of 4d4987e have the names as the keys of "sources" only.
+        # States of 4d4987e store the names only as the keys of "sources".
         stored = position.get("names", list(position["sources"]))
         checks = [("names", stored, names), ("order", position["order"], self._order)]
         if self._function is None:
@@ -480,8 +489,8 @@ class MixedInput(InputReader):
         for key, found, expected in checks:
             if found != expected:
                 raise StateError(
-                    f"state['position'][{key!r}] is {excerpt(found)} but this one has {excerpt(expected)}: "
-                    "make it with the sources, weights and seed of the one that saved it"
+                    f"state['position'][{key!r}] is {excerpt(found)}, expected {excerpt(expected)}: make the "
+                    "mixture with the sources, weights and seed of the one that saved the state"
                 )
         for name in ("counts", "credits", "weights"):
             numbers = position[name]
@@ -495,7 +504,7 @@ class MixedInput(InputReader):
             if self.end == "rewind":
                 source.start = position["starts"][i]
         self._whole = list(position["weights"])
-        # Whatever the function gives next is compared with the weights themselves.
+        # The next result of the function is compared with the restored whole weights.
         self._raw = []
         alive = self._alive()
         if any(alive):
@@ -510,18 +519,18 @@ class MixedInput(InputReader):
 
     def _close(self) -> None:
         self._settle()
-        self._block = self._joint = None  # The rows of stores should not wait for the garbage collector.
+        self._block = self._joint = None  # Free the rows of stores before the garbage collector runs.
         first: Exception | None = None
         for source in self._sources:
             try:
                 source.reader.close()
             except Exception as failure:
-                place = f"source {source.name!r} of the mixture, as it closed"
+                place = f"source {source.name!r} of the mixture while closing"
                 if first is None:
                     first = failure
                     first.add_note(f"raised by {place}")
                 else:
-                    first.add_note(f"{place}, failed too: {failure!r}")
+                    first.add_note(f"{place} failed too: {failure!r}")
         if first is not None:
             raise first
 
@@ -540,11 +549,11 @@ def _named(sources: Sources) -> tuple[dict[str, InputReader], list[Weight] | Non
                 weights.append(weight)
             case _:
                 raise OptionError(
-                    f"source {number} of the mixture is {excerpt(pair)}: give name -> reader, "
-                    "reader -> weight or pairs (reader, weight); rlio.read() opens paths and mixes of them"
+                    f"source {number} of the mixture is {excerpt(pair)}: expected name -> reader, reader -> "
+                    "weight or pairs (reader, weight); rlio.read() opens paths and mixes of them"
                 )
     if not readers or len({id(reader) for reader in readers.values()}) < len(readers):
-        raise OptionError(f"a mixture needs one source or more, each reader once; it was given {len(pairs)}")
+        raise OptionError(f"a mixture needs one source or more, each reader once; found {len(pairs)}")
     if weights and len(weights) < len(readers):
         raise OptionError("some sources have names and others weights: name all of them, or none")
     units = {name: reader.unit for name, reader in readers.items()}
@@ -554,7 +563,7 @@ def _named(sources: Sources) -> tuple[dict[str, InputReader], list[Weight] | Non
 
 
 def _mark(batch: Batch, name: str) -> None:
-    """Give ``batch``, which is ours, the column `Columns.SOURCE`."""
+    """Add the column `Columns.SOURCE` to ``batch``, which the mixture owns."""
     for part in batch.policies().values():
         rows = np.empty(len(part), object)
         if Columns.SOURCE in part:

@@ -1,10 +1,14 @@
-"""Packed columns: the compressed text that RLlib puts into JSON and Parquet, read without running it.
+"""Reads packed columns, RLlib's compressed text in JSON and Parquet, without running the pickle in them.
 
 RLlib stores a column as base64 text of an LZ4 frame of a Python object stream. Such a stream is a small
-program, and the usual way of loading one runs whatever functions it names. Here its opcodes are read as data
-by an interpreter that knows the few opcodes and six functions that NumPy arrays need, each replaced by our
-own; it imports nothing, calls nothing by name, and bounds size, depth and number of values. Everything else
-is refused.
+program; the usual loader runs any function that it names. This interpreter instead reads the opcodes as data.
+It knows only the few opcodes and six functions that NumPy arrays need, and has its own version of each
+function. It imports nothing, calls nothing by name, and limits size, depth and number of values. It refuses
+everything else.
+
+Until early 2020 the stream was a message of `pyarrow.serialize`, which later versions of pyarrow do not have.
+A message of one array of numbers begins with bytes that depend on the version alone, and goes on with a
+tensor that Arrow still reads. Other messages, which may hold pickles, are refused.
 
 Not here: how columns become batches (`rlio.readers.rllib_json`).
 
@@ -20,8 +24,8 @@ Example:
 
 from __future__ import annotations
 
-import base64
 import binascii
+import hashlib
 import math
 import pickletools
 import re
@@ -31,72 +35,81 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import pybase64
 from numpy.typing import NDArray
 
-from rlio.errors import CorruptData, UnsafeData, excerpt
+from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 
 __all__ = ["Allowance", "is_packed", "unpack"]
 
-# The head of an LZ4 frame in base64: the magic number, then the flags, which vary with the size (one block
-# or several, linked or not) and with the library: size of the content stated or not, checksum or none,
-# block size.
+# The head of an LZ4 frame in base64: the magic number, then the flags. The flags vary with the size (one
+# block or several, linked or not) and with the library: content size stated or not, checksum or none, block
+# size.
 _PREFIX: Final = re.compile("BCJNG[EFGH][BRhx][AQgw]")
 _MAX_ROWS: Final = 2**40
 _MAX_NDIM: Final = 32
-# How deep lists, tuples and dicts may nest in each other.
+# Maximum nesting depth of lists, tuples and dicts.
 _MAX_DEPTH: Final = 32
-# A row of four floats, packed, has 48 opcodes, and takes 17 bytes of a Parquet file, among others like it.
+# A packed row of four floats has 48 opcodes, and takes 17 bytes of a Parquet file with many such rows.
 _VALUES_PER_BYTE: Final = 4
+_PROTO: Final = 0x80
 _NATIVE_ORDER: Final = "<" if sys.byteorder == "little" else ">"
+
+# A message of pyarrow.serialize with one array of numbers: where its tensor begins -> digests of all bytes
+# before it, as ray 0.6.0, 0.6.6 to 0.7.6, 0.6.3, and 0.7.7 to 0.8.1 wrote them.
+_LONE_TENSORS: Final = {
+    448: ("c9917e719144f590", "0f0e2d05497748ce"),
+    512: ("8708db1c2a74988b", "a2eed7637a705e10"),
+}
 
 Array: TypeAlias = NDArray[Any]
 
 
 class Allowance:
-    """What the packed columns of one record, or of rows that are read at once, may still take together.
+    """The remaining budget of the packed columns of one record, or of rows that are read together.
 
     Args:
-        limits: `Limits.group_bytes` are the bytes: those of unpacked streams, of arrays, of each further
-            mention of an array, and of what they are copied to. `Limits.packed_values` are the opcodes and
-            the values of the results.
-        stored: Bytes of a file that the columns are from, where that has a row for each packed value.
+        limits: `Limits.group_bytes` limits the bytes of unpacked streams, of arrays, of each repeated mention
+            of an array, and of copies. `Limits.packed_values` limits the opcodes and the values of the
+            results.
+        stored: Stored bytes of the columns in their file, if the file has one row for each packed value.
     """
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS, *, stored: int = 0) -> None:
         self.limits = limits
-        self.bytes = limits.group_bytes
-        self.values = limits.packed_values + _VALUES_PER_BYTE * stored
+        self.bytes: int = limits.group_bytes
+        self.values: int = limits.packed_values + _VALUES_PER_BYTE * stored
 
     def spend(self, size: int) -> None:
-        """Count bytes, before they are made.
+        """Count bytes before they are allocated.
 
         Raises:
-            UnsafeData: They are more than are left.
+            UnsafeData: The budget is exceeded.
         """
         self.bytes -= size
         if self.bytes < 0:
             raise UnsafeData(
-                f"a record that takes more than {self.limits.group_bytes} bytes to unpack: raise "
-                "Limits.group_bytes if the file is yours"
+                f"a record takes more than {self.limits.group_bytes} bytes to unpack: raise "
+                "Limits.group_bytes if you trust the file"
             )
 
     def count(self, values: int) -> None:
         """Count opcodes or values.
 
         Raises:
-            UnsafeData: They are more than are left.
+            UnsafeData: The budget is exceeded.
         """
         self.values -= values
         if self.values < 0:
             raise UnsafeData(
                 f"packed columns of a record with more than {self.limits.packed_values} opcodes and values: "
-                "raise Limits.packed_values if the file is yours"
+                "raise Limits.packed_values if you trust the file"
             )
 
 
 def is_packed(value: object) -> bool:
-    """Whether ``value`` is text that RLlib packed; any other string is data of its own right."""
+    """Whether ``value`` is text that RLlib packed; any other string is plain data."""
     return isinstance(value, str) and _PREFIX.match(value) is not None
 
 
@@ -105,34 +118,63 @@ def unpack(text: str, *, allowance: Allowance | None = None) -> Any:
 
     Args:
         text: A string for which `is_packed` holds.
-        allowance: What it and others may ask for together; None: what one record may by default.
+        allowance: The budget that it shares with other columns; None: the default budget of one record.
 
     Returns:
-        What was packed: an array (its dtype, shape and memory order kept), or a dict, list or tuple of such
-        and of plain Python values. Arrays are the caller's, and writable, but for one that is named several
-        times: it is the same memory each time, and read-only.
+        The packed value: an array (with its dtype, shape and memory order), or a dict, list or tuple of such
+        values and of plain Python values. The caller owns the arrays, and they are writable. An array that
+        the stream mentions several times is read-only, and shares its memory each time.
 
     Raises:
+        UnknownLayout: The value was packed by pyarrow.serialize, as RLlib did in 2019, and is not an array of
+            numbers.
         UnsafeData: The stream names a function, opcode or dtype that is not NumPy data, or exceeds
             ``allowance``.
         CorruptData: The base64 text, the LZ4 frame or the stream is damaged.
     """
     allowance = Allowance() if allowance is None else allowance
-    # What is in a stream is copied out of it. It is there three times for a moment.
+    # Values are copied out of the stream. For a moment the stream is in memory three times.
     stream = _decompress(text, allowance.bytes // 2)
     allowance.spend(len(stream))
+    # RLlib's pickles begin with the opcode PROTO, the messages of 2019 with two small numbers.
+    if len(stream) >= 8 and stream[2:4] == stream[6:8] == b"\0\0" and stream[0] != _PROTO:
+        return _tensor_of_2019(stream, allowance)
     return _Interpreter(allowance).run(stream)
 
 
+def _tensor_of_2019(stream: bytes, allowance: Allowance) -> Array:
+    """The array in a message of pyarrow.serialize."""
+    import pyarrow as pa
+
+    digests = {start: hashlib.blake2b(stream[:start], digest_size=8).hexdigest() for start in _LONE_TENSORS}
+    start = next((start for start, known in _LONE_TENSORS.items() if digests[start] in known), None)
+    if start is None:
+        raise UnknownLayout(
+            "found a column packed by pyarrow.serialize, as RLlib did in 2019, and no array of numbers: "
+            "write the file again with the RLlib that recorded it, unpacked (output_compress_columns=[])"
+        )
+    try:
+        tensor = pa.ipc.read_tensor(pa.BufferReader(stream[start:]))
+        shape, kind = tuple(tensor.shape), tensor.type.to_pandas_dtype()
+    except (pa.ArrowException, OSError, ValueError, TypeError, NotImplementedError) as error:
+        raise CorruptData(f"packed column: damaged tensor: {excerpt(str(error))}") from error
+    size = _Interpreter(allowance)._check_shape(shape) * np.dtype(kind).itemsize
+    # Strides of 0 would repeat a value.
+    if size > len(stream) or any(stride < 0 for stride in tensor.strides):
+        raise CorruptData(f"packed column: a tensor of shape {shape} in {len(stream)} bytes")
+    allowance.spend(size)
+    return np.array(tensor.to_numpy())
+
+
 def _decompress(text: str, max_bytes: int) -> bytes:
-    """The bytes inside the base64 text of an LZ4 frame, at most ``max_bytes`` of them."""
+    """The bytes inside the base64 text of an LZ4 frame, at most ``max_bytes``."""
     import pyarrow as pa
 
     try:
-        frame = base64.b64decode(text, validate=True)
+        frame = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise CorruptData(f"packed column: not base64 ({error}); found {excerpt(text, 40)}") from error
-    # Bit 3 of the flags says that the size of the content follows: checked before a byte is inflated.
+    # Bit 3 of the flags says that the content size follows: it is checked before a byte is inflated.
     stated = int.from_bytes(frame[6:14], "little") if len(frame) >= 14 and frame[4] & 8 else None
     if stated is not None and stated > max_bytes:
         raise UnsafeData(f"packed column: inflates to {stated} bytes, more than the {max_bytes} allowed")
@@ -143,7 +185,7 @@ def _decompress(text: str, max_bytes: int) -> bytes:
             _check_inflated_size(frame, max_bytes)
         with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as inflated:
             while room:
-                # Without a stated size in steps, so that memory follows what is there, not what may be.
+                # Without a stated size, read in steps, so memory grows only with the actual content.
                 part = inflated.read(room if stated is not None else min(room, 1 << 24))
                 if not part:
                     break
@@ -160,7 +202,7 @@ def _decompress(text: str, max_bytes: int) -> bytes:
 
 
 def _check_inflated_size(frame: bytes, max_bytes: int) -> None:
-    """Refuse an LZ4 frame that inflates to more, by inflating it once and keeping nothing of it."""
+    """Refuse an LZ4 frame that inflates to more than ``max_bytes``: inflate it once, and keep nothing."""
     import pyarrow as pa
 
     size = 0
@@ -172,7 +214,7 @@ def _check_inflated_size(frame: bytes, max_bytes: int) -> None:
 
 
 class _Function(Enum):
-    """The functions that streams of arrays name; `_Interpreter` does for each what NumPy's would."""
+    """The functions that streams of arrays name; `_Interpreter` has its own version of each."""
 
     FROMBUFFER = "_frombuffer"
     DTYPE = "dtype"
@@ -199,17 +241,17 @@ _TIME_UNIT = re.compile(rb"[YMWDhms]|[munpfa]s")
 
 
 class _Dtype:
-    """A dtype under construction: its state, with the byte order, follows after it was first named."""
+    """A dtype under construction: its state, with the byte order, follows its first mention."""
 
     def __init__(self, name: str) -> None:
         self.value = np.dtype(name)
 
 
 class _ArrayShell:
-    """An array under construction: its state, with everything in it, follows after it was first named."""
+    """An array under construction: its state, with all its content, follows its first mention."""
 
     def __init__(self) -> None:
-        #: The values; for an object array, what the stream listed, until it is resolved.
+        #: The values. For an object array, `objects` holds the stream's list until it is resolved.
         self.value: Array | None = None
         self.objects: list[Any] | None = None
         self.shape: tuple[int, ...] = ()
@@ -221,7 +263,7 @@ _Handler: TypeAlias = "Callable[[_Interpreter, Any], None]"
 
 
 class _Interpreter:
-    """Reads one stream of opcodes, as data."""
+    """Reads one stream of opcodes as data."""
 
     def __init__(self, allowance: Allowance) -> None:
         self._allowance = allowance
@@ -231,7 +273,7 @@ class _Interpreter:
         self._used_buffers: set[int] = set()
 
     def run(self, stream: bytes) -> Any:
-        """The value that ``stream`` describes."""
+        """Return the value that ``stream`` describes."""
         count = self._allowance.count
         try:
             for opcode, argument, _ in pickletools.genops(stream):
@@ -250,7 +292,7 @@ class _Interpreter:
         except CorruptData:
             raise
         except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
-            # The ways in which a damaged stream shows; genops itself raises ValueError.
+            # The errors that a damaged stream causes; genops itself raises ValueError.
             raise CorruptData(f"packed column: damaged stream: {excerpt(str(error))}") from error
 
     # ---- opcodes ----
@@ -305,7 +347,8 @@ class _Interpreter:
         if type(target) is not dict or len(items) % 2:
             raise CorruptData("packed column: an item set on what is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Text and small integers cannot be chosen to collide; large integers and floats can, and hang us.
+            # Keys cannot be chosen to collide if they are text or small integers. Large integers and floats
+            # can, which would make this loop hang.
             if type(key) is not str and not (type(key) is int and -(2**31) <= key < 2**31):
                 raise UnsafeData(f"packed column: a dict key of type {type(key).__name__} is refused")
             target[key] = value
@@ -347,7 +390,7 @@ class _Interpreter:
             self.push(_make_dtype(arguments))
         elif function is _Function.RECONSTRUCT:
             if arguments[0] is not _Function.NDARRAY:
-                raise UnsafeData("packed column: an array of a class of its own is refused")
+                raise UnsafeData("packed column: an array of another class than ndarray is refused")
             self.push(_ArrayShell())
         elif function is _Function.SCALAR:
             self.push(self._scalar(*arguments))
@@ -372,7 +415,7 @@ class _Interpreter:
         shell = _ArrayShell()
         if order == "K":
             if type(axes) is not tuple or sorted(axes) != list(range(len(shape))):
-                raise CorruptData("packed column: a memory order that is no order of the axes")
+                raise CorruptData("packed column: a memory order that is not an order of the axes")
         elif order not in ("C", "F"):
             raise CorruptData("packed column: a memory order other than C, F and K")
         array = self._array(buffer, dtype, shape, "F" if order == "F" else "C")
@@ -383,7 +426,7 @@ class _Interpreter:
         return self._array(buffer, dtype, (), "C")[()]
 
     def _array(self, buffer: Any, dtype: Any, shape: Any, order: Any) -> Array:
-        """An array over ``buffer``: the buffer itself the first time that it is used, a copy afterwards."""
+        """An array over ``buffer``: the buffer itself at its first use, a copy at later uses."""
         if type(buffer) not in (bytes, bytearray) or type(dtype) is not _Dtype:
             raise CorruptData("packed column: an array without bytes or dtype")
         kind = dtype.value
@@ -415,12 +458,12 @@ class _Interpreter:
             shell.value = self._array(data, dtype, shape, "F" if fortran else "C")
 
     def _check_shape(self, shape: Any) -> int:
-        """Number of values in an array of ``shape``."""
+        """The number of values in an array of ``shape``."""
         if type(shape) is not tuple or len(shape) > _MAX_NDIM:
             raise CorruptData(f"packed column: shape {excerpt(shape)}")
         if not all(type(n) is int and 0 <= n < _MAX_ROWS for n in shape):
             raise CorruptData(f"packed column: shape {excerpt(shape)}")
-        # Rows of no values take no bytes: only this holds back an array of 10**12 of them.
+        # Rows without values take no bytes: only this check stops an array of 10**12 of them.
         if 0 in shape and math.prod(n for n in shape if n) > self._allowance.limits.group_rows:
             raise UnsafeData(f"packed column: an empty array of shape {excerpt(shape)}")
         return math.prod(shape)
@@ -428,7 +471,7 @@ class _Interpreter:
     # ---- the result ----
 
     def _resolve(self, value: Any, depth: int) -> Any:
-        """``value`` with finished arrays; each mention of a shared value counts, lest they multiply."""
+        """``value`` with finished arrays; each mention of a shared value counts, since mentions multiply."""
         self._allowance.count(1)
         if depth > _MAX_DEPTH:
             raise UnsafeData(f"packed column: nested more than {_MAX_DEPTH} deep")
@@ -456,7 +499,7 @@ class _Interpreter:
         if not shell.served:
             shell.served = True
             return shell.value
-        # Counted as if it were copied, as it is where rows are put together.
+        # Counted like a copy, because it is copied where rows are joined.
         self._allowance.spend(shell.value.nbytes)
         shell.value.flags.writeable = False
         return shell.value.view()
@@ -473,7 +516,7 @@ def _set_dtype_state(dtype: _Dtype, state: Any) -> None:
     """NumPy's dtype state: (version, byte order, subarray, names, fields, size, alignment, flags, unit)."""
     order, subarray, names, fields = state[1:5]
     if subarray is not None or names or fields:
-        raise UnsafeData("packed column: a structured dtype is refused; give one column a field")
+        raise UnsafeData("packed column: a structured dtype is refused; write one column for each field")
     if order not in ("<", ">", "|", "="):
         raise CorruptData(f"packed column: byte order {excerpt(order)}")
     if dtype.value.kind in "mM" and len(state) > 8 and state[8] is not None:
@@ -486,20 +529,20 @@ def _set_dtype_state(dtype: _Dtype, state: Any) -> None:
 
 
 def _encode(text: Any, encoding: Any = None) -> bytes:
-    """How old protocols spell bytes: as text in Latin-1."""
+    """Old protocols write bytes as text in Latin-1."""
     if type(text) is not str or encoding != "latin1":
         raise UnsafeData(f"packed column: text in the encoding {excerpt(encoding)} is refused")
     return text.encode("latin1")
 
 
 def _check_values(flat: Array) -> None:
-    """Refuse bytes that are no value of their dtype."""
+    """Refuse bytes that are not values of their dtype."""
     if flat.dtype.kind == "b" and flat.size and flat.view(np.uint8).max() > 1:
         raise CorruptData("packed column: booleans other than 0 and 1")
     if flat.dtype.kind == "U" and flat.size:
         points = flat.view(np.dtype(np.uint32).newbyteorder(flat.dtype.byteorder))
         if points.max() > 0x10FFFF:
-            raise CorruptData("packed column: text that is no Unicode")
+            raise CorruptData("packed column: text that is not Unicode")
 
 
 def _constant(value: Any) -> _Handler:
@@ -511,7 +554,7 @@ def _tuple_of(count: int) -> _Handler:
 
 
 def _ignore(machine: _Interpreter, argument: Any) -> None:
-    """A protocol or frame header: nothing depends on it."""
+    """Skip a protocol or frame header."""
 
 
 _HANDLERS: Final[dict[str, _Handler]] = {

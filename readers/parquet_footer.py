@@ -1,7 +1,7 @@
-"""Parquet files of strangers, opened so that no Arrow extension type can act.
+"""Opens untrusted Parquet files so that no Arrow extension type can run code.
 
-pyarrow is given a footer without the Arrow schema (`rlio.schemas.parquet_metadata`); the names and parameters
-of the extension types in it are read from it as plain texts.
+pyarrow gets a footer without the Arrow schema (`rlio.schemas.parquet_metadata`). The names and parameters of
+the extension types are read from that schema as plain texts.
 
 Example:
     >>> import io
@@ -26,21 +26,21 @@ from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.parquet_metadata import ARROW_SCHEMA, read_metadata
 
-__all__ = ["Extension", "ForeignFile", "open_parquet", "registered_extensions"]
+__all__ = ["Extension", "ForeignFile", "open_parquet", "plain_schema", "registered_extensions"]
 
 _ARROWS_NAME: Final = b"ARROW:extension:name"
-# As long as Arrow's key, so that its schema stays readable.
+# As long as Arrow's key, so the schema stays readable.
 _NAME: Final = b"rlio-:extension:name"
 _PARAMETERS: Final = b"ARROW:extension:metadata"
-# Bytes of a value in memory, by physical type; those of FIXED_LEN_BYTE_ARRAY are the column's.
+# Bytes of a value in memory, by physical type; for FIXED_LEN_BYTE_ARRAY, the column's length.
 _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 
 
 class Extension(NamedTuple):
-    """An Arrow extension type, as the file names it."""
+    """An Arrow extension type as the file names it."""
 
     name: str
-    #: What the type wrote about itself; JSON by custom.
+    #: The type's own description, usually JSON.
     parameters: bytes
 
 
@@ -49,7 +49,7 @@ class ForeignFile:
     """An open Parquet file.
 
     Attributes:
-        arrow: pyarrow's ParquetFile; Any, since pyarrow ships no type information.
+        arrow: pyarrow's ParquetFile; Any, because pyarrow ships no type information.
         extensions: Path of a field (names joined by dots) -> its extension type.
     """
 
@@ -57,23 +57,23 @@ class ForeignFile:
     extensions: dict[str, Extension]
 
     def columns(self, group: int, names: Collection[str] | None) -> list[tuple[Any, Any]]:
-        """The columns of a row group that belong to top-level fields: pyarrow's schema and metadata of each.
+        """The columns of a row group in some top-level fields: pyarrow's schema and metadata of each.
 
         Args:
             group: Number of the row group.
-            names: Of the fields; None: all.
+            names: Names of the fields; None: all.
         """
         schema, info = self.arrow.metadata.schema, self.arrow.metadata.row_group(group)
-        # By number: a name may have the dots that paths are joined by.
+        # By number, because a name may contain the dots that join paths.
         owners = [field.name for field in self.arrow.schema_arrow for _ in range(_leaves(field.type))]
         wanted = [i for i, name in enumerate(owners) if names is None or name in names]
         return [(schema.column(i), info.column(i)) for i in wanted]
 
     def widest(self, group: int, names: Collection[str], *, limits: Limits) -> int:
-        """Check the sizes that the footer declares for columns of a row group.
+        """Check the declared sizes of some columns of a row group.
 
         Returns:
-            As many bytes as any one text in them can have.
+            The maximum bytes of a single text in them.
 
         Raises:
             UnsafeData: The columns would take more memory than a row group may.
@@ -83,20 +83,20 @@ class ForeignFile:
             unpacked = chunk.total_uncompressed_size
             if chunk.file_path:
                 raise UnsafeData(
-                    f"column {excerpt(leaf.path)} lies in another file, {excerpt(chunk.file_path)}: none is "
-                    "opened"
+                    f"column {excerpt(leaf.path)} lies in another file, {excerpt(chunk.file_path)}, which is "
+                    "not opened"
                 )
             limits.check_inflation(chunk.total_compressed_size, unpacked, f"column {excerpt(leaf.path)}")
             if leaf.physical_type != "BYTE_ARRAY":
                 decoded += chunk.num_values * _WIDTHS.get(leaf.physical_type, leaf.length)
             elif leaf.max_repetition_level:
                 decoded += unpacked
-            else:  # The caller takes as few rows at a time as these texts need.
+            else:  # The caller limits the rows it reads at a time by the size of these texts.
                 widest = max(widest, unpacked)
             if decoded > limits.group_bytes:
                 raise UnsafeData(
-                    f"a row group that takes more than {limits.group_bytes} bytes in memory, by column "
-                    f"{excerpt(leaf.path)}: raise Limits.group_bytes if the file is yours"
+                    f"a row group takes more than {limits.group_bytes} bytes in memory, by column "
+                    f"{excerpt(leaf.path)}: raise Limits.group_bytes if you trust the file"
                 )
         return widest
 
@@ -112,17 +112,25 @@ class ForeignFile:
 
 
 def open_parquet(stream: IO[bytes], *, limits: Limits = DEFAULT_LIMITS) -> ForeignFile:
-    """Open a Parquet file; it owns ``stream`` from now on.
+    """Open a Parquet file. The result owns ``stream``.
 
     Raises:
-        CorruptData: It is no Parquet file.
-        UnsafeData: It is encrypted, or asks for more than ``limits``.
+        CorruptData: The file is not a Parquet file.
+        UnsafeData: The file is encrypted, or exceeds ``limits``.
     """
+    try:
+        return _open(stream, limits)
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _open(stream: IO[bytes], limits: Limits) -> ForeignFile:
     import pyarrow.parquet as pq
 
     metadata = read_metadata(stream, limits=limits)
     options: dict[str, Any] = {"page_checksum_verification": True}
-    # Parquet's own logical types become extension types too, where pyarrow knows that option.
+    # With this option on, Parquet's own logical types would become extension types too.
     if "arrow_extensions_enabled" in inspect.signature(pq.ParquetFile.__init__).parameters:
         options["arrow_extensions_enabled"] = False
     written = (metadata.metadata or {}).get(ARROW_SCHEMA)
@@ -134,30 +142,53 @@ def registered_extensions() -> frozenset[str]:
     """Names of the extension types that libraries have registered in this process."""
     import pyarrow as pa
 
-    # pyarrow keeps the list, but has no public way to read it; without it none counts as registered, and then
-    # still none can act.
+    # pyarrow keeps the list, but has no public way to read it. Without the list no type counts as registered,
+    # and still none can run code.
     kinds = getattr(pa.lib, "_python_extension_types_registry", ())
     return frozenset(kind.extension_name for kind in kinds)
 
 
+def plain_schema(data: bytes, *, is_file: bool = False) -> tuple[Any, dict[str, Extension]]:
+    """The Arrow schema in an IPC message, with storage types, and the extension type of each path.
+
+    Args:
+        data: The message.
+        is_file: Whether it is a whole file instead.
+
+    Raises:
+        CorruptData: The message is no schema.
+    """
+    schema = _plain_schema(data, is_file=is_file)
+    return schema, dict(_extensions(schema, ""))
+
+
 def _leaves(kind: Any) -> int:
-    """Columns of Parquet that a field of an Arrow type has."""
+    """The number of Parquet columns of a field of an Arrow type."""
     return sum(_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
 
 
 def _arrow_schema(written: bytes) -> Any:
-    """The Arrow schema of a footer, of which extension types are plain metadata of their fields."""
+    """The Arrow schema of a footer, with extension types as plain metadata of their fields."""
+    try:
+        return _plain_schema(base64.b64decode(written, validate=True))
+    except ValueError as error:
+        if isinstance(error, CorruptData):
+            raise
+        raise CorruptData(f"damaged Arrow schema: {excerpt(str(error))}") from error
+
+
+def _plain_schema(data: bytes, *, is_file: bool = False) -> Any:
     import pyarrow as pa
 
     try:
-        message = base64.b64decode(written, validate=True)
-        return pa.ipc.read_schema(pa.py_buffer(message.replace(_ARROWS_NAME, _NAME)))
+        plain = pa.py_buffer(data.replace(_ARROWS_NAME, _NAME))
+        return pa.ipc.open_file(plain).schema if is_file else pa.ipc.read_schema(plain)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptData(f"damaged Arrow schema in the footer: {excerpt(str(error))}") from error
+        raise CorruptData(f"damaged Arrow schema: {excerpt(str(error))}") from error
 
 
 def _extensions(fields: Iterable[Any], prefix: str) -> Iterable[tuple[str, Extension]]:
-    """Path of each field of an extension type, and that."""
+    """Path of each field with an extension type, and the type."""
     for field in fields:
         path = prefix + field.name
         metadata = field.metadata or {}

@@ -19,14 +19,14 @@ from rlio.support.forks import ReadAhead
 
 __all__ = ["Prefetch"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 #: A dict of tensors, or of such dicts by policy.
 Tensors = dict[str, Any]
 
 
 class _Ready(NamedTuple):
-    """A batch that waits to be delivered: its tensors, the reader's state after it, when its copy is over."""
+    """A batch ready for delivery: its tensors, the reader's state after it, and the event of its copy."""
 
     tensors: Tensors
     state: JsonState
@@ -34,20 +34,20 @@ class _Ready(NamedTuple):
 
 
 class _Copier:
-    """Turns batches into tensors on a device; on a GPU, on a stream of its own."""
+    """Turns batches into tensors on a device; on a GPU, on a separate stream."""
 
     def __init__(self, device: torch.device | str | None, pin_memory: bool | None) -> None:
         self.device = None if device is None else torch.device(device)
         self.stream: torch.cuda.Stream | None = None
         if self.device is not None and self.device.type == "cuda":
-            # "cuda" alone is the caller's current device, which the thread does not know.
+            # "cuda" alone means the caller's current device, which the thread does not know.
             index = torch.cuda.current_device() if self.device.index is None else self.device.index
             self.device = torch.device("cuda", index)
             self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # Its __new__ is not annotated.
         self.pin_memory = self.stream is not None if pin_memory is None else pin_memory
 
     def send(self, batch: Batch) -> tuple[Tensors, torch.cuda.Event | None]:
-        """Begin the copy; called by the thread."""
+        """Begin the copy; called in the thread."""
         if self.stream is None:
             return batch.to_torch(self.device, pin_memory=self.pin_memory), None
         with torch.cuda.stream(self.stream):
@@ -57,32 +57,32 @@ class _Copier:
         return tensors, copied
 
     def receive(self, item: _Ready) -> Tensors:
-        """Make what the caller does next with the tensors wait for their copy."""
+        """Make the caller's later work on the tensors wait for their copy."""
         if item.copied is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(item.copied)
             for _, leaf in leaves(item.tensors):
                 if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                    # The memory was taken on the other stream, and must outlast the work on this one.
+                    # The memory belongs to the other stream, and must outlast the work on this one.
                     leaf.record_stream(current)
         return item.tensors
 
 
 class Prefetch(Restorable, Iterator[Tensors]):
-    """Batches of a reader as tensors, of which the next ones are read and copied in a background thread.
+    """Batches of a reader as tensors; a background thread reads and copies the next ones.
 
-    The reader is used by the thread alone until `close`, which leaves it open and, if it is replayable, right
-    after the last batch that was delivered. An error of the reader comes when it is its turn, after the
-    batches before it; the next call asks the reader again.
+    Only the thread uses the reader until `close`. `close` leaves the reader open and, if it is replayable, at
+    the position after the last delivered batch. An error of the reader is raised after the batches before it;
+    the next call tries the reader again.
 
     Args:
-        reader: Any reader; it stays the caller's to close.
-        device: Where the tensors go; None: the CPU. On a GPU, copies have a stream of their own.
-        depth: Batches that wait at most, at least 1; one more is in the making.
-        pin_memory: See `SampleBatch.to_torch`; None: for a GPU.
+        reader: Any reader; the caller closes it.
+        device: Where the tensors go; None: the CPU. On a GPU, copies have a separate stream.
+        depth: Maximum number of waiting batches, at least 1; one more is being prepared.
+        pin_memory: See `SampleBatch.to_torch`; None: only for a GPU.
 
     Raises:
-        OptionError: ``reader`` is none, or ``depth`` below 1.
+        OptionError: ``reader`` is not a reader, or ``depth`` is below 1.
     """
 
     def __init__(
@@ -96,29 +96,32 @@ class Prefetch(Restorable, Iterator[Tensors]):
         if not isinstance(reader, InputReader):
             raise OptionError(f"prefetch() was given {excerpt(reader)}: expected an InputReader")
         if depth < 1:
-            raise OptionError(f"prefetch(depth={depth}): batches that may wait, at least 1")
+            raise OptionError(f"prefetch(depth={depth}): expected a number of batches, at least 1")
         self._reader = reader
         self._copier = _Copier(device, pin_memory)
         self._state = reader.state_dict()
         self._ahead: ReadAhead[_Ready] = ReadAhead(
             partial(_next_of, reader, self._copier), depth, name="rlio-prefetch"
         )
-        # Whether the reader may stand behind batches that were not delivered.
+        # Whether the reader may be past batches that were not delivered.
         self._is_ahead = False
         self._ended = self._closed = False
+
+    def _describe(self) -> Iterator[str]:
+        yield repr(self._reader)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Tensors:
-        """The next batch: a dict of tensors, by policy where there are several.
+        """The next batch: a dict of tensors; with several policies, a dict by policy.
 
         Raises:
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
         if self._closed:
-            raise ClosedError("this prefetch() is closed: begin another one, or use it before close()")
+            raise ClosedError("this prefetch() is closed: begin a new one, or use it before close()")
         self._check_loaded()
         self._ahead.check()
         if self._ended:
@@ -128,19 +131,19 @@ class Prefetch(Restorable, Iterator[Tensors]):
             item = self._ahead.get()
         except BaseException as error:
             if self._ahead.is_running:
-                raise  # This thread was interrupted; the other one reads on.
+                raise  # This thread was interrupted; the background thread continues to read.
             if not isinstance(error, EndOfData):
-                self._go_back()  # The batch may have been read, and its copy have failed.
+                self._go_back()  # The batch may have been read before its copy failed.
                 raise
             self._ended, self._is_ahead = True, False
-            with contextlib.suppress(ClosedError):  # The reader was closed since.
+            with contextlib.suppress(ClosedError):  # The reader may have been closed since.
                 self._state = self._reader.state_dict()
             raise StopIteration from None
         self._state = item.state
         return self._copier.receive(item)
 
     def state_dict(self) -> JsonState:
-        """The reader's state after the last batch that was delivered: the reader alone may go on from it.
+        """The reader's state after the last delivered batch: the reader alone can continue from it.
 
         Raises:
             StateError: The last `load_state_dict` failed.
@@ -149,16 +152,16 @@ class Prefetch(Restorable, Iterator[Tensors]):
         return self._state
 
     def load_state_dict(self, state: JsonState) -> None:
-        """Go on from a state, of `state_dict` or of the reader's own.
+        """Continue from a state of `state_dict` or of the reader.
 
         After any error here, no batch is delivered until a load succeeds.
 
         Raises:
-            StateError: It does not fit the reader.
+            StateError: The state does not fit the reader.
             ClosedError: After `close`.
         """
         if self._closed:
-            raise ClosedError("this prefetch() is closed: load the state into another one")
+            raise ClosedError("this prefetch() is closed: load the state into a new one")
         self._ahead.check()
         self._go_back()
         with self._loading():
@@ -167,21 +170,21 @@ class Prefetch(Restorable, Iterator[Tensors]):
         self._ended = False
 
     def _go_back(self) -> None:
-        """End the thread and bring the reader to where it was after the last batch that was delivered."""
+        """End the thread and move the reader back to its position after the last delivered batch."""
         left = len(self._ahead.halt())
         is_ahead, self._is_ahead = self._is_ahead, False
         if is_ahead and self._reader.replayable:
-            with contextlib.suppress(ClosedError):  # A reader that is closed has no place to go back to.
+            with contextlib.suppress(ClosedError):  # A closed reader has no position to return to.
                 self._reader.load_state_dict(self._state)
         elif left:
             logger.warning(
-                "%d batches of %s that were read ahead are dropped: it cannot give them again",
+                "%d batches of %s that were read ahead are dropped: the reader cannot give them again",
                 left,
                 type(self._reader).__name__,
             )
 
     def close(self) -> None:
-        """End the thread, after the `sample` that is under way. May be called again."""
+        """End the thread after the running `sample`. May be called again."""
         if not self._closed:
             self._closed = True
             if not self._ahead.is_lost:
@@ -197,6 +200,6 @@ class Prefetch(Restorable, Iterator[Tensors]):
 
 
 def _next_of(reader: InputReader, copier: _Copier) -> _Ready:
-    """The next batch of a reader; in the thread."""
+    """The next batch of a reader; runs in the thread."""
     tensors, copied = copier.send(reader.sample())
     return _Ready(tensors, reader.state_dict(), copied)

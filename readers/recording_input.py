@@ -1,4 +1,4 @@
-"""A reader that writes down what passes through it: a live run, a replay, a conversion.
+"""A reader that records every batch it gives: a live run, a replay, a conversion.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -14,6 +14,8 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rlio.batch import Batch, count_units
 from rlio.errors import OptionError, excerpt
 from rlio.reader import InputReader, InputReaderAround
@@ -23,17 +25,17 @@ __all__ = ["RecordingInput"]
 
 
 class RecordingInput(InputReaderAround):
-    """Gives the batches of ``child`` and writes each to ``writer`` before it is served.
+    """Gives the batches of ``child`` and writes each to ``writer`` before serving it.
 
-    Exactly what is served is written, row for row, whatever sizes are asked for. The state is the child's:
-    a reader that is restored to an earlier state serves rows again, and writes them again.
+    Exactly the served rows are written, for any sizes. The state is the child's: a reader that is restored to
+    an earlier state serves rows again, and writes them again.
 
     Args:
         child: The reader; closed with this one.
         writer: The writer; closed with this one, after the child.
 
     Raises:
-        OptionError: ``child`` is no reader or ``writer`` no writer.
+        OptionError: ``child`` is not a reader, or ``writer`` is not a writer.
     """
 
     def __init__(self, child: InputReader, writer: OutputWriter) -> None:
@@ -42,11 +44,15 @@ class RecordingInput(InputReaderAround):
             raise OptionError(f"RecordingInput takes a writer, not {excerpt(writer)}: see ParquetWriter")
         self.writer = writer
 
+    def _describe(self) -> Iterator[str]:
+        yield from super()._describe()
+        yield repr(self.writer)
+
     def _next(self) -> Batch:
         return self._recorded(self.child.sample())
 
     def _take(self, n: int) -> Batch:
-        # The child cuts to size and keeps what is left over, so that nothing unserved is written.
+        # The child cuts to size and keeps the left-over, so unserved rows are not written.
         return self._recorded(self.child.sample(n))
 
     def _recorded(self, batch: Batch) -> Batch:
@@ -54,8 +60,8 @@ class RecordingInput(InputReaderAround):
             self.writer.write(batch)
         except Exception as error:
             error.add_note(
-                f"{count_units(batch, self.unit)} {self.unit} that {type(self.child).__name__} gave "
-                "were not written and are not served"
+                f"{count_units(batch, self.unit)} {self.unit} of {type(self.child).__name__} were not "
+                "written and are not served"
             )
             raise
         return batch

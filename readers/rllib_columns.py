@@ -1,4 +1,4 @@
-"""What RLlib's columns mean beyond their values: ``dones`` that stand for two flags, actions in [-1, 1].
+"""Conventions of RLlib's columns: ``dones`` that stand for two flags, actions in [-1, 1].
 
 Example:
     >>> columns = {"dones": np.array([False, True]), "infos": [{}, {"TimeLimit.truncated": True}]}
@@ -23,20 +23,20 @@ from rlio.readers.space_arrays import Spaces, space_of
 
 __all__ = ["ActionScaling", "DoneFlags"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 Array: TypeAlias = NDArray[Any]
 
-# What gymnasium's time limit used to write into the info of an episode's last step.
+# The key that gymnasium's time limit wrote into the info of an episode's last step.
 _TIME_LIMIT = "TimeLimit.truncated"
 
 
 class DoneFlags:
-    """Makes ``terminateds`` and ``truncateds`` of the ``dones`` of older files.
+    """Makes ``terminateds`` and ``truncateds`` from the ``dones`` of older files.
 
     Args:
-        asked: The columns that the user asked for; None: all.
-        source: What messages call the input.
+        asked: The requested columns; None: all.
+        source: Name of the input in messages.
     """
 
     def __init__(self, asked: list[str] | None, source: str) -> None:
@@ -45,17 +45,17 @@ class DoneFlags:
         self._said = False
 
     def settle(self, columns: dict[str, Any]) -> None:
-        """Replace ``dones``, in place: they become ``terminateds``, less those that were truncated.
+        """Replace ``dones`` in place by ``terminateds``, without the rows that were truncated.
 
-        Whether a row was truncated is told by ``truncateds``, else by ``terminateds``, else by the entry
-        ``TimeLimit.truncated`` of its info. Where nothing tells it, that is logged, once.
+        ``truncateds`` shows which rows were truncated, or else ``terminateds``, or else the entry
+        ``TimeLimit.truncated`` of the infos. If none of them does, this is logged once.
 
         Raises:
-            SchemaError: There are flags too, and they say something else.
+            SchemaError: The existing flags contradict ``dones``.
         """
         if Columns.DONES in columns:
             self._replace(columns, columns.pop(Columns.DONES))
-        if self._asked is not None:  # Some were decoded for the sake of others.
+        if self._asked is not None:  # Some columns were decoded only to compute others.
             if Columns.INFOS not in self._asked:
                 columns.pop(Columns.INFOS, None)
             if not {Columns.TRUNCATEDS, Columns.DONES} & set(self._asked):
@@ -81,13 +81,13 @@ class DoneFlags:
                 "dones is not terminateds or truncateds: one of them is wrong", column=Columns.DONES
             )
         elif truncateds is None and not np.array_equal(dones, terminateds):
-            # Done and not terminated is truncated.
+            # Rows that are done and not terminated are truncated.
             if (terminateds & ~dones).any():
                 raise SchemaError("a row is terminated and not done", column=Columns.DONES)
             columns[Columns.TRUNCATEDS] = dones & ~terminateds
 
     def _told_by_infos(self, infos: Any, dones: Array) -> Array:
-        """Which rows were truncated, by their infos; none where those do not say it."""
+        """The rows that their infos mark as truncated; none if no info has the mark."""
         said = [info.get(_TIME_LIMIT) if isinstance(info, dict) else None for info in infos]
         if dones.any() and all(word is None for word in said):
             self._warn()
@@ -98,33 +98,33 @@ class DoneFlags:
             self._said = True
             logger.warning(
                 "%s has dones, which do not say whether an episode terminated or was truncated: all count as "
-                "terminateds, so that no value is bootstrapped at the end of an episode",
+                "terminateds, so no value is bootstrapped at the end of an episode",
                 self._source,
             )
 
 
 class ActionScaling:
-    """Scales the actions that RLlib recorded to the bounds of their space, or says once that it does not.
+    """Scales recorded actions of RLlib to the bounds of their space, or logs once that it does not.
 
     RLlib's policies give actions of bounded Boxes in [-1, 1] (its ``normalize_actions``, on by default), and
-    that is what it records.
+    RLlib records these.
 
     Args:
         spaces: See `RllibDecoder`.
-        wished: Whether to scale them; None: not, and say so.
-        source: What messages call the input.
+        wished: Whether to scale actions; None: do not scale, and log this.
+        source: Name of the input in messages.
 
     Raises:
-        OptionError: They are to be scaled, and no space is known.
+        OptionError: ``wished`` is True, and no space is known.
     """
 
     def __init__(self, spaces: Spaces | None, wished: bool | None, source: str) -> None:
         if wished not in (None, True, False):
-            raise OptionError(f"unnormalise_actions={excerpt(wished)}: True, False, or None to be told")
+            raise OptionError(f"unnormalise_actions={excerpt(wished)}: expected True, False or None")
         if wished and spaces is None:
             raise OptionError(
-                "unnormalise_actions=True needs spaces=(observation_space, action_space): actions are scaled "
-                "to the bounds of the action space"
+                "unnormalise_actions=True scales actions to the bounds of the action space: pass "
+                "spaces=(observation_space, action_space)"
             )
         self._spaces = spaces
         self._wished = wished
@@ -135,7 +135,7 @@ class ActionScaling:
 
         Raises:
             OptionError: The policy's space is not known.
-            SchemaError: They do not fit it.
+            SchemaError: The actions do not fit the space.
         """
         if self._wished is None:
             self._warn(columns.get(Columns.ACTIONS) if is_rllibs else None)
@@ -143,7 +143,7 @@ class ActionScaling:
             return
         space = space_of(self._spaces, policy).get(Columns.ACTIONS)
         if space is None:
-            raise OptionError(f"unnormalise_actions=True, and spaces= has none of policy {excerpt(policy)}")
+            raise OptionError(f"unnormalise_actions=True: spaces= has none for policy {excerpt(policy)}")
         for name in (Columns.ACTIONS, Columns.PREV_ACTIONS):
             if name in columns:
                 columns[name] = unsquash_actions(columns[name], space)
@@ -154,7 +154,7 @@ class ActionScaling:
         self._wished = False
         logger.warning(
             "%s: RLlib records continuous actions scaled to [-1, 1], unless its normalize_actions was off, "
-            "and they are served like that; give unnormalise_actions=True and spaces= to have those that the "
-            "environment got, or unnormalise_actions=False if these are meant",
+            "and they are served unchanged; pass unnormalise_actions=True and spaces= to get the actions "
+            "that the environment got, or unnormalise_actions=False to keep them",
             self._source,
         )

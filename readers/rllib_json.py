@@ -1,10 +1,11 @@
 """RLlib's records: one JSON object a line, turned into a batch.
 
-Every form that RLlib has written since 2019 is known: with and without ``type``, one step a line, wrapped in
-``value``, multi-agent, packed columns, ``dones``. What JSON lost comes back where ``spaces`` say what it was;
-without them lists become arrays as NumPy makes them (int64, float64, bool), and text and infos object arrays.
+It reads every form that RLlib has written since 2019: with and without ``type``, one step a line, wrapped in
+``value``, multi-agent, packed columns, ``dones``. ``spaces`` restore the dtypes and structure that JSON
+loses. Without them lists become arrays as NumPy makes them (int64, float64, bool), and text and infos object
+arrays.
 
-Not here: where the lines come from (`rlio.readers.json_reader`), what is in a packed column
+Not here: the source of lines (`rlio.readers.json_reader`), the content of packed columns
 (`rlio.readers.packed`).
 
 Example:
@@ -28,9 +29,11 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_sequence
 from rlio.batch.nested import leaves
-from rlio.dataset.foreign_layouts import check_other_names, layout_of_json
+from rlio.dataset.step_columns import check_other_names
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
+from rlio.formats.format import format_of_json
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.readers.json_arrays import parse_arrays
 from rlio.readers.packed import Allowance, is_packed, unpack
 from rlio.readers.rllib_columns import ActionScaling, DoneFlags
 from rlio.readers.space_arrays import Spaces, fit_space, space_of
@@ -50,10 +53,10 @@ __all__ = [
 
 Array: TypeAlias = NDArray[Any]
 
-# An array of texts, most of it padding: the part of what a record may take that it may be.
+# The padding of an array of texts may take this fraction of a record's bytes.
 _MAX_PADDED = 4
 
-# Columns of numbers that are not whole by nature: a logger's [1, 1] and [0.5, 1] are the same column.
+# Columns of floats, even if a record holds only whole numbers: [1, 1] and [0.5, 1] are the same column.
 _FLOATS = frozenset(
     (
         Columns.REWARDS,
@@ -68,25 +71,25 @@ _FLOATS = frozenset(
     )
 )
 _FLAGS = frozenset((Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES, Columns.NEXT_OBS_VALID))
-# A record of one step has numbers here where others have lists.
+# A record of one step has numbers in these columns; others have lists.
 _SCALARS = (
     *(Columns.REWARDS, Columns.DONES, Columns.TERMINATEDS, Columns.TRUNCATEDS),
     *(Columns.T, Columns.EPS_ID, Columns.UNROLL_ID, Columns.AGENT_INDEX),
 )
 _EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *_SCALARS))
-# A text or object counts as so many bytes.
+# Bytes that a text or object counts as.
 _OBJECT_BYTES = 64
 _SPECIAL_FLOATS = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
-# Half of a two-part character, escaped: Python reads it, nothing can write it again.
+# Half of a surrogate pair, escaped: Python reads it, but cannot encode it again.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_line(line: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """The JSON object in ``line``.
+    """Parse the JSON object in ``line``.
 
     Raises:
-        CorruptData: It is no JSON object in UTF-8, or names a key twice.
-        UnsafeData: It would take many times its size in memory.
+        CorruptData: The line is not a JSON object in UTF-8, or has a key twice.
+        UnsafeData: The object would take many times its size in memory.
     """
     check_containers(line, limits)
     try:
@@ -107,7 +110,7 @@ def parse_line(line: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys differ: of two values for one column, neither can be trusted."""
+    """A JSON object, checked for unique keys: of two values for one column, neither can be trusted."""
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
@@ -119,27 +122,27 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def wanted_columns(columns: list[str] | None) -> frozenset[str] | None:
-    """The columns to decode for a user who asked for ``columns``; None: all."""
+    """The columns to decode for the requested ``columns``; None: all."""
     if columns is None:
         return None
     wanted = set(columns)
     if Columns.DONES in wanted:
         wanted |= {Columns.TERMINATEDS, Columns.TRUNCATEDS}
     if wanted & {Columns.TERMINATEDS, Columns.TRUNCATEDS}:
-        wanted |= {Columns.DONES, Columns.INFOS}  # as which older files have them
+        wanted |= {Columns.DONES, Columns.INFOS}  # older files store the flags in these
     if any(name.startswith(STATE_IN_PREFIX) for name in wanted):
-        wanted.add(Columns.SEQ_LENS)  # without which recurrent states belong to no rows
+        wanted.add(Columns.SEQ_LENS)  # it assigns recurrent states to rows
     return frozenset(wanted)
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What is known of a record while its columns are converted."""
+    """Facts about a record while its columns are converted."""
 
     one_step: bool
-    #: Whether infinities are there because somebody wrote them, not because a number was too large.
+    #: Whether the record spells out infinities. Otherwise an infinity is a number that was too large.
     infinite: bool
-    #: What its packed columns may still take.
+    #: The remaining allowance of its packed columns.
     allowance: Allowance
 
 
@@ -147,16 +150,16 @@ class RllibDecoder:
     """Turns RLlib's records into batches.
 
     Args:
-        columns: Columns to decode, others are not even unpacked; None: all.
+        columns: Columns to decode; others are not even unpacked. None: all.
         spaces: (observation space, action space), or policy id -> such a pair: obs, new_obs, actions and
             prev_actions get their structure and dtypes.
-        limits: What a record may ask for.
+        limits: Limits on a record's demands.
         unnormalise_actions: Whether actions and prev_actions are scaled from [-1, 1] to the bounds of their
-            space; None: they are not, and where it matters that is logged, once.
-        source: What messages call the input.
+            space; None: they are not scaled, and this is logged once if it matters.
+        source: Name of the input in messages.
 
     Raises:
-        OptionError: ``unnormalise_actions`` without ``spaces``.
+        OptionError: ``unnormalise_actions`` is set without ``spaces``.
     """
 
     def __init__(
@@ -168,30 +171,36 @@ class RllibDecoder:
         unnormalise_actions: bool | None = None,
         source: str = "",
     ) -> None:
-        self.flags = DoneFlags(columns, source)
-        self.scaling = ActionScaling(spaces, unnormalise_actions, source)
+        self.flags: DoneFlags = DoneFlags(columns, source)
+        self.scaling: ActionScaling = ActionScaling(spaces, unnormalise_actions, source)
         self._asked = columns
         self._wanted = wanted_columns(columns)
         self._spaces = spaces
         self._limits = limits
 
     def decode(self, line: bytes) -> Batch:
-        """The batch in one line.
+        """Decode the batch in one line.
 
         Raises:
             CorruptData: The line is damaged. (UnsafeData: it asks for more than data may.)
             SchemaError: Its columns do not fit each other or ``spaces``. (MissingColumn: one is absent.)
-            UnknownLayout: Another library wrote it, or a column may be one that is absent.
+            UnknownLayout: Another library wrote the line, or a column may stand for an absent one.
         """
-        return self.decode_record(parse_line(line, self._limits), infinite=b"Infinity" in line)
+        # Lists may be parts of a space, as well as rows.
+        found = parse_arrays(line, self._limits) if self._spaces is None else None
+        if found is None or any(
+            type(v) is str and k != "type" and not is_packed(v) for k, v in found.items()
+        ):
+            return self.decode_record(parse_line(line, self._limits), infinite=b"Infinity" in line)
+        return self.decode_record(found, infinite=False)
 
     def decode_record(self, record: Mapping[str, Any], *, infinite: bool = True) -> Batch:
-        """The batch in a record that is parsed already; see `decode`."""
+        """Decode the batch in a parsed record; see `decode`."""
         if record.keys() == {"value"} and isinstance(record["value"], dict):
             record = record["value"]
         kind = record.get("type")
-        if not _EXPECTED & record.keys() and (layout := layout_of_json(record)) and layout.reader is None:
-            raise layout.refusal()
+        if not _EXPECTED & record.keys() and (found := format_of_json(record)) and found.reader is None:
+            raise found.refusal()
         if kind == "MultiAgentBatch":
             return self._multi_agent(record, infinite)
         if kind not in (None, "SampleBatch"):
@@ -202,7 +211,7 @@ class RllibDecoder:
         return self._batch(columns, DEFAULT_POLICY_ID, infinite, Allowance(self._limits))
 
     def names(self, line: bytes) -> frozenset[tuple[str, str]]:
-        """Policies and names of the columns in a line, as they are written; nothing is unpacked.
+        """(Policy, name) of each column in a line, as written; unpacks nothing.
 
         Raises:
             CorruptData: The line is damaged.
@@ -224,7 +233,7 @@ class RllibDecoder:
     def _multi_agent(self, record: Mapping[str, Any], infinite: bool) -> MultiAgentBatch:
         steps, policies = record.get("count"), record.get("policy_batches")
         if type(steps) is not int or not 0 <= steps < 2**48:
-            raise CorruptData(f"count, the record's environment steps, is {excerpt(steps)}")
+            raise CorruptData(f"count is {excerpt(steps)}: expected the record's number of environment steps")
         if not isinstance(policies, dict) or not all(
             isinstance(b, dict) for b in policies.values() if b is not None
         ):
@@ -245,7 +254,7 @@ class RllibDecoder:
         if not _EXPECTED & columns.keys():
             names = ", ".join(excerpt(name, 40) for name in list(columns)[:8]) or "nothing"
             raise CorruptData(
-                f"no record of experience: found {names}; expected obs, actions, rewards and the like"
+                f"not a record of experience: found {names}; expected obs, actions, rewards and the like"
             )
         one_step = any(
             type(columns[name]) in (bool, int, float)
@@ -270,7 +279,7 @@ class RllibDecoder:
         return _make_batch(arrays, rows)
 
     def _check_parts(self, columns: Mapping[str, Any]) -> None:
-        """Refuse more columns, parts of nested ones included, than there may be, and those nested deeper."""
+        """Refuse too many columns, counting parts of nested ones, and columns that are nested too deeply."""
         count, limits = 0, self._limits
         if len(columns) > limits.columns:
             raise UnsafeData(f"a record of {len(columns)} columns, more than {limits.columns}")
@@ -299,12 +308,12 @@ class RllibDecoder:
             raise type(error)(str(error), column=name) from error
 
     def _unpacked(self, value: Any, context: _Record) -> Any:
-        """``value`` with packed text replaced by arrays; a one-step record's get their row axis."""
+        """Replace packed text in ``value`` by arrays; arrays of a one-step record get a row axis."""
         if is_packed(value):
             found = unpack(value, allowance=context.allowance)
             return _add_rows(found) if context.one_step else found
         if isinstance(value, list) and value and is_packed(value[0]) and all(map(is_packed, value)):
-            # One blob a row, as RLlib's `compress()` leaves them.
+            # One blob a row, the form that RLlib's `compress()` writes.
             allowance = context.allowance
             return stack_rows([unpack(item, allowance=allowance) for item in value], allowance)
         if isinstance(value, dict):
@@ -321,11 +330,11 @@ def _add_rows(value: Any) -> Any:
 
 
 def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
-    """Rows, each an array or a dict or tuple of arrays, as one array or a dict or tuple of arrays.
+    """Stack rows, each an array or a dict or tuple of arrays, into one such value with a row axis.
 
     Raises:
-        SchemaError: They differ in structure, dtype or shape.
-        UnsafeData: That would take more than is allowed.
+        SchemaError: Rows differ in structure, dtype or shape.
+        UnsafeData: The result would take more than ``allowance``.
     """
     first = rows[0]
     if isinstance(first, dict):
@@ -345,15 +354,15 @@ def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
 
 
 def _joined(value: Any, allowance: Allowance) -> Array:
-    """An array of what a packed row is, where that is none."""
+    """An array of a packed row that is not an array yet."""
     count, longest = _text_extent([value])
-    # As NumPy makes it: each text takes the room of the longest, and all else eight bytes or more.
+    # NumPy gives each text the room of the longest, and all other values eight bytes or more.
     allowance.spend(max(4 * count * longest, 8 * count))
     return np.asarray(value)
 
 
 def _convert(name: str, value: Any, context: _Record) -> Any:
-    """A column without a space, as nested as it was written."""
+    """Convert a column without a space, nested as it was written."""
     if isinstance(value, dict) and not (context.one_step and name == Columns.INFOS):
         if not value and context.one_step:
             return object_column([value])
@@ -365,7 +374,7 @@ def _convert(name: str, value: Any, context: _Record) -> Any:
 
 def _key(key: Any) -> str:
     if type(key) is not str:
-        raise SchemaError(f"a nested column with the key {excerpt(key)}: expected text")
+        raise SchemaError(f"a nested column has the key {excerpt(key)}: expected text")
     return key
 
 
@@ -386,10 +395,10 @@ def _to_array(name: str, value: Any, context: _Record) -> Array:
 
 
 def standard_dtype(name: str, array: Array) -> Array:
-    """``array`` with the dtype that column ``name`` has everywhere: bool for flags, floats for rewards etc.
+    """``array`` with the standard dtype of column ``name``: bool for flags, floats for rewards and so on.
 
     Raises:
-        SchemaError: Flags that are not 0 or 1.
+        SchemaError: Flags other than 0 and 1.
     """
     if name in _FLAGS and array.dtype != np.bool_:
         if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
@@ -403,7 +412,7 @@ def standard_dtype(name: str, array: Array) -> Array:
 def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
     count, longest = _text_extent(rows)
     if 4 * count * longest > context.allowance.limits.group_bytes // _MAX_PADDED:
-        # An array of text gives each place the room of the longest.
+        # An array of text gives each value the room of the longest.
         if all(type(row) is str for row in rows):
             return object_column(rows)
         raise UnsafeData(f"a text of {longest} characters among {count} values")
@@ -411,8 +420,8 @@ def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
         array = np.array(rows)
     except (ValueError, OverflowError) as error:
         raise SchemaError(
-            f"rows of unlike shape, {excerpt(rows, 80)}: an array needs rows of one shape; if the column "
-            "is a tuple of parts, give spaces="
+            f"rows of unlike shape, {excerpt(rows, 80)}: expected rows of one shape; if the column is a "
+            "tuple of parts, pass spaces="
         ) from error
     kind = array.dtype.kind
     if kind == "U":
@@ -421,15 +430,15 @@ def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
         if array.ndim == 1 and not any(isinstance(row, (int, float)) for row in rows):
             return object_column(rows)
         raise SchemaError(
-            f"numbers beside null or others, or integers of more than 64 bits: {excerpt(rows, 80)}; write "
-            "NaN for a missing number"
+            f"numbers beside null or other values, or integers of more than 64 bits: {excerpt(rows, 80)}; "
+            "write NaN for a missing number"
         )
     if kind == "f" and array.size:
         return _check_floats(rows, array, context)
     return array
 
 
-# What makes NumPy an array of text; and what it looks into.
+# Types that make NumPy build an array of text, and types that NumPy looks into.
 _TEXTS = frozenset((str, bytes, np.str_, np.bytes_))
 _LISTS = frozenset((list, tuple))
 
@@ -452,7 +461,7 @@ def _text_extent(value: list[Any] | tuple[Any, ...]) -> tuple[int, int]:
 
 
 def _from_text(name: str, rows: list[Any], array: Array, context: _Record) -> Array:
-    """Text, one string a row; or floats, some of which are the words for what JSON has no number for."""
+    """Text, one string a row; or floats with some words for NaN and infinities, which JSON does not have."""
     words = np.isin(array, tuple(_SPECIAL_FLOATS))
     if array.ndim == 1 and all(type(row) is str for row in rows) and not (name in _FLOATS and words.all()):
         return object_column(rows)
@@ -473,7 +482,7 @@ def _replace_words(value: Any) -> Any:
 
 
 def _check_floats(rows: list[Any], array: Array, context: _Record) -> Array:
-    """Refuse what became a float on the way: integers of 64 bits and more, and numbers beyond any float."""
+    """Refuse values that became floats: integers of more than 64 bits, and numbers too large for a float."""
     with np.errstate(invalid="ignore"):
         large = np.abs(array) >= 2.0**63
     if not large.any():
@@ -493,7 +502,7 @@ def _check_floats(rows: list[Any], array: Array, context: _Record) -> Array:
 
 
 def check_asked(asked: list[str] | None, columns: Mapping[str, Any]) -> None:
-    """Raise MissingColumn unless ``columns`` has all that the user asked for."""
+    """Raise MissingColumn unless ``columns`` has all requested columns."""
     for name in asked or ():
         found = name in columns or (
             name == Columns.DONES and bool({Columns.TERMINATEDS, Columns.TRUNCATEDS} & columns.keys())
@@ -503,7 +512,7 @@ def check_asked(asked: list[str] | None, columns: Mapping[str, Any]) -> None:
 
 
 def _check_rows(arrays: Mapping[str, Any]) -> int:
-    """Number of rows, on which all columns agree."""
+    """Number of rows; raises SchemaError if columns differ."""
     first: tuple[str, int] | None = None
     for name, column in arrays.items():
         if is_per_sequence(name):
@@ -513,8 +522,8 @@ def _check_rows(arrays: Mapping[str, Any]) -> int:
                 first = (name, len(leaf))
             elif len(leaf) != first[1]:
                 raise SchemaError(
-                    f"{len(leaf)} rows where column {excerpt(first[0], 40)} has {first[1]}; if it is a tuple "
-                    "of parts, give spaces=",
+                    f"{len(leaf)} rows where column {excerpt(first[0], 40)} has {first[1]}; if the column "
+                    "is a tuple of parts, pass spaces=",
                     column=name,
                 )
     return 0 if first is None else first[1]
@@ -525,6 +534,6 @@ def _make_batch(arrays: dict[str, Any], rows: int) -> SampleBatch:
     if lengths is not None and lengths.dtype.kind in "iu" and len(lengths) and rows != int(lengths.sum()):
         longest, over = divmod(rows, len(lengths))
         if not over and int(lengths.max()) <= longest:
-            # RLlib wrote padded batches without saying so: each sequence has as many rows.
+            # RLlib did not mark padded batches: here each sequence has equally many rows.
             return SampleBatch(arrays, zero_padded=True, max_seq_len=longest)
     return SampleBatch(arrays)

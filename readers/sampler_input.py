@@ -1,4 +1,4 @@
-"""`SamplerInput`: live experience as a reader like any other.
+"""`SamplerInput`: live experience as a reader.
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
@@ -10,12 +10,12 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlio.batch import Batch, MultiAgentBatch, concat_samples
 from rlio.errors import OptionError, excerpt
-from rlio.reader import InputReader, JsonState
+from rlio.reader import InputReader, JsonState, Unit
 
 if TYPE_CHECKING:
     from rlio.batch.episode import Episode
@@ -25,7 +25,7 @@ __all__ = ["Chunk", "Runner", "SamplerInput"]
 
 @runtime_checkable
 class _ColumnarRunner(Protocol):
-    """A runner that gives batches without the way through episodes, and saves its counters: one of ours."""
+    """A runner of rlio: it gives batches without building episodes, and saves its counters."""
 
     def run(self) -> Batch: ...
 
@@ -35,7 +35,7 @@ class _ColumnarRunner(Protocol):
 
 
 class Chunk(Protocol):
-    """What several agents did in an episode, or in a part of it: a `MultiAgentEpisode`."""
+    """The steps of several agents in an episode, or in a part of it: a `MultiAgentEpisode`."""
 
     def to_batch(self) -> MultiAgentBatch:
         """The rows."""
@@ -43,34 +43,34 @@ class Chunk(Protocol):
 
 @runtime_checkable
 class Runner(Protocol):
-    """What steps environments: an EnvRunner, a MultiAgentEnvRunner. `SamplerInput` makes a reader of it."""
+    """Steps environments: an EnvRunner, a MultiAgentEnvRunner. `SamplerInput` makes a reader of a runner."""
 
     def sample(
         self, *, num_timesteps: int | None = None, num_episodes: int | None = None
     ) -> Sequence[Episode] | Sequence[Chunk]:
-        """Step the environments and return the episodes, or chunks of episodes, that it took."""
+        """Step the environments; return the episodes, or chunks of episodes, from these steps."""
 
     def stop(self) -> None:
         """Close the environments."""
 
 
 class SamplerInput(InputReader):
-    """Gives what ``runner`` samples; endless.
+    """Gives batches that ``runner`` samples; endless.
 
-    It is not `replayable`, as environments cannot be saved: the state holds the runner's seeds and counters.
-    A reader that loads it goes on at the start of new episodes; rows that were sampled but not served by
-    then are dropped and counted in `dropped`.
+    It is not `replayable`, because environments cannot be saved: the state holds the runner's seeds and
+    counters. A reader that loads the state continues at the start of new episodes. Rows that were sampled but
+    not served by then are dropped and counted in `dropped`.
 
-    With a recurrent policy, whose batches have ``seq_lens``, ``sample(n)`` counts sequences, as readers of
-    stored ones do: none is cut. Those of several agents are counted in steps; where a policy of theirs is
-    recurrent, take whole batches, ``sample()``.
+    With a recurrent policy, whose batches have ``seq_lens``, ``sample(n)`` counts sequences, like readers of
+    stored sequences: it cuts none. Batches of several agents are counted in steps; if one of their policies
+    is recurrent, take whole batches with ``sample()``.
 
     Args:
-        runner: An `EnvRunner`, a `MultiAgentEnvRunner`, or any other `Runner` (whose state is its own
-            affair); closed with this reader.
+        runner: An `EnvRunner`, a `MultiAgentEnvRunner`, or any other `Runner` (this reader does not save the
+            state of another one); closed with this reader.
 
     Raises:
-        OptionError: ``runner`` is none.
+        OptionError: ``runner`` is not a runner.
     """
 
     replayable = False
@@ -80,7 +80,10 @@ class SamplerInput(InputReader):
             raise OptionError(f"SamplerInput takes a runner, not {excerpt(runner)}: see rlio.EnvRunner")
         self.runner = runner
         self._columnar = runner if isinstance(runner, _ColumnarRunner) else None
-        self.unit = getattr(runner, "unit", self.unit)
+        self.unit: Unit = getattr(runner, "unit", self.unit)
+
+    def _describe(self) -> Iterator[str]:
+        yield repr(self.runner)
 
     def _next(self) -> Batch:
         if self._columnar is not None:
@@ -96,7 +99,7 @@ class SamplerInput(InputReader):
             self._columnar.load_state_dict(state)
 
     def interrupt(self) -> None:
-        """Interrupt the runner, if it is one that waits for others; see `InputReader`."""
+        """Interrupt the runner if it waits for others; see `InputReader`."""
         if hasattr(self.runner, "interrupt"):
             self.runner.interrupt()
 

@@ -1,4 +1,4 @@
-"""Shuffles the batches of another reader, window by window; nothing is lost or repeated.
+"""Shuffles the batches of another reader, window by window, without losing or repeating any.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import operator
 import secrets
+from collections.abc import Iterator
 
 from rlio.batch import Batch, count_units
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
@@ -29,45 +30,50 @@ from rlio.replay.order import ORDER_VERSION, Permutation
 
 __all__ = ["ShuffledInput"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 class ShuffledInput(InputReaderAround):
     """Reads ``n`` batches of ``child`` at a time and serves them in a permuted order, each exactly once.
 
-    The last window is shorter where the child ends, and is served whole. Batches are permuted, not the rows
-    in them, and the memory in use is that of ``n`` batches.
+    The last window is shorter if the child ends, and is served whole. Batches are permuted, not the rows in
+    them. Memory holds ``n`` batches.
 
-    The state is the child's at the window's start and a number, so a restored reader reads the window again.
-    Where the child is not replayable (live experience), the unserved rest of the window is dropped instead,
-    and counted in `dropped`.
+    The state is the child's state at the window's start and a number, so a restored reader reads the window
+    again. If the child is not replayable (live experience), the unserved rest of the window is dropped
+    instead, and counted in `dropped`.
 
     Args:
         child: The reader; closed with this one.
-        n: Batches in a window; 0 and 1 pass the child's batches on in their order.
+        n: Batches in a window; 0 and 1 keep the child's order.
         seed: Seed of the order; None draws one from the OS, logs it and keeps it in the state.
 
     Raises:
-        OptionError: ``child`` is no reader or ``n`` negative.
+        OptionError: ``child`` is not a reader, or ``n`` is negative.
     """
 
     def __init__(self, child: InputReader, n: int, *, seed: int | None) -> None:
         super().__init__(child)
         if operator.index(n) < 0:
-            raise OptionError(f"ShuffledInput(n={n}): batches in a window, 0 or more")
+            raise OptionError(f"ShuffledInput(n={n}): expected a number of batches in a window, 0 or more")
         if seed is None:
             seed = secrets.randbits(63)
             if n > 1:
                 logger.info("ShuffledInput: seed=%d, drawn from the OS", seed)
-        self.n = max(operator.index(n), 1)
-        self.seed = operator.index(seed)
+        self.n: int = max(operator.index(n), 1)
+        self.seed: int = operator.index(seed)
         self._number = 0  # windows served whole before this one
         self._index = 0  # batches of this window that were served
-        # Of the window that is being served or filled; its served batches are None.
+        # The window that is being filled or served; its served batches are None.
         self._window: list[Batch | None] = []
         self._order: list[int] | None = None
-        # The child's state at the window's start; None: its present one, as nothing was read ahead.
+        # The child's state at the window's start; None: the child's present state, since nothing was read
+        # ahead.
         self._start: JsonState | None = None
+
+    def _describe(self) -> Iterator[str]:
+        yield f"n={self.n}, seed={self.seed}"
+        yield from super()._describe()
 
     def _next(self) -> Batch:
         if self.n == 1:
@@ -84,7 +90,7 @@ class ShuffledInput(InputReaderAround):
         return batch
 
     def _fill(self) -> None:
-        """Read a window and draw its order; batches read before an error stay for the next try."""
+        """Read a window and draw its order; after an error, batches read before it stay for the next try."""
         if self._start is None:
             self._start = self.child.state_dict()
         while len(self._window) < self.n:
@@ -98,13 +104,13 @@ class ShuffledInput(InputReaderAround):
         size = len(self._window)
         if self._index >= size:
             raise StateError(
-                f"the state says that {self._index} batches of window {self._number} were served but it has "
-                f"{size}: the data changed since it was saved"
+                f"found a state after {self._index} batches of window {self._number}, but the window has "
+                f"{size}: the data changed after the state was saved"
             )
         self._order = Permutation(size, seed=self.seed, epoch=self._number).take(0, size).tolist()
 
     def _begin(self, number: int, index: int) -> None:
-        """Stand before batch ``index`` of window ``number``, with nothing read of it."""
+        """Move before batch ``index`` of window ``number``, with nothing read of it."""
         self._number, self._index = number, index
         self._window, self._order, self._start = [], None, None
 
@@ -118,7 +124,7 @@ class ShuffledInput(InputReaderAround):
     def _position(self) -> JsonState:
         number, index, start = self._number, self._index, self._start
         if not self.replayable and self._window:
-            # What was read cannot be read again: go on behind it.
+            # These batches cannot be read again: the state continues after the window.
             number, index, start = number + 1, 0, None
         return {
             "order": ORDER_VERSION,
@@ -131,8 +137,8 @@ class ShuffledInput(InputReaderAround):
     def _seek(self, position: JsonState) -> None:
         if position["order"] != ORDER_VERSION:
             raise StateError(
-                f"state['position']['order'] is {excerpt(position['order'])} but this version has order "
-                f"{ORDER_VERSION}: use the version of rlio that saved it"
+                f"state['position']['order'] is {excerpt(position['order'])}, expected {ORDER_VERSION}: use "
+                "the version of rlio that saved the state"
             )
         super()._seek(position)
         self.seed = int(position["seed"])
@@ -140,7 +146,7 @@ class ShuffledInput(InputReaderAround):
 
     def _endless(self) -> Endless | None:
         found = self.child._endless()
-        # It reads ahead: the number of the child's pass says nothing of the batches that it gives.
+        # Batches are read ahead, so the number of the child's pass is not that of the served batches.
         return None if found is None else Endless(0, found.units)
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Columns read back into the structure and dtypes of a gymnasium space, which text formats do not keep.
+"""Restores the structure and dtypes of a gymnasium space in columns from text formats, which lose them.
 
 Example:
     >>> import gymnasium as gym
@@ -33,7 +33,7 @@ Spaces: TypeAlias = (
 
 
 def check_spaces(spaces: Spaces | None) -> None:
-    """Raise OptionError unless ``spaces`` is what readers take."""
+    """Raise OptionError unless ``spaces`` has the form that readers take."""
     if spaces is None:
         return
     import gymnasium as gym
@@ -48,7 +48,7 @@ def check_spaces(spaces: Spaces | None) -> None:
 
 
 def space_of(spaces: Spaces | None, policy: str) -> dict[str, gym.Space[Any]]:
-    """Column -> space for the batches of ``policy``; empty where nothing is known of it."""
+    """Column -> space for the batches of ``policy``; empty if the policy is unknown."""
     if isinstance(spaces, Mapping):
         pair = spaces.get(policy)
         if pair is None and policy == DEFAULT_POLICY_ID and len(spaces) == 1:
@@ -67,12 +67,12 @@ def space_of(spaces: Spaces | None, policy: str) -> dict[str, gym.Space[Any]]:
 
 
 def fit_space(value: Any, space: gym.Space[Any], to_array: Callable[[Any], Array]) -> Any:
-    """``value`` as columns of ``space``.
+    """Convert ``value`` to columns of ``space``.
 
     Args:
-        value: Lists or arrays with the rows first; for a Dict or Tuple space nested likewise (a tuple may be
-            a list), or one flat vector a row, as gymnasium's `flatten` makes them.
-        space: Any space; those of objects (Text, Graph, Sequence, OneOf) give object arrays.
+        value: Lists or arrays with the rows first. For a Dict or Tuple space, the same nesting (a tuple may
+            be a list), or one flat vector a row, as gymnasium's `flatten` makes them.
+        space: Any space; spaces of objects (Text, Graph, Sequence, OneOf) give object arrays.
         to_array: Turns one leaf into an array, rows first.
 
     Raises:
@@ -84,7 +84,7 @@ def fit_space(value: Any, space: gym.Space[Any], to_array: Callable[[Any], Array
     if isinstance(space, spaces.Dict):
         if isinstance(value, dict):
             if value.keys() != space.spaces.keys():
-                raise SchemaError(f"parts {sorted(value)} where the space has {sorted(space.spaces)}")
+                raise SchemaError(f"found parts {sorted(value)} where the space has {sorted(space.spaces)}")
             return {key: fit_space(value[key], part, to_array) for key, part in space.spaces.items()}
         return _from_flat(to_array(value), space)
     if isinstance(space, spaces.Tuple):
@@ -109,7 +109,7 @@ def fit_space(value: Any, space: gym.Space[Any], to_array: Callable[[Any], Array
 
 
 def _is_flat(value: Any, space: gym.Space[Any]) -> bool:
-    """Whether a list for a Tuple space holds flat rows rather than parts: the rows are then vectors alike."""
+    """Whether a list for a Tuple space holds flat rows instead of parts: all rows are vectors of one size."""
     import gymnasium as gym
 
     if not isinstance(space, gym.spaces.Tuple) or not space.is_np_flattenable:
@@ -121,7 +121,7 @@ def _is_flat(value: Any, space: gym.Space[Any]) -> bool:
 
 
 def _from_flat(array: Array, space: gym.Space[Any]) -> Any:
-    """Undo gymnasium's `flatten`, for all rows at once."""
+    """Undo gymnasium's `flatten` for all rows at once."""
     import gymnasium as gym
 
     spaces = gym.spaces
@@ -155,7 +155,7 @@ def _from_one_hot(array: Array) -> NDArray[np.int64]:
 
 
 def _cast(array: Array, dtype: Any) -> Array:
-    """``array`` as ``dtype``, if that can hold its values (floats may lose digits)."""
+    """``array`` as ``dtype``; raises SchemaError if values do not fit (floats may lose digits)."""
     dtype = np.dtype(dtype)
     if array.dtype == dtype:
         return array
@@ -164,7 +164,5 @@ def _cast(array: Array, dtype: Any) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(dtype)
     if dtype.kind != "f" and not np.array_equal(cast, array):
-        raise SchemaError(
-            f"values that {dtype}, the dtype of the space, cannot hold: {excerpt(array[:2].tolist())}"
-        )
+        raise SchemaError(f"the space's dtype {dtype} cannot hold the values {excerpt(array[:2].tolist())}")
     return cast

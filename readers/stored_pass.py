@@ -1,6 +1,6 @@
 """Epochs over a data set that is served from a store: `DatasetReader` with a cache.
 
-The store is built in the background as soon as the reader is made; the first batch waits for it.
+The store is built in the background as soon as the reader is made; the first batch waits for the store.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from rlio.schemas.schema import PolicySchema, Schema
 
 __all__ = ["Cache", "Kept", "StoredPass", "choose_cache"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 #: Where a pass keeps its rows for random access.
 Kept: TypeAlias = Literal["memory", "disk", "none"]
-#: Where the user wants them to be.
+#: The user's choice of place.
 Cache: TypeAlias = Literal["auto", "memory", "disk", "none"]
 
-# With cache="auto": stores up to so many bytes are kept in memory, and on disk. The same on any machine,
-# since the order of the rows depends on it.
+# With cache="auto": the largest stores that are kept in memory, and on disk. They are the same on every
+# machine, because the order of rows depends on them.
 _MEMORY_BYTES: Final = 2 << 30
 _DISK_BYTES: Final = 64 << 30
-_DRAWS: Final = "n_step, sequence_length, episodes, views, indexes and policy"
-# Sequences, or episodes, of a batch where the user asks for no number.
+_DRAWS: Final = (
+    "n_step, sequence_length, episodes, derive, views, indexes, policy and filters of episode columns"
+)
+# Default number of sequences, or episodes, in a batch.
 _OWN_SEQUENCES: Final = 32
 
 
@@ -44,9 +46,9 @@ class StoredPass(StorePass):
 
     Args:
         dataset: The snapshot.
-        options: How.
-        draw: What is drawn.
-        cache: Where the rows are kept.
+        options: The read options.
+        draw: What to draw.
+        cache: Where to keep the rows.
         missing: The rule for columns that only some writers have.
     """
 
@@ -65,7 +67,7 @@ class StoredPass(StorePass):
         self._store = ReplayStore.open(
             dataset,
             cache=cache,
-            # Other draws need other columns besides; what lies on disk is shared by all who read the data.
+            # Other draws need more columns. A store on disk is shared by all readers of the data.
             columns=options.columns if cache == "memory" and not draw.looks_around else None,
             missing=missing,
             on_error=options.on_error,
@@ -77,7 +79,7 @@ class StoredPass(StorePass):
             digest=dataset.digest,
             uri=dataset.uri,
             why_empty=self._store.why_empty,
-            batch_size=own_size(dataset) if draw.unit == "steps" else _OWN_SEQUENCES,
+            batch_size=own_size(dataset) if draw.by_row else _OWN_SEQUENCES,
             also={
                 "columns": columns_digest(options),
                 "on_error": options.on_error,
@@ -87,7 +89,7 @@ class StoredPass(StorePass):
         super().__init__(passage, options)
 
     def _open(self) -> tuple[Units, int]:
-        """The units, once the store is built; and that it holds what the shards' names say."""
+        """The units, once the store is built; checks the store's rows against the shards' names."""
         units = self._store.units(self.passage.draw)
         named = len(self.dataset) + sum(rows for _, rows in self.dataset.lost_rows())
         if len(self._store) + self._store.skipped != named:
@@ -100,7 +102,7 @@ class StoredPass(StorePass):
 
     @property
     def skipped(self) -> int:
-        """Rows lost to damage, each once; waits for the store."""
+        """Rows lost to damage, each counted once; waits for the store."""
         self._store.wait()
         return self._store.skipped
 
@@ -110,45 +112,46 @@ class StoredPass(StorePass):
         return dataset.digest == ours.digest and dataset.lost_rows() == ours.lost_rows()
 
     def close(self) -> None:
-        """Let go of the store, and end its threads."""
+        """Close the store, and end its threads."""
         super().close()
         self._store.close()
 
 
 def choose_cache(dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cache) -> Kept:
-    """Where the rows of a data set are kept, by what is asked for and by their size alone.
+    """Choose where the rows of a data set are kept, by the options and the size alone.
 
     Args:
-        dataset: What is read.
-        options: How.
-        draw: What is drawn.
-        cache: What the user chose.
+        dataset: The data set.
+        options: The read options.
+        draw: What to draw.
+        cache: The user's choice.
 
     Raises:
-        OptionError: The choice does not fit what is drawn, or the data.
+        OptionError: The user's choice does not fit the draw or the data.
     """
     plain = Draw(columns=draw.columns)
     chooses = draw != plain
     recorded = counting_of(dataset, None)
     if recorded.unit == "sequences" and (chooses or cache in ("memory", "disk")):
         raise OptionError(
-            f"the data was recorded in sequences (seq_lens), which are served as they are: leave out "
-            f"{_DRAWS} and filter; cache='none', if any"
+            f"the data was recorded in sequences (seq_lens), which are served unchanged: leave out "
+            f"{_DRAWS} and filter; also cache, unless it is 'none'"
         )
-    needs_store = replace(draw, filter=None) != plain
+    known = {name for names in dataset.columns.values() for name in names}
+    needs_store = replace(draw, filter=None) != plain or bool(draw.derived(known))
     if cache == "none" and needs_store:
-        raise OptionError(f"{_DRAWS} are served from a store: cache='memory' or 'disk', not 'none'")
+        raise OptionError(f"{_DRAWS} need a store: pass cache='memory' or 'disk', not 'none'")
     if cache == "none" and draw.filter is not None and not recorded.by_row:
         raise OptionError(
-            "filter with cache='none' chooses among rows, and here several agents were recorded, whose joint "
-            "steps are read: cache='memory' or 'disk'"
+            "filter with cache='none' selects rows, but this data has several agents and is read in joint "
+            "steps: pass cache='memory' or 'disk'"
         )
     if cache != "auto":
         return cache
     size = len(dataset) * max(map(_row_bytes, dataset.schemas.values()), default=0)
     chosen: Kept
     if not chooses and (recorded.unit == "sequences" or not options.shuffle):
-        chosen = "none"  # In recorded order, decoding as one goes is as quick and takes no room.
+        chosen = "none"  # In recorded order, decoding during reading is as fast and takes no room.
     elif size <= _MEMORY_BYTES:
         chosen = "memory"
     elif size <= _DISK_BYTES or needs_store or (chooses and not recorded.by_row):
@@ -160,7 +163,7 @@ def choose_cache(dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cach
 
 
 def _row_bytes(schema: Schema) -> int:
-    """Bytes of a row in a store, about: of the widest policy, each frame counted once."""
+    """Approximate bytes of a row in a store: of the widest policy, with each frame counted once."""
     return max(map(_policy_bytes, schema.policies.values()), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Batches of one input are alike: the check that names the first column that is not.
+"""Checks that all batches of one input have the same columns, and names the first column that differs.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -34,35 +34,35 @@ _Leaf: TypeAlias = tuple[str, Path]
 #: Dtype and shape of a row of each leaf.
 _Types: TypeAlias = dict[_Leaf, tuple[np.dtype[Any], tuple[int, ...]]]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Columns that say more about others: beside these, their absence says that there is no more to be said.
+# Columns that may be absent if the column after the colon exists: absence then has a known meaning.
 _KEPT = {Columns.TRUNCATEDS: Columns.TERMINATEDS, Columns.NEXT_OBS_VALID: Columns.NEXT_OBS}
 
 
 class Uniform:
-    """What the columns of each policy are (names, dtypes, shapes of rows).
+    """The expected columns of each policy (names, dtypes, shapes of rows).
 
-    They are those of its first batch, or what `agree` decides.
+    The first batch decides them, or `agree`.
 
     Args:
-        unlike: What `agree` does with columns that only some have, see `ReadOptions`.
+        unlike: How `agree` treats columns that only some files have, see `ReadOptions`.
     """
 
     def __init__(self, *, unlike: Unlike = "error") -> None:
         self._unlike = unlike
         self._policies: dict[str, _Types] = {}
-        # Of policies for which columns were chosen: each of them, with one row of it.
+        # For policies whose columns were chosen by `agree`: each column, with one row of it.
         self._chosen: dict[str, dict[str, Any]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._policies)
 
     def agree(self, found: Sequence[tuple[str, Batch]]) -> None:
-        """Decide what the columns are, from a batch of each file, or kind of files, and its URI.
+        """Decide the columns, from one batch and the URI of each file, or of each kind of file.
 
         Raises:
-            SchemaError: Their columns differ, and ``unlike`` is ``"error"``.
+            SchemaError: The columns differ, and ``unlike`` is ``"error"``.
         """
         policies: dict[str, list[tuple[str, SampleBatch]]] = {}
         for uri, batch in found:
@@ -77,17 +77,17 @@ class Uniform:
             self._policies[policy] = _types(self._chosen.get(policy, parts[0][1]))
 
     def adopt(self, batch: Batch) -> None:
-        """Expect batches like this one from now on; of policies that were not seen before."""
+        """Expect batches like this one from now on, for policies that were not seen before."""
         for policy, rows in batch.policies().items():
             if len(rows) and policy not in self._policies:
                 self._policies[policy] = _types(rows)
 
     def conform(self, batch: Batch) -> Batch:
-        """``batch`` itself, or with numbers made those that its column has elsewhere: whole ones floats.
+        """Return ``batch``, with whole numbers converted to floats where the column has floats elsewhere.
 
         Raises:
-            SchemaError: A column has another dtype or shape than in the first batch, or was not there.
-            MissingColumn: One that was there is absent.
+            SchemaError: A column has another dtype or shape than in the first batch, or is new.
+            MissingColumn: A column of the first batch is absent.
         """
         self.adopt(batch)
         for policy, rows in batch.policies().items():
@@ -98,7 +98,7 @@ class Uniform:
         return batch
 
     def _choose(self, rows: SampleBatch, chosen: dict[str, Any]) -> None:
-        """Leave out, or fill, what was decided."""
+        """Drop or fill columns as `agree` decided."""
         if self._unlike == "intersect":
             for name in rows.keys() - chosen.keys():
                 del rows[name]
@@ -117,8 +117,8 @@ class Uniform:
             values = found.get((name, path))
             if values is None:
                 raise MissingColumn(
-                    f"the column{_within(path)} is absent, but the first record has it: give columns= with "
-                    "what all records have",
+                    f"the column{_within(path)} is absent, but the first record has it: pass columns= with "
+                    "the names that all records have",
                     column=name,
                 )
             if values.shape[1:] != shape:
@@ -137,16 +137,16 @@ class Uniform:
                 )
         for name, path in found.keys() - expected.keys():
             raise SchemaError(
-                f"the column{_within(path)} is not in the first record: give columns= with what all have",
+                f"the column{_within(path)} is not in the first record: pass columns= with the common names",
                 column=name,
             )
 
 
 def _fits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether whole numbers fit ``dtype`` as they are: text formats write 1.0 as 1."""
+    """Whether whole numbers fit ``dtype`` exactly: text formats write 1.0 as 1."""
     if values.dtype.kind not in "iu" or dtype.kind not in "iuf":
         return False
-    with np.errstate(over="ignore"):  # What overflows is unequal, and so refused.
+    with np.errstate(over="ignore"):  # Overflowing values compare unequal, and are refused.
         return bool(np.array_equal(values.astype(dtype), values))
 
 
@@ -155,16 +155,16 @@ def _refuse_unlike(parts: list[tuple[str, SampleBatch]]) -> None:
     for uri, rows in others:
         if unlike := set(rows) ^ set(first):
             raise SchemaError(
-                f"the columns {excerpt(sorted(unlike))} are only in this file or only in {first_uri}: give "
-                "columns='intersect' to read what all files have, columns='fill' to have zeros where a file "
-                "has none, or a list of columns",
+                f"the columns {excerpt(sorted(unlike))} are only in this file or only in {first_uri}: pass "
+                "columns='intersect' to read the columns that all files have, columns='fill' to fill absent "
+                "ones with zeros, or a list of columns",
                 uri=uri,
                 column=min(unlike),
             )
 
 
 def _choose(parts: list[tuple[str, SampleBatch]], *, fill: bool) -> dict[str, Any]:
-    """Name -> one row, of the columns to read of files with unlike ones."""
+    """Name -> one row, for the columns to read from files with different columns."""
     names = dict.fromkeys(name for _, rows in parts for name in rows)
     lacking = {name: [uri for uri, rows in parts if name not in rows] for name in names}
     if not fill:
@@ -182,7 +182,7 @@ def _choose(parts: list[tuple[str, SampleBatch]], *, fill: bool) -> dict[str, An
 
 
 def _may_lack(name: str, parts: list[tuple[str, SampleBatch]]) -> bool:
-    """Whether it is known what a column is where it is absent."""
+    """Whether the column has a known meaning where it is absent."""
     return name in _KEPT and all(_KEPT[name] in rows for _, rows in parts)
 
 

@@ -1,7 +1,10 @@
 """rlio records reinforcement-learning experience, replays it, and mixes logged with live experience.
 
 Workers, files, mixtures and shuffles are all `InputReader`s: `sample()` gives the next batch. `OutputWriter`s
-take batches and nothing else. Every name below is imported on first use, so that `import rlio` is quick.
+take batches and nothing else. Names are imported on first use, so `import rlio` is fast.
+
+Names, options and their values that are spelled differently in British and American English are accepted in
+both spellings: ``store.prioritised(normalise="batch")`` is ``store.prioritized(normalize="batch")``.
 
 Example:
     >>> import rlio

@@ -1,4 +1,5 @@
 from . import batch as batch
+from . import bridges as bridges
 from . import connectors as connectors
 from . import distributed as distributed
 from . import envs as envs
@@ -34,6 +35,7 @@ from .following.paced_writer import Pace as Pace
 from .following.paced_writer import PacedWriter as PacedWriter
 from .following.replay import FollowingReplay as FollowingReplay
 from .following.samples_per_insert import SamplesPerInsert as SamplesPerInsert
+from .formats.convert import convert as convert
 from .limits import Limits as Limits
 from .maintenance.verify import verify as verify
 from .policies.policy import Policy as Policy
@@ -51,6 +53,8 @@ from .readers.mixed_input import MixedInput as MixedInput
 from .readers.recording_input import RecordingInput as RecordingInput
 from .readers.sampler_input import SamplerInput as SamplerInput
 from .readers.shuffled_input import ShuffledInput as ShuffledInput
+from .readers.table_reader import from_arrays as from_arrays
+from .readers.table_reader import from_episodes as from_episodes
 from .recording import RecordExperience as RecordExperience
 from .recording import RecordVectorExperience as RecordVectorExperience
 from .replay.store import ReplayStore as ReplayStore
@@ -62,7 +66,6 @@ from .sampling.callbacks import Callbacks as Callbacks
 from .sampling.config import RolloutConfig as RolloutConfig
 from .sampling.env_runner import EnvRunner as EnvRunner
 from .sampling.external_runner import ExternalRunner as ExternalRunner
-from .sampling.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
 from .sampling.multi_agent_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .worker import RolloutWorker as RolloutWorker
 from .writer import OutputWriter as OutputWriter

@@ -1,8 +1,8 @@
-"""`save_checkpoint` and `load_checkpoint`: all that a training run needs to go on, in one folder.
+"""`save_checkpoint` and `load_checkpoint`: the complete state of a training run, in one folder.
 
-``checkpoint.json`` names the subfolder of the newest checkpoint and is replaced last, as a whole: whenever a
-process dies, what is found is one whole checkpoint, the old or the new. States are JSON and ``.npz``, rows of
-a live store are arrays under checksums; nothing is pickled, and nothing in a checkpoint is run.
+``checkpoint.json`` names the subfolder of the newest checkpoint. It is replaced last, atomically: if the
+process dies at any time, the folder holds one whole checkpoint, the old or the new. States are JSON and
+``.npz``; rows of a live store are arrays with checksums. Nothing is pickled, and loading runs no code.
 
 Example:
     >>> import numpy as np
@@ -41,34 +41,35 @@ _NEWEST: Final = "checkpoint.json"
 _STATES: Final = "states"
 _FORMAT: Final = 1
 
-#: How a part is stored: as rows of a store, by one of the pairs of methods, or as it is.
+#: How a part is stored: as rows of a store, through one of the pairs of methods, or directly as a value.
 _Kind: TypeAlias = Literal["store", "priorities", "generator", "get_state", "state_dict", "value"]
 
 
 def save_checkpoint(
     folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, **parts: Any
 ) -> None:
-    """Store ``parts`` in ``folder``, in place of the checkpoint that is there: whole, or not at all.
+    """Store ``parts`` in ``folder`` and replace the previous checkpoint: completely, or not at all.
 
-    A writer is no part: it publishes its rows by itself. A live mix is no exact part either: its state says
-    where its stored sources are, and its sampler goes on at the start of new episodes.
+    Do not pass a writer: it publishes its rows itself. A live mix is not restored exactly: its state holds
+    the positions of its stored sources, and its sampler continues at the start of new episodes.
 
     Args:
-        folder: A path or any fsspec URL, of this checkpoint alone.
+        folder: A path or any fsspec URL, used for this checkpoint only.
         storage_options: For fsspec.
-        parts: Name -> what is kept:
+        parts: Name -> object or value to store:
 
             - a `Policy`, a `RolloutWorker`, or another object with ``get_state`` and ``set_state``;
             - a reader, a sampler, a torch module, optimizer or scheduler, or another object with
-              ``state_dict`` and ``load_state_dict``. A prioritised sampler is kept with its priorities;
-            - a live `ReplayStore`, with its rows. ``folder`` is on a local disk then;
+              ``state_dict`` and ``load_state_dict``. A prioritised sampler is stored with its priorities;
+            - a live `ReplayStore`, with its rows. ``folder`` must then be on a local disk;
             - a `numpy.random.Generator`;
             - numbers, strings, None, arrays, tensors, and dicts, lists and tuples of those.
 
     Raises:
-        OptionError: No parts were given; or a store is to go to a remote folder, or is that of a data set.
-        StateError: A part is none of those, or its state holds something else.
-        PublishError: It could not be stored.
+        OptionError: No parts are given; or a part is a data set's store, or a store while ``folder`` is
+            remote.
+        StateError: A part is of none of these kinds, or its state holds another kind of value.
+        PublishError: The checkpoint could not be stored.
         CacheError: The disk is full.
     """
     if not parts:
@@ -78,8 +79,8 @@ def save_checkpoint(
     stores = [name for name, kind in kinds.items() if kind == "store"]
     if stores and not storage.is_local:
         raise OptionError(
-            f"{stores[0]}= is a store, and {excerpt(str(folder))} is no local folder: rows are saved to "
-            "local disks alone; leave the store out, or give a path",
+            f"{stores[0]}= is a store, and {excerpt(str(folder))} is not a local folder: rows are saved only "
+            "to local disks; leave the store out, or pass a local path",
             uri=storage.uri,
         )
     states = {name: _state_of(kinds[name], part) for name, part in parts.items() if name not in stores}
@@ -102,25 +103,25 @@ def save_checkpoint(
 def load_checkpoint(
     folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, **parts: Any
 ) -> dict[str, Any]:
-    """Bring ``parts`` back to what `save_checkpoint` stored under their names.
+    """Restore ``parts`` from what `save_checkpoint` stored under their names.
 
-    All of the checkpoint that is asked for is read and checked before a part is changed.
+    Reads and checks everything requested before it changes a part.
 
     Args:
-        folder: As it was given to `save_checkpoint`.
+        folder: The folder that was given to `save_checkpoint`.
         storage_options: For fsspec.
-        parts: Name -> the object that goes on, made as it was before: policies are bound, readers and modules
-            have the same arguments. ``store=rlio.ReplayStore``, the class, asks for a new store with the
-            rows. Names that are left out are not restored.
+        parts: Name -> the object to restore, made as before: policies are bound, readers and modules have the
+            same arguments. ``store=rlio.ReplayStore``, the class, asks for a new store with the rows. Parts
+            that you leave out are not restored.
 
     Returns:
-        By name: the values that were stored as they are, and the new stores. Tuples come back as lists.
+        By name: the values that were stored directly, and the new stores. Tuples come back as lists.
 
     Raises:
-        DataNotFound: There is no checkpoint.
-        CorruptData: It is damaged.
-        StateError: It has no part of such a name, or a part of another kind; or a state does not fit, and the
-            parts before it are restored.
+        DataNotFound: The folder holds no checkpoint.
+        CorruptData: The checkpoint is damaged.
+        StateError: The checkpoint has no part of a given name, or a part of another kind; or a state does not
+            fit. In the last case the parts before it are already restored.
     """
     storage = Storage.open(folder, storage_options=storage_options)
     number, kinds = _newest(storage)
@@ -148,7 +149,7 @@ def _newest(storage: Storage) -> tuple[str, dict[str, _Kind]]:
             raise ValueError(f"format {excerpt(newest['format'])}, expected {_FORMAT}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptData(
-            f"this is no checkpoint of this version: {error!r}", uri=storage.uri_of(_NEWEST)
+            f"this is not a checkpoint of this version: {error!r}", uri=storage.uri_of(_NEWEST)
         ) from error
     return number, kinds
 
@@ -163,7 +164,7 @@ def _kind_of(name: str, part: Any) -> _Kind:
     for save, load in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         if callable(getattr(part, save, None)) and callable(getattr(part, load, None)):
             if isinstance(part, type):
-                raise StateError(f"{name}={excerpt(part)} is a class: give an object of it")
+                raise StateError(f"{name}={excerpt(part)} is a class: pass an instance")
             return "get_state" if save == "get_state" else "state_dict"
     return "value"
 
@@ -176,15 +177,15 @@ def _check_fits(name: str, part: Any, kinds: Mapping[str, _Kind], uri: str) -> N
         if isinstance(part, type) and issubclass(part, ReplayStore):
             return
         raise StateError(
-            f"{name}={excerpt(part)}: the rows of a store come back in a new one; give "
-            f"{name}=rlio.ReplayStore, and take it from the result",
+            f"{name}={excerpt(part)}: the rows of a store are loaded into a new store; pass "
+            f"{name}=rlio.ReplayStore, and take the store from the result",
             uri=uri,
         )
     given = _kind_of(name, part)
     if given != stored or given == "value":
         raise StateError(
-            f"{name}={excerpt(part)} cannot take up a part of the kind {stored!r}: values come with the "
-            "result, other parts are restored into an object like the one that was saved",
+            f"{name}={excerpt(part)} cannot restore a part of the kind {stored!r}: values come with the "
+            "result; pass an object like the one that was saved for other parts",
             uri=uri,
         )
 
@@ -227,7 +228,7 @@ def _restore_generator(generator: np.random.Generator, state: Mapping[str, Any])
 
 
 def _remove(storage: Storage, chosen: Callable[[str], bool]) -> None:
-    """Remove the checkpoints that are chosen by their subfolders, and nothing else."""
+    """Remove the checkpoints whose subfolders are ``chosen``, and nothing else."""
     for number in storage.folders(""):
         with contextlib.suppress(ValueError):
             if uuid.UUID(hex=number).hex == number and chosen(number):

@@ -6,26 +6,26 @@
     |- EndOfData                     a finite reader has no more batches
     |- OptionError (ValueError)      an argument is illegal, or two contradict each other
     |  |- UnknownName                no reader, writer, filesystem or option has that name
-    |  |- UnknownLayout              stored in a way that is not known, or that this reader does not read
+    |  |- UnknownLayout              the layout is unknown, or this reader does not read it
     |- SchemaError (ValueError)      data does not fit the schema: dtype, shape, length
     |  |- SchemaConflict             two schemas give one column different types
-    |  |- MissingColumn (KeyError)   a column that is needed is absent
+    |  |- MissingColumn (KeyError)   a required column is absent
     |- CorruptData (ValueError)      stored bytes are damaged: torn, truncated, flipped, malformed
     |  |- UnsafeData                 stored bytes ask for more than data may: code, memory, other files
-    |  |- HoleError                  rows that should be stored are not there
+    |  |- HoleError                  rows that should be stored are missing
     |- DataNotFound (FileNotFoundError)   nothing is stored there
     |- StateError (ValueError)       a saved state does not fit this reader
     |- ClosedError (ValueError)      the reader or writer was used after close()
-    |- LedgerError                   rows were counted on both sides, and the numbers differ
+    |- LedgerError                   both sides counted the rows, and the numbers differ
     |- StoreError (OSError)          a store or a disk failed, or could not be reached
-    |  |- StoreRefused (PermissionError)   it refused the call: rights or credentials
-    |  |- StoreTimeout (TimeoutError)      it did not answer in time
+    |  |- StoreRefused (PermissionError)   the store refused the call: rights or credentials
+    |  |- StoreTimeout (TimeoutError)      the store did not answer in time
     |- PublishError (OSError)        a shard could not be stored
-    |- EnvError (RuntimeError)       an environment failed, died, hangs, or is none
-    |- WorkerError (RuntimeError)    a worker of a group raised an error, in its own process
-    |  |- WorkerLost                 a worker of a group died or hangs, and nobody takes its place
-    |- WaitTimeout (TimeoutError)    what was waited for did not come in time
-    |- CacheError (OSError)          the folder of built stores has no room, or is no place for them
+    |- EnvError (RuntimeError)       an environment failed, died, hangs, or is invalid
+    |- WorkerError (RuntimeError)    a worker of a group raised an error in its own process
+    |  |- WorkerLost                 a worker of a group died or hangs, and is not replaced
+    |- WaitTimeout (TimeoutError)    a wait reached its time limit
+    |- CacheError (OSError)          the folder of built stores is full or unusable
     |- MissingExtra (ImportError)    an optional dependency is not installed
 
 A message says what was found, what was expected, where, and what to do.
@@ -111,9 +111,9 @@ class UnknownName(OptionError):
 
 
 class UnknownLayout(OptionError):
-    """Files are stored in a layout that is not known, or that this reader does not read.
+    """The layout of the files is unknown, or this reader does not read it.
 
-    It is not damage, so that ``on_error="skip"`` raises it too.
+    The files are not damaged, so ``on_error="skip"`` raises this error too.
     """
 
 
@@ -126,7 +126,7 @@ class SchemaConflict(SchemaError):
 
 
 class MissingColumn(SchemaError, KeyError):
-    """A column that is needed is absent."""
+    """A required column is absent."""
 
 
 class CorruptData(RlioError, ValueError):
@@ -134,11 +134,11 @@ class CorruptData(RlioError, ValueError):
 
 
 class UnsafeData(CorruptData):
-    """Stored bytes ask for more than data may: to import code, to inflate memory, to leave the root."""
+    """Stored bytes ask for more than data may: to import code, to inflate memory, or to leave the root."""
 
 
 class HoleError(CorruptData):
-    """Rows that should be stored are not there, and were in none of several listings."""
+    """Rows that should be stored are missing: several listings showed none of them."""
 
 
 class DataNotFound(RlioError, FileNotFoundError):
@@ -154,48 +154,48 @@ class ClosedError(RlioError, ValueError):
 
 
 class StoreError(RlioError, OSError):
-    """A store or a disk failed, or could not be reached. Its own error is the ``__cause__``.
+    """A store or a disk failed, or could not be reached. The original error is the ``__cause__``.
 
     Attributes:
-        errno: That of the cause, if it has one.
+        errno: The errno of the cause, if it has one.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For other processes: OSError's own knows nothing of what is set here.
+        # For pickling to other processes: OSError's own method does not know the attributes set here.
         return type(self), (str(self),), {"uri": self.uri, "errno": self.errno}
 
 
 class StoreRefused(StoreError, PermissionError):
-    """A store or a disk refused a call: the rights are missing, or the credentials wrong."""
+    """A store or a disk refused a call: rights are missing, or credentials are wrong."""
 
 
 class StoreTimeout(StoreError, TimeoutError):
-    """A store did not answer within the time that a call may take."""
+    """A store did not answer within the time limit of a call."""
 
 
 class PublishError(RlioError, OSError):
-    """A shard could not be stored; the rows are still with the writer."""
+    """A shard could not be stored; the writer still has the rows."""
 
 
 class CacheError(RlioError, OSError):
-    """The folder of built stores has no room, is no place for them, or is in use by another process.
+    """The folder of built stores is full, is unsuitable, or is in use by another process.
 
-    Nothing is lost by it: what lies there can be built again from the data sets.
+    Nothing is lost: the stores can be built again from the data sets.
     """
 
 
 class LedgerError(RlioError):
-    """Rows that came in and rows that went out were counted, and some are lost or doubled in between."""
+    """The counts of rows in and rows out differ: rows were lost or duplicated in between."""
 
 
 class EnvError(RlioError, RuntimeError):
-    """An environment raised an error, its process died, it takes too long, or it is no legal environment.
+    """An environment raised an error, its process died, it takes too long, or it is invalid.
 
     Args:
         message: What happened, and what to do.
-        env_index: Which of the runner's environments.
+        env_index: Index of the environment in the runner.
         episode: How many episodes that environment had begun before the one that failed.
-        seed: What that episode's reset was seeded with, see `rlio.envs.seeds.episode_seed`.
+        seed: The seed of that episode's reset, see `rlio.envs.seeds.episode_seed`.
 
     The environment's own error is the ``__cause__``.
     """
@@ -204,10 +204,12 @@ class EnvError(RlioError, RuntimeError):
         self, message: str, *, env_index: int = 0, episode: int | None = None, seed: int | None = None
     ) -> None:
         super().__init__(message)
-        self.env_index, self.episode, self.seed = env_index, episode, seed
+        self.env_index: int = env_index
+        self.episode: int | None = episode
+        self.seed: int | None = seed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For other processes: keywords do not travel in `args`.
+        # For pickling to other processes: `args` does not hold keywords.
         return (
             type(self),
             (str(self),),
@@ -220,19 +222,20 @@ class EnvError(RlioError, RuntimeError):
 
 
 class WorkerError(RlioError, RuntimeError):
-    """A worker of a group raised an error, in its own process; the worker goes on.
+    """A worker of a group raised an error in its own process; the worker continues.
 
     Args:
         message: What happened, and what to do.
-        worker_index: Which worker.
-        incarnation: How often another had taken its place before.
+        worker_index: Index of the worker.
+        incarnation: How many times the worker had been replaced before.
 
-    The worker's own error is the ``__cause__``, and its traceback, of the process that it was in, a note.
+    The worker's own error is the ``__cause__``; the traceback from its process is a note.
     """
 
     def __init__(self, message: str, *, worker_index: int = 0, incarnation: int = 0) -> None:
         super().__init__(message)
-        self.worker_index, self.incarnation = worker_index, incarnation
+        self.worker_index: int = worker_index
+        self.incarnation: int = incarnation
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {"worker_index": self.worker_index, "incarnation": self.incarnation}
@@ -240,11 +243,11 @@ class WorkerError(RlioError, RuntimeError):
 
 
 class WorkerLost(WorkerError):
-    """A worker of a group died or does not answer, and nobody takes its place."""
+    """A worker of a group died or does not answer, and is not replaced."""
 
 
 class WaitTimeout(RlioError, TimeoutError):
-    """What a call waited for did not come within the time that it was given; calling again waits again."""
+    """A call reached its time limit before the awaited result came; calling again waits again."""
 
 
 class MissingExtra(RlioError, ImportError):
@@ -255,13 +258,13 @@ class MissingExtra(RlioError, ImportError):
         self._parts = package, extra
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
-        return type(self), self._parts  # For other processes: `args` holds the message alone.
+        return type(self), self._parts  # For pickling to other processes: `args` holds only the message.
 
 
 def excerpt(data: object, limit: int = 200) -> str:
     """Escaped, shortened text of untrusted ``data``, safe to put into a message or a log.
 
-    No more of it than is shown is turned into text: a gigabyte of data gives no gigabyte of message.
+    Converts only the shown part to text: a gigabyte of data does not make a gigabyte of message.
     """
     if isinstance(data, (str, bytes, bytearray)):
         text = ascii(data[: limit + 1])
@@ -274,7 +277,7 @@ def excerpt(data: object, limit: int = 200) -> str:
 
 
 def _opening(data: object, limit: int, depth: int = 0) -> str:
-    """What `ascii` says of ``data``, and no more of that than a little over ``limit`` characters."""
+    """The start of ``ascii(data)``: at most a little over ``limit`` characters are made."""
     if isinstance(data, (str, bytes, bytearray)):
         return ascii(data[: max(limit, 0) + 1])
     if type(data) not in (list, tuple, dict) or not isinstance(data, (list, tuple, dict)):
@@ -295,17 +298,17 @@ def _opening(data: object, limit: int, depth: int = 0) -> str:
 
 # Deeper data is cut off: each level costs a call.
 _SHOWN_DEPTH = 40
-# Names of columns are shown as they are, up to this: nested ones are long.
+# Column names are shown unchanged up to this length: nested ones are long.
 _NAME_CHARACTERS = 400
 
 
 def _name(column: str | None) -> str | None:
-    """A column's name as it is shown: it may come from a stranger's file."""
+    """A column's name as a message shows it: the name may come from an untrusted file."""
     return column if column is None or len(column) <= _NAME_CHARACTERS else excerpt(column)
 
 
 def _printable(text: str) -> str:
-    """One line: escapes stand for what could move a cursor, colour a terminal or forge a line of a log."""
+    """One line: escapes replace what could move a cursor, colour a terminal or forge log lines."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

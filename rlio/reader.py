@@ -1,8 +1,8 @@
-"""`InputReader`: the contract of whatever gives batches.
+"""`InputReader`: the contract of all sources of batches.
 
-Authors write one hook, `_next`, and two more where there is a position to resume at. The base owns checks,
-counters, iteration, left-over rows, state and context management. `rlio.testing.ReaderTests` tests an
-implementation.
+Authors implement one hook, `_next`, and two more, `_position` and `_seek`, if the reader can resume. The base
+owns checks, counters, iteration, left-over rows, state and context management. `rlio.testing.ReaderTests`
+tests an implementation.
 
 Example:
     >>> import rlio
@@ -35,25 +35,26 @@ from rlio.batch import (
 )
 from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError, excerpt
 from rlio.readers.read_options import check_batch_size
+from rlio.support.described import Described
 from rlio.writer import close_after
 
 __all__ = ["Endless", "InputReader", "InputReaderAround", "JsonState", "Restorable", "Unit"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 Unit: TypeAlias = Literal["steps", "sequences", "episodes"]
-#: What `json.dumps` takes; `Any` because JSON's recursion gains nothing in practice.
+#: A dict that `json.dumps` takes; `Any` because JSON's recursion gains nothing in practice.
 JsonState: TypeAlias = dict[str, Any]
 
 _STATE_VERSION = 1
 
 
 class Endless(NamedTuple):
-    """One of endlessly many passes over the same data: no batch may be larger.
+    """One pass of an endless series of passes over the same data: no batch may be larger than a pass.
 
     Attributes:
-        number: Of the pass that the last batch was from.
-        units: Units of each pass; None: only reading tells.
+        number: Number of the pass that the last batch came from.
+        units: Units of each pass; None: known only by reading.
     """
 
     number: int
@@ -61,22 +62,22 @@ class Endless(NamedTuple):
 
 
 class _Rest(NamedTuple):
-    """A batch, or what is left of one, that waits for the next call."""
+    """A batch, or the unserved part of one, that waits for the next call."""
 
     batch: Batch
-    #: Position that the whole batch was read at, and how many of its units were served.
+    #: Position at which the whole batch was read. `served` counts its units that were served.
     origin: JsonState
     served: int
 
 
-class Restorable:
-    """Something that goes on from saved states. After a load that failed it gives nothing until one succeeds.
+class Restorable(Described):
+    """An object that continues from saved states. After a failed load it gives nothing until one succeeds.
 
-    After the failure its position may be the old one, the new one, or partly each. A caller that caught the
-    error and went on would silently get rows from an undefined position.
+    After the failure its position may be the old one, the new one, or a mix of both. A caller that caught the
+    error and continued would silently get rows from an undefined position.
     """
 
-    #: What the last load failed with; None: it did not.
+    #: The error of the last load; None: the load succeeded.
     _load_failure: str | None = None
 
     @contextlib.contextmanager
@@ -90,51 +91,52 @@ class Restorable:
         self._load_failure = None
 
     def _note_load_failure(self, error: BaseException) -> None:
-        # Its text alone: the error holds the frames that it came through, and what they hold.
+        # The text only: the error object would keep its frames, and what they hold, alive.
         self._load_failure = excerpt(repr(error))
 
     def _check_loaded(self) -> None:
-        """Raise where the last load failed.
+        """Raise if the last load failed.
 
         Raises:
-            StateError: It did.
+            StateError: The last load failed.
         """
         if self._load_failure is not None:
             raise StateError(
                 f"the last state could not be loaded into this {type(self).__name__}, which gives nothing "
-                f"until one was: load a state that fits, or open a new one. It was: {self._load_failure}"
+                "until a load succeeds: load a state that fits, or open a new one. It was: "
+                f"{self._load_failure}"
             )
 
 
 class InputReader(Restorable, ABC):
     """A source of experience: `sample()` gives the next batch.
 
-    To write one, implement `_next`, and, where there is a position, `_position` and `_seek`.
-    Exact sizes, iteration, saved state and closing are done here.
+    To write a reader, implement `_next`. If it can resume, implement `_position` and `_seek` too. The base
+    handles exact sizes, iteration, saved state and closing.
     """
 
-    #: Whether the law of resuming holds: restore a state into a fresh reader and the remainder is identical.
+    #: Whether the reader resumes exactly: a fresh reader that loads a state gives the identical remainder.
     replayable: bool = True
-    #: What ``n`` of `sample` counts. A step of a MultiAgentBatch is all rows of one (eps_id, t).
+    #: The unit that ``n`` of `sample` counts. One step of a MultiAgentBatch is all rows of one (eps_id, t).
     unit: Unit = "steps"
-    #: Whether a last batch shorter than asked for is dropped instead of served.
+    #: Whether a last batch shorter than ``n`` is dropped instead of served.
     drop_last: bool = False
 
-    #: Whether any number of the next rows may be read before they are needed: reading does not change what
-    #: they are, and nothing else waits for them or is told of it.
+    #: Whether any number of rows may be read ahead: reading does not change them, nothing else waits for
+    #: them, and nothing else is informed of the reading.
     can_read_ahead: bool = False
 
-    #: Units that a restored reader could not give again, as it is not `replayable`: they were read, but not
-    #: served, when the state was saved.
+    #: Units that were read but not served when the state was saved. A restored reader that is not
+    #: `replayable` cannot give them again.
     dropped: int = 0
 
-    # Class-level defaults, so that authors need not call super().__init__(). None stands for an empty queue.
+    # Class-level defaults, because authors need not call super().__init__(). None stands for an empty queue.
     _rests: deque[_Rest] | None = None
     _closed: bool = False
 
     @property
     def skipped(self) -> int:
-        """Rows, or damaged records, that ``on_error="skip"`` left out so far, each counted once."""
+        """Rows, or damaged records, that ``on_error="skip"`` has skipped so far, each counted once."""
         return 0
 
     # ---- hooks for authors ----
@@ -148,26 +150,26 @@ class InputReader(Restorable, ABC):
         return {}
 
     def _seek(self, position: JsonState) -> None:
-        """Continue from ``position``, as `_position` gave it."""
+        """Continue from ``position``, a value that `_position` returned."""
 
     def _close(self) -> None:
         """Release files and threads. Called once."""
 
     def _endless(self) -> Endless | None:
-        """Which pass over its data a reader is in that never ends; None: it ends, or its rows are live."""
+        """The current pass of a reader that never ends; None if the reader ends, or its rows are live."""
         return None
 
     def interrupt(self) -> None:
-        """Let a `sample` that waits in another thread go, with a `ClosedError`; `close` follows.
+        """Wake a `sample` that waits in another thread: it raises `ClosedError`. `close` follows.
 
-        For readers that may wait for ever, such as for clients, and for those around them.
+        For readers that may wait without limit, such as for clients, and for readers that wrap them.
         """
 
     def _take(self, n: int) -> Batch:
         """Return exactly ``n`` units, or fewer before the end of the data.
 
-        Readers that can cut to size on their own override this; the default joins and splits the batches of
-        `_next` and remembers where the left-over came from, so that a saved state needs no data.
+        The default joins and splits the batches of `_next`. It remembers the position of the left-over batch,
+        so a saved state needs no data. Readers that can cut to size override this.
         """
         taken: list[_Rest] = []
         try:
@@ -176,7 +178,7 @@ class InputReader(Restorable, ABC):
         except EndOfData:
             raise
         except BaseException:
-            # A reader that fails, or a batch that does not fit the others, takes no rows with it.
+            # On a failure, or a batch that does not fit the others, no rows are lost.
             self._push(taken)
             raise
         if tail is not None:
@@ -184,7 +186,7 @@ class InputReader(Restorable, ABC):
         return batch
 
     def _gather(self, n: int, taken: list[_Rest]) -> tuple[list[Batch], _Rest | None]:
-        """Parts of ``n`` units in all, and what the last one leaves over; ``taken`` gets what was pulled."""
+        """Parts of ``n`` units in all, and the left-over of the last; ``taken`` gets all pulled batches."""
         parts: list[Batch] = []
         missing = n
         limit = _SizeLimit(n, self)
@@ -208,15 +210,15 @@ class InputReader(Restorable, ABC):
         return parts, None
 
     def _pull(self) -> _Rest:
-        """What is left over, else the next batch."""
+        """The next left-over, or else the next batch."""
         if self._rests:
             return self._rests.popleft()
-        # Readers that cannot go back need no place to go back to, and theirs may have to wait for a thread.
+        # A reader that is not replayable needs no position, and computing one may wait for a thread.
         origin = self._position() if self.replayable else {}
         return _Rest(self._next(), origin, 0)
 
     def _push(self, rests: list[_Rest]) -> None:
-        """Put ``rests`` back, to be pulled again in their order."""
+        """Put ``rests`` back; `_pull` returns them again in the same order."""
         if self._rests is None:
             self._rests = deque()
         self._rests.extendleft(reversed(rests))
@@ -227,9 +229,9 @@ class InputReader(Restorable, ABC):
         """Return the next batch.
 
         Args:
-            n: Units (see `unit`) to return, exactly; what is left over is kept for the next call. None
-                gives the source's own size: a record, a fragment, its ``batch_size``, or what is left over.
-            out: A batch whose arrays are overwritten and returned instead of fresh ones. It must have the
+            n: Exact number of units (see `unit`) to return; the left-over is kept for the next call. None
+                gives the source's own size: a record, a fragment, its ``batch_size``, or the left-over.
+            out: A batch whose arrays are overwritten and returned instead of new ones. It must have the
                 columns, shapes and dtypes of the result.
 
         Returns:
@@ -238,8 +240,8 @@ class InputReader(Restorable, ABC):
 
         Raises:
             EndOfData: A finite reader is exhausted.
-            OptionError: ``n`` is below 1; or the reader is endless, and its data has fewer units than that.
-            SchemaError: ``out`` does not fit; the batch is lost to this pass.
+            OptionError: ``n`` is below 1; or the reader is endless and its data has fewer than ``n`` units.
+            SchemaError: ``out`` does not fit; this pass does not give the batch again.
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
@@ -254,14 +256,14 @@ class InputReader(Restorable, ABC):
         return batch if out is None else copy_into(out, batch)
 
     def next(self) -> Batch:
-        """Same as `sample()`: the name that RLlib's users know."""
+        """Same as `sample()`; RLlib users know this name."""
         return self.sample()
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches until the end of the data.
+        """Iterate over the batches until the end of the data.
 
         Raises:
-            EndOfData: An endless reader has nothing to give: its loop does not end as if it had given all.
+            EndOfData: An endless reader has no data. Its loop must not end as if all data had been served.
         """
         while True:
             try:
@@ -275,10 +277,9 @@ class InputReader(Restorable, ABC):
     def state_dict(self) -> JsonState:
         """Return the position as JSON: never options, buffers or data.
 
-        A fresh reader with the same arguments that loads it gives the same remainder, if the reader is
-        `replayable`; else what is left over is dropped, and counted in `dropped`. A state is the same after
-        any way through JSON, also one that sorts keys. States are not promised to load in other versions of
-        rlio.
+        If the reader is `replayable`, a fresh reader with the same arguments that loads the state gives the
+        same remainder. Otherwise the left-over is dropped and counted in `dropped`. The state survives any
+        JSON encoder, also one that sorts keys. Other versions of rlio may not load it.
 
         Raises:
             StateError: The last `load_state_dict` failed.
@@ -296,11 +297,11 @@ class InputReader(Restorable, ABC):
     def load_state_dict(self, state: JsonState) -> None:
         """Continue from a state of `state_dict`.
 
-        After any error here, `sample` and `state_dict` raise StateError until a load succeeds: the position
-        of the reader is undefined until then.
+        After any error here, the position of the reader is undefined: `sample` and `state_dict` raise
+        StateError until a load succeeds.
 
         Raises:
-            StateError: ``state`` is of another version or class of reader, or does not fit the data; the
+            StateError: ``state`` comes from another version or class of reader, or does not fit the data; the
                 message says which key.
             ClosedError: After `close`.
         """
@@ -310,7 +311,7 @@ class InputReader(Restorable, ABC):
 
     def _load(self, state: JsonState) -> None:
         if not isinstance(state, Mapping):
-            raise StateError(f"the state is {excerpt(state)}: expected the dict that state_dict() gave")
+            raise StateError(f"the state is {excerpt(state)}: expected the dict that state_dict() returned")
         expected = {"version": _STATE_VERSION, "reader": type(self).__name__}
         for key, value in expected.items():
             if state.get(key) != value:
@@ -322,8 +323,8 @@ class InputReader(Restorable, ABC):
             position, skip, dropped = dict(state["position"]), int(state["skip"]), int(state["dropped"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(
-                f"the state of {type(self).__name__} needs a dict as 'position' and whole numbers as 'skip' "
-                f"and 'dropped', but has {excerpt(state)}"
+                f"the state of {type(self).__name__} is {excerpt(state)}: expected a dict as 'position' and "
+                "whole numbers as 'skip' and 'dropped'"
             ) from error
         self._rests = None
         self.dropped = dropped
@@ -333,12 +334,12 @@ class InputReader(Restorable, ABC):
             if isinstance(error, RlioError):
                 raise
             raise StateError(
-                f"state['position'] of {type(self).__name__} lacks something, or holds what it should not "
+                f"state['position'] of {type(self).__name__} lacks a value, or holds an unexpected one "
                 f"({error!r}): {excerpt(position)}"
             ) from error
         if dropped:
             logger.warning(
-                "%s: %d %s that were read but not served, in all, are dropped: they cannot be read again",
+                "%s: %d %s in all were read but not served, and are dropped: they cannot be read again",
                 type(self).__name__,
                 dropped,
                 self.unit,
@@ -347,19 +348,20 @@ class InputReader(Restorable, ABC):
             self._skip(skip)
 
     def _skip(self, served: int) -> None:
-        """Read the next batch and keep what was not served of it."""
+        """Read the next batch and keep its unserved part."""
         origin = self._position()
         try:
             batch = self._next()
         except EndOfData as end:
             raise StateError(
-                f"state['skip'] is {served} but no data is left there: the data changed since it was saved"
+                f"state['skip'] is {served} but no data is left there: the data changed after the state was "
+                "saved"
             ) from end
         size = count_units(batch, self.unit)
         if not 0 < served < size:
             raise StateError(
-                f"state['skip'] is {served} but the batch there has {size} {self.unit}: "
-                "the data changed since it was saved"
+                f"state['skip'] is {served} but the batch there has {size} {self.unit}: the data changed "
+                "after the state was saved"
             )
         _, tail = split_units(batch, served, self.unit)
         self._push([_Rest(tail, origin, served)])
@@ -369,7 +371,7 @@ class InputReader(Restorable, ABC):
             raise ClosedError(f"{type(self).__name__} is closed: open a new one, or use it before close()")
 
     def close(self) -> None:
-        """Release what the reader holds. May be called again."""
+        """Release files, threads and buffers. May be called again."""
         if not self._closed:
             self._closed = True
             self._rests = None
@@ -381,35 +383,38 @@ class InputReader(Restorable, ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # It may own a writer, as a worker does.
+        # The reader may own a writer, as a worker does.
         close_after(self, error)
 
 
 class InputReaderAround(InputReader):
-    """Takes its batches from another reader: the base of those that shuffle, map, record or read ahead.
+    """Base of readers that take their batches from another reader: to shuffle, map, record or read ahead.
 
-    Its state is that of ``child``, and so are the end of the data and what was skipped.
+    State, end of data and `skipped` are those of ``child``.
 
     Args:
-        child: The reader; closed with this one.
+        child: The wrapped reader; closed together with this one.
 
     Raises:
-        OptionError: ``child`` is no reader.
+        OptionError: ``child`` is not a reader.
     """
 
     def __init__(self, child: InputReader) -> None:
         if not isinstance(child, InputReader):
             raise OptionError(
-                f"{type(self).__name__} takes a reader, not {excerpt(child)}: rlio.read() opens a path"
+                f"{type(self).__name__} takes a reader, not {excerpt(child)}: open a path with rlio.read()"
             )
         self.child = child
-        self.replayable = child.replayable
-        self.unit = child.unit
+        self.replayable: bool = child.replayable
+        self.unit: Unit = child.unit
 
     @property
     def skipped(self) -> int:
-        """What the child left out."""
+        """Rows or records that the child skipped."""
         return self.child.skipped
+
+    def _describe(self) -> Iterator[str]:
+        yield repr(self.child)
 
     def _position(self) -> JsonState:
         return {"child": self.child.state_dict()}
@@ -431,15 +436,16 @@ class InputReaderAround(InputReader):
 class _SizeLimit:
     """Refuses a batch that is larger than the data of an endless reader.
 
-    Where only reading tells how much that is, a batch is refused once it has a whole pass and rows before and
-    after it: that depends on the position alone, so that a restored reader refuses the same batches.
+    If the size of the data is known only by reading, a batch is refused when it contains a whole pass and
+    rows before and after that pass. This depends only on the position, so a restored reader refuses the same
+    batches.
     """
 
     def __init__(self, units: int, reader: InputReader) -> None:
         self._units = units
         self._reader = reader
         self._first: int | None = None
-        # Units of the pass after the first.
+        # Units of the second pass.
         self._second = 0
         found = reader._endless()
         check_batch_size(units, there=None if found is None else found.units, unit=reader.unit)
@@ -447,7 +453,7 @@ class _SizeLimit:
             self._first = found.number
 
     def count(self, units: int) -> None:
-        """Count units that were read.
+        """Add ``units`` that were read.
 
         Raises:
             OptionError: The batch is larger than the data.

@@ -1,4 +1,4 @@
-"""`RecordExperience`, `RecordVectorExperience`: record what your own loop does in gymnasium environments.
+"""`RecordExperience`, `RecordVectorExperience`: record the steps of your own loop in gymnasium environments.
 
 Example:
     >>> import gymnasium as gym, rlio
@@ -34,27 +34,28 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, RECORDED, Columns, is_per_sequ
 from rlio.batch.nested import path_text, unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.envs.vector import VectorStep, VectorStepper
-from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.errors import OptionError, PublishError, SchemaError, excerpt
 from rlio.resolve import IOContext, resolve_output
 from rlio.sampling.recorder import StepRecorder
+from rlio.support.forks import Owner
 from rlio.writer import OutputWriter
 
 __all__ = ["RecordExperience", "RecordVectorExperience"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# A write takes as long as some hundred steps, however few rows it has: few enough rows that a crash takes
+# A write costs as much as some hundred steps, whatever its size. 256 rows are few enough that a crash loses
 # little, and enough that writing costs a microsecond a step.
 _MOST_ROWS: Final = 256
 _MOST_SECONDS: Final = 1.0
-# Episodes of some steps end faster than they could be written one by one.
+# Episodes of a few steps end faster than they could be written one by one.
 _PAUSE_SECONDS: Final = 0.002
-# Of what runners record, these are not recorded here: a loop may give them.
+# Runners record these columns. They are not recorded here, so a loop may pass them to `record`.
 _FREE: Final = frozenset({Columns.UNROLL_ID, Columns.AGENT_INDEX, Columns.WEIGHTS_SEQ_NO})
 
 
 class _Buffer:
-    """One value a step of a space, nested or not, as preallocated columns."""
+    """One value of a space for each step, nested or not, as preallocated columns."""
 
     def __init__(self, column: str, space: gym.Space[Any], rows: int) -> None:
         self._column = column
@@ -62,7 +63,7 @@ class _Buffer:
         self._arrays = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         self._checked = False
         first = self._leaves[0]
-        #: The array of a space that is a single one: assigned to without a loop.
+        #: The array of a space that is a single array: assigned to without a loop.
         self._plain = None if first.path or first.is_object else self._arrays[0]
         self._shape = first.shape
 
@@ -70,7 +71,7 @@ class _Buffer:
         """Copy a value into row ``at``.
 
         Raises:
-            SchemaError: It is not of the space's shape; its dtype is looked at in the first one.
+            SchemaError: The value does not fit the space's shape, or the first value not its dtype.
         """
         plain = self._plain
         if not self._checked or plain is None or (self._shape and getattr(value, "shape", ()) != self._shape):
@@ -100,7 +101,7 @@ class _Buffer:
         self._checked = True
 
     def row(self, at: int) -> list[Any]:
-        """Copies of row ``at``, leaf by leaf."""
+        """Copies of row ``at``, one for each leaf."""
         return [_copy(leaf, array[at]) for leaf, array in zip(self._leaves, self._arrays, strict=True)]
 
     def move(self, at: int, to: int) -> None:
@@ -109,7 +110,7 @@ class _Buffer:
             array[to] = array[at]
 
     def columns(self, first: int, rows: int, changed: list[tuple[int, list[Any]]] | None = None) -> Column:
-        """Some rows, nested as the space: views, or copies where some rows are ``changed``."""
+        """Some rows, nested like the space: views, or copies if some rows are ``changed``."""
         parts = [array[first : first + rows] for array in self._arrays]
         if changed:
             parts = [part.copy() for part in parts]
@@ -127,13 +128,13 @@ def _copy(leaf: Leaf, value: Any) -> Any:
 
 
 class _Episode(NamedTuple):
-    """Where an episode begins among the rows, and what they say of it.
+    """The first row of an episode, and the values that its rows repeat.
 
     Attributes:
-        first: Its first row here.
+        first: Its first row in this buffer.
         eps_id: Its id.
         t: The step of that row.
-        seed: What its reset was seeded with; -1: nothing.
+        seed: The seed of its reset; -1: none.
     """
 
     first: int
@@ -143,46 +144,47 @@ class _Episode(NamedTuple):
 
 
 class _Rows:
-    """The steps of one environment since they were written last."""
+    """The steps of one environment since the last write."""
 
     def __init__(self, env: gym.Env[Any, Any], *, infos: bool, seeds: bool) -> None:
-        # One more: the observation after step n is the one before step n + 1.
+        # One more row: the observation after step n is the one before step n + 1.
         self._obs = _Buffer(Columns.OBS, env.observation_space, _MOST_ROWS + 1)
         self._actions = _Buffer(Columns.ACTIONS, env.action_space, _MOST_ROWS)
-        # float32, as EnvRunner records them: what learners compute in.
+        # float32, as EnvRunner records rewards: learners compute in float32.
         self._rewards = np.zeros(_MOST_ROWS, np.float32)
         self._terminateds = np.zeros(_MOST_ROWS, bool)
         self._truncateds = np.zeros(_MOST_ROWS, bool)
         self._infos: list[dict[str, Any]] | None = [] if infos else None
         self._seeds = seeds
-        #: Columns that `RecordExperience.record` is given; known from the first step on.
+        #: Columns that the user passes to `RecordExperience.record`; known from the first step on.
         self.extras: dict[str, NDArray[Any]] = {}
         self._begun = False
         #: Number of rows.
         self.count = 0
         #: First row, id and step of each episode; the last one is running, or has ended.
         self._episodes: list[_Episode] = []
-        #: Last rows of episodes, where the next one's first observation follows, and what was seen then.
+        #: Last rows of episodes and their final observations: the next episode's first observation follows
+        #: there.
         self._finals: list[tuple[int, list[Any]]] = []
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another step."""
+        """Whether the buffer has no room for another step."""
         return self.count == _MOST_ROWS
 
     def start(self, obs: Any, eps_id: int, seed: int | None) -> None:
         """Begin an episode."""
         at = self.count
         if self._episodes and self._episodes[-1].first == at:
-            self._episodes.pop()  # It has no rows here.
-        # Once: an observation that did not fit may have been begun to be written there since.
+            self._episodes.pop()  # The episode has no rows here.
+        # Only once: a later observation that did not fit may have overwritten part of that row.
         elif at and not (self._finals and self._finals[-1][0] == at - 1):
             self._finals.append((at - 1, self._obs.row(at)))
         self._obs.put(at, obs)
         self._episodes.append(_Episode(at, eps_id, 0, -1 if seed is None else seed))
 
     def add(self, action: Any, result: tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]) -> None:
-        """Record a step: what was done, and what the environment gave."""
+        """Record a step: the action, and the environment's result."""
         obs, reward, terminated, truncated, info = result
         at = self.count
         self._actions.put(at, action)
@@ -196,10 +198,10 @@ class _Rows:
         self._begun = True
 
     def add_extras(self, extras: dict[str, Any]) -> None:
-        """Note further columns of the next step; the same ones at every step.
+        """Store extra columns of the next step; every step must have the same ones.
 
         Raises:
-            SchemaError: They are others than before.
+            SchemaError: The columns differ from those of earlier steps.
         """
         if not self._begun:
             self.extras = {name: _extra_buffer(name, value) for name, value in extras.items()}
@@ -212,7 +214,7 @@ class _Rows:
         for name, value in extras.items():
             buffer = known[name]
             if type(value) is float and buffer.ndim == 1 and buffer.dtype.kind == "f":
-                buffer[self.count] = value  # What most policies say, a tenth as long as the checks below.
+                buffer[self.count] = value  # The common case, in a tenth of the time of the checks below.
                 continue
             found = _array(name, value)
             if found.shape != buffer.shape[1:] or not np.can_cast(found.dtype, buffer.dtype, "same_kind"):
@@ -224,7 +226,7 @@ class _Rows:
             buffer[self.count] = found
 
     def batch(self) -> SampleBatch:
-        """The rows: views, but for ``eps_id`` and ``t``."""
+        """The rows: views, except for ``eps_id`` and ``t``."""
         rows = self.count
         starts = np.array([episode.first for episode in self._episodes])
         lengths = np.diff(starts, append=rows)
@@ -237,22 +239,24 @@ class _Rows:
             Columns.NEXT_OBS: self._obs.columns(1, rows, self._finals),
             Columns.TERMINATEDS: self._terminateds[:rows],
             Columns.TRUNCATEDS: self._truncateds[:rows],
-            Columns.EPS_ID: np.repeat(ids, lengths),
-            Columns.T: np.arange(rows) + np.repeat(offsets, lengths),
         }
         if self._infos is not None:
             infos = np.empty(rows, object)
             infos[:] = self._infos
             columns[Columns.INFOS] = infos
+        columns[Columns.EPS_ID] = np.repeat(ids, lengths)
+        columns[Columns.T] = np.arange(rows) + np.repeat(offsets, lengths)
         if self._seeds:
             seeds = np.array([episode.seed for episode in self._episodes], np.int64)
             columns[Columns.ENV_SEED] = np.repeat(seeds, lengths)
         for name, buffer in self.extras.items():
             columns[name] = buffer[:rows]
+        # As vector environments and runners record it: all of them may share a data set.
+        columns[Columns.ENV_ID] = np.zeros(rows, np.int64)
         return SampleBatch(columns)
 
     def written(self) -> None:
-        """Forget the rows; the episode goes on."""
+        """Drop the rows; the episode continues."""
         rows = self.count
         last = self._episodes[-1]
         self._episodes = [last._replace(first=0, t=last.t + rows - last.first)]
@@ -264,7 +268,7 @@ class _Rows:
 
 
 class _VectorRows:
-    """The steps of a vector environment since they were written last."""
+    """The steps of a vector environment since the last write."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], *, infos: bool, seeds: bool, seed: int | None) -> None:
         self._envs = envs.num_envs
@@ -279,7 +283,7 @@ class _VectorRows:
         self._eps_id = np.zeros(self._envs, np.int64)
         self._t = np.zeros(self._envs, np.int64)
         self._env_seed = np.full(self._envs, -1, np.int64) if seeds else None
-        #: Rows that are taken but not written.
+        #: Rows that were taken from the recorder but not written.
         self._taken: SampleBatch | None = None
 
     @property
@@ -289,7 +293,7 @@ class _VectorRows:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another step."""
+        """Whether the buffer has no room for another step."""
         return self._steps.is_full
 
     def start(self, obs: Any, which: NDArray[np.bool_], seed: int | Sequence[int | None] | None) -> None:
@@ -297,7 +301,7 @@ class _VectorRows:
         self._steps.restart(obs, which)
         self._begin(which)
         if self._env_seed is not None and seed is not None:
-            # One number is the first environment's; the others' follow it, one by one.
+            # One number is the first environment's seed; the others get the numbers after it.
             of_each = [seed + env for env in range(self._envs)] if isinstance(seed, int) else seed
             given = np.array([-1 if one is None else one for one in of_each], np.int64)
             self._env_seed[which] = given[which]
@@ -324,7 +328,7 @@ class _VectorRows:
             self._begin(ended)
 
     def batch(self) -> SampleBatch:
-        """The rows, environment by environment; until they are `written` they stay here."""
+        """The rows, environment by environment; they stay here until `written` is called."""
         if self._taken is None:
             columns, counts = self._steps.take()
             columns[Columns.ENV_ID] = np.repeat(np.arange(self._envs), counts)
@@ -332,40 +336,45 @@ class _VectorRows:
         return self._taken
 
     def written(self) -> None:
-        """Forget the rows of the last `batch`."""
+        """Drop the rows of the last `batch`."""
         self._taken = None
 
 
 def _extra_buffer(name: str, value: Any) -> NDArray[Any]:
     found = _array(name, value)
-    # A Python float says nothing about its precision; policies compute in float32.
+    # The type of a Python float does not show its precision; policies compute in float32.
     kind = np.float32 if isinstance(value, float) and not isinstance(value, np.generic) else found.dtype
     return np.zeros((_MOST_ROWS, *found.shape), kind)
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
-    """What `record` was given: tensors too, of any device, and whether or not they have gradients."""
+    """The value given to `record` as an array; tensors may be on any device, with or without gradients."""
     try:
         found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(f"record() was given {excerpt(value)}: {error}", column=name) from error
     if found.dtype == object:
-        raise SchemaError(f"record() was given {excerpt(value)}: a number or an array", column=name)
+        raise SchemaError(f"record() was given {excerpt(value)}: expected a number or an array", column=name)
     return found
 
 
 class _Recorder:
-    """Rows, the writer that gets them, and when."""
+    """Decides when the rows go to the writer."""
 
     def __init__(self, rows: _Rows | _VectorRows, writer: OutputWriter) -> None:
         self._rows = rows
         self.writer = writer
         self._written_at = time.monotonic()
-        self._process = os.getpid()
+        self._owner = Owner()
         _recorders.add(self)
 
     def write_if_due(self, *, ended: bool) -> None:
-        """Write where there are enough rows, or old ones, or the last of an episode."""
+        """Write if the buffer is full, the last write is old, or an episode ended.
+
+        Raises:
+            PublishError: This is a forked child: the writer is its parent's.
+        """
+        self._owner.check("recorder", error=PublishError)
         since = time.monotonic() - self._written_at
         if self._rows.full or since > (_PAUSE_SECONDS if ended else _MOST_SECONDS):
             self.write()
@@ -381,15 +390,15 @@ class _Recorder:
             self.write()
 
     def write(self) -> None:
-        """Write all rows. If it fails they are kept, and written later."""
-        # A forked child has its parent's rows, which the parent writes.
-        while self._rows.count and self._process == os.getpid():
+        """Write all rows. If the write fails, the rows are kept and written later."""
+        # A forked child has a copy of its parent's rows; the parent writes them.
+        while self._rows.count and self._owner.is_here:
             self.writer.write(self._rows.batch())
             self._rows.written()
         self._written_at = time.monotonic()
 
 
-#: Those whose rows are written when the interpreter exits.
+#: Recorders whose rows are written when the interpreter exits.
 _recorders: weakref.WeakSet[_Recorder] = weakref.WeakSet()
 
 
@@ -399,47 +408,50 @@ def _write_all() -> None:
 
 
 def _let_go(recorder: _Recorder) -> None:
-    """Write what waits, where there is nobody to raise to."""
+    """Write the waiting rows where no caller can get an exception: log errors."""
     try:
         recorder.finish()
     except Exception as error:
         logger.error("%d recorded rows are lost: they could not be written: %s", recorder.waiting, error)
 
 
-# As `rlio.writer` arranges for open writers to be closed, and therefore before: what is arranged last is
-# done first.
+# `rlio.writer` registered the closing of open writers before. The last registered function runs first, so the
+# rows are written before the writers close.
 getattr(threading, "_register_atexit", atexit.register)(_write_all)
 
 
 class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
-    """Steps ``env`` as it is, and writes every transition down.
+    """Steps ``env`` unchanged, and records every transition.
 
     A row is one transition: ``obs, actions, rewards`` (float32), ``new_obs, terminateds, truncateds, eps_id``
-    (63 random bits) and ``t``, with the dtypes of the environment's spaces, and what `record` was given.
-    ``new_obs`` is what the step gave, also the last one of an episode. Resets are no steps. An episode that
-    is left by `reset` before its end is one without an end: neither terminated nor truncated.
+    (63 random bits), ``t`` and ``env_id`` (0), with the dtypes of the environment's spaces, and the columns
+    passed to `record`. `RecordVectorExperience` records the same columns: both may write into one data set.
+    ``new_obs`` is the observation that the step returned, also at the end of an episode. Resets are not rows.
+    An episode that `reset` leaves before its end is neither terminated nor truncated.
 
-    Rows are written 256 at a time, after a second, and at the end of an episode (unless the last write was
-    less than 2 ms ago): so many rows does a crash take. `close`, and the end of the interpreter, write the
-    rest. If writing fails, `step` raises, and the rows are kept for the next attempt; the step was taken.
+    Rows are written when there are 256 of them, after a second, and at the end of an episode (unless the last
+    write was less than 2 ms ago). A crash loses at most the rows since the last write. `close`, and the end
+    of the interpreter, write the rest. If writing fails, `step` raises although the step was taken; the rows
+    are kept for the next attempt.
 
-    In gymnasium's SyncVectorEnv and AsyncVectorEnv each environment may be one of these, with a writer of its
-    own: give the function that makes it a path, which all may share.
+    In gymnasium's SyncVectorEnv and AsyncVectorEnv you can wrap each environment, each with its own writer:
+    pass a path, which all may share, in the function that makes the environment.
 
     Args:
-        env: The environment; wrap it last, so that what is recorded is what your policy sees and does.
-        writer: A writer, or what `resolve_output` takes: a path or URL of a data set.
+        env: The environment; wrap it last, because the wrapper records what your policy sees and does.
+        writer: A writer, or a value that `resolve_output` takes: a path or URL of a data set.
         infos: Whether to record the info of each step, in a column of dicts.
-        seeds: Whether to record the seed that `reset` was given for the row's episode, in the int64 column
+        seeds: Whether to record the seed given to the `reset` of the row's episode, in the int64 column
             ``env_seed``; -1: none.
-        seed: Of the episode ids; None draws one from the OS. Two environments of one data set need two.
+        seed: Seed of the episode ids; None draws one from the OS. Two environments of one data set need
+            different seeds.
         autoreset: Whether the step after an episode's last is a reset; None: if ``env`` is wrapped in
             gymnasium's Autoreset.
-        close_writer: Whether `close` closes the writer: not if others write with it.
+        close_writer: Whether `close` closes the writer. Pass False if others write with it.
         storage_options: For the fsspec filesystem of a path or URL.
 
     Raises:
-        OptionError: ``writer`` stands for none, or has its storage options already.
+        OptionError: ``writer`` describes no writer, or is a writer and ``storage_options`` are given.
     """
 
     def __init__(
@@ -455,7 +467,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(env)
-        self.writer = _writer_of(writer, env, storage_options)
+        self.writer: OutputWriter = _writer_of(writer, env, storage_options)
         self._rows = _Rows(env, infos=infos, seeds=seeds)
         self._recorder = _Recorder(self._rows, self.writer)
         self._seeds = seeds
@@ -463,11 +475,11 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         self._close_writer = close_writer
         self._ids = np.random.default_rng(seed)
         self._extras: dict[str, Any] = {}
-        #: Whether there is an observation to act on.
+        #: Whether an episode is running, with an observation to act on.
         self._running = False
-        #: Whether a step failed since the last reset: nobody knows what the next one would start from.
+        #: Whether a step failed since the last reset: the state of the environment is then unknown.
         self._failed = False
-        # An environment that is dropped without close() has rows as well.
+        # The rows of an environment that was dropped without close() are written too.
         self._finalizer = weakref.finalize(self, _let_go, self._recorder)
         self._finalizer.atexit = False
 
@@ -487,14 +499,14 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         self._running = True
 
     def record(self, **columns: Any) -> None:
-        """Give columns of the next step, such as ``action_logp`` of the policy that chose its action.
+        """Add columns to the next step, such as ``action_logp`` of the policy that chose its action.
 
         Args:
-            columns: Numbers, arrays or tensors; the same names at every step, the first one included. A
-                Python float is kept as float32, anything else in its own dtype.
+            columns: Numbers, arrays or tensors; the same names at every step, from the first one on. A Python
+                float is stored as float32, anything else in its own dtype.
 
         Raises:
-            OptionError: A name is one that is recorded anyway.
+            OptionError: The wrapper records a column of that name itself.
         """
         _check_names(columns, seeds=self._seeds)
         self._extras.update(columns)
@@ -503,21 +515,21 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         """Take a step; see `gymnasium.Env.step`.
 
         Raises:
-            OptionError: There is no episode to go on with: it has ended, or a step has failed. What the
-                environment raised, or a SchemaError of what it gave, ends the episode here, without an end:
-                the next step would start from where nobody looked.
-            SchemaError: An action or observation is not of the environment's space, or the columns given to
-                `record` are not those of the steps before.
-            PublishError: Rows could not be written, and are kept.
+            OptionError: No episode is running: it has ended, or a step has failed. An exception from the
+                environment, or a SchemaError about its result, ends the episode here, neither terminated nor
+                truncated, because the state of the environment is then unknown.
+            SchemaError: An action or observation does not fit the environment's space, or the columns given
+                to `record` differ from those of earlier steps.
+            PublishError: Rows could not be written; they are kept.
         """
         rows = self._rows
         if self._failed:
             raise OptionError(
-                "the last step failed, and nobody knows what this one would start from: call reset() first"
+                "the last step failed, and the state of the environment is unknown: call reset() first"
             )
         if not self._running:
             return self._step_outside(action)
-        if rows.full:  # The last write failed.
+        if rows.full:  # The previous write failed.
             self._recorder.write()
         if self._extras or rows.extras:
             rows.add_extras(self._extras)
@@ -533,11 +545,11 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def _step_outside(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """A step that is a reset, or none at all."""
+        """Take the step that resets an autoreset environment; raise if no step is allowed."""
         if not self._autoreset:
             raise OptionError(
-                "step() without an episode that runs: call reset() first, or say autoreset=True if the "
-                "environment resets itself in the step after an episode's last"
+                "step() was called while no episode is running: call reset() first, or pass autoreset=True "
+                "if the environment resets itself in the step after an episode's last"
             )
         self._failed = True
         result = self.env.step(action)
@@ -546,11 +558,11 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def flush(self) -> None:
-        """Write the rows that wait; they are in the writer's hands then."""
+        """Pass the waiting rows to the writer."""
         self._recorder.write()
 
     def close(self) -> None:
-        """Write what waits, and close the environment and the writer. May be called again."""
+        """Write the waiting rows, and close the environment and the writer. May be called again."""
         try:
             self._recorder.finish()
         finally:
@@ -560,25 +572,25 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class RecordVectorExperience(VectorWrapper):
-    """Steps the vector environment ``envs`` as it is, and writes every transition down.
+    """Steps the vector environment ``envs`` unchanged, and records every transition.
 
-    Rows are as those of `RecordExperience`, with ``env_id``, and are written when there are as many of all
-    environments together. The three autoreset modes of gymnasium are told apart by the environment's
-    metadata: a step that is a reset is no row, and ``new_obs`` at the end of an episode is the final
-    observation, wherever the mode has put it. With DISABLED, `reset` takes ``options={"reset_mask": ...}``.
+    Rows are like those of `RecordExperience`; ``env_id`` is the number of the environment. They are written
+    when all environments together have as many. The environment's metadata tell gymnasium's three autoreset
+    modes apart: a step that is a reset is not a row, and ``new_obs`` at the end of an episode is the final
+    observation, in every mode. With DISABLED, `reset` takes ``options={"reset_mask": ...}``.
 
     Args:
         envs: The vector environment.
-        writer: A writer, or what `resolve_output` takes.
+        writer: A writer, or a value that `resolve_output` takes.
         infos: Whether to record the info of each step.
         seeds: As for `RecordExperience`; episodes that begin by autoreset have none.
-        seed: Of the episode ids; None draws one from the OS.
+        seed: Seed of the episode ids; None draws one from the OS.
         close_writer: Whether `close` closes the writer.
         storage_options: For the fsspec filesystem of a path or URL.
 
     Raises:
-        OptionError: ``writer`` stands for none, or has its storage options already, or the
-            metadata do not say the autoreset mode.
+        OptionError: ``writer`` describes no writer, or is a writer and ``storage_options`` are given; or the
+            metadata do not give the autoreset mode.
     """
 
     def __init__(
@@ -594,7 +606,7 @@ class RecordVectorExperience(VectorWrapper):
     ) -> None:
         super().__init__(envs)
         self._stepper = VectorStepper(envs)
-        self.writer = _writer_of(writer, envs, storage_options)
+        self.writer: OutputWriter = _writer_of(writer, envs, storage_options)
         self._rows = _VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
         self._recorder = _Recorder(self._rows, self.writer)
         self._infos, self._seeds = infos, seeds
@@ -602,7 +614,7 @@ class RecordVectorExperience(VectorWrapper):
         self._extras: dict[str, Any] = {}
         #: Which environments have an observation to act on.
         self._running = np.zeros(envs.num_envs, bool)
-        #: Whether a step failed since the last reset of all.
+        #: Whether a step failed since the last reset of all environments.
         self._failed = False
         self._finalizer = weakref.finalize(self, _let_go, self._recorder)
         self._finalizer.atexit = False
@@ -610,10 +622,10 @@ class RecordVectorExperience(VectorWrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes: everywhere, or where ``options["reset_mask"]`` says; see `VectorEnv.reset`."""
-        mask = (options or {}).get("reset_mask")  # Which environments take out of the options.
+        """Begin episodes everywhere, or where ``options["reset_mask"]`` is True; see `VectorEnv.reset`."""
+        mask = (options or {}).get("reset_mask")  # Read first: some environments remove it from the options.
         which = np.ones(self.num_envs, bool) if mask is None else np.array(mask, bool)
-        # A list is what gymnasium's own vector environments take as well.
+        # gymnasium's own vector environments take a list as well.
         given: Any = seed
         obs, infos = self.env.reset(seed=given, options=options)
         if mask is None:
@@ -625,14 +637,14 @@ class RecordVectorExperience(VectorWrapper):
         return obs, infos
 
     def record(self, **columns: Any) -> None:
-        """Give columns of the next step, such as ``action_logp``: arrays of shape (num_envs, ...).
+        """Add columns to the next step, such as ``action_logp``: arrays of shape (num_envs, ...).
 
         Args:
-            columns: The same names, dtypes and shapes at every step; tensors will do.
+            columns: Arrays or tensors; the same names, dtypes and shapes at every step.
 
         Raises:
-            OptionError: A name is one that is recorded anyway.
-            SchemaError: A value is no array.
+            OptionError: The wrapper records a column of that name itself.
+            SchemaError: A value cannot become an array.
         """
         _check_names(columns, seeds=self._seeds)
         self._extras.update({name: _array(name, value) for name, value in columns.items()})
@@ -641,21 +653,22 @@ class RecordVectorExperience(VectorWrapper):
         """Take a step in every environment; see `VectorEnv.step`.
 
         Raises:
-            OptionError: An environment has no episode to go on with, or a step has failed; see
+            OptionError: No episode is running in an environment, or a step has failed; see
                 `RecordExperience.step`.
-            SchemaError: What is to be recorded is not of the environment's spaces, or not as before.
-            PublishError: Rows could not be written, and are kept.
+            SchemaError: A value does not fit the environment's spaces, or differs from earlier steps.
+            PublishError: Rows could not be written; they are kept.
         """
         if self._failed:
             raise OptionError(
-                "the last step failed, and nobody knows what this one would start from: call reset() first"
+                "the last step failed, and the state of the environments is unknown: call reset() first"
             )
         if not self._running.all():
             raise OptionError(
-                f"step() but environments {excerpt(np.flatnonzero(~self._running).tolist())} have no episode "
-                "that runs: call reset() first, with options={'reset_mask': ...} for those that ended"
+                f"step() was called, but environments {excerpt(np.flatnonzero(~self._running).tolist())} "
+                "have no "
+                "running episode: call reset() first, with options={'reset_mask': ...} for those that ended"
             )
-        if self._rows.full:  # The last write failed.
+        if self._rows.full:  # The previous write failed.
             self._recorder.write()
         self._failed = True
         result = self.env.step(actions)
@@ -670,13 +683,13 @@ class RecordVectorExperience(VectorWrapper):
         return result
 
     def flush(self) -> None:
-        """Write the rows that wait; they are in the writer's hands then."""
+        """Pass the waiting rows to the writer."""
         self._recorder.write()
 
     def close(self, **kwargs: Any) -> None:
-        """Write what waits, and close the environments and the writer. May be called again."""
+        """Write the waiting rows, and close the environments and the writer. May be called again."""
         if not hasattr(self, "_recorder"):
-            return  # gymnasium closes a wrapper whose __init__ has failed, too.
+            return  # gymnasium also closes a wrapper whose __init__ failed.
         try:
             self._recorder.finish()
         finally:
@@ -689,9 +702,11 @@ def _check_names(columns: dict[str, Any], *, seeds: bool) -> None:
     free = _FREE if seeds else _FREE | {Columns.ENV_SEED}
     for name in columns:
         if name in RECORDED - free:
-            raise OptionError(f"record({name}=...): this column is recorded by itself; leave it out")
+            raise OptionError(f"record({name}=...): rlio records this column itself; leave it out")
         if is_per_sequence(name):
-            raise OptionError(f"record({name}=...): rows are steps, and this column is of sequences")
+            raise OptionError(
+                f"record({name}=...): this column is of sequences, and rows are steps; leave it out"
+            )
 
 
 def _writer_of(
@@ -701,7 +716,7 @@ def _writer_of(
 ) -> OutputWriter:
     if isinstance(writer, OutputWriter):
         if storage_options is not None:
-            raise OptionError("storage_options= and a writer, which has its own: give them to the writer")
+            raise OptionError("found storage_options= beside a writer: pass them to the writer instead")
         return writer
     spec = env.spec
     spaces = (

@@ -1,17 +1,17 @@
-"""Turns what a user wrote as an input or output into a reader or writer.
+"""Turns a user's input or output argument into a reader or writer.
 
 An input is a reader; a function of `IOContext`; a registered name; ``"sampler"``; a path, URI or glob, or a
-list of those; or a mixture of all these with weights. An output is a writer; a function of `IOContext`; a
-registered name; ``"logdir"``; a path or URI; or None. Names are registered with `register_input` and
-`register_output`, or by an installed package through its entry points in the groups ``rlio.readers`` and
-``rlio.writers``. A registered name wins over a path; ``./name`` is the path. A path is a path, whatever
-letters it contains.
+list of those; an open `Dataset`; a table in memory; or a mixture of all these with weights. An output is a
+writer; a function of `IOContext`; a registered name; ``"logdir"``; a path or URI; or None. `register_input`
+and `register_output` register names; so does an installed package through its entry points in the groups
+``rlio.readers`` and ``rlio.writers``. A registered name wins over a path; write ``./name`` for the path. A
+path may contain any letters.
 
 Example:
     >>> from rlio.resolve import IOContext
     >>> from rlio.readers.mixed_input import MixedInput
     >>> resolve_output(None, IOContext())
-    <rlio.writers.noop_output.NoopOutput object at ...>
+    NoopOutput(0 rows received, 0 published)
     >>> register_output("nowhere", lambda context: resolve_output(None, context))
     >>> resolve_output("nowhere", IOContext()).rows_received
     0
@@ -28,8 +28,10 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
+from rlio.batch.arrays import is_table
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.reader import InputReader
+from rlio.storage.paths import mask_secrets
 from rlio.support.options import option_names, refuse_unknown
 from rlio.writer import OutputWriter
 
@@ -50,17 +52,17 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class IOContext:
-    """What an input or output creator gets: small and frozen, never a config object.
+    """Context that an input or output creator gets: small and frozen, never a config object.
 
     Attributes:
         worker_index: 0 for a local worker, 1..num_workers for remote ones.
-        num_workers: Remote workers in all; 0 when there is only the local one.
+        num_workers: Number of remote workers; 0 if there is only the local one.
         log_dir: Folder for ``output="logdir"``; None if the worker has none.
-        seed: The worker's seed; None if it draws its own.
+        seed: The worker's seed; None if it draws one.
         spaces: Policy id -> (observation space, action space).
-        options: What the user gave as ``input_options`` or ``output_options``.
-        made_by: What makes the data, for outputs that store it: ``env``, ``policy``, ``seed``, as known.
-        default_sampler_input: Makes the worker's own sampler, for inputs that mix live experience in.
+        options: The user's ``input_options`` or ``output_options``.
+        made_by: Origin of the data, for outputs that store it: ``env``, ``policy``, ``seed``, where known.
+        default_sampler_input: Makes the worker's own sampler, for inputs that mix in live experience.
     """
 
     worker_index: int = 0
@@ -77,8 +79,8 @@ class IOContext:
     def __post_init__(self) -> None:
         if self.worker_index < 0 or self.num_workers < 0 or 0 < self.num_workers < self.worker_index:
             raise OptionError(
-                f"worker_index={self.worker_index}, num_workers={self.num_workers}: workers are 0 for the "
-                "local one and 1 to num_workers for the others"
+                f"found worker_index={self.worker_index}, num_workers={self.num_workers}: expected 0 for the "
+                "local worker, or 1 to num_workers for a remote one"
             )
 
     @property
@@ -88,7 +90,7 @@ class IOContext:
 
     @property
     def world(self) -> int:
-        """Number of workers that share the reading; 1 for a local worker, which reads on its own."""
+        """Number of workers that share the reading; 1 for a local worker, which reads alone."""
         return self.num_workers if self._is_remote else 1
 
     @property
@@ -101,29 +103,31 @@ OutputCreator: TypeAlias = Callable[[IOContext], OutputWriter]
 T = TypeVar("T")
 
 _HEADER = "_rlio.json"
-# Which reader opens which files; named, so that only the one that is used is imported.
+# The reader class for each kind of file, by name, because only the class that is used is imported.
 _DATASET_READER = "rlio.readers.dataset_reader:DatasetReader"
 _READERS = {
     "rlio.readers.json_reader:JsonReader": (".json", ".jsonl", ".zip"),
     "rlio.readers.d4rl_reader:D4RLReader": (".hdf5", ".h5"),
     "rlio.readers.foreign_parquet:ForeignParquetReader": (".parquet",),
 }
+_TABLE_READER = "rlio.readers.table_reader:read_table"
+_EPISODE_READER = "rlio.readers.episode_reader:EpisodeReader"
 _MIXED_INPUT = "rlio.readers.mixed_input:MixedInput"
 _PARQUET_WRITER = "rlio.writers.parquet_writer:ParquetWriter"
 _PROVENANCE = "rlio.schemas.provenance:Provenance"
 _NOOP_OUTPUT = "rlio.writers.noop_output:NoopOutput"
 
-# Options of a mixture itself; all others go to the readers that it opens. `columns` is either's, by its type.
+# Options of a mixture; all others go to the readers that it opens. The type of `columns` decides its target.
 _MIX_OPTIONS = ("batch_size", "end", "source_column")
-# Steps of a mixture's batch where none are asked for: as many as one fragment of RLlib's rollouts.
+# Default number of steps in a mixture's batch: as many as one fragment of RLlib's rollouts.
 _MIX_BATCH_SIZE = 200
 
 
 class _Registry(Generic[T]):
-    """Names and what creates a reader or writer for each."""
+    """The creators of readers or writers, by name."""
 
     def __init__(self, kind: Any, noun: str, group: str, *, reserved: str) -> None:
-        # Any: as type[T], mypy would take no abstract class.
+        # Any: for type[T], mypy would accept no abstract class.
         self.kind = kind
         self.noun = noun
         self.group = group
@@ -133,7 +137,8 @@ class _Registry(Generic[T]):
     def register(self, name: str, creator: Callable[..., Any]) -> None:
         if not isinstance(name, str) or not name or name == self.reserved:
             raise OptionError(
-                f"{excerpt(name)} cannot be the name of {self.noun}: any text but '' and {self.reserved!r}"
+                f"{excerpt(name)} cannot be the name of {self.noun}: use any text but '' and "
+                f"{self.reserved!r}"
             )
         if not callable(creator):
             raise OptionError(
@@ -142,16 +147,16 @@ class _Registry(Generic[T]):
         self._creators[name] = creator
 
     def names(self) -> list[str]:
-        """All names that are known now."""
+        """All names that are registered now."""
         return sorted(
             {self.reserved, *self._creators, *(point.name for point in entry_points(group=self.group))}
         )
 
     def find(self, name: str) -> Callable[..., Any] | None:
-        """What is registered under ``name``: in this process, else by an installed package."""
+        """The creator of ``name``: registered in this process, or else by an installed package."""
         if creator := self._creators.get(name):
             return creator
-        # No package is asked for what is a path at first sight: looking takes milliseconds.
+        # Entry points are not searched for an obvious path: the search takes milliseconds.
         if not _may_be_name(name):
             return None
         points = {point.value: point for point in entry_points(group=self.group, name=name)}
@@ -169,23 +174,21 @@ class _Registry(Generic[T]):
             creator = point.load()
         except (ImportError, AttributeError) as error:
             raise OptionError(
-                f"{self.noun} {point.name!r} of {_owner(point)} is not to be had at {point.value}: {error}"
+                f"{self.noun} {point.name!r} of {_owner(point)} cannot be loaded from {point.value}: {error}"
             ) from error
         if not callable(creator):
             raise OptionError(f"{point.value} of {_owner(point)} is {excerpt(creator)}, not {self.noun}")
-        return creator  # type: ignore[no-any-return]  # whatever the package wrote; checked to be callable
+        return creator  # type: ignore[no-any-return]  # the package may return anything; checked to be callable
 
     def create(self, creator: Callable[..., Any], context: IOContext, origin: str) -> T:
-        """Call ``creator`` and check what it gives."""
+        """Call ``creator`` and check the result."""
         if isinstance(creator, type) and issubclass(creator, self.kind):
             refuse_unknown(context.options, option_names(creator), of=creator.__name__)
             made = creator(**context.options)
         else:
             made = creator(context)
         if not isinstance(made, self.kind):
-            raise OptionError(
-                f"{origin} gave {excerpt(made)}: it must give {self.noun}, a {self.kind.__name__}"
-            )
+            raise OptionError(f"{origin} gave {excerpt(made)}: expected {self.noun}, a {self.kind.__name__}")
         return cast("T", made)
 
 
@@ -194,58 +197,61 @@ _outputs: _Registry[OutputWriter] = _Registry(OutputWriter, "an output", "rlio.w
 
 
 def register_input(name: str, creator: InputCreator | type[InputReader]) -> None:
-    """Make ``name`` an input, in this process; a name that is taken is given anew.
+    """Register ``name`` as an input in this process. A second registration replaces the first.
 
     Args:
         name: Any text but ``"sampler"``.
-        creator: A function of `IOContext` that gives a reader, or a class of readers, which is called with
-            the options as keywords.
+        creator: A function of `IOContext` that returns a reader, or a reader class, which is called with the
+            options as keywords.
 
     Raises:
-        OptionError: ``name`` or ``creator`` is none.
+        OptionError: ``name`` or ``creator`` is not valid.
     """
     _inputs.register(name, creator)
 
 
 def register_output(name: str, creator: OutputCreator | type[OutputWriter]) -> None:
-    """Make ``name`` an output, in this process; a name that is taken is given anew.
+    """Register ``name`` as an output in this process. A second registration replaces the first.
 
     Args:
         name: Any text but ``"logdir"``.
-        creator: A function of `IOContext` that gives a writer, or a class of writers, which is called with
-            the options as keywords.
+        creator: A function of `IOContext` that returns a writer, or a writer class, which is called with the
+            options as keywords.
 
     Raises:
-        OptionError: ``name`` or ``creator`` is none.
+        OptionError: ``name`` or ``creator`` is not valid.
     """
     _outputs.register(name, creator)
 
 
 def registered_input(name: str) -> InputCreator | type[InputReader] | None:
-    """What `register_input`, or an installed package, made of ``name``; None: nobody did."""
+    """The creator that `register_input` or an installed package registered; None: not registered."""
     return _inputs.find(name)
 
 
 def registered_output(name: str) -> OutputCreator | type[OutputWriter] | None:
-    """What `register_output`, or an installed package, made of ``name``; None: nobody did."""
+    """The creator that `register_output` or an installed package registered; None: not registered."""
     return _outputs.find(name)
 
 
 def read(value: Any, **options: Any) -> InputReader:
-    """Open an input on its own: whatever ``input=`` of a worker takes, apart from ``"sampler"``.
+    """Open an input without a worker. Takes every value of a worker's ``input=`` except ``"sampler"``.
 
     Args:
         value: See `resolve_input`.
-        options: Keywords of the reader, such as those of `ReadOptions`. For a mixture: ``batch_size``,
-            ``end``, ``source_column`` and a text as ``columns`` are the mixture's (``"intersect"`` if none is
-            given), the rest is for the readers that it opens.
+        options: Keywords of the reader that opens it: of `rlio.DatasetReader` for a data set of rlio
+            (``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``n_step``, ``filter``, ...), otherwise of
+            `rlio.JsonReader`, `rlio.ForeignParquetReader`, `rlio.D4RLReader`, or a registered one. If
+            ``value`` is a mixture, it takes ``batch_size``, ``end``, ``source_column`` and a text as
+            ``columns`` (default ``"intersect"``); the readers that it opens take the rest. A dict as
+            ``columns`` says what the columns of a table mean: see `rlio.readers.table_reader.read_table`.
 
     Returns:
         The reader; close it, or use it in a ``with`` block.
 
     Raises:
         DataNotFound: Nothing is stored there, and no input has that name.
-        OptionError: ``value`` is of no kind that is known, or an option is illegal.
+        OptionError: ``value`` is of an unknown kind, or an option is illegal.
     """
     return resolve_input(value, IOContext(options=MappingProxyType(options)))
 
@@ -253,32 +259,33 @@ def read(value: Any, **options: Any) -> InputReader:
 def resolve_input(
     value: Any, context: IOContext, *, wrap: Callable[[InputReader], InputReader] | None = None
 ) -> InputReader:
-    """Make the reader that ``value`` stands for.
+    """Make the reader that ``value`` describes.
 
     Args:
-        value: A reader; a function of `IOContext`, or a class of readers, which gets ``context.options`` as
-            keywords; a registered name; ``"sampler"``; a path, URI or glob, or a list of those, read in
-            shards by ``context.rank``; or a mixture: a dict of any of these -> weight, or a list of pairs.
-        context: What functions get, and the options of the reader.
-        wrap: Applied to each reader, those within a mixture, that is not ``"sampler"``: what a worker does to
-            experience that it did not make itself.
+        value: A reader; a function of `IOContext`, or a reader class, which gets ``context.options`` as
+            keywords; a registered name; ``"sampler"``; a path, URI or glob, a list of those, an open
+            `Dataset`, or a table in memory, read in shards by ``context.rank``; or a mixture: a dict of any
+            of these -> weight, or a list of pairs.
+        context: Passed to functions; also holds the options of the reader.
+        wrap: Applied to each reader except ``"sampler"``, also inside a mixture: a worker adapts experience
+            that it did not make itself.
 
     Returns:
         The reader, owned by the caller.
 
     Raises:
         DataNotFound: Nothing is stored there, and no input has that name.
-        OptionError: ``value`` is of no kind that is known, options are given that nothing takes, or folders
-            hold files of several kinds or of none.
+        OptionError: ``value`` is of an unknown kind, nothing takes one of the options, or the folders hold
+            no files of a known kind, or files of several kinds.
     """
-    if pairs := _pairs(value):
+    if not is_table(value) and (pairs := _pairs(value)):
         return _mixture(pairs, context, wrap)
     reader = _single(value, context)
     return reader if wrap is None or _is_sampler(value) else wrap(reader)
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """The sources and weights of a mixture; [] if ``value`` is none."""
+    """The sources and weights of a mixture; [] if ``value`` is not a mixture."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, Sequence) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
@@ -287,7 +294,9 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _single(value: Any, context: IOContext) -> InputReader:
-    """The reader that ``value``, no mixture, stands for."""
+    """The reader that ``value``, which is not a mixture, describes."""
+    if is_table(value):
+        return _class(_TABLE_READER)(value, **_read_options(context))  # type: ignore[no-any-return]  # found by name
     if isinstance(value, InputReader):
         _refuse_options(context, f"the input is a {type(value).__name__} already")
         return value
@@ -303,9 +312,12 @@ def _single(value: Any, context: IOContext) -> InputReader:
         return _stored([value], context)
     if isinstance(value, Sequence) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
         return _stored(list(value), context)
+    if _is_open_dataset(value):
+        return _class(_DATASET_READER)(value, **_read_options(context))  # type: ignore[no-any-return]  # found by name
     raise OptionError(
         f"the input is {excerpt(value)}: expected a reader, a function of IOContext, one of the names "
-        f"{', '.join(_inputs.names())}, a path, a list of paths, or a dict or pairs of those with weights"
+        f"{', '.join(_inputs.names())}, a path, a list of paths, an open Dataset, a table, or a dict or "
+        "pairs of those with weights"
     )
 
 
@@ -322,7 +334,7 @@ def resolve_output(value: Any, context: IOContext) -> OutputWriter:
         The writer, owned by the caller.
 
     Raises:
-        OptionError: ``value`` is of no kind that is known, or options are given that nothing takes.
+        OptionError: ``value`` is of an unknown kind, or nothing takes one of the options.
     """
     if value is None:
         _refuse_options(context, "there is no output")
@@ -341,7 +353,10 @@ def resolve_output(value: Any, context: IOContext) -> OutputWriter:
         )
     if value == "logdir":
         if context.log_dir is None:
-            raise OptionError("output='logdir' needs a log_dir: give the worker one, or write a path")
+            raise OptionError(
+                "output='logdir' needs a folder: pass place=rlio.sampling.WorkerPlace(log_dir=...), or a "
+                "path as output"
+            )
         value = context.log_dir
     options = {"worker_index": context.worker_index, **context.options}
     if context.spaces:
@@ -387,13 +402,13 @@ def _mixture(
     context: IOContext,
     wrap: Callable[[InputReader], InputReader] | None,
 ) -> InputReader:
-    """A MixedInput of what each first element stands for; those it opened are closed if one fails."""
+    """A MixedInput of the readers of all pairs; if one fails, closes the readers opened here."""
     own = {key: value for key, value in context.options.items() if key in _MIX_OPTIONS}
     rest = {key: value for key, value in context.options.items() if key not in _MIX_OPTIONS}
     if isinstance(rest.get("columns"), str):
         own["columns"] = rest.pop("columns")
     else:
-        # Recordings and samplers have columns that the others have not; what is left out is logged.
+        # Recordings and samplers have extra columns; the columns that are left out are logged.
         own["columns"] = "intersect"
     taker = next((value for value, _ in pairs if not _takes_no_options(value)), None)
     if rest and taker is None:
@@ -402,11 +417,21 @@ def _mixture(
     bare = replace(context, options=MappingProxyType({}))
     readers: dict[str, InputReader] = {}
     weights = {}
+    places: set[str] = set()
     with ExitStack() as opened:
         for number, (value, weight) in enumerate(pairs):
-            name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else f"source_{number}"
-            if name in readers:
-                raise OptionError(f"{name!r} is a source of the mixture twice: add up its weights")
+            name = f"source_{number}"
+            if isinstance(value, (str, os.PathLike)):
+                place = os.fspath(value)
+                # Names are stored: in states and in the column `source`.
+                masked = mask_secrets(place)
+                if place in places:
+                    raise OptionError(
+                        f"{masked!r} is a source of the mixture twice: pass it once, with both weights added"
+                    )
+                places.add(place)
+                if masked not in readers:
+                    name = masked
             readers[name] = resolve_input(value, bare if _takes_no_options(value) else inner, wrap=wrap)
             weights[name] = weight
             if not isinstance(value, InputReader):
@@ -429,28 +454,44 @@ def _is_sampler(value: object) -> bool:
 # ---- stored data ----
 
 
-def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputReader:
-    """The reader for the files that ``values`` name."""
+def _read_options(context: IOContext) -> dict[str, Any]:
+    """The options of a reader of stored data: the worker's share and seed, unless options say otherwise."""
     options = dict(context.options)
     if context.world > 1:
         options.setdefault("shard", (context.rank, context.world))
     if options.get("shuffle") and context.seed is not None:
         options.setdefault("seed", context.seed)
+    return options
+
+
+def _is_open_dataset(value: object) -> bool:
+    from rlio.dataset.dataset import Dataset
+
+    return isinstance(value, Dataset)
+
+
+def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputReader:
+    """The reader for the files that ``values`` name."""
+    options = _read_options(context)
     storage_options = options.get("storage_options")
     alone = len(values) == 1
-    if alone and options.get("follow"):  # The data set may not be there yet.
+    if isinstance(options.get("columns"), Mapping) or options.get("episode") is not None:
+        inputs = values[0] if alone else values
+        return _class(_TABLE_READER)(inputs, **options)  # type: ignore[no-any-return]  # found by name
+    if alone and options.get("follow"):  # The data set may not exist yet.
         return _class(_DATASET_READER)(values[0], **options)  # type: ignore[no-any-return]  # found by name
     roots = [value for value in values if _is_dataset(value, storage_options, alone=alone)]
     if roots and len(values) > 1:
         raise OptionError(
-            f"{excerpt(os.fspath(roots[0]))} is a data set: it is opened alone; to read it with others, give "
-            "each a weight: {path: weight, ...}"
+            f"{excerpt(os.fspath(roots[0]))} is a data set, and is opened alone; to read it with others, "
+            "pass a "
+            "mixture with a weight for each: {path: weight, ...}"
         )
     if roots:
         return _class(_DATASET_READER)(roots[0], **options)  # type: ignore[no-any-return]  # found by name
-    place = _reader_of(values, storage_options)
-    # A single path is passed as it is, so that messages and states show what the user wrote.
-    inputs = values[0] if len(values) == 1 else values
+    place, found = _reader_of(values, storage_options)
+    # A single path is passed unchanged, because messages and states show it.
+    inputs = found if len(found) > 1 else found[0]
     return _class(place)(inputs, **options)  # type: ignore[no-any-return]  # found by name
 
 
@@ -471,11 +512,24 @@ def _is_dataset(
     return Storage.open(value, storage_options=storage_options).exists(_HEADER)
 
 
-def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None) -> str:
-    """The place of the reader class for files that are no data set of ours, by their endings."""
-    from rlio.dataset.foreign_layouts import refuse_known
+def _reader_of(
+    values: list[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None
+) -> tuple[str, list[str | os.PathLike[str]]]:
+    """The place of the reader class for files outside our data sets, and what to pass to it.
+
+    The format decides, where the content is recognised; otherwise the endings of the names do.
+    """
+    from rlio.formats.format import refuse_known
+    from rlio.formats.place import recognise_inputs
     from rlio.storage.inputs import expand_inputs
 
+    known = recognise_inputs(values, storage_options)
+    if known is not None and known.format.source is not None:
+        return _EPISODE_READER, values
+    if known is not None and known.format.reader is not None and known.folder:
+        # Folders of runs, one level or two below, as RLlib leaves them.
+        ending = known.format.marks.endings[0]
+        return known.format.reader, [f"{os.fspath(values[0]).rstrip('/')}/**/*{ending}"]
     try:
         files = expand_inputs(values, storage_options=storage_options)
     except DataNotFound as error:
@@ -492,13 +546,13 @@ def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[st
     found = [place for place, count in counts.items() if count]
     what = ", ".join(f"{counts[place]} for {place.rpartition(':')[2]}" for place in found)
     if len(found) == 1:
-        return found[0]
+        return found[0], values
     names = [file.uri.rpartition("/")[2] for file in files]
-    known = ", ".join(suffix for suffixes in _READERS.values() for suffix in suffixes)
+    endings = ", ".join(suffix for suffixes in _READERS.values() for suffix in suffixes)
     unknown = OptionError(
         f"{excerpt([os.fspath(value) for value in values])} holds {len(files)} files, "
         f"{what or 'of no kind that is known'} ({excerpt(names[:10])}): expected a data set ({_HEADER}) "
-        f"or files of one kind ({known}); give a glob that names one kind, or pass a reader"
+        f"or files of one kind ({endings}); pass a glob that matches one kind, or pass a reader"
     )
     refuse_known(values, storage_options, unknown)
     raise unknown

@@ -1,12 +1,12 @@
-"""PyTorch's side: stored data sets for DataLoaders, and batches that are ready on the device.
+"""PyTorch support: stored data sets for DataLoaders, and batches prefetched to the device.
 
-`ReplayDataset` shares a data set out among ranks and DataLoader workers; its `ReplayDataset.loader` gives
-batches in the one order that a `rlio.DatasetReader` has, whatever the number of workers, with a state that
-counts what was delivered. `prefetch` reads and copies ahead for any reader, in a thread.
+`ReplayDataset` divides a data set among ranks and DataLoader workers. `ReplayDataset.loader` gives batches in
+the order of a `rlio.DatasetReader`, for any number of workers; its state counts the delivered batches.
+`prefetch` reads and copies ahead for any reader, in a thread.
 
-A batch is a dict of tensors, by policy where there are several. It is the caller's: no later batch uses its
-memory. Reading without a transform is mostly faster with `prefetch`: each worker decodes for itself, and its
-batches are copied to this process.
+A batch is a dict of tensors; with several policies, a dict by policy. The caller owns the batch: no later
+batch uses its memory. Without a transform, `prefetch` is mostly faster, because batches of worker processes
+are copied to this process.
 
 Example:
     >>> import numpy as np, rlio, rlio.torch
@@ -38,12 +38,12 @@ import operator
 import os
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate, pairwise
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.distributed
@@ -53,63 +53,95 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.join import joined_plainly
 from rlio.batch.tensors import to_tensors
+from rlio.bridges import to_tensordict
 from rlio.dataset.dataset import Dataset, Snapshot
+from rlio.dataset.stats import Normalise
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import JsonState, Restorable
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.prefetch import Prefetch
-from rlio.support.options import refuse_unknown
+from rlio.readers.read_options import OrderKeywords
+from rlio.readers.stored_pass import Cache
+from rlio.replay.store import UnitKeywords
+from rlio.storage.paths import mask_secrets
+from rlio.support.options import checked_keywords
 
-__all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch"]
+__all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch", "to_tensordict"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
 
-# A worker sends several small batches in one message: each message wakes up threads of both processes, which
-# takes as long as reading some batches. All batches of a message together have about as many bytes at most.
+# A worker sends several small batches in one message, because each message wakes threads of both processes,
+# which takes as long as reading some batches. A message has about `_MESSAGE_BYTES` at most.
 _MESSAGE_BATCHES = 16
 _MESSAGE_BYTES = 1 << 20
-# Tensors and batches above travel in shared memory, a file descriptor each; others inside the message.
+# Larger tensors and batches travel in shared memory, with a file descriptor each; others inside the message.
 _SHARED_BYTES = 2 << 20
 
-#: What users have made of a batch: a dict of tensors, or whatever their ``transform`` gives.
+#: What users receive: a dict of tensors, or the result of their ``transform``.
 Item = Any
 
 
+class StoredKeywords(OrderKeywords, UnitKeywords, total=False):
+    """The options of a `rlio.DatasetReader`, with defaults, that a `ReplayDataset` takes."""
+
+    at: Annotated[Snapshot | None, None]
+    cache: Annotated[Cache, "auto"]
+    missing: Annotated[Literal["error", "drop", "fill"], "error"]
+    storage_options: Annotated[Mapping[str, Any] | None, None]
+    limits: Annotated[Limits, DEFAULT_LIMITS]
+    normalise: Annotated[Normalise | None, None]
+
+
+class LoaderKeywords(TypedDict, total=False):
+    """The options of a DataLoader, with its defaults, that change neither the order nor the batches."""
+
+    pin_memory: Annotated[bool, False]
+    pin_memory_device: Annotated[str, ""]
+    prefetch_factor: Annotated[int | None, None]
+    timeout: Annotated[float, 0]
+    worker_init_fn: Annotated[Callable[[int], None] | None, None]
+    multiprocessing_context: Annotated[Any, None]
+
+
 class ReplayDataset(Restorable, IterableDataset[Item]):
-    """The batches of a stored data set, for PyTorch: this rank's, shared out among DataLoader workers.
+    """This rank's batches of a stored data set, for PyTorch, divided among DataLoader workers.
 
-    Batch i of the rank's sequence is read by DataLoader worker i modulo their number, so that a DataLoader
-    delivers the sequence in its order with any number of workers, none included, forked or spawned. The
-    sequence is that of ``DatasetReader(root, batch_size=..., shard=(rank, world), ...)``: endless unless
-    ``epochs`` says otherwise, each epoch in another order if ``shuffle`` asks for it; there is no epoch to
-    set. What is read is the snapshot of the moment of opening.
+    DataLoader worker i mod W reads batch i of the rank's sequence, where W is the number of workers. A
+    DataLoader therefore delivers the sequence in order for any W, also without workers, forked or spawned.
+    The sequence is that of ``DatasetReader(root, batch_size=..., shard=(rank, world), ...)``: endless unless
+    ``epochs`` is given; with ``shuffle``, each epoch has another order. You need not set an epoch. All
+    reading is from the snapshot taken at opening.
 
-    The way to read it is `loader`, whose state is exact and may be loaded with another number of workers or
-    ranks. A DataLoader of one's own (``DataLoader(dataset, batch_size=None, num_workers=...)``) gives the
-    same batches in the same order, but the main process does not know what was delivered, and each ``iter()``
-    begins anew, in the same order: at the state that was loaded, else at the beginning. torchdata's
-    StatefulDataLoader keeps a state for each worker, which fits the same number of workers only.
+    Read through `loader`: its state is exact, and loads with another number of workers or ranks. Your own
+    DataLoader (``DataLoader(dataset, batch_size=None, num_workers=...)``) gives the same batches in the same
+    order. But the main process does not know what was delivered, and each ``iter()`` starts again, in the
+    same order: at the loaded state, or else at the beginning. torchdata's StatefulDataLoader keeps one state
+    for each worker, so its state fits only the same number of workers.
 
-    With ``cache="memory"``, which "auto" chooses for small data, each worker keeps all rows for itself; with
-    ``cache="disk"`` all processes share them, in the same order.
+    With ``cache="memory"``, which "auto" chooses for small data, each worker holds its own copy of all rows;
+    with ``cache="disk"`` all processes share one copy. The order is the same.
 
     Args:
         root: Folder of the data set, a path or fsspec URL, or an open `rlio.Dataset`.
         batch_size: Units (rows, sequences, joint steps) of a batch, for each rank.
         transform: Called with each `rlio.SampleBatch` or `rlio.MultiAgentBatch`, in the worker that read it;
-            what it returns is delivered. None: ``batch.to_torch()``.
-        rank: This process's number among those that share the data set; given together with ``world``.
-        world: How many those are. None: as torch.distributed says, else 0 of 1.
-        options: Those of `rlio.DatasetReader`, but for ``shard``, ``follow`` and what goes with it.
+            its result is delivered. None: ``batch.to_torch()``.
+        rank: Index of this process among those that share the data set; given together with ``world``.
+        world: Number of those processes. None: from torch.distributed, or else rank 0 of 1.
+        options: Options of `rlio.DatasetReader`, except ``shard`` (pass ``rank`` and ``world``), and except
+            ``follow`` and ``grow``, because workers would see different rows. For those, use
+            ``prefetch(DatasetReader(root, follow=True))``.
 
     Raises:
-        OptionError: An option is illegal, or ``seed`` is missing where ranks could not agree on one: without
-            torch.distributed.
-        DataNotFound: There is no data set.
+        OptionError: An option is illegal, or ``seed`` is missing while torch.distributed, through which ranks
+            agree on one, is not initialised.
+        DataNotFound: The data set does not exist.
     """
 
+    @checked_keywords
     def __init__(
         self,
         root: str | os.PathLike[str] | Dataset,
@@ -118,23 +150,26 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         transform: Callable[[Batch], Item] | None = None,
         rank: int | None = None,
         world: int | None = None,
-        **options: Any,
+        **options: Unpack[StoredKeywords],
     ) -> None:
         super().__init__()
-        _check_options(batch_size, options)
+        if batch_size is None:
+            raise OptionError("batch_size=None: a ReplayDataset needs a number of units, at least 1")
         self._root = root
         self._transform = transform
+        self.rank: int
+        self.world: int
         self.rank, self.world, together = _place(rank, world)
-        self._options = {"batch_size": batch_size, **options}
+        self._options: dict[str, Any] = {"batch_size": batch_size, **options}
         if self.world > 1 and not together and options.get("shuffle") and options.get("seed") is None:
             raise OptionError(
                 f"rank={self.rank}, world={self.world} and no seed: give all ranks the same seed=..., or "
                 "initialise torch.distributed, through which they agree on one"
             )
-        # A reader of this process that stands idle, and the process: opening one may cost a lot.
+        # An idle reader, kept for reuse because opening one may be slow, and the process that opened it.
         self._idle: tuple[int, DatasetReader] | None = None
-        # All workers and ranks read one snapshot in one order, whatever they would find or draw themselves:
-        # the state has the seed, and does not load over another layout of the rows.
+        # All workers and ranks must read one snapshot in one order. Their state therefore holds the seed, and
+        # does not load over another layout of the rows.
         self._options["at"], self._start = (
             _from_first_rank(self._begin, self.rank) if together else self._begin()
         )
@@ -142,7 +177,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         self._position = self._start
 
     def _begin(self) -> tuple[Snapshot, JsonState]:
-        """What all ranks and workers must agree on."""
+        """The snapshot and state that all ranks and workers share."""
         reader = self._open()
         self._idle = (os.getpid(), reader)
         if reader.seed is not None:
@@ -153,7 +188,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         return DatasetReader(self._root, shard=(self.rank, self.world), **self._options)
 
     def _reader(self) -> DatasetReader:
-        """A reader that nobody else has; the caller closes it."""
+        """A reader for exclusive use; the caller closes it."""
         process, reader = self._idle or (None, None)
         self._idle = None
         if reader is not None and process == os.getpid():
@@ -161,10 +196,16 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         return self._open()
 
     def _rest(self) -> None:
-        """Close the reader that stands idle: workers have their own."""
+        """Close the idle reader: workers open their own."""
         if self._idle is not None and self._idle[0] == os.getpid():
             self._idle[1].close()
         self._idle = None
+
+    def _describe(self) -> Iterator[str]:
+        root = self._root
+        yield repr(root.uri if isinstance(root, Dataset) else mask_secrets(os.fspath(root)))
+        yield f"batch_size={self._options['batch_size']}"
+        yield f"rank={self.rank}, world={self.world}"
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = {**self.__dict__, "_idle": None}
@@ -173,7 +214,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     # ---- reading ----
 
     def __iter__(self) -> Iterator[Item]:
-        """Begin at the state that was loaded, the first time; else at the beginning.
+        """Begin at the loaded state the first time, later at the beginning.
 
         Raises:
             StateError: The last `load_state_dict` failed.
@@ -210,37 +251,38 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         return batch.to_torch() if self._transform is None else self._transform(batch)
 
     def _batches_per_message(self) -> int:
-        """How many batches a worker sends together; the same number in all workers."""
+        """How many batches a worker sends in one message; the same number in all workers."""
         reader = self._reader()
         self._idle = (os.getpid(), reader)
         length = self._options.get("sequence_length")
         if reader.unit == "episodes" or (reader.unit == "sequences" and length is None):
-            return 1  # The number of rows of a batch is not known before it is read.
+            return 1  # The number of rows in a batch is known only after reading it.
         row_bytes = max((schema.row_bytes for schema in reader.dataset.schemas.values()), default=1)
         batch_bytes: int = self._options["batch_size"] * (length or 1) * max(row_bytes, 1)
         return max(1, min(_MESSAGE_BATCHES, _MESSAGE_BYTES // batch_bytes))
 
-    def loader(self, *, num_workers: int = 0, **options: Any) -> ReplayLoader:
-        """Begin to read where the dataset stands, in worker processes if there are any: see `ReplayLoader`.
+    @checked_keywords
+    def loader(self, *, num_workers: int = 0, **options: Unpack[LoaderKeywords]) -> ReplayLoader:
+        """Begin to read at the dataset's position, in worker processes if there are any: see `ReplayLoader`.
 
         Args:
             num_workers: Processes; 0 reads in this one.
-            options: Of `torch.utils.data.DataLoader`: ``pin_memory``, ``prefetch_factor``, ``timeout``,
-                ``worker_init_fn``, ``multiprocessing_context``. ``prefetch_factor`` bounds the batches that a
-                worker reads ahead. Without it, a worker reads up to 48 small batches ahead, and 2 large ones.
-                With a ``timeout``, each batch travels alone, since the timeout is that of one batch.
+            options: Options of `torch.utils.data.DataLoader`: ``pin_memory``, ``prefetch_factor``,
+                ``timeout``, ``worker_init_fn``, ``multiprocessing_context``. ``prefetch_factor`` limits the
+                batches that a worker reads ahead. The default is up to 48 small batches, or 2 large ones.
+                With a ``timeout``, each batch travels alone, because the timeout applies to one batch.
 
         Raises:
-            OptionError: Another option, or an illegal one.
+            OptionError: An option is unknown or illegal.
         """
         return ReplayLoader(self, num_workers=num_workers, **options)
 
     # ---- state ----
 
     def state_dict(self) -> JsonState:
-        """Where the iteration in this process is: after the batch that it gave last.
+        """The position of the iteration in this process: after the last batch that it gave.
 
-        It is the state of a `rlio.DatasetReader`; in a DataLoader worker, that worker's own.
+        The state is that of a `rlio.DatasetReader`; a DataLoader worker gives its own.
 
         Raises:
             StateError: The last `load_state_dict` failed.
@@ -249,48 +291,53 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         return self._position
 
     def load_state_dict(self, state: JsonState) -> None:
-        """Let the next ``iter()`` begin at a state, of a dataset, a loader or a `rlio.DatasetReader`.
+        """Make the next ``iter()`` begin at a state of a dataset, a loader or a `rlio.DatasetReader`.
 
         After any error here, ``iter()`` raises StateError until a load succeeds.
 
         Raises:
-            StateError: It does not fit the data or the options, or is another worker's.
+            StateError: The state does not fit the data or the options, or is another worker's.
         """
         with self._loading():
             self._accept(_resumed(state, *_worker())[0])
             self._loaded = self._position = state
 
     def _accept(self, state: JsonState) -> None:
-        """Check a state."""
+        """Check that a state fits."""
         reader = self._reader()
         self._idle = (os.getpid(), reader)
         reader.load_state_dict(state)
 
 
 class ReplayLoader(Restorable, Iterator[Item]):
-    """Delivers the batches of a `ReplayDataset` in their order, read by workers; made by its `loader`.
+    """Delivers the batches of a `ReplayDataset` in order, read by workers. Made by `ReplayDataset.loader`.
 
-    It is an iterator: a second ``for`` goes on where the first one was left, with the same workers. Its
-    state counts batches that were delivered, not those that workers have ready, and is that of a
-    `rlio.DatasetReader`: it loads with any number of workers and, where all ranks have taken equally many
-    batches, of ranks. After an error, the next call tries again, from the batch that failed on.
+    It is an iterator: a second ``for`` continues where the first one stopped, with the same workers. Its
+    state counts delivered batches, not those that workers have ready. The state is that of a
+    `rlio.DatasetReader`: it loads with any number of workers and, if all ranks have taken equally many
+    batches, of ranks. After an error, the next call retries from the batch that failed.
 
-    What random transforms draw from the global generators of a worker is seeded by the order's seed and the
-    place where the workers began. The generators of this process are left alone.
+    The global random generators of a worker, which transforms may use, are seeded by the order's seed and the
+    position where the workers began. The generators of this process are not touched.
     """
 
-    def __init__(self, dataset: ReplayDataset, *, num_workers: int = 0, **options: Any) -> None:
+    @checked_keywords
+    def __init__(
+        self, dataset: ReplayDataset, *, num_workers: int = 0, **options: Unpack[LoaderKeywords]
+    ) -> None:
         if operator.index(num_workers) < 0:
-            raise OptionError(f"num_workers={num_workers}: worker processes, 0 or more")
-        taken = ("num_workers", *_LOADER_OPTIONS)
-        refuse_unknown(options, taken, of="loader() (batches and their order are the dataset's)")
+            raise OptionError(f"num_workers={num_workers}: expected a number of worker processes, 0 or more")
         self._dataset = dataset
         self._num_workers = num_workers
-        self._options = options
+        self._options: dict[str, Any] = {**options}
         self._state = _resumed(dataset.state_dict(), 0, 1)[0]
         self._workers: Iterator[list[_Sent]] | None = None
         self._running: Iterator[_Sent] | None = None
         self._ended = self._closed = False
+
+    def _describe(self) -> Iterator[str]:
+        yield f"num_workers={self._num_workers}"
+        yield repr(self._dataset)
 
     def __iter__(self) -> Self:
         return self
@@ -301,7 +348,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
         Raises:
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
-            Exception: What a worker raised, with its traceback as a note.
+            Exception: The worker's exception, with its traceback as a note.
         """
         if self._closed:
             raise ClosedError("the loader is closed: make another one, or use it before close()")
@@ -320,7 +367,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
         raise StopIteration
 
     def _receive(self) -> _Sent | None:
-        """What comes next from the workers; None if all have ended."""
+        """The next item from the workers; None if all have ended."""
         try:
             if self._running is None:
                 self._running = self._start()
@@ -328,7 +375,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
         except StopIteration:
             self._stop()
             return None
-        except BaseException:  # A worker that was killed, a timeout, Ctrl-C: workers cannot go on.
+        except BaseException:  # A killed worker, a timeout, Ctrl-C: the workers cannot continue.
             self._stop()
             raise
 
@@ -337,7 +384,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
         if self._num_workers:
             options, together = self._grouped()
             self._dataset._rest()
-        # A DataLoader seeds its workers from here; without it, it would draw from the user's generator.
+        # A DataLoader seeds its workers from this generator. Without it, it would use the user's generator.
         place = json.dumps(self._state, sort_keys=True).encode()
         seed = int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "little")
         loader: DataLoader[list[_Sent]] = DataLoader(
@@ -352,7 +399,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
         return _in_turns(self._workers, max(self._num_workers, 1))
 
     def _grouped(self) -> tuple[dict[str, Any], int]:
-        """The options of the DataLoader, and how many batches a worker sends together."""
+        """The options of the DataLoader, and how many batches a worker sends in one message."""
         ahead = self._options.get("prefetch_factor")
         if self._options.get("timeout") or (ahead is not None and ahead < 4):
             return self._options, 1
@@ -360,13 +407,13 @@ class ReplayLoader(Restorable, Iterator[Item]):
         if ahead is None:
             return self._options, together
         together = min(together, ahead // 2)
-        # One message is being delivered.
+        # One message is always being delivered.
         return {**self._options, "prefetch_factor": ahead // together - (together > 1)}, together
 
     def _stop(self) -> None:
-        """End the workers; what they have ready is read again, should anybody want it."""
+        """End the workers. Batches that they have ready are read again if needed."""
         workers, self._workers, self._running = self._workers, None, None
-        # Its own destructor does the same, but waits until the last traceback that holds it is gone.
+        # The DataLoader's destructor does the same, but only after the last traceback that holds it is gone.
         shutdown = getattr(workers, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
@@ -381,16 +428,16 @@ class ReplayLoader(Restorable, Iterator[Item]):
         return self._state
 
     def load_state_dict(self, state: JsonState) -> None:
-        """Go on from a state: of a loader or dataset, or of a `rlio.DatasetReader`; workers begin anew.
+        """Continue from a state of a loader, dataset or `rlio.DatasetReader`, with new workers.
 
         After any error here, no batch is delivered until a load succeeds.
 
         Raises:
-            StateError: It does not fit the data or the options, or is that of one of several workers.
+            StateError: The state does not fit the data or the options, or is that of one of several workers.
             ClosedError: After `close`.
         """
         if self._closed:
-            raise ClosedError("the loader is closed: load the state into another one")
+            raise ClosedError("the loader is closed: load the state into a new one")
         with self._loading():
             plain = _resumed(state, 0, 1)[0]
             self._dataset._accept(plain)
@@ -412,21 +459,10 @@ class ReplayLoader(Restorable, Iterator[Item]):
         self.close()
 
 
-#: Options of a DataLoader that do not touch the order or the batches.
-_LOADER_OPTIONS = (
-    "pin_memory",
-    "pin_memory_device",
-    "prefetch_factor",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-)
-
-
 class _Sent(NamedTuple):
-    """What a worker sends: a batch and the state after it, the state at the end, or an error.
+    """A worker's message item: a batch and the state after it, the state at the end, or an error.
 
-    The value of "rows" is a batch that is to become tensors; on the way, its number of rows.
+    The value of "rows" is a batch that is converted to tensors later; on the way, its number of rows.
     """
 
     what: Literal["batch", "rows", "end", "error"]
@@ -435,7 +471,7 @@ class _Sent(NamedTuple):
 
 
 class _Sending(IterableDataset[list[_Sent]]):
-    """What the workers of a `ReplayLoader` read: batches with their states, several in one message."""
+    """The workers' side of a `ReplayLoader`: batches with their states, several in one message."""
 
     def __init__(self, dataset: ReplayDataset, start: JsonState, together: int) -> None:
         super().__init__()
@@ -443,7 +479,7 @@ class _Sending(IterableDataset[list[_Sent]]):
         self._start = start
         self._together = together
 
-    def __iter__(self) -> Iterator[Any]:  # A `_Message` is a list where it arrives.
+    def __iter__(self) -> Iterator[Any]:  # A `_Message` arrives as a list.
         here = get_worker_info() is None
         sent: list[_Sent] = []
         for each in self._sent():
@@ -465,16 +501,16 @@ class _Sending(IterableDataset[list[_Sent]]):
         except Exception as error:
             if get_worker_info() is None:
                 raise
-            # A DataLoader would make another error of it, with the traceback for a message.
+            # A DataLoader would raise another error, with the traceback as its message.
             yield _Sent("error", {}, _portable(error, worker))
 
 
 class _Message:
-    """Sent batches as bytes; unpickled, the list of them, with tensors of the receiver's own.
+    """Sent batches as bytes. Unpickling gives the list of them, with tensors that the receiver owns.
 
-    torch sends each tensor in shared memory with a file descriptor of its own, in several system calls. Most
-    columns of a batch have a few KB, which are copied in less time. Batches whose columns are alike are
-    joined, and cut again where they arrive. Large tensors go torch's way.
+    torch sends each tensor in shared memory with its own file descriptor, in several system calls. Most
+    columns of a batch have a few KB, and copying them is faster. Batches with the same columns are joined,
+    and split again by the receiver. torch sends large tensors.
     """
 
     def __init__(self, sent: list[_Sent]) -> None:
@@ -490,7 +526,7 @@ class _Message:
 
 
 def _joined(batches: Sequence[Batch]) -> dict[str, Any] | None:
-    """The columns of small batches, one after the other; None of others."""
+    """The columns of small batches, joined in order; None for other batches."""
     if not batches or len(batches) * batches[0].size_bytes() > _SHARED_BYTES:
         return None
     plain = [batch for batch in batches if isinstance(batch, SampleBatch)]
@@ -506,7 +542,7 @@ def _as_count(sent: _Sent) -> _Sent:
 
 
 def _received(data: bytes) -> list[_Sent]:
-    """The batches of a message; `pickle` calls it."""
+    """The batches of a message; called by `pickle`."""
     joined, sent = ForkingPickler.loads(
         data
     )  # From our own worker, through torch's queue; never from a file.
@@ -522,13 +558,13 @@ def _cut(column: Any, ends: list[int]) -> list[Any]:
     """The part of each batch, in the same memory."""
     if not isinstance(column, torch.Tensor):
         return [column[start:stop] for start, stop in pairwise(ends)]
-    # Views of one tensor share its version and gradient: a change of one batch could fail in another.
+    # Views of one tensor would share its version and gradient: a change of one batch could fail in another.
     rows = column.numpy()
     return [torch.from_numpy(rows[start:stop]) for start, stop in pairwise(ends)]
 
 
 class _Pickler(ForkingPickler):
-    """Pickles small tensors by value, and others as torch does: in shared memory."""
+    """Pickles small tensors by value, and others like torch: in shared memory."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, -1)  # The newest protocol.
@@ -540,13 +576,13 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         if tensor.nbytes <= _SHARED_BYTES:
             return torch.from_numpy, (tensor.numpy(),)
     except (RuntimeError, TypeError) as error:
-        # Sparse, on a device, with a gradient, or of a dtype that NumPy lacks.
+        # Sparse, on a device, with a gradient, or of a dtype that NumPy does not have.
         logger.debug("a tensor is sent in shared memory: %s", error)
     return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch does not annotate it.
 
 
 def _in_turns(messages: Iterable[list[_Sent]], workers: int) -> Iterator[_Sent]:
-    """One batch of each worker in turn; a message has the next batches of one worker."""
+    """One batch of each worker in turn; a message holds the next batches of one worker."""
     queues: deque[deque[_Sent]] = deque(deque() for _ in range(workers))
     for message in messages:
         queues[0].extend(message)
@@ -559,10 +595,10 @@ def _portable(error: Exception, worker: int) -> Exception:
     """An error that survives being sent, with the traceback as a note."""
     text = "".join(traceback.format_exception(error))
     try:
-        ForkingPickler.dumps(error)  # What the DataLoader does with it; and below, what the receiver does.
+        ForkingPickler.dumps(error)  # As the DataLoader does; the copy below is what the receiver does.
         sent = copy.copy(error)
     except Exception as failure:
-        logger.debug("%r cannot be sent as it is: %r", error, failure)
+        logger.debug("%r cannot be sent: %r", error, failure)
         sent = None
     if type(sent) is not type(error):
         error = RuntimeError(f"{type(error).__name__}: {error}")
@@ -571,85 +607,68 @@ def _portable(error: Exception, worker: int) -> Exception:
 
 
 def _as_it_is(sent: Any) -> Any:
-    """Instead of the DataLoader's own conversion; at the top of the module, so that workers find it."""
+    """Replaces the DataLoader's own conversion. At the top of the module because workers import it."""
     return sent
 
 
 def _worker() -> tuple[int, int]:
-    """This process's number among the DataLoader's workers, and theirs; 0 of 1 in the main process."""
+    """This process's index among the DataLoader's workers, and their number; (0, 1) in the main process."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
 def _resumed(state: JsonState, worker: int, workers: int) -> tuple[JsonState, int]:
-    """The reader's state in a state of a dataset, and how many batches are to be skipped from there.
+    """Split a dataset's state into the reader's state and the number of batches to skip from there.
 
     Raises:
-        StateError: It is one of another worker.
+        StateError: The state belongs to another worker.
     """
     if not isinstance(state, dict) or "worker" not in state:
         return state, worker
     if state["worker"] != [worker, workers] or "state" not in state:
         raise StateError(
-            f"the state is that of DataLoader worker {excerpt(state['worker'])} (number, workers), and this "
-            f"is {[worker, workers]}: load it with the number of workers that it was saved with, or use "
+            f"found the state of DataLoader worker {excerpt(state['worker'])} (index, workers), expected "
+            f"that of {[worker, workers]}: load the state with the number of workers that saved it, or use "
             "ReplayDataset.loader(), whose states fit any number"
         )
     return state["state"], workers - 1
 
 
-def _check_options(batch_size: int, options: dict[str, Any]) -> None:
-    if batch_size is None:
-        raise OptionError("batch_size=None: a ReplayDataset needs a number of units, at least 1")
-    if "shard" in options:
-        raise OptionError("shard=...: give rank=... and world=... instead; workers are no ranks")
-    if options.get("follow"):
-        raise OptionError(
-            "follow=True: what comes is not known, and cannot be shared out among workers; use "
-            "rlio.torch.prefetch(DatasetReader(root, follow=True))"
-        )
-    if options.get("grow"):
-        raise OptionError(
-            "grow=True: workers would list at different moments and see other rows; open a new "
-            "ReplayDataset for what was added, or use rlio.torch.prefetch(DatasetReader(root, grow=True))"
-        )
-
-
 def _place(rank: int | None, world: int | None) -> tuple[int, int, bool]:
-    """Rank, world, and whether all of them can be reached through torch.distributed.
+    """Rank, world, and whether torch.distributed reaches all ranks.
 
     Raises:
-        OptionError: Only one is given, or they do not fit.
+        OptionError: Only one is given, or the rank is outside the world.
     """
     if (rank is None) != (world is None):
-        raise OptionError(f"rank={rank}, world={world}: give both or neither")
+        raise OptionError(f"rank={rank}, world={world}: pass both or neither")
     if rank is not None and world is not None:
         if not 0 <= operator.index(rank) < operator.index(world):
-            raise OptionError(f"rank={rank}, world={world}: 0 <= rank < world")
+            raise OptionError(f"rank={rank}, world={world}: expected 0 <= rank < world")
         return rank, world, False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size(), True
     if os.environ.get("WORLD_SIZE", "1") != "1":
         logger.warning(
             "WORLD_SIZE is %s, but torch.distributed is not initialised: this process reads all of the data; "
-            "call torch.distributed.init_process_group() before, or give rank=... and world=...",
+            "call torch.distributed.init_process_group() first, or pass rank=... and world=...",
             os.environ["WORLD_SIZE"],
         )
     return 0, 1, False
 
 
 def _from_first_rank(make: Callable[[], T], rank: int) -> T:
-    """What ``make()`` gives on rank 0, on all ranks.
+    """Call ``make()`` on rank 0, and give its result to all ranks.
 
     Raises:
-        DataNotFound: It failed there.
+        DataNotFound: ``make()`` failed on rank 0.
     """
     made: list[Any] = [None, None]
     failure: Exception | None = None
     if rank == 0:
         try:
             made = [make(), None]
-        except Exception as error:  # The others wait for word of it.
+        except Exception as error:  # The other ranks wait for the result.
             failure, made = error, [None, f"{type(error).__name__}: {error}"]
     torch.distributed.broadcast_object_list(made, src=0)
     if failure is not None:
@@ -660,5 +679,5 @@ def _from_first_rank(make: Callable[[], T], rank: int) -> T:
     return found
 
 
-#: As users write it: ``with rlio.torch.prefetch(reader, device="cuda") as batches``.
+#: The spelling for users: ``with rlio.torch.prefetch(reader, device="cuda") as batches``.
 prefetch = Prefetch

@@ -1,4 +1,4 @@
-"""`OutputWriter`: the contract of whatever takes batches, and how open writers are closed at exit.
+"""`OutputWriter`: the contract of all sinks of batches. Open writers are closed at exit.
 
 Authors write `_write`, and `_flush` and `_close` as needed. The base owns checks, counters, locking and
 context management. `rlio.testing.WriterTests` tests an implementation.
@@ -22,34 +22,36 @@ from typing import Protocol, Self
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.errors import ClosedError, PublishError, SchemaError, excerpt
+from rlio.support.described import Described
 
 __all__ = ["OutputWriter", "close_after"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
-class OutputWriter(ABC):
+class OutputWriter(Described, ABC):
     """A sink for experience. To write one, implement `_write`, and `_flush` and `_close` as needed.
 
-    An exception inside ``with`` still publishes what `write` accepted, and is never replaced.
+    An exception inside ``with`` still publishes the rows that `write` accepted. The exception is never
+    replaced.
     """
 
     #: Whether rows survive ``kill -9`` once `write` has returned.
     durable: bool = False
 
-    #: Seconds that `flush` and `close` may take in all, where rows survive without them (`durable`); None: as
-    #: long as it takes.
+    #: Seconds that `flush` and `close` may take in total, if rows survive without them (`durable`); None: no
+    #: limit.
     patience: float | None = None
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # When the `flush` or `close` that runs has had its patience.
+        # Deadline of the running `flush` or `close`, from `patience`.
         self._until: float | None = None
         self._closed = False
         #: Rows that `write` has accepted.
-        self.rows_received = 0
+        self.rows_received: int = 0
         self._rows_flushed = 0
-        # Whether it had its time to close while the process was on its way out.
+        # Whether a close at process exit already failed.
         self._gave_up = False
         _open_writers.add(self)
 
@@ -57,40 +59,44 @@ class OutputWriter(ABC):
 
     @abstractmethod
     def _write(self, batch: Batch) -> None:
-        """Take ``batch``. It is the caller's: copy what is kept after returning."""
+        """Take ``batch``. The caller owns it: copy what you keep after returning."""
 
-    def _flush(self) -> None:  # noqa: B027 - optional hook
+    def _flush(self) -> None:
         """Make every row taken so far visible to readers."""
 
-    def _close(self) -> None:  # noqa: B027 - optional hook
-        """Release files and threads; called once, after a last `_flush`."""
+    def _close(self) -> None:
+        """Release files and threads. Called once, after a last `_flush`."""
 
     # ---- the contract ----
 
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called, and has succeeded."""
+        """Whether `close` was called and succeeded."""
         return self._closed
+
+    def _describe(self) -> Iterator[str]:
+        yield f"{self.rows_received} rows received, {self.rows_published} published"
 
     @property
     def rows_published(self) -> int:
-        """Rows that every reader can see, at least so many.
+        """A lower bound on the rows that every reader can see.
 
-        The base counts those before the last `flush`. Writers that publish on their own override it.
+        The base counts the rows before the last `flush`. Writers that publish in the background override
+        this.
         """
         return self._rows_flushed
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds that `write` has waited, such as for room in a log."""
+        """Seconds that `write` has waited, for example for room in a log."""
         return 0.0
 
     def write(self, batch: Batch) -> None:
         """Take a batch; thread-safe. The writer keeps no reference to it.
 
         Raises:
-            SchemaError: A column's dtype or shape is not that of the rows before, or ``batch`` is no batch;
-                nothing is taken.
+            SchemaError: ``batch`` is not a batch, or the dtype or shape of a column differs from the rows
+                before; nothing is taken.
             ClosedError: After `close`.
         """
         if not isinstance(batch, (SampleBatch, MultiAgentBatch)):
@@ -109,7 +115,8 @@ class OutputWriter(ABC):
         """Return once every row taken so far is visible to every reader.
 
         Raises:
-            PublishError: The store did not take them, or not within `patience`; where they are safe is said.
+            PublishError: The store did not take the rows, or not within `patience`; the message says where
+                the rows are safe.
         """
         with self._held():
             if not self._closed:
@@ -119,7 +126,7 @@ class OutputWriter(ABC):
     def close(self) -> None:
         """Flush and release; may be called again. Also called when the interpreter exits.
 
-        If the flush raises, the writer stays open and keeps its rows: calling again tries again.
+        If the flush raises, the writer stays open and keeps its rows; call again to retry.
 
         Raises:
             PublishError: As `flush`.
@@ -135,10 +142,10 @@ class OutputWriter(ABC):
             self._close()
 
     def _seconds_left(self) -> float | None:
-        """Seconds that a `_flush` may take; None: as long as it takes.
+        """Seconds that a `_flush` may take; None: no limit.
 
-        They are bounded where the rows are safe without it: by `patience`, and where an exception, or the end
-        of the interpreter, closes the writer.
+        The time is limited if the rows are safe without the flush. The limit is `patience`, and a few seconds
+        if an exception or the end of the interpreter closes the writer.
         """
         leaving = _exit_deadline.get()
         if not self.durable:
@@ -150,7 +157,7 @@ class OutputWriter(ABC):
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """The lock, for which `patience` ends too: a `write` in another thread may wait for a full log."""
+        """Hold the lock, waiting at most `patience`: a `write` in another thread may wait for a full log."""
         until = None if self.patience is None else time.monotonic() + self.patience
         left = self._seconds_left()
         if self.durable and self.patience is not None:
@@ -158,9 +165,9 @@ class OutputWriter(ABC):
         try:
             if not self._lock.acquire(timeout=-1 if left is None else left):
                 raise PublishError(
-                    f"{type(self).__name__} could not be closed, since another thread is still in a call of "
-                    "it: rows are in its log; close() tries again, and once this process has ended the next "
-                    "writer there, or `rlio recover`, publishes them"
+                    f"{type(self).__name__} could not be closed, because another thread is still in one of "
+                    "its calls: its rows are in its log; call close() to retry, or end this process: the "
+                    "next writer there, or `rlio recover`, then publishes them"
                 )
             try:
                 self._until = until
@@ -168,7 +175,7 @@ class OutputWriter(ABC):
             finally:
                 self._until = None
                 self._lock.release()
-        except Exception:  # Raised again: here only the end of the deadline is noted.
+        except Exception:  # Raised again: only the missed deadline is noted here.
             self._gave_up = _exit_deadline.get() is not None
             raise
 
@@ -185,16 +192,16 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-# When a writer that is being closed gives up and leaves its rows to their log; None: it does not.
+# Deadline at which a writer that is being closed gives up and leaves its rows in its log; None: no deadline.
 _exit_deadline: ContextVar[float | None] = ContextVar("rlio_exit_deadline", default=None)
 
-# How long a process on its way out, by an exception or at its end, waits for a store.
+# Seconds that a process waits for a store while it leaves by an exception or ends.
 _EXIT_SECONDS = 3.0
 
 
 @contextlib.contextmanager
 def _leaving() -> Iterator[None]:
-    """Let whatever is closed in this thread be closed in `_EXIT_SECONDS`, counted from the outermost call."""
+    """Limit every close in this thread to `_EXIT_SECONDS`, counted from the outermost call."""
     deadline = _exit_deadline.get()
     token = _exit_deadline.set(time.monotonic() + _EXIT_SECONDS if deadline is None else deadline)
     try:
@@ -204,7 +211,7 @@ def _leaving() -> Iterator[None]:
 
 
 def close_after(thing: _Closable, error: BaseException | None) -> None:
-    """Close what a ``with`` block is left by, with ``error`` if it raised."""
+    """Close ``thing`` at the end of its ``with`` block; ``error`` is the exception that left the block."""
     if error is None:
         thing.close()
         return
@@ -212,39 +219,39 @@ def close_after(thing: _Closable, error: BaseException | None) -> None:
         with _leaving():
             thing.close()
     except Exception as failure:
-        # The caller's exception is the cause that matters; ours travels with it as a note.
+        # The caller's exception is the one that matters; ours is attached as a note.
         error.add_note(f"closing {type(thing).__name__} failed too: {failure!r}")
         logger.error("closing %s failed: %r", type(thing).__name__, failure)
 
 
 _open_writers: weakref.WeakSet[OutputWriter] = weakref.WeakSet()
 
-# Writers with rows are kept alive: the rows of a writer that was dropped without close() are stored too.
+# Keeps writers with rows alive: rows of a writer that was dropped without close() are stored too.
 _written_writers: set[OutputWriter] = set()
 
 
 def _close_open_writers() -> None:
-    """Publish what is still buffered when the interpreter exits, the log being the only place for errors."""
+    """Publish buffered rows when the interpreter exits. Errors can only be logged."""
     with _leaving():
         for writer in list(_open_writers):
             if writer.durable and writer._gave_up:
-                continue  # It has had its time; its rows are in the log.
+                continue  # Its time is over; its rows are in the log.
             try:
                 writer.close()
-            except Exception:  # Logged: at exit there is no caller, and other writers are to be closed.
+            except Exception:  # Logged: at exit there is no caller, and the other writers must be closed too.
                 logger.exception("closing %s at exit failed", type(writer).__name__)
 
 
 def _disown_writers() -> None:
-    """A forked child has none of its parent's threads: the writers stay the parent's, to close too."""
+    """Leave the writers to the parent after a fork: the child has none of the parent's threads."""
     for writer in list(_open_writers):
-        writer._lock = threading.RLock()  # Another thread may have held it.
+        writer._lock = threading.RLock()  # Another thread of the parent may hold it.
     _open_writers.clear()
     _written_writers.clear()
 
 
-# Clients of object stores use thread pools, which refuse work once the interpreter has begun to exit: before
-# what atexit runs, and in the reverse order of registration, so that those of the import above come later.
+# Clients of object stores use thread pools, which refuse work as soon as the interpreter begins to exit.
+# These hooks run before atexit's, in reverse order of registration: ours must come after the import above.
 getattr(threading, "_register_atexit", atexit.register)(_close_open_writers)
 atexit.register(_close_open_writers)
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""The schemas of stored data: columns, spaces, and how both are written."""
+"""The schemas of stored data: columns, spaces, and the written form of both."""
 
 from rlio.support.lazy import lazy_exports
 
@@ -8,5 +8,5 @@ if __name__ != "rlio.schemas":
         "write 'import rlio.schemas' and keep the checkout's root off sys.path"
     )
 
-# The names and their homes are stated once, in __init__.pyi.
+# __init__.pyi states each name and its module once.
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -1,6 +1,6 @@
-"""One column between NumPy and Arrow, by its spec: no copies of fixed-size data in either direction.
+"""Converts one column between NumPy and Arrow, by its spec. Fixed-size data is not copied either way.
 
-Not here: which columns there are, and row groups (`rlio.schemas.parquet`).
+`rlio.schemas.parquet` handles row groups and their columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["arrow_type", "expanded_bytes", "from_arrow", "page_rows", "to_arrow"
 
 
 def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
-    """The Arrow type of a column. Wide rows that may be absent have variable length: absence is free."""
+    """Return the Arrow type of a column. Wide nullable rows have variable length, so nulls take no space."""
     if spec.kind == "text":
         return pa.binary() if spec.dtype == "|S" else pa.string()
     if spec.kind == "json":
@@ -34,11 +34,11 @@ def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
 
 
 def to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec) -> pa.Array:
-    """The Arrow array of a column.
+    """Return the Arrow array of a column.
 
     Args:
-        values: Shape (k, *shape): one for each row, or, with ``valid``, one for each True in it.
-        valid: Shape (rows,); None where every row has a value and none may lack it.
+        values: Shape (k, *shape): one per row, or, with ``valid``, one per True in it.
+        valid: Shape (rows,); None if every row must have a value.
         spec: The column's type. Fixed-size data is viewed, not copied: keep ``values`` unchanged while the
             array is in use.
     """
@@ -68,14 +68,14 @@ def to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: Column
 
 
 def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """The values of a decoded column.
+    """Return the values of a decoded column.
 
     Returns:
-        (values, valid): values of shape (k, *shape), writable, over Arrow's own memory where the layout
-        allows; ``valid`` of shape (rows,), or None if there are no nulls and k is the number of rows.
+        (values, valid): values of shape (k, *shape), writable, over Arrow's own memory if the layout allows;
+        ``valid`` of shape (rows,), or None if the column has no nulls and k is the number of rows.
 
     Raises:
-        CorruptData: The lengths inside do not fit the spec.
+        CorruptData: The stored lengths do not fit the spec.
     """
     valid = None
     if array.null_count:
@@ -97,16 +97,16 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
 
 
 def page_rows(rows: int) -> dict[str, Any]:
-    """Arguments of `pyarrow.parquet.ParquetWriter` that end a page after ``rows`` rows, or a column chunk.
+    """Return arguments of `pyarrow.parquet.ParquetWriter` that end a page after ``rows`` rows.
 
-    pyarrow 23 and later end a page after 20,000 rows unless told otherwise. Earlier ones have no such bound
-    and no argument for it.
+    pyarrow 23 and later end a page after 20,000 rows by default. Earlier versions have neither this limit nor
+    an argument for it.
     """
     return {"max_rows_per_page": rows} if int(pa.__version__.partition(".")[0]) >= 23 else {}
 
 
 def _offsets(valid: NDArray[np.bool_] | None, rows: int, width: int) -> pa.Buffer:
-    """Arrow's offsets of rows of equal width, nulls having none."""
+    """Return Arrow's offsets for rows of equal width; nulls have no values."""
     offsets = np.zeros(rows + 1, np.int64)
     if valid is None:
         offsets[:] = np.arange(rows + 1)
@@ -119,25 +119,25 @@ def _offsets(valid: NDArray[np.bool_] | None, rows: int, width: int) -> pa.Buffe
 
 
 def _check_lengths(array: pa.Array, size: int) -> None:
-    """Refuse lists that are not all of the spec's size."""
+    """Refuse lists that do not all have the spec's size."""
     lengths = np.diff(array.offsets.to_numpy())
     if array.null_count:
         lengths = lengths[array.is_valid().to_numpy(zero_copy_only=False)]
     if not (lengths == size).all():
-        raise CorruptData(f"lists of {int(lengths.min())} to {int(lengths.max())} values, not {size}")
+        raise CorruptData(f"lists of {int(lengths.min())} to {int(lengths.max())} values, expected {size}")
 
 
 def _fixed_bytes(array: pa.Array, width: int, count: int) -> NDArray[np.uint8]:
-    """The bytes of wide rows, one after the other."""
+    """Return the bytes of wide rows, one after the other."""
     if pa.types.is_fixed_size_binary(array.type):
         if array.type.byte_width != width or array.null_count:
-            raise CorruptData(f"rows of {array.type.byte_width} bytes, not {width}")
+            raise CorruptData(f"rows of {array.type.byte_width} bytes, expected {width}")
         start = array.offset * width
         return _writable(array.buffers()[1], np.dtype(np.uint8))[start : start + count * width]
     dense = array.drop_null()
     lengths = np.diff(np.frombuffer(dense.buffers()[1], np.int32)[dense.offset : dense.offset + count + 1])
     if not (lengths == width).all():
-        raise CorruptData(f"rows of {int(lengths.min())} to {int(lengths.max())} bytes, not {width}")
+        raise CorruptData(f"rows of {int(lengths.min())} to {int(lengths.max())} bytes, expected {width}")
     if count == 0:
         return np.empty(0, np.uint8)
     first = int(np.frombuffer(dense.buffers()[1], np.int32)[dense.offset])
@@ -145,10 +145,10 @@ def _fixed_bytes(array: pa.Array, width: int, count: int) -> NDArray[np.uint8]:
 
 
 def _values(array: pa.Array) -> NDArray[Any]:
-    """The values of a primitive array without nulls."""
+    """Return the values of a primitive array without nulls."""
     if array.null_count:
         raise CorruptData(f"{array.null_count} nulls inside lists")
-    if pa.types.is_boolean(array.type):  # Bits: these have to be unpacked.
+    if pa.types.is_boolean(array.type):  # Bits, which must be unpacked.
         return np.asarray(array.to_numpy(zero_copy_only=False), bool)
     dtype = np.dtype(array.type.to_pandas_dtype())
     buffer = array.buffers()[1]
@@ -158,17 +158,17 @@ def _values(array: pa.Array) -> NDArray[Any]:
 
 
 def _writable(buffer: pa.Buffer, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A writable array over a buffer that the decoder has just filled for us alone.
+    """Return a writable array over a buffer that the decoder has filled for this call only.
 
-    Arrow marks every buffer read-only, since it may be shared. This one is not: it was decoded for this
-    call, and the array keeps it alive. Copying instead costs a fifth of the in-order reading speed.
+    Arrow marks every buffer read-only, because it may be shared. This one is not: it was decoded for this
+    call, and the array keeps it alive. A copy would cost a fifth of the in-order reading speed.
     """
     values = buffer.size // dtype.itemsize
     return np.asarray(_Memory(buffer, values, dtype)) if values else np.empty(0, dtype)
 
 
 class _Memory:
-    """NumPy's array interface over an Arrow buffer, which it keeps alive."""
+    """NumPy's array interface over an Arrow buffer; keeps the buffer alive."""
 
     def __init__(self, buffer: pa.Buffer, values: int, dtype: np.dtype[Any]) -> None:
         self._buffer = buffer
@@ -181,12 +181,12 @@ class _Memory:
 
 
 def _in_dtype(values: NDArray[Any], spec: ColumnSpec) -> NDArray[Any]:
-    """Back to the byte order that went in."""
+    """Restore the byte order of the spec."""
     return values if values.dtype == spec.numpy else values.astype(spec.numpy)
 
 
 def _texts_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec) -> pa.Array:
-    """Strings, or the JSON text of objects, which `PolicySchema.flatten` has already made."""
+    """Return strings, or the JSON text of objects, which `PolicySchema.flatten` has already made."""
     listed = values.tolist()
     kind = arrow_type(spec, nullable=True)
     if valid is None:
@@ -198,14 +198,14 @@ def _texts_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec:
 
 
 def expanded_bytes(array: pa.DictionaryArray) -> int:
-    """Bytes of the texts of a dictionary-encoded column, once each stands in its row."""
+    """Return the bytes of a dictionary-encoded column's texts after expansion to its rows."""
     lengths = pc.binary_length(array.dictionary).to_numpy(zero_copy_only=False)
     used = array.indices.drop_null().to_numpy()
     return int(np.bincount(used, minlength=len(lengths)) @ lengths) if len(used) else 0
 
 
 def _texts_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
-    """Strings, or the objects of their JSON text: one of its own for each row, since objects are mutable."""
+    """Return strings, or the objects of their JSON text: a new one per row, because objects are mutable."""
     dense = array.drop_null() if array.null_count else array
     if pa.types.is_dictionary(dense.type):
         distinct = np.array([*dense.dictionary.to_pylist(), None], object)[:-1]
@@ -213,10 +213,10 @@ def _texts_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
     else:
         listed = dense.to_pylist()
     if spec.dtype != "|O":
-        # Without a width in the dtype, NumPy takes that of the longest, and its own byte order.
+        # For a dtype without a width, NumPy uses the width of the longest text and its own byte order.
         texts = np.array(listed, spec.dtype[1:])
         return texts.astype(texts.dtype.newbyteorder(">")) if spec.dtype[0] == ">" else texts
     values = np.empty(len(listed), object)
-    for index, text in enumerate(listed):  # One by one: NumPy would spread a list of equally long lists.
+    for index, text in enumerate(listed):  # One by one: NumPy would split a list of equally long lists.
         values[index] = load_value(text) if spec.kind == "json" else text
     return values

@@ -1,4 +1,4 @@
-"""Decoded row groups as batches."""
+"""Turns decoded row groups into batches."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["to_batch", "to_folded"]
 
 
 def to_batch(group: DecodedGroup, *, columns: Collection[str] | None = None) -> SampleBatch | MultiAgentBatch:
-    """The rows of a group as the kind of batch that was written.
+    """Return the rows of a group as the kind of batch that was written.
 
     Args:
-        group: Its arrays become the batch's.
+        group: The group; the batch takes over its arrays.
         columns: Logical columns, in any order; None: all. The batch has them in the order of the schema.
     """
     return unfold([to_folded(group, columns=columns)])
 
 
 def to_folded(group: DecodedGroup, *, columns: Collection[str] | None = None) -> Folded:
-    """`to_batch`, but that frame stacks are not looked up yet."""
+    """Convert like `to_batch`, but without looking up frame stacks yet."""
     parts = {
         pid: _policy_batch(group, group.schema.policies[pid], rows, columns)
         for pid, rows in group.policies().items()
@@ -51,7 +51,7 @@ def _policy_batch(
     rows: NDArray[np.int64] | None,
     columns: Collection[str] | None,
 ) -> Folded:
-    """The rows of one policy."""
+    """Return the rows of one policy."""
     made: dict[str, Any] = {}
     frames: dict[tuple[str, Path], Frames] = {}
     for column, leaves in policy.columns.items():
@@ -63,11 +63,11 @@ def _policy_batch(
                 if leaf.physical in group.frames
             }
     attributes = _attributes(group) if not group.schema.multi_agent else {}
-    # The constructor checks lengths, at about 10 us a group: only a stranger's file can fail here.
+    # The constructor checks lengths, at about 10 us per group: only a forged file can fail here.
     try:
         batch = SampleBatch(made)
         longest = batch.max_seq_len
-        # A batch that began in the group before may have left longer sequences here.
+        # A batch that began in the previous group may have left longer sequences here.
         if longest is not None and attributes.get("max_seq_len", 0) < longest:
             attributes.pop("max_seq_len", None)
         return Folded(SampleBatch(made, **attributes) if attributes else batch, frames)
@@ -76,7 +76,7 @@ def _policy_batch(
 
 
 def _attributes(group: DecodedGroup) -> dict[str, Any]:
-    """``max_seq_len`` and the mean ``num_grad_updates`` of the written batches that begin in the group."""
+    """Return ``max_seq_len`` and the mean ``num_grad_updates`` of the written batches that begin here."""
     texts = set(group.batches)
     if texts <= {"{}"}:
         return {}

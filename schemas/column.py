@@ -1,6 +1,6 @@
-"""One stored column: what its values are in memory, and how they lie in a file.
+"""One stored column: the type of its values in memory, and their form in a file.
 
-Not here: which columns a data set has (`rlio.schemas.schema`), and Arrow itself (`rlio.schemas.arrow`).
+`rlio.schemas.schema` has the columns of a data set, and `rlio.schemas.arrow` the conversion to Arrow.
 
 Example:
     >>> import numpy as np
@@ -22,20 +22,20 @@ from rlio.schemas.dtypes import stored_dtype
 
 __all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable"]
 
-#: ``scalar``: one Parquet value a row; ``list``: a Parquet list, which SQL engines can index; ``bytes``: the
-#: row's array as fixed-length bytes; ``text``: one string a row; ``json``: any object as JSON text;
+#: ``scalar``: one Parquet value per row; ``list``: a Parquet list, which SQL engines can index; ``bytes``:
+#: the row's array as fixed-length bytes; ``text``: one string per row; ``json``: any object as JSON text;
 #: ``none``: no bytes at all, for zero-sized shapes.
 Kind: TypeAlias = Literal["scalar", "list", "bytes", "text", "json", "none"]
 
 #: Kinds whose values have no fixed size.
 TEXTS = ("text", "json")
 
-#: Values of some rows: the full-length array, and which rows hold a value (None: all).
+#: Values of some rows: the values as one array, and which rows have one (None: all).
 Nullable: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_] | None]
 
 _PARQUET_TYPES = frozenset(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"))
-# A list costs a repetition level a value (about 4 ns), so that wide rows are better as bytes; one- and
-# two-byte values are widened to four in a list, so that their limit is lower still.
+# Each value of a list costs a repetition level (about 4 ns), so wide rows are stored as bytes. One- and
+# two-byte values are widened to four in a list, so their limit is lower.
 _LIST_LIMIT = 512
 _NARROW_LIST_LIMIT = 16
 _MAX_NDIM = 32
@@ -52,14 +52,14 @@ class FrameStack:
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Type of one stored column (a leaf, where the column is nested).
+    """Type of one stored column (of a leaf, if the column is nested).
 
     Attributes:
-        dtype: NumPy's ``dtype.str``, byte order included; ``"<U"`` and ``"|S"`` without a width, since that
-            is a property of a batch and not of the column.
-        shape: Shape after the row axis.
-        kind: How it is stored.
-        stack: Set where only the newest frame of each row is stored.
+        dtype: NumPy's ``dtype.str``, with byte order; ``"<U"`` and ``"|S"`` without a width, because the
+            width depends on the batch.
+        shape: Shape of one row.
+        kind: The stored form.
+        stack: Set if only the newest frame of each row is stored.
     """
 
     dtype: str
@@ -86,7 +86,7 @@ class ColumnSpec:
             return cls(dtype.str[:2], (), "text")
         if dtype.kind == "V":
             raise SchemaError(
-                f"dtype {dtype} cannot be stored; split a structured array into one column a field",
+                f"dtype {dtype} cannot be stored; split a structured array into one column per field",
                 column=column,
             )
         spec = cls(dtype.str, shape, _fixed_kind(dtype, shape))
@@ -105,12 +105,12 @@ class ColumnSpec:
 
     @property
     def native(self) -> np.dtype[Any]:
-        """The dtype in this machine's byte order: what Arrow holds."""
+        """The dtype in this machine's byte order, as Arrow holds it."""
         return self.numpy.newbyteorder("=")
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in memory; a guess of 64 for text and objects."""
+        """Bytes of one row in memory; an estimate of 64 for text and objects."""
         if self.kind in TEXTS:
             return 64
         return self.size * self.numpy.itemsize
@@ -121,19 +121,19 @@ class ColumnSpec:
         return math.prod(self.shape)
 
     def mismatch(self, values: NDArray[Any]) -> str | None:
-        """What is wrong with ``values`` for this column, or None."""
+        """Return the problem with ``values`` for this column, or None."""
         dtype = values.dtype
         found = dtype.str[:2] if dtype.kind in "US" else dtype.str
         if found != self.dtype:
-            return f"dtype {dtype} where the column has {self.dtype}"
+            return f"dtype {dtype}, but the column has {self.dtype}"
         if values.shape[1:] != self.shape:
-            return f"rows of shape {values.shape[1:]} where the column has {self.shape}"
+            return f"rows of shape {values.shape[1:]}, but the column has {self.shape}"
         if self.kind == "text" and dtype.kind == "O" and not all(type(v) is str for v in values):
-            return "objects where the column has only strings"
+            return "objects, but the column has only strings"
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """The written form; see docs/format.md."""
+        """Return the written form; see docs/format.md."""
         written: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape), "kind": self.kind}
         if self.stack is not None:
             written["stack"] = {"axis": self.stack.axis, "depth": self.stack.depth}
@@ -141,7 +141,7 @@ class ColumnSpec:
 
     @classmethod
     def from_json(cls, written: Any, *, column: str, uri: str | None = None) -> ColumnSpec:
-        """Read the written form back; it may come from a stranger."""
+        """Parse the written form, which may be hostile."""
         try:
             dtype, shape, kind = written["dtype"], tuple(written["shape"]), written["kind"]
             stack = FrameStack(**written["stack"]) if "stack" in written else None
@@ -156,13 +156,13 @@ class ColumnSpec:
         return spec
 
     def _is_legal(self) -> bool:
-        """Whether the parts fit each other and the limits on hostile data."""
+        """Whether the parts fit each other and the limits for hostile data."""
         if len(self.shape) > _MAX_NDIM or not all(type(n) is int and n >= 0 for n in self.shape):
             return False
         if self.kind in TEXTS:
             return self.shape == () and self.dtype in ("|O", "<U", ">U", "|S") and self.stack is None
         dtype = self.numpy
-        # Zeros do not count: an empty array of absurd shape is refused by NumPy, not by its size.
+        # Without zeros: NumPy itself refuses an empty array of absurd shape.
         nominal = math.prod(n for n in self.shape if n) * dtype.itemsize
         if dtype.kind not in "biufcmM" or dtype.str != self.dtype or nominal > _MAX_ROW_BYTES:
             return False
@@ -174,7 +174,7 @@ class ColumnSpec:
 
 
 def _fixed_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
-    """How a row of fixed size is stored."""
+    """Return the stored form of a row of fixed size."""
     size = math.prod(shape)
     if size == 0:
         return "none"

@@ -1,7 +1,7 @@
-"""NumPy dtypes from texts of strangers.
+"""NumPy dtypes from untrusted texts.
 
-`np.dtype` understands a small language of its own, parts of which it evaluates: ``np.dtype("<,")`` raises a
-SyntaxError, and ``"3f4,i8"`` is a structure. What is stored is only ever a dtype's ``str``.
+`np.dtype` accepts a small language, and evaluates parts of it: ``np.dtype("<,")`` raises a SyntaxError, and
+``"3f4,i8"`` is a structure. The format stores only a dtype's ``str``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _PLAIN: Final = re.compile(r"[<>|=]?(?:[?biufcSUO][0-9]{0,9}|[mM]8(?:\[[0-9]{0,9
 
 
 def stored_dtype(text: object) -> np.dtype[Any]:
-    """The dtype that ``text``, the ``str`` of a dtype without fields, names.
+    """Return the dtype whose ``str`` is ``text``; it has no fields.
 
     Raises:
-        ValueError: It names none.
+        ValueError: ``text`` is not such a dtype.
     """
     if not isinstance(text, str) or not _PLAIN.fullmatch(text):
         raise ValueError(f"not a dtype: {text!r:.100}")

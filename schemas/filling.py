@@ -1,4 +1,4 @@
-"""Columns that only some writers have, filled with zeros where a shard lacks them (``missing="fill"``)."""
+"""Fills columns that only some writers have with zeros where a shard lacks them (``missing="fill"``)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Filling", "joint_columns"]
 def joint_columns(
     schemas: Iterable[Schema], policy: str, columns: Collection[str] | None = None
 ) -> dict[str, list[Leaf]]:
-    """Every column of a policy that some schema has -> its leaves; of ``columns`` alone, unless None.
+    """Return every column of a policy in any schema -> its leaves; only those in ``columns``, if given.
 
-    Where some schemas lack ``new_obs``, which is filled then, there is ``new_obs_valid``.
+    If some schemas lack ``new_obs``, which is then filled, adds ``new_obs_valid``.
     """
     parts = [schema.policies[policy].columns for schema in schemas if policy in schema.policies]
     found: dict[str, list[Leaf]] = {}
@@ -35,14 +35,14 @@ def joint_columns(
 
 
 class Filling:
-    """Knows every column of every policy, and makes batches have them all, in one order.
+    """Gives batches every column of their policy, in one order.
 
-    Where an observation is filled, the bool column ``new_obs_valid`` is False, as for a missing final one;
-    where only that column is lacking, it is True.
+    Where an observation is filled, the bool column ``new_obs_valid`` is False, as for a missing final one. If
+    only that column is missing, it is True.
 
     Args:
-        schemas: Of all writers.
-        columns: The logical columns wanted; None: all.
+        schemas: The schemas of all writers.
+        columns: The wanted logical columns; None: all.
     """
 
     def __init__(self, schemas: Iterable[Schema], *, columns: Collection[str] | None) -> None:
@@ -66,11 +66,11 @@ class Filling:
 
     @property
     def adds_validity(self) -> bool:
-        """Whether some schemas of a policy say which final observations are missing, and others do not."""
+        """Whether only some schemas of a policy record which final observations are missing."""
         return bool(self._some_valid)
 
     def fill(self, batch: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
-        """The batch with every column; its own arrays are kept."""
+        """Return the batch with every column; keeps its own arrays."""
         if isinstance(batch, MultiAgentBatch):
             parts = {pid: self._fill(pid, part) for pid, part in batch.items()}
             return MultiAgentBatch(parts, batch.env_steps())
@@ -91,12 +91,12 @@ class Filling:
         return SampleBatch(made, max_seq_len=batch.max_seq_len, num_grad_updates=batch.num_grad_updates)
 
     def _knows_next(self, pid: str, batch: SampleBatch) -> bool:
-        """Whether the final observations of a batch without ``new_obs_valid`` are there."""
+        """Whether a batch without ``new_obs_valid`` has its final observations."""
         return Columns.NEXT_OBS in batch or Columns.NEXT_OBS not in self._columns[pid]
 
 
 def _zeros(spec: ColumnSpec, rows: int) -> Any:
-    """Zeros, empty strings, or None for objects."""
+    """Return zeros, empty strings, or None for objects."""
     if spec.kind == "json":
         return np.full(rows, None, object)
     if spec.kind == "text":

@@ -1,7 +1,8 @@
-"""Frame stacks as the places of their frames: rows are linked, picked and cut as small integers.
+"""Folded batches: frame stacks as the indices of their frames, so rows are moved as small integers.
 
-A row group holds every frame once: 7 kB a row of Atari, where ``obs`` and ``new_obs`` take 56 kB. A `Folded`
-batch has, in place of stacks, where their frames are; `unfold` looks them up, for the rows that are given.
+A row group holds every frame once: 7 kB per row of Atari, where ``obs`` and ``new_obs`` take 56 kB. A
+`Folded` batch holds the indices of the frames in place of stacks. `unfold` copies the frames, for the given
+rows only.
 
 Example:
     >>> from rlio.schemas.column import FrameStack
@@ -37,15 +38,15 @@ class Folded:
     """A batch whose frame stacks are not looked up yet.
 
     Attributes:
-        batch: In stacked leaves, the places of the frames, shape (rows, depth) int32.
-        frames: (column, path of the leaf) -> where they are; empty where the batch is as it should be.
+        batch: Stacked leaves hold indices of frames, shape (rows, depth) int32.
+        frames: (column, path of the leaf) -> its frames; empty if the batch has no stacks to look up.
     """
 
     batch: SampleBatch | MultiAgentBatch
     frames: Mapping[tuple[str, Path], Frames] = field(default_factory=dict)
 
     def parts(self, rows: int) -> Iterator[Folded]:
-        """The batch in parts of so many rows, of which each can be looked up by itself; else in one."""
+        """Yield the batch in parts of ``rows`` rows that can be unfolded alone; else the whole batch."""
         batch = self.batch
         if not self.frames or not isinstance(batch, SampleBatch) or Columns.SEQ_LENS in batch:
             yield self
@@ -55,17 +56,17 @@ class Folded:
 
 
 def unfold(parts: Sequence[Folded], empty: Empty = empty_array) -> SampleBatch | MultiAgentBatch:
-    """The rows of some batches, one after the other, with their stacks.
+    """Join batches and look up their stacks.
 
-    Of stacks along the last axis, the frames of a row lie one after the other in memory, not in C order:
-    `rlio.batch.in_c_order` weaves them into each other.
+    For stacks along the last axis, the frames of a row follow each other in memory, not in C order.
+    `rlio.batch.in_c_order` interleaves them.
 
     Args:
         parts: At least one.
-        empty: Gives memory for stacks: (shape, dtype) -> array in C order.
+        empty: Returns memory for stacks: (shape, dtype) -> array in C order.
 
     Raises:
-        SchemaError: They cannot be joined.
+        SchemaError: The batches cannot be joined.
     """
     first = parts[0]
     if not _are_alike(parts):
@@ -86,10 +87,10 @@ def unfold(parts: Sequence[Folded], empty: Empty = empty_array) -> SampleBatch |
 
 
 def join_folded(parts: Sequence[Folded]) -> Folded:
-    """The rows of some batches in one, whose stacks are not looked up if that can be.
+    """Join batches into one, without looking up stacks if possible.
 
     Raises:
-        SchemaError: They cannot be joined.
+        SchemaError: The batches cannot be joined.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -99,7 +100,7 @@ def join_folded(parts: Sequence[Folded]) -> Folded:
     batch = concat_samples([part.batch for part in parts])
     assert isinstance(batch, SampleBatch)
     columns: dict[str, Column] = dict(batch)
-    joined: dict[tuple[int, ...], Frames] = {}  # Those of obs are those of its new_obs, and stay so.
+    joined: dict[tuple[int, ...], Frames] = {}  # obs and new_obs share their frames, and still do joined.
     frames = {}
     for column, path in first.frames:
         own = [part.frames[column, path] for part in parts]
@@ -114,7 +115,7 @@ def join_folded(parts: Sequence[Folded]) -> Folded:
 
 
 def _are_alike(parts: Sequence[Folded]) -> bool:
-    """Whether the same leaves of all are folded, and in the same way."""
+    """Whether all parts have the same folded leaves, in the same form."""
     first = parts[0].frames
     return all(
         part.frames.keys() == first.keys() and all(first[key].is_like(part.frames[key]) for key in first)
@@ -128,7 +129,7 @@ def _leaf(batch: SampleBatch | MultiAgentBatch, column: str, path: Path) -> NDAr
 
 
 def _with_leaf(column: Any, path: Path, leaf: NDArray[Any]) -> Any:
-    """The column with another leaf."""
+    """Return the column with one leaf replaced."""
     if not path:
         return leaf
     found = {**dict(leaves(column)), path: leaf}

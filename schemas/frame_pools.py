@@ -1,8 +1,8 @@
-"""Frame stacks on their way to a shard and back: each frame once, and for each row the places of its frames.
+"""Frame stacks while they are written and read: each frame once, and per row the indices of its frames.
 
-Consecutive stacks share all frames but one, so that rows take an eighth of the memory of ``obs`` and
-``new_obs``: the caller's arrays are read once, and what is logged, collected and encoded are single frames.
-Frames are shared only where their bytes are equal; what a shard stores of them depends on bytes alone.
+Consecutive stacks share all frames but one, so rows take an eighth of the memory of ``obs`` and ``new_obs``.
+The caller's arrays are read once; single frames are logged, collected and encoded. Frames are shared only if
+their bytes are equal, so the stored form depends on bytes alone.
 
 Example:
     >>> frames = np.arange(5 * 6, dtype=np.uint8).reshape(5, 2, 3)
@@ -35,24 +35,26 @@ __all__ = ["Frames", "StackPool", "grown", "pool_stacks", "previous_rows"]
 Rows: TypeAlias = "NDArray[np.int64]"
 Places: TypeAlias = "NDArray[np.int32]"
 
-# Rows are compared a block at a time, so that what is read once from memory is then in the cache.
+# Rows are compared one block at a time, so that a block stays in the cache after its first read.
 _BLOCK_BYTES: Final = 1 << 20
 
 
 class Frames:
-    """Frames that stacks are made of.
+    """The frames of which stacks are made.
 
     Args:
-        parts: Shape (k, *frame), in C order and of one dtype; their frames are numbered through. Most are in
-            the first.
-        stack: How they lie in a row.
+        parts: Arrays of shape (k, *frame), in C order and of one dtype, numbered consecutively. The first
+            holds most frames.
+        stack: Axis and depth of the stacks.
     """
 
     def __init__(self, parts: Sequence[NDArray[Any]], stack: FrameStack) -> None:
-        self.parts, self.stack = parts, stack
-        #: Of a frame.
-        self.shape, self.dtype = parts[0].shape[1:], parts[0].dtype
-        # As one value each, so that drawing one is one copy of memory.
+        self.parts: Sequence[NDArray[Any]] = parts
+        self.stack: FrameStack = stack
+        #: Shape of one frame.
+        self.shape: tuple[Any, ...] = parts[0].shape[1:]
+        self.dtype: np.dtype[Any] = parts[0].dtype
+        # Each frame as one value, so that copying it is one copy of memory.
         self._frame = np.dtype((np.void, math.prod(self.shape) * self.dtype.itemsize))
 
     def __len__(self) -> int:
@@ -62,8 +64,8 @@ class Frames:
         """Copy stacks.
 
         Args:
-            places: Of their frames, the oldest first, shape (rows, depth); or of other frames, of any shape.
-            out: Gets them, the frames of a row one after the other: shape (rows, depth, *frame), in C order.
+            places: Indices of frames, oldest first, shape (rows, depth); or of any frames, in any shape.
+            out: Receives the frames of each row one after the other: shape (rows, depth, *frame), C order.
         """
         wanted, first = places.reshape(-1), self._whole(self.parts[0])
         found = self._whole(out)
@@ -74,41 +76,41 @@ class Frames:
 
     @cached_property
     def _others(self) -> NDArray[Any]:
-        """The frames behind the first part."""
+        """The frames after the first part."""
         return self._whole(Frames(self.parts[1:], self.stack).joined().parts[0])
 
     def _whole(self, frames: NDArray[Any]) -> NDArray[Any]:
         return frames.reshape(-1).view(self._frame)
 
     def with_blank(self) -> Frames:
-        """These frames and one more, of zeros, behind them."""
+        """Return these frames with one more, of zeros, after them."""
         return Frames([*self.parts, np.zeros((1, *self.shape), self.dtype)], self.stack)
 
     def is_like(self, other: Frames) -> bool:
-        """Whether stacks of both fit one array."""
+        """Whether stacks of both fit into one array."""
         return (self.stack, self.shape, self.dtype) == (other.stack, other.shape, other.dtype)
 
     def joined(self) -> Frames:
-        """The same frames in one part."""
+        """Return the same frames in one part."""
         if len(self.parts) == 1:
             return self
-        return Frames([np.concatenate(self.parts, dtype=self.dtype)], self.stack)  # In their byte order.
+        return Frames([np.concatenate(self.parts, dtype=self.dtype)], self.stack)  # Keeps the byte order.
 
     def at(self, places: Places) -> NDArray[Any]:
-        """The frames in some places: a copy, shape (*places.shape, *frame)."""
+        """Return the frames with the given indices: a copy, shape (*places.shape, *frame)."""
         taken = empty_array((*places.shape, *self.shape), self.dtype)
         self.look_up(places, taken)
         return taken
 
     def equal(self, a: Places, b: Places) -> NDArray[np.bool_]:
-        """Whether the frames in two lists of places are equal byte for byte.
+        """Compare the frames of two lists of indices byte for byte.
 
         Args:
-            a: Shape (k, frames of a stack, or of a part of it).
+            a: Shape (k, frames of a stack, or of a part of one).
             b: The same shape.
 
         Returns:
-            Shape (k,): whether all of a row are.
+            Shape (k,): whether all frames of a row are equal.
         """
         same = a == b
         unlike = np.nonzero(~same)
@@ -123,8 +125,8 @@ class StackPool:
     """The stacks of some rows.
 
     Attributes:
-        frames: Of all of them.
-        obs, new_obs: The places of each row's frames in `frames`, the oldest first, shape (rows, depth).
+        frames: The frames of all these stacks.
+        obs, new_obs: Indices of each row's frames in `frames`, oldest first, shape (rows, depth).
     """
 
     frames: Frames
@@ -132,7 +134,7 @@ class StackPool:
     new_obs: Places
 
     def split_obs(self, previous: Rows) -> SplitStack:
-        """The stored form of all rows' obs, which may overlap with that of the row before.
+        """Return the stored form of all rows' obs, which may overlap with the row before.
 
         Args:
             previous: From `previous_rows`.
@@ -143,7 +145,7 @@ class StackPool:
         return self._split(self.obs, full)
 
     def split_new_obs(self, rows: Rows) -> SplitStack:
-        """The stored form of the new_obs of some rows, which may overlap with their own obs."""
+        """Return the stored form of the new_obs of ``rows``, which may overlap with their own obs."""
         own = self.new_obs[rows]
         return self._split(own, ~self.frames.equal(own[:, :-1], self.obs[rows, 1:]))
 
@@ -160,20 +162,21 @@ class StackPool:
         following: Rows,
         stored: Rows,
     ) -> StackPool:
-        """The stacks of a row group from their stored form.
+        """Return the stacks of a row group from their stored form.
 
         Args:
-            obs: Of every row.
-            new_obs: Of the rows in ``stored``, each of which may overlap with its own obs; None: not wanted.
+            obs: Stacks of every row.
+            new_obs: Stacks of the rows in ``stored``, each of which may overlap with its own obs; None: not
+                wanted.
             stack: Axis and depth.
             following: From `rlio.schemas.observations.successors`.
             stored: Rows that store their new_obs, ascending.
 
         Returns:
-            `new_obs` has a row for each of those in ``stored``, or none.
+            `new_obs` has one row per row in ``stored``, or none.
 
         Raises:
-            CorruptData: A row overlaps with a row that there is not, or the parts do not fit each other.
+            CorruptData: A row overlaps with a missing row, or the parts do not fit each other.
         """
         depth = stack.depth
         _check_split(obs, len(following))
@@ -194,25 +197,23 @@ class StackPool:
 def _check_split(split: SplitStack, rows: int) -> None:
     found = len(split.newest), len(split.full), len(split.older)
     if found != (rows, rows, int(split.full.sum())):
-        raise CorruptData(
-            f"frame stacks of {found[0]} rows, {found[2]} of them whole, where {rows} should be"
-        )
+        raise CorruptData(f"frame stacks of {found[0]} rows, {found[2]} of them whole, expected {rows}")
 
 
 def _single(split: SplitStack) -> NDArray[Any]:
-    """The older frames, one by one."""
+    """Return the older frames, one by one."""
     return split.older.reshape(-1, *split.newest.shape[1:])
 
 
 def grown(old: NDArray[Any], rows: int) -> NDArray[Any]:
-    """An array of ``rows`` that begins with those of ``old``."""
+    """Return an array of ``rows`` rows that begins with the rows of ``old``."""
     fresh = empty_array((rows, *old.shape[1:]), old.dtype)
     fresh[: len(old)] = old
     return fresh
 
 
 def previous_rows(following: Rows) -> Rows:
-    """The row before each row in its stream, or -1, from `rlio.schemas.observations.successors`."""
+    """Return the row before each row in its stream, or -1, from `rlio.schemas.observations.successors`."""
     previous = np.full(len(following), -1, np.int64)
     linked = np.flatnonzero(following >= 0)
     previous[following[linked]] = linked
@@ -220,7 +221,7 @@ def previous_rows(following: Rows) -> Rows:
 
 
 def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, following: Rows) -> StackPool:
-    """The frames of rows, each once where rows follow each other; copies.
+    """Return the frames of rows as copies, each once if rows follow each other.
 
     Args:
         obs: Shape (rows, *shape).
@@ -230,13 +231,13 @@ def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, fol
     """
     rows, depth = len(obs), stack.depth
     lying = [np.moveaxis(values, stack.axis + 1, 1) for values in (obs, new_obs)]
-    # The newest frames of new_obs come first, and after them what else there is: few, or all of them.
+    # The newest frames of new_obs come first, then the other frames: few, or all of them.
     frames = empty_array((rows + rows // 4 + 4 * depth, *lying[0].shape[2:]), obs.dtype)
     own, linked = _compare(obs, new_obs, stack, following, frames[:rows])
     previous = previous_rows(following)
     follows = (previous >= 0) & linked[previous]
     leans = _leaning(lying[0], previous, follows)
-    # Frames that a row adds: of its obs, and of its new_obs but for the newest.
+    # Number of frames that a row adds: for its obs, and for its new_obs without the newest.
     fresh = np.stack([np.where(follows, 0, np.where(leans, 1, depth)), np.where(own, 0, depth - 1)], axis=1)
     ends = rows + np.cumsum(fresh).reshape(rows, 2)
     first = ends - fresh
@@ -247,7 +248,7 @@ def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, fol
         frames[first[row, 0] : ends[row, 0]] = lying[0][row, depth - fresh[row, 0] :]
     for row in np.flatnonzero(fresh[:, 1]).tolist():
         frames[first[row, 1] : ends[row, 1]] = lying[1][row, :-1]
-    # Column by column, as each frame of a stack is the one after it of the stack before.
+    # Column by column: each frame of a stack is the next frame of the stack before.
     mine, theirs = np.empty((rows, depth), np.int32), np.empty((rows, depth), np.int32)
     theirs[:, -1] = np.arange(rows)
     for k in reversed(range(depth)):
@@ -259,7 +260,7 @@ def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, fol
 
 
 def _leaning(lying: NDArray[Any], previous: Rows, follows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows whose obs is not the new_obs of the row before, but shares all frames but one with its obs."""
+    """Return a mask of rows whose obs overlaps with the previous obs but is not its new_obs."""
     leans = np.zeros(len(lying), bool)
     rows = np.flatnonzero((previous >= 0) & ~follows)
     if len(rows):
@@ -271,9 +272,9 @@ def _leaning(lying: NDArray[Any], previous: Rows, follows: NDArray[np.bool_]) ->
 def _compare(
     obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, following: Rows, newest: NDArray[Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Rows whose new_obs shares all frames but one with their obs, and those where it is the next row's obs.
+    """Return masks of rows whose new_obs overlaps with their obs, and whose new_obs is the next obs.
 
-    The newest frames of new_obs go into ``newest``.
+    Writes the newest frames of new_obs into ``newest``.
     """
     rows = len(obs)
     a, b = as_words(obs, stack.axis), as_words(new_obs, stack.axis)
@@ -286,7 +287,7 @@ def _compare(
     own, linked = np.zeros(rows, bool), following >= 0
     split = _split_woven if woven else _split_lying
     block = max(1, _BLOCK_BYTES // max(a[:1].nbytes, 1))
-    # In one thread: a second one gets no more out of memory, and keeps the encoder from its processor.
+    # One thread: a second one reads memory no faster, and takes a processor from the encoder.
     for first in range(0, rows, block):
         part = slice(first, min(first + block, rows))
         own[part] = split(a[part], b[part], stack.depth, newest[part])
@@ -296,8 +297,8 @@ def _compare(
 
 
 def _are_linked(obs: NDArray[Any], new_obs: NDArray[Any], here: Rows, there: Rows) -> NDArray[np.bool_]:
-    """Whether the new_obs of the rows ``here`` are the obs of the rows ``there``, shape (k,)."""
-    if len(here) and here[-1] - here[0] == len(here) - 1 and (there == here + 1).all():  # Views will do.
+    """Whether the new_obs of the rows ``here`` equal the obs of the rows ``there``, shape (k,)."""
+    if len(here) and here[-1] - here[0] == len(here) - 1 and (there == here + 1).all():  # Views suffice.
         return _equal_rows(new_obs[here[0] : here[-1] + 1], obs[there[0] : there[-1] + 1])
     return _equal_rows(new_obs[here], obs[there])
 
@@ -310,7 +311,7 @@ def _split_woven(
     top = bits * (depth - 1)
     unlike = obs >> bits
     np.bitwise_xor(unlike, new_obs, out=unlike)
-    # In the highest place was nothing, so that the newest frame is there; below it is what differs.
+    # The highest place of the shifted obs was empty, so it holds the newest frame; differences are below it.
     own: NDArray[np.bool_] = np.bitwise_or.reduce(unlike, axis=1) & ((1 << top) - 1) == 0
     np.right_shift(unlike, top, out=unlike)
     places = newest.reshape(len(newest), -1).view(f"u{newest.itemsize}")
@@ -321,7 +322,7 @@ def _split_woven(
 def _split_lying(
     obs: NDArray[Any], new_obs: NDArray[Any], depth: int, newest: NDArray[Any]
 ) -> NDArray[np.bool_]:
-    """Compare stacks whose frames lie one after the other; see `_compare`."""
+    """Compare stacks whose frames are stored one after the other; see `_compare`."""
     rows = len(obs)
     newest[:] = new_obs[:, -1]
     a = as_unsigned(obs.reshape(rows * depth, -1)).reshape(rows, depth, -1)

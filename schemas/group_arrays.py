@@ -1,6 +1,6 @@
-"""A row group's rows as the Arrow table of a shard: linked, split and typed, but not encoded yet.
+"""Turns a row group into the Arrow table of a shard: linked, split and typed, but not yet encoded.
 
-Not here: Parquet (`rlio.schemas.parquet`) and how rows collect (`rlio.schemas.row_groups`).
+`rlio.schemas.parquet` encodes it, and `rlio.schemas.row_groups` collects the rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEXT, STREAM, BATCH = "_next", "_stream", "_batch"
 
 
 def _streams(group: RowGroup, schema: Schema, table: StreamTable) -> NDArray[np.int32]:
-    """The stream of each row by its number in ``table``; policies are numbered one after the other."""
+    """Return the stream number of each row in ``table``; numbers the policies one after the other."""
     stream = np.empty(group.rows, np.int32)
     for number, pid in enumerate(group.policies):
         columns = schema.policies[pid].columns
@@ -55,12 +55,12 @@ def _streams(group: RowGroup, schema: Schema, table: StreamTable) -> NDArray[np.
 
 
 def group_table(group: RowGroup, schema: Schema, streams: StreamTable) -> pa.Table:
-    """The rows of a group in the columns of `file_fields`.
+    """Return the rows of a group in the columns of `file_fields`.
 
     Args:
-        group: The table views its memory where the layout allows: keep it unchanged.
-        schema: Of the rows.
-        streams: The shard's streams so far; those of the group are added.
+        group: The table views its memory if the layout allows: keep it unchanged.
+        schema: Schema of the rows.
+        streams: The shard's streams so far; the call adds those of the group.
     """
     stream = _streams(group, schema, streams)
     following = successors(stream)
@@ -89,7 +89,7 @@ def group_table(group: RowGroup, schema: Schema, streams: StreamTable) -> pa.Tab
 
 
 def _stored(group: RowGroup, schema: Schema, name: str, distance: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Rows that store their own value of a linked column: also those whose policy does not link it."""
+    """Return a mask of rows that store their own value of a linked column."""
     stored: NDArray[np.bool_] = distance == STORED
     if group.policy is not None:
         for number, pid in enumerate(group.policies):
@@ -101,7 +101,7 @@ def _stored(group: RowGroup, schema: Schema, name: str, distance: NDArray[np.int
 def _link(
     group: RowGroup, schema: Schema, stream: NDArray[np.int32], following: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """The ``_next`` column: policies are linked one by one, since their observations differ."""
+    """Return the ``_next`` column; links policy by policy, because their observations differ."""
     distance = np.zeros(group.rows, np.int32)
     if group.missing is not None:
         distance[group.missing] = MISSING
@@ -129,7 +129,7 @@ def _link(
 
 
 def _linked_stacks(group: RowGroup, following: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Rows that have a next one, whose stacks of obs are their own of new_obs."""
+    """Return a mask of rows whose stacks of new_obs equal the obs stacks of their next row."""
     linked = following >= 0
     for pool in group.stacks.values():
         rows = np.flatnonzero(linked)
@@ -140,7 +140,7 @@ def _linked_stacks(group: RowGroup, following: NDArray[np.int64]) -> NDArray[np.
 def _split_stacks(
     group: RowGroup, schema: Schema, following: NDArray[np.int64], distance: NDArray[np.int32]
 ) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]]:
-    """Newest and older frames of the stacked columns, by field name."""
+    """Return the newest and older frames of the stacked columns, by field name."""
     check_stacks(schema)
     found: dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]] = {}
     previous = previous_rows(following)
@@ -160,10 +160,10 @@ def _split_stacks(
 
 
 def check_stacks(schema: Schema) -> None:
-    """Refuse a schema of frame stacks where there can be none.
+    """Refuse frame stacks in columns that cannot have them.
 
     Raises:
-        CorruptData: They are in columns that not every row has, or that are not linked.
+        CorruptData: Some rows lack the stacked columns, or the columns are not linked.
     """
     pairs = [(obs, new_obs) for obs, (new_obs, _) in schema.stacked.items()]
     paired = {name for pair in pairs for name in pair}
@@ -175,7 +175,7 @@ def check_stacks(schema: Schema) -> None:
 
 
 def stack_specs(spec: ColumnSpec) -> tuple[ColumnSpec, ColumnSpec]:
-    """Specs of the newest frame and of the older frames of a stacked column; frames come first in both."""
+    """Return the specs of a stacked column's newest frame and older frames; frames are the first axis."""
     assert spec.stack is not None
     frame = tuple(n for axis, n in enumerate(spec.shape) if axis != spec.stack.axis)
     older = (spec.stack.depth - 1, *frame)
@@ -183,12 +183,12 @@ def stack_specs(spec: ColumnSpec) -> tuple[ColumnSpec, ColumnSpec]:
 
 
 def linked_columns(schema: Schema) -> list[str]:
-    """Physical ``new_obs`` columns that may refer to a later row's ``obs``."""
+    """Return the physical ``new_obs`` columns that may refer to a later row's ``obs``."""
     return sorted({new_obs.physical for p in schema.policies.values() for _, new_obs in p.linked})
 
 
 def file_fields(schema: Schema) -> list[pa.Field]:
-    """The Arrow fields of a shard of this schema: columns by name, then the structure columns."""
+    """Return the Arrow fields of a shard of this schema: columns by name, then the structure columns."""
     absent = partial_columns(schema) | set(linked_columns(schema))
     fields = []
     for name, spec in schema.columns.items():
@@ -210,7 +210,7 @@ def file_fields(schema: Schema) -> list[pa.Field]:
 
 
 def _at(column: Nullable, rows: NDArray[np.int64] | slice) -> NDArray[Any]:
-    """The values of the given rows of a column that others may lack."""
+    """Return the values of the given rows of a column that other rows may lack."""
     values: NDArray[Any]
     values, valid = column
     return values[rows] if valid is None else values[(np.cumsum(valid) - 1)[rows]]

@@ -1,10 +1,10 @@
-"""One column as JSON, by its spec, and back: what `rlio.schemas.json_lines` puts lines together from.
+"""One column as JSON, by its spec, and back; `rlio.schemas.json_lines` builds lines from these.
 
-Numbers are nested lists, floats in the shortest form that gives the same bits back. NaN and infinities are
-the strings ``"NaN"``, ``"Infinity"``, ``"-Infinity"``. Text is a list of strings, objects a list of the JSON
-of `rlio.schemas.json_values`. What JSON has no form for (complex numbers, dates, long doubles, byte strings)
-is ``{"base64": ...}`` of its C-order little-endian bytes; ``{"zstd": ...}`` is the same, compressed, for any
-column, the bytes of text and objects being their JSON in UTF-8. Byte strings come with their ``"width"``.
+Numbers are nested lists, floats in the shortest form that restores the same bits. NaN and infinities are the
+strings ``"NaN"``, ``"Infinity"``, ``"-Infinity"``. Text is a list of strings; objects are a list of the JSON
+of `rlio.schemas.json_values`. A type without a JSON form (complex numbers, dates, long doubles, byte strings)
+is ``{"base64": ...}`` of its C-order little-endian bytes. ``{"zstd": ...}`` is the same, compressed, for any
+column; the bytes of text and objects are then their JSON in UTF-8. Byte strings have an extra ``"width"``.
 
 Example:
     >>> import numpy as np
@@ -19,7 +19,6 @@ Example:
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from typing import Any, Final
@@ -27,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pybase64
 import zstandard
 from numpy.typing import NDArray
 
@@ -38,22 +38,22 @@ from rlio.schemas.zstd_frames import inflate
 
 __all__ = ["MAX_TEXT_BYTES", "check_containers", "dump_column", "load_column", "parse_json"]
 
-#: JSON that is parsed at once: a line, or a compressed column of text within one.
+#: Size of JSON that is parsed at once: a line, or a compressed column of text in one.
 MAX_TEXT_BYTES: Final = 64 << 20
 
-# Lists and objects in one text: each takes some 60 bytes in memory, so that a text of empty ones would take
-# 30 times its size. A line of 64 MiB of 84x84x4 frames in full has 3.7 million.
+# Lists and objects in one text: each takes about 60 bytes in memory, so a text of empty ones would take 30
+# times its size. A line of 64 MiB of full 84x84x4 frames has 3.7 million.
 _MAX_CONTAINERS = 4_000_000
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-# As for Parquet: level 1 is within some percent of level 3 on observations, at twice the speed.
+# As for Parquet: on observations, level 1 is within a few percent of level 3, at twice the speed.
 _ZSTD_LEVEL = 1
 
 
 def dump_column(values: NDArray[Any], spec: ColumnSpec, *, compress: bool = False) -> bytes:
-    """The JSON of a column.
+    """Return the JSON of a column.
 
     Args:
-        values: Shape (k, *shape), as `PolicySchema.flatten` gives them: objects as their JSON text.
+        values: Shape (k, *shape), from `PolicySchema.flatten`: objects as their JSON text.
         spec: The column's type.
         compress: Whether to write a ``{"zstd": ...}`` of the bytes instead of a list.
     """
@@ -72,13 +72,13 @@ def dump_column(values: NDArray[Any], spec: ColumnSpec, *, compress: bool = Fals
 def load_column(
     written: Any, spec: ColumnSpec, *, rows: int, limits: Limits = DEFAULT_LIMITS
 ) -> NDArray[Any]:
-    """The values of a parsed column: shape (rows, *shape), writable, the caller's own.
+    """Return the values of a parsed column: shape (rows, *shape), writable, owned by the caller.
 
     Args:
-        written: What `json.loads` made of `dump_column`; it may come from a stranger.
+        written: The result of `json.loads` on `dump_column`; it may be hostile.
         spec: The column's type; nothing is guessed.
-        rows: How many there must be; the caller has checked what they take by the spec.
-        limits: What the rest may take.
+        rows: Expected number of rows; the caller has checked their size by the spec.
+        limits: Limits for the rest.
 
     Raises:
         ValueError, OverflowError: It is not such a column; the message says what was found.
@@ -93,7 +93,7 @@ def load_column(
     if spec.kind == "text":
         return _strings(_of_length(written, rows), spec, limits)
     if not _is_plain(spec.numpy):
-        raise ValueError(f"a list where values of {spec.dtype} are base64 or zstd")
+        raise ValueError(f"found a list, expected base64 or zstd for values of {spec.dtype}")
     if rows == 0 or spec.size == 0:
         _of_length(written, rows)
         return np.empty((rows, *spec.shape), spec.numpy)
@@ -101,11 +101,11 @@ def load_column(
 
 
 def parse_json(text: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """Parse strictly: UTF-8, no ``NaN``, no key twice, no more lists than memory has room for.
+    """Parse strictly: UTF-8, no ``NaN``, no repeated key, no more lists than memory allows.
 
     Raises:
         ValueError: It is not such JSON.
-        UnsafeData: It has more lists or objects, or nests deeper, than any text of ours.
+        UnsafeData: It has more lists or objects, or nests deeper, than any text of rlio.
     """
     check_containers(text, limits)
     try:
@@ -118,10 +118,12 @@ def check_containers(text: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
     """Refuse text with so many lists or objects that parsing it would take many times its size.
 
     Raises:
-        UnsafeData: It has more than 4 million; in proportion more, where lines may have more than 64 MiB.
+        UnsafeData: It has more than 4 million; in proportion more if the limits allow lines over 64 MiB.
     """
-    found = text.count(b"[") + text.count(b"{")
     most = _MAX_CONTAINERS * max(limits.line_bytes, MAX_TEXT_BYTES) // MAX_TEXT_BYTES
+    if len(text) <= most:
+        return
+    found = text.count(b"[") + text.count(b"{")
     if found > most:
         raise UnsafeData(
             f"{found} lists and objects in {len(text)} bytes, more than {most}: write smaller records, or "
@@ -130,7 +132,7 @@ def check_containers(text: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether JSON numbers (or true and false) carry the values."""
+    """Whether JSON numbers (or true and false) can represent the values."""
     return dtype.kind in "biu" or (dtype.kind == "f" and dtype.itemsize <= 8)
 
 
@@ -148,11 +150,11 @@ def _texts(values: NDArray[Any], spec: ColumnSpec) -> bytes:
 
 def _blob(data: bytes, *, compress: bool) -> bytes:
     packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data) if compress else data
-    return b'{"%b":"%b"}' % (b"zstd" if compress else b"base64", base64.b64encode(packed))
+    return b'{"%b":"%b"}' % (b"zstd" if compress else b"base64", pybase64.b64encode(packed))
 
 
 def _numbers(values: NDArray[Any]) -> bytes:
-    """Nested lists, joined level by level in Arrow: 0.07 us a value, a sixth of ``json.dumps``."""
+    """Return nested lists, joined level by level in Arrow: 0.07 us per value, a sixth of ``json.dumps``."""
     if values.size == 0:
         return json.dumps(values.tolist(), separators=(",", ":")).encode()
     texts = _number_texts(values.reshape(-1))
@@ -164,16 +166,16 @@ def _numbers(values: NDArray[Any]) -> bytes:
 
 
 def _number_texts(flat: NDArray[Any]) -> pa.Array:
-    """The JSON text of each value."""
+    """Return the JSON text of each value."""
     if flat.dtype.kind != "f":
         return pc.cast(pa.array(flat), pa.string())
-    # Arrow casts no float16 in the oldest version that we support; NumPy's text is as short.
+    # The oldest supported Arrow casts no float16; NumPy's text is as short.
     texts = pa.array(flat.astype("U")) if flat.itemsize == 2 else pc.cast(pa.array(flat), pa.string())
     finite = np.isfinite(flat)
     if not finite.all():
         names = np.where(np.isnan(flat), '"NaN"', np.where(flat > 0, '"Infinity"', '"-Infinity"'))
         texts = pc.if_else(pa.array(finite), texts, pa.array(names))
-    # "-0" would be read as an integer, which has no such thing.
+    # JSON readers take "-0" as an integer, which has no negative zero.
     negative_zero = (flat == 0) & np.signbit(flat)
     if negative_zero.any():
         texts = pc.if_else(pa.array(negative_zero), "-0.0", texts)
@@ -181,9 +183,9 @@ def _number_texts(flat: NDArray[Any]) -> pa.Array:
 
 
 def _safe_from_double_rounding(texts: pa.Array, flat: NDArray[Any], finite: NDArray[np.bool_]) -> pa.Array:
-    """Longer texts where a reader that goes through float64, as JSON's readers do, would miss by a bit.
+    """Lengthen texts that readers which go through float64, as JSON's do, would read with a wrong bit.
 
-    Happens with shortest texts that lie within 2**-53 of the middle between two float32: 7.0385307e-26.
+    This concerns shortest texts within 2**-53 of the middle between two float32: 7.0385307e-26.
     """
     with np.errstate(over="ignore"):
         read = pc.cast(pc.if_else(pa.array(finite), texts, "0"), pa.float64()).to_numpy().astype(flat.dtype)
@@ -197,7 +199,7 @@ def _safe_from_double_rounding(texts: pa.Array, flat: NDArray[Any], finite: NDAr
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ: of two values for one column, neither can be trusted."""
+    """Return an object without repeated keys: of two values for one column, neither can be trusted."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError(f"a key occurs twice among {excerpt([key for key, _ in pairs])}")
@@ -210,13 +212,13 @@ def _no_constant(name: str) -> Any:
 
 def _of_length(written: list[Any], rows: int) -> list[Any]:
     if len(written) != rows:
-        raise ValueError(f"{len(written)} rows where there should be {rows}")
+        raise ValueError(f"found {len(written)} rows, expected {rows}")
     return written
 
 
 def _objects(listed: list[Any]) -> NDArray[Any]:
     values = np.empty(len(listed), object)
-    for index, item in enumerate(listed):  # One by one: NumPy would spread a list of equally long lists.
+    for index, item in enumerate(listed):  # One by one: NumPy would split a list of equally long lists.
         values[index] = item
     return values
 
@@ -227,7 +229,7 @@ def _strings(listed: list[Any], spec: ColumnSpec, limits: Limits) -> NDArray[Any
     if spec.dtype == "|O":
         return _objects(listed)
     if spec.dtype not in ("<U", ">U"):
-        raise ValueError("a list where byte strings are base64 or zstd")
+        raise ValueError("found a list, expected base64 or zstd for byte strings")
     if (size := max(map(len, listed), default=0) * len(listed) * 4) > limits.group_bytes:
         raise UnsafeData(f"strings that take {size} bytes as an array of equal widths")
     for item in listed:
@@ -237,9 +239,9 @@ def _strings(listed: list[Any], spec: ColumnSpec, limits: Limits) -> NDArray[Any
 
 
 def _parsed_numbers(written: list[Any], spec: ColumnSpec, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Numbers from nested lists, checked for type, shape and range."""
+    """Return numbers from nested lists, checked for type, shape and range."""
     kind = spec.numpy.kind
-    found = np.array(written)  # Raises ValueError where lists differ in length.
+    found = np.array(written)  # Raises ValueError if lists differ in length.
     if found.dtype.kind == "f" and np.isinf(found).any():
         raise ValueError("a number too large for any float")  # Infinities are strings.
     if kind == "f" and found.dtype.kind in "UO":
@@ -247,9 +249,9 @@ def _parsed_numbers(written: list[Any], spec: ColumnSpec, shape: tuple[int, ...]
     elif kind in "iu" and found.dtype.kind in "fO" and _all_ints(written):
         found = np.array(written, np.uint64 if kind == "u" else np.int64)
     if found.shape != shape:
-        raise ValueError(f"shape {found.shape} where there should be {shape}")
+        raise ValueError(f"found shape {found.shape}, expected {shape}")
     if found.dtype.kind not in {"b": "b", "i": "iu", "u": "iu", "f": "fiu"}[kind]:
-        raise ValueError(f"values of {found.dtype} where the column has {spec.dtype}")
+        raise ValueError(f"found values of {found.dtype}, but the column has {spec.dtype}")
     with np.errstate(over="ignore"):
         values = found.astype(spec.numpy, copy=False)
     if kind in "iu":
@@ -262,7 +264,7 @@ def _parsed_numbers(written: list[Any], spec: ColumnSpec, shape: tuple[int, ...]
 
 
 def _with_special_floats(written: Any) -> Any:
-    """Nested lists of numbers, some of which were the strings for NaN and infinities."""
+    """Replace the strings for NaN and infinities in nested lists of numbers."""
     if isinstance(written, list):
         return [_with_special_floats(item) for item in written]
     if type(written) is int or (type(written) is float and math.isfinite(written)):
@@ -279,7 +281,7 @@ def _all_ints(written: Any) -> bool:
 
 
 def _from_blob(written: dict[str, Any], spec: ColumnSpec, rows: int, limits: Limits) -> NDArray[Any]:
-    """The values of ``{"base64": ...}`` or ``{"zstd": ...}``."""
+    """Return the values of ``{"base64": ...}`` or ``{"zstd": ...}``."""
     width = written.get("width")
     forms = {"base64", "zstd"} & set(written)
     expected = {"width"} if spec.dtype == "|S" else set()
@@ -287,11 +289,11 @@ def _from_blob(written: dict[str, Any], spec: ColumnSpec, rows: int, limits: Lim
         raise ValueError(f"expected a list, or base64 or zstd, found the keys {excerpt(sorted(written))}")
     (form,) = forms
     if not isinstance(written[form], str):
-        raise ValueError(f"{form} is {excerpt(written[form])}, no string")
-    packed = base64.b64decode(written[form], validate=True)
+        raise ValueError(f"{form} is {excerpt(written[form])}, expected a string")
+    packed = pybase64.b64decode(written[form], validate=True)
     if spec.kind in ("text", "json") and spec.dtype != "|S":
         if form != "zstd":
-            raise ValueError("base64 where text is a list or zstd")
+            raise ValueError("found base64, expected a list or zstd for text")
         text = inflate(packed, most=limits.line_bytes, limits=limits)
         return load_column(_no_object(parse_json(text, limits)), spec, rows=rows, limits=limits)
     dtype = spec.numpy.newbyteorder("<")
@@ -304,7 +306,7 @@ def _from_blob(written: dict[str, Any], spec: ColumnSpec, rows: int, limits: Lim
         raise UnsafeData(f"{rows} rows of {size} bytes, more than {limits.group_bytes}")
     data = inflate(packed, most=size, exactly=size, limits=limits) if form == "zstd" else packed
     if len(data) != size:
-        raise ValueError(f"{len(data)} bytes where {rows} rows take {size}")
+        raise ValueError(f"found {len(data)} bytes, but {rows} rows take {size}")
     if dtype.kind == "b" and data and max(data) > 1:
         raise ValueError(f"a bool of {max(data)}")
     little = np.frombuffer(data, dtype).reshape(rows, *spec.shape)
@@ -312,7 +314,7 @@ def _from_blob(written: dict[str, Any], spec: ColumnSpec, rows: int, limits: Lim
 
 
 def _no_object(parsed: Any) -> Any:
-    """A column within a blob is a list: blobs do not nest."""
+    """Return a column from within a blob, which must be a list: blobs do not nest."""
     if isinstance(parsed, dict):
-        raise ValueError("an object where a compressed column holds a list")
+        raise ValueError("found an object in a compressed column, expected a list")
     return parsed

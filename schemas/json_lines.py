@@ -1,4 +1,4 @@
-r"""The lines of JSON shards: one line is what one `write()` took, with its own CRC.
+r"""The lines of JSON shards: one line holds the rows of one `write()`, with its own CRC.
 
 A line is a JSON object in UTF-8 with its keys in this order and no white space::
 
@@ -7,16 +7,17 @@ A line is a JSON object in UTF-8 with its keys in this order and no white space:
      "attributes":{},"columns":{...}}},"crc32":"..."}
     {"type":"Provenance","schema":"<hash>","provenance":{...},"crc32":"..."}
 
-- ``crc32`` is zlib's, of the bytes from the line's start up to ``,"crc32":``, as 8 hex digits.
+- ``crc32`` is zlib's CRC-32 of the bytes from the line's start up to ``,"crc32":``, as 8 hex digits.
 - ``schema`` names the root's ``_schema/<hash>.json``, which gives dtypes and shapes.
-- ``rows`` and ``units`` (what readers count: rows; sequences where there are ``seq_lens``; distinct
-  (eps_id, t) of several policies) come early, so that an index needs no parsing.
-- ``columns`` are those of the schema, all of them; each as in `rlio.schemas.json_columns`. A nested column is
-  the object (dict) or list (tuple) of its leaves. ``new_obs`` is there in full.
-- Padding is not written. ``attributes`` holds ``max_seq_len`` and ``num_grad_updates`` where they are set.
-- A line has at most 64 MiB, 4 million lists and objects, and 16 million rows; its columns decode to at most
-  1 GiB.
-- The first line of a shard is its ``Provenance``: what made the data, and library versions. It has no rows.
+- ``rows`` and ``units`` (what readers count: rows; sequences with ``seq_lens``; distinct (eps_id, t) with
+  several policies) come early, so an index needs no parsing.
+- ``columns`` are all columns of the schema, each as in `rlio.schemas.json_columns`. A nested column is the
+  object (dict) or list (tuple) of its leaves. ``new_obs`` is written in full.
+- Padding is not written. ``attributes`` holds ``max_seq_len`` and ``num_grad_updates``, if set.
+- A line has at most 64 MiB, 4 million lists and objects, and 16 million rows. Its columns decode to at most 1
+  GiB.
+- The first line of a shard is its ``Provenance``: the origin of the data, and library versions. It has no
+  rows.
 
 Example:
     >>> import numpy as np
@@ -63,12 +64,12 @@ __all__ = [
 
 MAX_LINE_BYTES: Final = MAX_TEXT_BYTES
 
-#: Gives the schema of a hash; raises CorruptData or DataNotFound where there is none.
+#: Returns the schema of a hash; raises CorruptData or DataNotFound if there is none.
 SchemaLookup: TypeAlias = Callable[[str], Schema]
 
-# Bytes of the columns of one line in memory, one a row added.
+# Bytes of the columns of one line in memory, plus one per row.
 _MAX_DECODED = 1 << 30
-# Readers draw orders of a line's rows: 16 million take 128 MiB.
+# Readers draw orders of a line's rows: for 16 million rows these take 128 MiB.
 _MAX_ROWS = 1 << 24
 _MAX_ENV_STEPS = 2**48
 # The shortest text of a value: a digit and a comma.
@@ -84,11 +85,11 @@ _TAIL_BYTES = 20
 
 
 class LineTooLarge(SchemaError):
-    """A batch that makes no legal line; parts of it may."""
+    """A batch that is too large for a legal line; parts of it may fit."""
 
 
 class LineHead(NamedTuple):
-    """What the beginning of a line says about the rest."""
+    """The values that the beginning of a line states."""
 
     schema: str
     rows: int
@@ -96,7 +97,7 @@ class LineHead(NamedTuple):
 
 
 class _Problem(Exception):
-    """What is wrong with a line's content, and in which column."""
+    """A problem with a line's content, and its column."""
 
     def __init__(self, message: str, column: str | None = None) -> None:
         super().__init__(message)
@@ -109,15 +110,15 @@ class _Problem(Exception):
 def encode_line(
     batch: SampleBatch | MultiAgentBatch, schema: Schema, *, compress_columns: Collection[str] = ()
 ) -> bytes:
-    """The line of a batch, without a line end.
+    """Return the line of a batch, without a line end.
 
     Args:
         batch: Rows that fit the schema.
-        schema: Of the writer's rows; its hash goes into the line.
-        compress_columns: Logical columns to write as zstd blobs; those that the batch lacks do not matter.
+        schema: Schema of the writer's rows; its hash goes into the line.
+        compress_columns: Logical columns to write as zstd blobs; names that the batch lacks are ignored.
 
     Raises:
-        SchemaError: The batch does not fit the schema. (LineTooLarge: it has to be cut.)
+        SchemaError: The batch does not fit the schema. (LineTooLarge: it must be split.)
     """
     if isinstance(batch, MultiAgentBatch):
         parts = {pid: unpadded(part) for pid, part in batch.items() if len(part)}
@@ -146,12 +147,12 @@ def encode_line(
 
 
 def encode_provenance(text: str, schema: Schema) -> bytes:
-    """The first line of a shard, without a line end: ``text`` is JSON, see `rlio.schemas.provenance`."""
+    """Return a shard's first line, without a line end; ``text`` is JSON, see `rlio.schemas.provenance`."""
     return _sealed(b'%b%b","provenance":%b' % (_PROVENANCE, schema.hash.encode(), text.encode()))
 
 
 def _sealed(start: bytes) -> bytes:
-    """A line from its start, with the CRC of that."""
+    """Complete a line from its start, with the CRC of that start."""
     return b'%b,"crc32":"%08x"}' % (start, zlib.crc32(start))
 
 
@@ -160,7 +161,7 @@ def _json(value: Any) -> bytes:
 
 
 def _flatten(batch: SampleBatch, schema: Schema, pid: str) -> dict[str, NDArray[Any]]:
-    """The arrays of one policy's rows by physical name."""
+    """Return the arrays of one policy's rows by physical name."""
     arrays = schema.policies[pid].flatten(batch, policy=pid)
     if not arrays:
         raise SchemaError(f"policy {pid!r} has a batch without columns: leave it out")
@@ -168,10 +169,10 @@ def _flatten(batch: SampleBatch, schema: Schema, pid: str) -> dict[str, NDArray[
 
 
 def _columns(arrays: Mapping[str, NDArray[Any]], policy: PolicySchema, compress: Collection[str]) -> bytes:
-    """The columns of one policy's rows."""
+    """Return the columns of one policy's rows as JSON."""
     written = []
     for column, leaves in policy.columns.items():
-        # The lengths stay readable: how many rows other columns have depends on them.
+        # Never compress the lengths: the number of rows in other columns depends on them.
         packed = column in compress and column != Columns.SEQ_LENS
         texts = [
             (leaf.path, dump_column(arrays[leaf.physical], leaf.spec, compress=packed)) for leaf in leaves
@@ -193,7 +194,7 @@ def _attributes(batch: SampleBatch) -> bytes:
 
 
 def _nested(value: Any) -> bytes:
-    """Objects and lists around the texts of a column's leaves."""
+    """Put objects and lists around the texts of a column's leaves."""
     if isinstance(value, dict):
         return b"{%b}" % b",".join(b"%b:%b" % (_json(key), _nested(part)) for key, part in value.items())
     if isinstance(value, tuple):
@@ -204,7 +205,7 @@ def _nested(value: Any) -> bytes:
 def _check_arrays(
     arrays: Mapping[str, Mapping[str, NDArray[Any]]], schema: Schema, compress: Collection[str]
 ) -> None:
-    """Refuse before encoding what cannot make a line."""
+    """Refuse, before encoding, arrays that are too large for a line."""
     found = [
         (values[leaf.physical], leaf.column in compress)
         for pid, values in arrays.items()
@@ -234,7 +235,7 @@ def _too_large(found: str) -> LineTooLarge:
 
 
 def _units(batch: SampleBatch | MultiAgentBatch) -> int:
-    """What readers count; see `rlio.batch.concat.count_units`."""
+    """Return the number of units; see `rlio.batch.concat.count_units`."""
     if isinstance(batch, MultiAgentBatch):
         return count_units(batch, "steps")
     return count_units(batch, "sequences" if Columns.SEQ_LENS in batch else "steps")
@@ -244,13 +245,13 @@ def _units(batch: SampleBatch | MultiAgentBatch) -> int:
 
 
 def is_intact(line: bytes) -> bool:
-    """Whether the line, given without its end, is the one that was written: its CRC matches."""
+    """Whether the line, without its end, matches its CRC."""
     tail = _TAIL.fullmatch(line[-_TAIL_BYTES:])
     return tail is not None and zlib.crc32(memoryview(line)[:-_TAIL_BYTES]) == int(tail[1], 16)
 
 
 def parse_head(line: bytes) -> LineHead | None:
-    """What the beginning of a line says; None where it cannot be that of a batch. It is not checked."""
+    """Return the values at the beginning of a line, unchecked; None if it is not the line of a batch."""
     head = _HEAD.match(line[:_HEAD_BYTES])
     if head is None:
         return None
@@ -258,15 +259,15 @@ def parse_head(line: bytes) -> LineHead | None:
 
 
 def is_provenance(line: bytes) -> bool:
-    """Whether a line is the first of a shard, which has no rows."""
+    """Whether a line is the provenance line of a shard, which has no rows."""
     return line.startswith(_PROVENANCE)
 
 
 def parse_provenance(line: bytes, *, uri: str | None = None) -> dict[str, Any]:
-    """What made the data, from the first line of a shard.
+    """Return the origin of the data, from the first line of a shard.
 
     Raises:
-        CorruptData: It is damaged, or not such a line.
+        CorruptData: The line is damaged, or not a provenance line.
     """
     if is_intact(line) and is_provenance(line):
         try:
@@ -285,22 +286,22 @@ def decode_line(
     record: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> SampleBatch | MultiAgentBatch:
-    """The batch in a line.
+    """Return the batch in a line.
 
     Args:
-        line: Its bytes, without the line end; they may come from a stranger.
-        schemas: Gives the schema of the hash in the line.
+        line: The bytes of the line, without the line end; they may be hostile.
+        schemas: Returns the schema of the hash in the line.
         columns: Logical columns to decode; None: all.
-        uri: Of the file, for messages.
+        uri: URI of the file, for messages.
         record: Number of the line, for messages.
-        limits: What it may ask for: its bytes, its rows, and what they decode to.
+        limits: The most that the line may ask for: its bytes, its rows, and their decoded size.
 
     Returns:
-        A batch whose arrays are its own, its columns in the order of the schema.
+        A batch that owns its arrays, with its columns in the order of the schema.
 
     Raises:
-        CorruptData: The line is damaged or does not fit its schema; nothing of it can be trusted.
-        UnsafeData: It would take far more memory than its bytes.
+        CorruptData: The line is damaged or does not fit its schema; none of it can be trusted.
+        UnsafeData: The line would take far more memory than its bytes.
         MissingColumn: No policy of its schema has one of ``columns``.
     """
     if len(line) > limits.line_bytes:
@@ -347,7 +348,7 @@ def _decode(
 ) -> SampleBatch | MultiAgentBatch:
     multi_agent = written["type"] == "MultiAgentBatch"
     if multi_agent != schema.multi_agent:
-        raise _Problem(f"a {written['type']} where the schema is of the other kind")
+        raise _Problem(f"found a {written['type']}, but the schema is of the other kind")
     listed = written["policies"] if multi_agent else {DEFAULT_POLICY_ID: written}
     parts = {pid: _Part.of(part, schema, pid, limits) for pid, part in listed.items()}
     if (rows := sum(part.rows for part in parts.values())) != head.rows:
@@ -377,20 +378,20 @@ def _check_units(batch: SampleBatch | MultiAgentBatch, head: LineHead) -> None:
 
 
 def _count(value: Any) -> int:
-    """A number of rows or steps."""
+    """Return a checked number of rows or steps."""
     if type(value) is not int or not 0 <= value <= _MAX_ENV_STEPS:
-        raise _Problem(f"{excerpt(value)} rows or steps where there are 0 to {_MAX_ENV_STEPS}")
+        raise _Problem(f"found {excerpt(value)} rows or steps, expected 0 to {_MAX_ENV_STEPS}")
     return value
 
 
 class _Part(NamedTuple):
-    """The parsed rows of one policy, and how many there are.
+    """The parsed rows of one policy, and their number.
 
     Attributes:
         written: The object with the columns.
-        policy: Their schema.
-        rows: As the line says; nothing else is sure yet.
-        sequences: Of which ``seq_lens`` makes up the rows; without it, the rows.
+        policy: The schema of the columns.
+        rows: Number of rows as the line states; nothing else is known yet.
+        sequences: Number of sequences, whose ``seq_lens`` add up to the rows; without it, the rows.
     """
 
     written: dict[str, Any]
@@ -400,7 +401,7 @@ class _Part(NamedTuple):
 
     @classmethod
     def of(cls, written: dict[str, Any], schema: Schema, pid: str, limits: Limits) -> _Part:
-        """The rows of policy ``pid``, whose columns must be those of the schema."""
+        """Return the rows of policy ``pid``; checks that it has the columns of the schema."""
         if pid not in schema.policies:
             raise _Problem(f"policy {excerpt(pid)} is not in the schema")
         policy, rows, found = schema.policies[pid], _count(written["rows"]), written["columns"]
@@ -414,14 +415,14 @@ class _Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the columns in memory, text as pointers; rows without bytes count as one, for a bound."""
+        """Bytes of the columns in memory, with text as pointers; rows without bytes count as one byte."""
         return self.rows + sum(
             self._count(leaf.column) * (8 if leaf.spec.kind in ("text", "json") else leaf.spec.row_bytes)
             for leaf in self.policy.leaves
         )
 
     def decode(self, columns: Collection[str] | None, limits: Limits) -> SampleBatch:
-        """The batch."""
+        """Return the batch."""
         made = {}
         for column, leaves in self.policy.columns.items():
             if columns is None or column in columns:
@@ -432,7 +433,7 @@ class _Part(NamedTuple):
         try:
             return SampleBatch(made, **attributes)
         except SchemaError as error:
-            # A part of the columns may not make a batch: states without seq_lens. All of them do.
+            # A subset of the columns may not make a batch (states without seq_lens). All columns do.
             if columns is not None:
                 raise
             raise _Problem(str(error)) from error
@@ -442,21 +443,21 @@ class _Part(NamedTuple):
 
 
 def _sequences(written: Any, policy: PolicySchema, rows: int, limits: Limits) -> int:
-    """How many sequences there are; their lengths must make up the rows."""
+    """Return the number of sequences; checks that their lengths add up to the rows."""
     (leaf,) = policy.columns[Columns.SEQ_LENS]
     if not isinstance(written, list) or len(written) > rows:
-        # As a blob it says nothing about its length; ours are never that short of room.
+        # A blob does not state its length; a writer of rlio never needs one here.
         raise _Problem(f"expected a list of at most {rows} lengths, found {excerpt(written)}", leaf.column)
     lens = _load(written, leaf, leaf.column, len(written), limits)
     if len(lens) and (int(lens.min()) < 1 or sum(lens.tolist()) != rows):
-        raise _Problem(f"sequences of {sum(lens.tolist())} rows where there are {rows}", leaf.column)
+        raise _Problem(f"sequences of {sum(lens.tolist())} rows, expected {rows}", leaf.column)
     if not len(lens) and rows:
-        raise _Problem(f"no sequences where there are {rows} rows", leaf.column)
+        raise _Problem(f"no sequences for {rows} rows", leaf.column)
     return len(lens)
 
 
 def _load(written: Any, tree: Any, column: str, count: int, limits: Limits) -> Any:
-    """A column from its nested lists and objects, whose shape is that of the schema's leaves."""
+    """Return a column from its nested lists and objects, which must nest like the schema's leaves."""
     if isinstance(tree, dict):
         if not isinstance(written, dict) or written.keys() != tree.keys():
             raise _Problem(f"expected an object of {sorted(tree)}, found {excerpt(written)}", column)

@@ -1,9 +1,9 @@
-"""Objects of a row (infos, ragged observations) as JSON text that keeps dtypes, and back; no code in either.
+"""Objects of a row (infos, ragged observations) as JSON text that keeps dtypes, and back, without code.
 
-Plain JSON values stand for themselves. What JSON lacks is an object with one reserved key:
-``{"$array": "<f4", "shape": [2], "data": [1.0, 2.0]}``, ``{"$scalar": "<f4", "data": 1.5}``,
-``{"$tuple": [...]}``, ``{"$float": "NaN"}``, ``{"$bytes": "<base64>"}`` and ``{"$map": [[key, value], ...]}``
-for dictionaries whose keys are not all plain strings.
+Plain JSON values are written unchanged. A value that JSON lacks is an object with one reserved key:
+``{"$array": "<f4", "shape": [2], "data": [1.0, 2.0]}``, ``{"$scalar": "<f4", "data": 1.5}``, ``{"$tuple":
+[...]}``, ``{"$float": "NaN"}``, ``{"$bytes": "<base64>"}``, and ``{"$map": [[key, value], ...]}`` for
+dictionaries whose keys are not all plain strings.
 
 Example:
     >>> import numpy as np
@@ -31,18 +31,18 @@ __all__ = ["dump_value", "floats_from_json", "floats_to_json", "load_value", "va
 
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MAX_DEPTH = 64
-# Of a million honest keys, three collide at the most.
+# Of a million honest keys, at most three collide.
 _MAX_EQUAL_HASHES = 100
 _MAX_ARRAY_BYTES = 256 << 20
-# A dtype such as <U60000000 makes hundreds of megabytes of one letter: texts may be padded up to this.
+# A dtype such as <U60000000 turns one letter into hundreds of megabytes. This limits the padding of texts.
 _MAX_PADDING = 1 << 20
 
 
 def dump_value(value: Any) -> str:
-    """JSON text of ``value``; it always has a UTF-8 form.
+    """Return JSON text of ``value``; it always has a UTF-8 form.
 
     Raises:
-        SchemaError: It holds something that is neither JSON, NumPy, bytes nor a tuple, or nests over 64 deep.
+        SchemaError: A part of it is neither JSON, NumPy, bytes nor a tuple, or it nests over 64 deep.
     """
     if type(value) is dict and not value:  # By far the most common info.
         return "{}"
@@ -50,7 +50,7 @@ def dump_value(value: Any) -> str:
     try:
         text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()
-    except UnicodeEncodeError:  # Half of a surrogate pair, as file names may hold: escaped, it survives.
+    except UnicodeEncodeError:  # Half of a surrogate pair, as in some file names; keep it as an escape.
         text = json.dumps(plain, separators=(",", ":"), allow_nan=False)
     except ValueError as error:  # Python writes no int of more than 4,300 digits.
         raise SchemaError(f"a value cannot be written as JSON: {error}; store it as a string") from error
@@ -58,7 +58,7 @@ def dump_value(value: Any) -> str:
 
 
 def load_value(text: str | bytes) -> Any:
-    """The value that `dump_value` wrote.
+    """Return the value that `dump_value` wrote.
 
     Raises:
         CorruptData: ``text`` is not such JSON.
@@ -72,10 +72,10 @@ def load_value(text: str | bytes) -> Any:
 
 
 def value_from_json(parsed: Any) -> Any:
-    """The value that `dump_value` wrote, from its text as parsed by `json.loads`.
+    """Return the value that `dump_value` wrote, from its text as parsed by `json.loads`.
 
     Raises:
-        CorruptData: It is no such value.
+        CorruptData: ``parsed`` is not such a value.
     """
     try:
         return _from_plain(parsed, 0)
@@ -84,7 +84,7 @@ def value_from_json(parsed: Any) -> Any:
 
 
 def floats_to_json(values: NDArray[Any]) -> list[Any]:
-    """Nested lists of ``values``, NaN and infinities as the strings that any JSON reader takes."""
+    """Return nested lists of ``values``, with NaN and infinities as strings that any JSON reader accepts."""
     listed: list[Any] = values.tolist()
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         return [_special_to_text(item) for item in listed]
@@ -92,7 +92,7 @@ def floats_to_json(values: NDArray[Any]) -> list[Any]:
 
 
 def floats_from_json(listed: Any) -> Any:
-    """Undo `floats_to_json` where special floats occur; plain lists come back as they are."""
+    """Undo `floats_to_json` where special floats occur; plain lists are returned unchanged."""
     if isinstance(listed, list):
         return [floats_from_json(item) if isinstance(item, (list, str)) else item for item in listed]
     if isinstance(listed, str):
@@ -152,7 +152,7 @@ def _array_to_plain(array: NDArray[Any], depth: int) -> dict[str, Any]:
         data = floats_to_json(array.reshape(-1))
     elif kind == "U":
         data = array.reshape(-1).tolist()
-    elif kind in "fcmMS":  # Wider floats too: Python's float does not hold them.
+    elif kind in "fcmMS":  # Wider floats too, because Python's float cannot hold them.
         data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
     else:
         raise SchemaError(f"an array of dtype {array.dtype} cannot be stored inside a JSON value")
@@ -167,7 +167,7 @@ def _from_plain(value: Any, depth: int) -> Any:
     if not isinstance(value, dict):
         if type(value) is float and not math.isfinite(value):
             raise ValueError(
-                "NaN, or a number too large for any float, where infinities have a form of their own"
+                "NaN, or a number too large for any float: infinities are written as {'$float': ...}"
             )
         return value
     if "$array" in value:
@@ -186,7 +186,7 @@ def _from_plain(value: Any, depth: int) -> Any:
 
 
 def _map_from_plain(pairs: list[Any], depth: int) -> dict[Any, Any]:
-    """A dictionary with any keys. Numbers can be chosen to share a hash, and take hours to tell apart."""
+    """Return a dictionary with any keys. Refuses keys that collide, because they could take hours."""
     keys = [_from_plain(key, depth + 1) for key, _ in pairs]
     if len(keys) > _MAX_EQUAL_HASHES and max(Counter(map(hash, keys)).values()) > _MAX_EQUAL_HASHES:
         raise ValueError(f"a dictionary of {len(keys)} keys, more than {_MAX_EQUAL_HASHES} of which collide")

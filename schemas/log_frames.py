@@ -1,6 +1,6 @@
-"""Rows as the payload of a frame of the write-ahead log: as they are in memory, and texts in Arrow IPC.
+"""Rows as the payload of a log frame: fixed-size values as in memory, texts in Arrow IPC.
 
-What is logged is what `Schema` has checked and flattened, so that recovery makes the same shards of it.
+The log holds the rows after `Schema` has checked and flattened them, so recovery makes the same shards.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -45,9 +45,9 @@ class LogFrames:
         self._policies = {pid: _Policy(policy, pairs) for pid, policy in schema.policies.items()}
 
     def encode(self, pieces: list[Piece]) -> list[bytes | memoryview]:
-        """The payload of pieces that lie in one row group, as buffers one after the other.
+        """Return the payload of pieces for one row group, as buffers one after the other.
 
-        They are copies: what a caller changes meanwhile must not part a frame from its CRC.
+        The buffers are copies: a change by the caller must not break the CRC of a frame.
         """
         head = [[piece.policy, piece.rows, piece.attributes, piece.env_steps] for piece in pieces]
         text = json.dumps(head).encode()
@@ -57,10 +57,10 @@ class LogFrames:
         return [b"".join(parts)]
 
     def decode(self, payload: bytes) -> list[Piece]:
-        """The pieces of a payload whose CRC has matched; their arrays are views of it.
+        """Return the pieces of a payload whose CRC has matched; their arrays are views of it.
 
         Raises:
-            CorruptData: It is none of this schema.
+            CorruptData: The payload does not fit this schema.
         """
         try:
             (size,) = _LENGTH.unpack_from(payload)
@@ -81,8 +81,8 @@ class LogFrames:
 class _Policy:
     """The columns of one policy's pieces.
 
-    Rows of fixed size are logged as the bytes that they are in memory, whatever they are in shards: making
-    Arrow's arrays of them takes longer than logging them.
+    Rows of fixed size are logged as their bytes in memory, whatever their form in shards, because making
+    Arrow arrays of them takes longer than logging them.
     """
 
     def __init__(self, policy: PolicySchema, pairs: Mapping[str, tuple[str, FrameStack]]) -> None:
@@ -105,7 +105,7 @@ class _Policy:
         return pa.field(leaf.physical, arrow_type(leaf.spec, nullable=nullable), nullable=nullable)
 
     def encode(self, piece: Piece) -> list[bytes | memoryview]:
-        """The columns of fixed size, then one record batch of the others, where there are any."""
+        """Return the columns of fixed size, then one record batch of the others, if there are any."""
         parts: list[bytes | memoryview] = []
         for leaf in self._plain:
             parts.append(_bytes_of(piece.arrays[leaf.physical]))
@@ -127,7 +127,7 @@ class _Policy:
         return parts
 
     def decode(self, described: list[Any], payload: bytes, at: int) -> tuple[Piece, int]:
-        """The piece whose columns begin at ``at``, and where the next one's do."""
+        """Return the piece whose columns begin at ``at``, and the position after it."""
         pid, rows, attributes, env_steps = described
         arrays: dict[str, NDArray[Any]] = {}
         for leaf in self._policy.leaves:
@@ -145,7 +145,7 @@ class _Policy:
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(stream), self._fields)
             batch.validate(full=True)
             if batch.num_rows != rows:
-                raise CorruptData(f"a frame holds {batch.num_rows} rows where it says {rows}")
+                raise CorruptData(f"a frame holds {batch.num_rows} rows, but states {rows}")
             for leaf, column in zip(self._others, batch.columns, strict=True):
                 is_json = leaf.spec.kind == "json"
                 arrays[leaf.physical] = _texts(column) if is_json else from_arrow(column, leaf.spec)[0]
@@ -160,7 +160,7 @@ class _Policy:
         ), at
 
     def _firsts(self, piece: Piece) -> NDArray[np.bool_]:
-        """The first row of each sequence, where the columns with one value a sequence have it."""
+        """Return a mask of the first row of each sequence, which holds the per-sequence values."""
         lengths = self._policy.single(piece.arrays, Columns.SEQ_LENS).astype(np.int64)
         firsts = np.zeros(piece.rows, bool)
         firsts[np.cumsum(lengths) - lengths] = True
@@ -168,9 +168,9 @@ class _Policy:
 
 
 def _bytes_of(values: NDArray[Any]) -> memoryview:
-    """An array's bytes in C order."""
+    """Return an array's bytes in C order."""
     plain = np.ascontiguousarray(values)
-    if plain.dtype.kind in "mM":  # Of which NumPy gives no buffer.
+    if plain.dtype.kind in "mM":  # NumPy gives no buffer for these.
         plain = plain.view(np.int64)
     return memoryview(plain)  # type: ignore[arg-type]  # NumPy's stubs hide the buffer protocol
 
@@ -178,7 +178,7 @@ def _bytes_of(values: NDArray[Any]) -> memoryview:
 def _read_pool(
     payload: bytes, at: int, rows: int, spec: ColumnSpec, stack: FrameStack
 ) -> tuple[StackPool, int]:
-    """The stacks of a pair of columns that begin at ``at``, and what follows them."""
+    """Return the stacks of a pair of columns that begin at ``at``, and the position after them."""
     (count,) = _LENGTH.unpack_from(payload, at)
     at += _LENGTH.size
     shape = tuple(n for axis, n in enumerate(spec.shape) if axis != stack.axis)
@@ -192,7 +192,7 @@ def _read_pool(
 
 
 def _texts(column: pa.Array) -> NDArray[Any]:
-    """The JSON text of objects, which is what pieces hold of them."""
+    """Return the JSON text of objects, the form in which pieces hold them."""
     texts = column.drop_null().to_pylist()
     values = np.empty(len(texts), object)
     values[:] = texts

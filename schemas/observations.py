@@ -1,9 +1,9 @@
-"""Each observation is stored once: links from ``new_obs`` to a later row's ``obs``, and newest frames only.
+"""Stores each observation once: links from ``new_obs`` to a later row's ``obs``, and newest frames only.
 
-Within one row group, ``_next[i] = k > 0`` says that ``new_obs`` of row i is ``obs`` of row i + k; 0 that it
-is stored in the row; -1 that it is missing. Frame stacks (consecutive rows that share all but one frame)
-store the newest frame of every row, and the older ones only where the overlap with the row before in the same
-stream does not hold. Both are used only where the bytes are equal, so that NaN and -0.0 survive.
+In one row group, ``_next[i] = k > 0`` means that ``new_obs`` of row i is ``obs`` of row i + k; 0 means that
+it is stored in the row; -1 means that it is missing. Frame stacks (consecutive rows that share all but one
+frame) store the newest frame of every row. They store the older frames only if the row does not overlap with
+the row before it in the same stream. Both are used only if the bytes are equal, so NaN and -0.0 survive.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Places = NDArray[np.int32]
 
 
 def successors(stream: NDArray[np.int32]) -> Rows:
-    """The next row of the same stream for every row of a group, or -1. Shape (rows,)."""
+    """Return the next row of the same stream for every row of a group, or -1; shape (rows,)."""
     rows = len(stream)
     following = np.full(rows, -1, np.int64)
     if rows < 2:
         return following
     steps = np.diff(stream)
-    if (steps >= 0).all():  # Each stream is one run: what a recorder of fragments writes.
+    if (steps >= 0).all():  # Each stream is one run, as recorders of fragments write it.
         following[:-1] = np.where(steps == 0, np.arange(1, rows), -1)
         return following
     order = np.argsort(stream, kind="stable")
@@ -63,13 +63,13 @@ def link(
     *,
     equal: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int32]:
-    """The ``_next`` column of a group.
+    """Return the ``_next`` column of a group.
 
     Args:
         pairs: (obs, new_obs) of every leaf, each of shape (rows, *shape).
         following: From `successors`.
         missing: Rows without a final observation, or None.
-        equal: Rows that may be linked, as far as other leaves go; None: all that have a next one.
+        equal: Rows that other leaves allow to be linked; None: all rows that have a next one.
     """
     rows = len(following)
     equal = following >= 0 if equal is None else equal.copy()
@@ -96,7 +96,7 @@ def resolve_links(
         distance: The ``_next`` column.
         obs: Shape (rows, *shape).
         stored: The stored rows in order, shape (number of zeros in ``distance``, *shape).
-        blank: What stands where it is missing.
+        blank: The value where it is missing.
 
     Raises:
         CorruptData: A link leaves the group, or the stored rows do not fit.
@@ -107,7 +107,7 @@ def resolve_links(
     if rows and (int(target.max()) >= rows or int(distance.min()) < MISSING):
         raise CorruptData("a link in _next leaves its row group")
     if len(own) != len(stored):
-        raise CorruptData(f"{len(stored)} observations are stored where _next says {len(own)}")
+        raise CorruptData(f"{len(stored)} observations are stored, but _next says {len(own)}")
     new_obs = np.take(obs, target, axis=0, out=empty_array(obs.shape, obs.dtype), mode="clip")
     new_obs[own] = stored
     missing = distance == MISSING
@@ -117,10 +117,10 @@ def resolve_links(
 
 
 def detect_stack(obs: NDArray[Any], new_obs: NDArray[Any]) -> FrameStack | None:
-    """Whether observations look like frame stacks: ``obs`` and ``new_obs`` mostly share all frames but one.
+    """Return the stack if ``obs`` and ``new_obs`` mostly share all frames but one; else None.
 
-    Rows are compared each with itself and not with the row before, which may be another environment's; some
-    tell enough.
+    Compares each row with itself, because the row before may be of another environment. A few rows are
+    enough.
     """
     if obs.ndim < 4 or len(obs) < 8:
         return None
@@ -134,7 +134,7 @@ def detect_stack(obs: NDArray[Any], new_obs: NDArray[Any]) -> FrameStack | None:
 
 @dataclass(frozen=True)
 class SplitStack:
-    """The stored form of frame stacks: newest frames of every row, older ones of the rows in ``full``."""
+    """The stored form of frame stacks: newest frames of all rows, older frames of the rows in ``full``."""
 
     newest: NDArray[Any]
     older: NDArray[Any]
@@ -142,7 +142,7 @@ class SplitStack:
 
 
 def stack_places(full: NDArray[np.bool_], following: Rows, depth: int) -> Places:
-    """The frames of a group's stacks, found along the streams.
+    """Find the frames of a group's stacks along the streams.
 
     Args:
         full: Rows that store all of their frames, shape (rows,).
@@ -150,8 +150,8 @@ def stack_places(full: NDArray[np.bool_], following: Rows, depth: int) -> Places
         depth: Frames of a stack.
 
     Returns:
-        Shape (rows, depth), the oldest first: row i for the newest frame of row i, from ``rows`` on the older
-        ones of the rows in ``full``.
+        Shape (rows, depth), oldest first: index i is the newest frame of row i; indices from ``rows`` on are
+        the older frames of the rows in ``full``.
 
     Raises:
         CorruptData: A row overlaps with a row before it, but there is none.
@@ -162,8 +162,8 @@ def stack_places(full: NDArray[np.bool_], following: Rows, depth: int) -> Places
     previous[following[linked]] = linked
     if ((previous < 0) & ~full).any():
         raise CorruptData("a frame stack refers to a row before its row group")
-    # The chain is walked depth times, each step moving all rows to the row before, until the row that stores
-    # its own older frames.
+    # Follow the chain depth times. Each step moves all rows to the row before, until a row that stores its
+    # own older frames.
     places = np.empty((rows, depth), np.int32)
     older_start = np.full(rows, -1, np.int64)
     older_start[full] = rows + np.arange(int(full.sum())) * (depth - 1)
@@ -179,7 +179,7 @@ def stack_places(full: NDArray[np.bool_], following: Rows, depth: int) -> Places
 
 
 def _overlaps(before: NDArray[Any], after: NDArray[Any], axis: int) -> NDArray[np.bool_]:
-    """Whether all frames but the newest of ``after`` are all but the oldest of ``before``, shape (rows,)."""
+    """Whether ``after`` without its newest frame equals ``before`` without its oldest, shape (rows,)."""
     older, newer = as_words(before, axis), as_words(after, axis)
     if older is None or newer is None:
         same = _along(before, axis)[:, 1:] == _along(after, axis)[:, :-1]
@@ -191,9 +191,9 @@ def _overlaps(before: NDArray[Any], after: NDArray[Any], axis: int) -> NDArray[n
 
 
 def as_words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
-    """Values of one place in all frames of a last axis as one integer, the oldest lowest; None: they are not.
+    """Return the values of one place in all frames as one integer, oldest lowest; None if impossible.
 
-    Frames that are woven into each other are compared, and picked, a word at a time: twenty times as fast.
+    Interleaved frames are then compared, and picked, one word at a time: twenty times as fast.
     """
     size = values.shape[-1] * values.itemsize
     if axis != values.ndim - 2 or size not in (2, 4, 8) or sys.byteorder != "little":
@@ -204,7 +204,7 @@ def as_words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
 
 
 def _along(values: NDArray[Any], axis: int) -> NDArray[Any]:
-    """A view with the frames on axis 1."""
+    """Return a view with the frames on axis 1."""
     return np.moveaxis(values, axis + 1, 1)
 
 
@@ -214,15 +214,15 @@ def _equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     if 2 * np.count_nonzero(equal) < len(equal):
         whole: NDArray[np.bool_] = (a == b).all(axis=1)
         return whole
-    # Most rows are equal: to look for the few values that are not takes a quarter of `all(axis=1)`, which is
-    # slow on rows as short as these.
+    # Most rows are equal: finding the few different values takes a quarter of `all(axis=1)`, which is slow on
+    # rows this short.
     unlike = np.flatnonzero((a != b).reshape(-1))
     equal[unlike // a.shape[1]] = False
     return equal
 
 
 def as_unsigned(values: NDArray[Any]) -> NDArray[Any]:
-    """The rows as unsigned integers of the widest size that fits, shape (rows, k): equal iff bytes are."""
+    """Return rows as the widest unsigned integers that fit, shape (rows, k): equal iff the bytes are."""
     rows = len(values)
     if rows == 0:
         return np.empty((0, 1), np.uint8)

@@ -1,15 +1,14 @@
-"""Shards as Parquet files: row groups to bytes and back, every byte under a CRC.
+"""Shards as Parquet files: encodes row groups to bytes, every byte under a CRC.
 
-The file is plain Parquet, open to any engine. What rlio adds lies in structure columns (``_next``,
-``_stream``, ``_batch``) and in the footer's metadata (``rlio.*``); docs/format.md describes both. No
-extension types, no ``ARROW:schema``: there is nothing for a hook to act on.
+The file is plain Parquet, readable by any engine. rlio adds structure columns (``_next``, ``_stream``,
+``_batch``) and footer metadata (``rlio.*``); docs/format.md describes both. It writes no extension types and
+no ``ARROW:schema``, so there is nothing that could run a hook.
 
-Not here: files and names (`rlio.storage`), and rows in memory (`rlio.schemas.row_groups`).
+`rlio.storage` handles files and names, and `rlio.schemas.row_groups` rows in memory.
 
-`joined_crc32` computes the CRC-32 of two pieces of data one after the other from the CRC-32s of both. A
-CRC-32 is the remainder of the data, as a polynomial over GF(2), by a fixed one; so that of both pieces is
-the first one's, times x to the number of bits of the second, plus the second one's: 50 us, whatever the
-size.
+`joined_crc32` computes the CRC-32 of two consecutive pieces of data from the CRC-32s of both. A CRC-32 is the
+remainder of the data, as a polynomial over GF(2), by a fixed one. The joint CRC-32 is therefore the first
+one's, times x to the number of bits of the second, plus the second one's. It takes 50 us for any size.
 
 Example:
     >>> joined_crc32(zlib.crc32(b"first"), zlib.crc32(b"second"), 6) == zlib.crc32(b"firstsecond")
@@ -43,8 +42,8 @@ from rlio.schemas.streams import StreamTable
 
 __all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "joined_crc32"]
 
-# One page a column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs, and
-# each is a header that readers check.
+# One page per column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs, and
+# readers must check the header of each.
 _PAGE_BYTES = 8 << 20
 _PAGE_ROWS = 1 << 24
 
@@ -70,7 +69,7 @@ class Compression:
             raise OptionError(
                 f"codec {excerpt(self.codec)}: this pyarrow has {', '.join(_available())} and none"
             )
-        # Tried here: while rows are encoded it would be too late for them.
+        # Test it now: an error while encoding rows would be too late.
         try:
             fields = pa.schema([("x", pa.int8())])
             with pq.ParquetWriter(
@@ -82,10 +81,10 @@ class Compression:
 
     @classmethod
     def parse(cls, text: str | Compression) -> Compression:
-        """``"zstd:1"``, ``"lz4"``, ``"none"`` as a Compression.
+        """Parse ``"zstd:1"``, ``"lz4"`` or ``"none"`` into a Compression.
 
         Raises:
-            OptionError: It is no such text, or names what there is not.
+            OptionError: The text has another form, or names an unknown codec or level.
         """
         if isinstance(text, Compression):
             return text
@@ -107,14 +106,14 @@ def _available() -> list[str]:
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """Where a row group lies in its file and what it holds; the footer lists them.
+    """The place of a row group in its file, and its counts; the footer lists them.
 
     Attributes:
         start, stop: Byte range.
-        crc32: Of that range.
-        rows: Rows in it.
-        units: Steps, sequences (where the schema has ``seq_lens``) or joint steps (several agents).
-        env_steps: Environment steps of the batches that begin in it.
+        crc32: CRC-32 of that range.
+        rows: Number of rows.
+        units: Steps, sequences (if the schema has ``seq_lens``) or joint steps (several agents).
+        env_steps: Environment steps of the batches that begin in the group.
     """
 
     start: int
@@ -125,7 +124,7 @@ class GroupInfo:
     env_steps: int
 
     def to_json(self) -> list[int]:
-        """As a list in the order of the attributes."""
+        """Return a list in the order of the attributes."""
         return [self.start, self.stop, self.crc32, self.rows, self.units, self.env_steps]
 
 
@@ -143,14 +142,14 @@ class ShardEncoder:
     """Encodes row groups into one Parquet file in memory.
 
     Args:
-        schema: Of the rows.
-        compression: Of the pages.
+        schema: Schema of the rows.
+        compression: Compression of the pages.
         provenance: JSON text for the footer.
-        memory: Where the file is written, shape (bytes,) uint8; the encoded shard is a view of it. A file
-            that does not fit fails: ask `has_room` before each group. So pyarrow calls back into Python
-            for no page.
-        submit: Runs a function in another thread, one after the other: checksums are made there.
-        tee: Given the file's bytes, piece by piece and in order, in that thread and by `finish`.
+        memory: Memory for the file, shape (bytes,) uint8; the encoded shard is a view of it. A file that does
+            not fit fails: call `has_room` before each group. With fixed memory, pyarrow never calls back into
+            Python for a page.
+        submit: Runs functions in another thread, one after the other; computes checksums there.
+        tee: Receives the file's bytes, piece by piece and in order, in that thread and from `finish`.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class ShardEncoder:
         tee: Callable[[memoryview], object] | None = None,
     ) -> None:
         self.schema = schema
-        self.rows = 0
+        self.rows: int = 0
         self._groups: list[GroupInfo] = []
         self._provenance = provenance
         self._memory = memoryview(memory)  # type: ignore[arg-type]  # NumPy's stubs hide the buffer protocol
@@ -192,31 +191,33 @@ class ShardEncoder:
 
     @property
     def encoded_bytes(self) -> int:
-        """Bytes encoded so far; the footer is not among them."""
+        """Bytes encoded so far, without the footer."""
         return int(self._sink.tell())
 
     def has_room(self, group: RowGroup) -> bool:
-        """Whether the memory is large enough for this group, and the footer after it, in any case, and the
-        footer stays within what readers accept by default; that of a single group may be larger.
+        """Whether the memory is certainly large enough for this group and the footer after it.
+
+        Also requires that the footer stays within the readers' default limit, except for a single group.
         """
         streams, texts = self._streams_with(group)
-        # Measured: 13 bytes a stream, 40 where its id is a UUID; 76 to 88 a column and group with its name.
+        # Measured: 13 bytes per stream, 40 with a UUID; 76 to 88 per column and group with its name.
         footer = 32 * streams + 2 * texts + (len(self._groups) + 1) * self._group_footer_bytes
         if self._groups and footer > Limits.footer_bytes:
             return False
         return self.encoded_bytes + self._bound(group) <= len(self._memory)
 
     def _streams_with(self, group: RowGroup) -> tuple[int, int]:
-        """How many streams the footer may list with a group, at most, and the bytes of their ids' texts."""
+        """Return how many streams the footer may list with a group, at most, and the bytes of their ids."""
         table = self._streams.streams
         lengths = [len(key.encode("utf-8", "replace")) for key in table.eps_id if isinstance(key, str)]
         longest = max(lengths, default=0 if len(table) else 64)
         return len(table) + group.rows, sum(lengths) + group.rows * longest
 
     def add(self, group: RowGroup) -> None:
-        """Encode a group; its memory may be reused afterwards."""
+        """Encode a group. The caller may reuse its memory afterwards."""
         table = group_table(group, self.schema, self._streams)
-        # The magic bytes before the first group count to it, so that every byte before the footer is covered.
+        # The first group's range includes the magic bytes before it, so every byte before the footer is
+        # covered.
         start = self.encoded_bytes if self._groups else 0
         self._writer.write_table(table, row_group_size=group.rows)
         stop = self.encoded_bytes
@@ -225,17 +226,17 @@ class ShardEncoder:
         self.rows += group.rows
 
     def _checksum(self, start: int, stop: int) -> int:
-        """CRC-32 of a byte range, which also goes into the file's; runs in the order of the file."""
+        """Compute the CRC-32 of a byte range and add it to the file's; runs in the order of the file."""
         data = self._memory[start:stop]
         crc32 = zlib.crc32(data)
-        # Each byte is looked at once: the file's CRC follows from its parts'.
+        # Reads each byte once: the file's CRC follows from those of its parts.
         self._crc32 = joined_crc32(self._crc32, crc32, stop - start)
         if self._tee is not None:
             self._tee(data)
         return crc32
 
     def finish(self) -> EncodedShard:
-        """Write the footer and give the file's bytes."""
+        """Write the footer and return the encoded shard."""
         groups = [
             replace(info, crc32=crc32.result())
             for info, crc32 in zip(self._groups, self._checksums, strict=True)
@@ -259,7 +260,7 @@ class ShardEncoder:
         return EncodedShard(self._memory[:stop], self.rows, self._crc32, footer_crc32)
 
     def _bound(self, group: RowGroup) -> int:
-        """More bytes than a group and the footer after it can take."""
+        """Return an upper bound for the bytes of a group and the footer after it."""
         encoded = 0
         for name, (values, _) in group.columns.items():
             spec = self.schema.columns[name]
@@ -271,7 +272,7 @@ class ShardEncoder:
                 encoded += values.nbytes * (4 if narrow else 1)
         # Frames are counted as if each stack were stored whole.
         encoded += sum(2 * group.rows * self.schema.columns[name].row_bytes for name in group.stacks)
-        # A quarter more for levels and pages that do not compress; headers and a dictionary a column.
+        # Add a quarter for levels and pages that do not compress, and headers and a dictionary per column.
         encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
         streams, texts = self._streams_with(group)
         listed = 2 * (200 * streams + 6 * texts) + 8 * (len(self.schema.text) + len(self._provenance))
@@ -279,13 +280,13 @@ class ShardEncoder:
 
 
 def _dictionary_columns(schema: Schema) -> list[str]:
-    """Columns whose values repeat: texts. Numbers are left to byte-stream split and the codec."""
+    """Return the columns whose values repeat: texts. Byte-stream split and the codec handle numbers."""
     texts = [name for name, spec in schema.columns.items() if spec.kind in ("text", "json")]
     return [*texts, BATCH]
 
 
 def _split_columns(fields: Iterable[pa.Field]) -> list[str]:
-    """Leaf paths of FLOAT, DOUBLE, INT32 and INT64 columns, whose bytes compress better split by place."""
+    """Return leaf paths of FLOAT, DOUBLE, INT32 and INT64 columns: their bytes compress better split."""
     split = []
     for field in fields:
         kind, suffix = field.type, ""
@@ -296,13 +297,13 @@ def _split_columns(fields: Iterable[pa.Field]) -> list[str]:
     return split
 
 
-# CRC-32's polynomial and 1, both with the coefficient of x^0 in the highest bit.
+# CRC-32's polynomial, and 1; in both, the highest bit is the coefficient of x^0.
 _POLYNOMIAL: Final = 0xEDB88320
 _ONE: Final = 1 << 31
 
 
 def joined_crc32(first: int, second: int, size: int) -> int:
-    """The CRC-32 of data whose parts have ``first`` and ``second``, the latter of ``size`` bytes."""
+    """Return the CRC-32 of two joined parts with CRC-32s ``first`` and ``second`` (of ``size`` bytes)."""
     bit = 3  # A byte is 2^3 bits.
     while size:
         if size & 1:
@@ -314,7 +315,7 @@ def joined_crc32(first: int, second: int, size: int) -> int:
 
 @cache
 def _power(bit: int) -> int:
-    """The remainder of x^(2^bit)."""
+    """Return the remainder of x^(2^bit)."""
     if bit == 0:
         return _ONE >> 1
     root = _power(bit - 1)
@@ -322,7 +323,7 @@ def _power(bit: int) -> int:
 
 
 def _times(a: int, b: int) -> int:
-    """The remainder of a product: ``b`` times x^0, x^1, ... wherever ``a`` has that power."""
+    """Return the remainder of a product: ``b`` times x^0, x^1, ... for each power that ``a`` has."""
     product = 0
     while a:
         if a & _ONE:

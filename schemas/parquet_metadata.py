@@ -1,11 +1,11 @@
-"""Footers of Parquet files of strangers: bounded before pyarrow parses them, and without Arrow's schema.
+"""Footers of untrusted Parquet files: bounded before pyarrow parses them, and without Arrow's schema.
 
-Files that Arrow wrote hold an Arrow schema in their footer. Where it names an extension type that some
-library has registered in this process, merely opening the file runs that library's code, on bytes that the
-file's author chose. Here pyarrow is given the footer with that one key renamed: columns read as what Parquet
-stores, and no type can act.
+Files that Arrow wrote hold an Arrow schema in their footer. If the schema names an extension type that some
+library has registered in this process, opening the file already runs that library's code, on bytes that the
+file's author chose. This module renames that one key before pyarrow reads the footer. Columns are then read
+with their Parquet types, and no extension type can act.
 
-Not here: the footers of rlio's own shards, which are under a CRC (`rlio.schemas.shard_file`).
+`rlio.schemas.shard_file` reads the footers of rlio's own shards, which are under a CRC.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["ARROW_SCHEMA", "read_metadata"]
 
 _MAGIC: Final = b"PAR1"
 _ENCRYPTED: Final = b"PARE"
-#: The key under which the Arrow schema of a footer is found here; as long as Arrow's own.
+#: The key that replaces Arrow's key for its schema in a footer; it has the same length.
 ARROW_SCHEMA: Final = b"rlio--hidden"
 _ARROWS_KEY: Final = b"ARROW:schema"
-# A list is two levels and its values a third.
+# A list takes two levels, and its values a third.
 _LEVELS_PER_NESTING: Final = 3
 
 
 def read_metadata(stream: IO[bytes], *, limits: Limits) -> Any:
-    """The metadata of a Parquet file, Arrow's schema under the key `ARROW_SCHEMA`.
+    """Return the metadata of a Parquet file, with Arrow's schema under the key `ARROW_SCHEMA`.
 
     Returns:
-        pyarrow's FileMetaData; Any, since pyarrow ships no type information.
+        pyarrow's FileMetaData; Any, because pyarrow ships no type information.
 
     Raises:
-        CorruptData: It is no Parquet file, or cut off, or its footer is damaged.
-        UnsafeData: It is encrypted, or its footer exceeds ``limits``.
+        CorruptData: It is not a Parquet file, or cut off, or its footer is damaged.
+        UnsafeData: The file is encrypted, or its footer exceeds ``limits``.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -55,17 +55,17 @@ def read_metadata(stream: IO[bytes], *, limits: Limits) -> Any:
 
 
 def _read_footer(stream: IO[bytes], limits: Limits) -> bytes:
-    """The footer: metadata, their length, and the closing magic."""
+    """Return the footer: metadata, its length, and the closing magic."""
     size = stream.seek(0, io.SEEK_END)
     if size < 12:
-        raise CorruptData(f"a file of {size} bytes is no Parquet file")
+        raise CorruptData(f"a file of {size} bytes is not a Parquet file")
     stream.seek(size - 8)
     tail = stream.read(8)
     if tail[4:] == _ENCRYPTED:
         raise UnsafeData("an encrypted Parquet file: decrypt it first")
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != _MAGIC or length > size - 12:
-        raise CorruptData(f"no Parquet file, or cut off: it ends in {excerpt(tail)} instead of a footer")
+        raise CorruptData(f"not a Parquet file, or cut off: it ends in {excerpt(tail)} instead of a footer")
     if length > limits.footer_bytes:
         raise UnsafeData(
             f"a footer of {length} bytes, more than {limits.footer_bytes}; raise Limits.footer_bytes if the "

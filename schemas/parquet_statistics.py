@@ -1,7 +1,7 @@
 """The least and greatest values of a row group's columns, from the statistics in a shard's footer.
 
-A footer is covered by the CRC in its shard's name, so that bounds are those that the writer gave. They are
-believed for what they are: a stranger whose statistics lie hides rows of his own data, and harms nobody.
+The CRC in the shard's name covers its footer, so the bounds are those that the writer stored. Trusting them
+is safe: false statistics only hide rows of the shard that states them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rlio.schemas.schema import Schema
 
 __all__ = ["Bounds", "read_bounds"]
 
-#: The least and the greatest value of a column but for NaNs, in its dtype.
+#: The least and the greatest value of a column without NaNs, in its dtype.
 Bounds: TypeAlias = "tuple[np.generic[Any], np.generic[Any]]"
 
 
 def read_bounds(metadata: pq.FileMetaData, schema: Schema) -> list[Mapping[str, Bounds]]:
-    """The bounds of each row group's scalar columns, by physical name.
+    """Return the bounds of each row group's scalar columns, by physical name.
 
-    What is left out is not known: columns that are no scalars, or hold nothing but NaNs and nulls, and those
-    of ``new_obs``, of which only the values that are no other row's ``obs`` are stored.
+    Leaves out columns with unknown bounds: columns that are not scalars, that hold only NaNs and nulls, and
+    those of ``new_obs``, which store only values that are not another row's ``obs``.
 
     Args:
-        metadata: A footer that was found to fit ``schema``.
-        schema: Of the shard.
+        metadata: A footer that fits ``schema``.
+        schema: Schema of the shard.
     """
     elided = set(linked_columns(schema))
     scalars = {

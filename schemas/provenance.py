@@ -1,4 +1,4 @@
-"""Where data comes from: fixed when a writer starts, and stored in every shard's footer.
+"""The origin of data: fixed when a writer starts, and stored in every shard's footer.
 
 Example:
     >>> Provenance(env="CartPole-v1", seed=0, policy="random").stored
@@ -27,13 +27,13 @@ _PACKAGES = ("rlio", "numpy", "pyarrow", "gymnasium")
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What made the data; every field may be left out.
+    """The origin of the data; every field is optional.
 
     Attributes:
         env: Id or JSON of the environment's spec.
         policy: Name of the policy that acted.
         seed: Seed of the run.
-        started: Start of the run, ISO 8601. Left out by default, so that equal runs give equal bytes.
+        started: Start of the run, ISO 8601. Empty by default, so equal runs give equal bytes.
         commit: Commit of the user's code.
         actions: Whether recorded actions are the policy's own ("raw") or as sent to the environment, after
             clipping and scaling ("sent").
@@ -52,18 +52,18 @@ class Provenance:
 
     def __post_init__(self) -> None:
         if self.actions not in ("raw", "sent"):
-            raise OptionError(f"actions={self.actions!r}: 'raw' or 'sent'")
+            raise OptionError(f"actions={self.actions!r}: expected 'raw' or 'sent'")
         if self.observations not in ("raw", "preprocessed"):
-            raise OptionError(f"observations={self.observations!r}: 'raw' or 'preprocessed'")
+            raise OptionError(f"observations={self.observations!r}: expected 'raw' or 'preprocessed'")
 
     @property
     def stored(self) -> dict[str, str]:
-        """What a reader must know to use the columns right; kept in the schema."""
+        """The fields that a reader needs to use the columns correctly; kept in the schema."""
         return {"actions": self.actions, "observations": self.observations}
 
     @cached_property
     def text(self) -> str:
-        """Canonical JSON of the fields that are set, with the versions of the libraries."""
+        """Canonical JSON of the set fields, with the versions of the libraries."""
         given = {f.name: getattr(self, f.name) for f in fields(self)} | {"extra": dict(self.extra)}
         known = {name: value for name, value in given.items() if value is not None and value != {}}
         try:
@@ -74,7 +74,7 @@ class Provenance:
     def spaces_to_json(
         self, spaces: Mapping[str, tuple[Any, Any]] | None
     ) -> dict[str, dict[str, Any]] | None:
-        """The written form of ``{policy: (observation space, action space)}``."""
+        """Return the written form of ``{policy: (observation space, action space)}``."""
         if spaces is None:
             return None
         return {
@@ -83,7 +83,7 @@ class Provenance:
         }
 
 
-@cache  # Each is a file that is read; a process has its libraries for good.
+@cache  # Each version is a file read, and the libraries of a process do not change.
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:

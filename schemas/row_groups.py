@@ -1,6 +1,6 @@
-"""Row groups in memory: rows collect in reused buffers until there are enough of them to encode.
+"""Row groups in memory: collects rows in reused buffers until a group is large enough to encode.
 
-Not here: Parquet (`rlio.schemas.parquet`) and when to roll to a new shard (`rlio.writers`).
+`rlio.schemas.parquet` encodes groups, and `rlio.writers` decides when to roll to a new shard.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ __all__ = [
     "unpadded",
 ]
 
-#: Texts of one row group, in characters: what it decodes to is bounded by the text that there is, while
-#: `Schema.group_rows` can only guess how long texts will be.
+#: Characters of text in one row group. This limits its decoded size, because `Schema.group_rows` can only
+#: estimate how long texts will be.
 _GROUP_TEXT = 8 << 20
 
-#: Frames of one row group, in bytes: `Schema.group_rows` counts one a row, and stacks that share none have
-#: eight.
+#: Bytes of frames in one row group: `Schema.group_rows` counts one frame per row, but stacks that share none
+#: have eight.
 _GROUP_FRAMES = 16 << 20
 
-#: Stacks of one piece, in bytes: none of its frames may be shared.
+#: Bytes of stacks in one piece: possibly none of its frames are shared.
 _PIECE_STACKS = 16 << 20
 
-#: Attributes of a batch that come back with it.
+#: Attributes of a batch that are stored and restored with it.
 ATTRIBUTES = ("max_seq_len", "num_grad_updates")
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows on their way to a file; arrays are views of the buffer that collected them.
+    """Collected rows, ready to encode; the arrays are views of the buffer that collected them.
 
     Attributes:
         rows: Number of rows.
-        columns: Physical column -> (values of the rows that have one, which rows those are or None for all).
+        columns: Physical column -> (values of the rows that have one, mask of these rows or None for all).
         policy: Policy number of each row, or None if there is one policy.
         policies: Names of the policies by number.
         missing: Rows whose final observation is missing, or None.
         batches: One JSON text for the first row of each `write()`, None elsewhere.
         units: Steps, sequences or joint steps in this group.
         env_steps: Environment steps of the batches that begin here.
-        stacks: Physical column of ``obs`` -> its stacks and those of ``new_obs``, which `columns` lacks.
+        stacks: Physical column of ``obs`` -> its stacks and those of ``new_obs``; `columns` lacks both.
     """
 
     rows: int
@@ -78,11 +78,11 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Piece:
-    """Checked rows of one policy within one `write()` that go into the same row group.
+    """Checked rows of one policy from one `write()`, for one row group.
 
     Attributes:
         policy: The policy's id.
-        arrays: Physical column -> values, as `PolicySchema.flatten` gave them.
+        arrays: Physical column -> values, from `PolicySchema.flatten`.
         rows: Number of rows.
         attributes: JSON text if the piece begins a `write()`, else None.
         env_steps: Environment steps that count for this piece.
@@ -98,7 +98,7 @@ class Piece:
 
 
 def pooled(piece: Piece, schema: Schema) -> Piece:
-    """The piece with its frame stacks as single frames; itself if it has none, or has them so already."""
+    """Return the piece with its frame stacks as single frames; itself if it has no unpooled stacks."""
     if not schema.stacked or piece.stacks:
         return piece
     columns = schema.policies[piece.policy].columns
@@ -107,7 +107,7 @@ def pooled(piece: Piece, schema: Schema) -> Piece:
         for name in STREAM_COLUMNS
         if name in columns and columns[name][0].physical in piece.arrays
     }
-    # Only where it looks for equal frames: which are is found by their bytes.
+    # Only the candidates for equal frames: their bytes decide which are equal.
     stream = (
         StreamTable().assign(piece.policy, named, piece.rows) if piece.rows > 1 else np.zeros(1, np.int32)
     )
@@ -121,24 +121,24 @@ def pooled(piece: Piece, schema: Schema) -> Piece:
 def pieces_of(
     batch: SampleBatch | MultiAgentBatch, schema: Schema, *, rooms: Iterator[int], limit: int
 ) -> list[list[Piece]]:
-    """Check a written batch and cut it into lists of pieces, each to lie within one row group.
+    """Check a written batch and cut it into lists of pieces, each for one row group.
 
-    A sequence is never cut, and neither is a batch of several policies, so that a joint step stays together:
-    there a row group may get longer than the schema's.
+    Never cuts a sequence. Never cuts a batch of several policies either, to keep joint steps together. In
+    these cases a row group may be longer than the schema's.
 
     Args:
-        batch: What was written.
-        schema: What it must fit.
-        rooms: How many plain rows fit into the open row group, into the one after it, and so on for ever.
-        limit: How many rows of sequences to put together, at most.
+        batch: The written batch.
+        schema: The schema that it must fit.
+        rooms: How many plain rows fit into the open row group, into the next one, and so on without end.
+        limit: Most rows of sequences to put into one piece.
 
     Raises:
-        SchemaError: It does not fit the schema.
+        SchemaError: The batch does not fit the schema.
     """
     if isinstance(batch, MultiAgentBatch):
         return [_joint_pieces(batch, schema)]
     plain = unpadded(batch)
-    attributes = attributes_of(batch)  # Padding goes, and the length that it gave stays.
+    attributes = attributes_of(batch)  # Before the padding is removed, to keep max_seq_len.
     text = json.dumps(attributes) if attributes else "{}"
     policy = schema.policies[DEFAULT_POLICY_ID]
     arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
@@ -155,7 +155,7 @@ def pieces_of(
 
 
 def attributes_of(batch: SampleBatch) -> dict[str, Any]:
-    """The attributes in `ATTRIBUTES` that are set, as JSON has them."""
+    """Return the set attributes of `ATTRIBUTES`, as JSON values."""
     found: dict[str, Any] = {}
     if batch.max_seq_len is not None:
         found["max_seq_len"] = int(batch.max_seq_len)
@@ -180,14 +180,14 @@ def _joint_pieces(batch: MultiAgentBatch, schema: Schema) -> list[Piece]:
 
 
 class GroupBuffer:
-    """Collects rows of one schema in preallocated arrays, which are reused from group to group.
+    """Collects rows of one schema in preallocated arrays, which are reused for every group.
 
-    Fresh memory costs a page fault every 4 KiB, more than the copy itself; hence the reuse.
+    New memory costs a page fault every 4 KiB, more than the copy itself; so the arrays are reused.
     """
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-        self.rows = 0
+        self.rows: int = 0
         self._policies = sorted(schema.policies)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._counts: dict[str, int] = {}
@@ -210,8 +210,8 @@ class GroupBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the group has the rows that the schema wants, or all the text or frames that it may."""
-        # Half: the next piece may have as much as a whole group.
+        """Whether the group has the rows of the schema, or its limit of text or frames."""
+        # Half of the text limit, because the next piece may have as much as a whole group.
         if self.rows >= self.schema.group_rows or 2 * self._text >= _GROUP_TEXT:
             return True
         return sum(pool.size(self._counts[name]) for name, pool in self._pools.items()) >= _GROUP_FRAMES
@@ -222,7 +222,7 @@ class GroupBuffer:
         return max(self.schema.group_rows - self.rows, 0)
 
     def append(self, piece: Piece) -> None:
-        """Copy a piece's rows in; its columns must have been checked against the schema."""
+        """Copy a piece's rows into the group; its columns must have been checked against the schema."""
         piece = pooled(piece, self.schema)
         rows, arrays = piece.rows, piece.arrays
         policy = self.schema.policies[piece.policy]
@@ -251,7 +251,7 @@ class GroupBuffer:
             self._batches.append((start, piece.attributes))
         ends = _text_ends(arrays, policy)
         text = int(ends[-1]) if ends is not None and len(ends) else 0
-        # Only now the rows are there. Nothing is called between these lines, so that no signal strikes.
+        # The rows count only from here. These lines call nothing, so no signal can interrupt them.
         self._counts = counts
         self._units += units
         self._has_missing = has_missing
@@ -260,7 +260,7 @@ class GroupBuffer:
         self.rows = stop
 
     def _wipe(self, start: int, stop: int) -> None:
-        """Forget what an `append` that was interrupted has marked of the rows from ``start`` on."""
+        """Clear the marks that an interrupted `append` left on the rows from ``start`` on."""
         for name in self._partial:
             if name in self._valid:
                 self._valid[name][start:stop] = False
@@ -269,7 +269,7 @@ class GroupBuffer:
             self._batches.pop()
 
     def take(self) -> RowGroup:
-        """The rows so far as a group, valid until the next `append`; the buffer is then empty."""
+        """Return the collected rows as a group, valid until the next `append`, and empty the buffer."""
         rows = self.rows
         columns: dict[str, Nullable] = {}
         stacks = {name: pool.take(rows, self._counts[name]) for name, pool in self._pools.items()}
@@ -301,7 +301,7 @@ class GroupBuffer:
     def _put(
         self, name: str, values: NDArray[Any], at: slice | NDArray[np.int64], counts: dict[str, int]
     ) -> None:
-        """Append the values of a column and note which rows they belong to."""
+        """Append the values of a column, and record which rows they belong to."""
         target, count = self._arrays[name], counts[name]
         target[count : count + len(values)] = values
         counts[name] = count + len(values)
@@ -309,7 +309,7 @@ class GroupBuffer:
             self._valid[name][at] = True
 
     def _reserve(self, rows: int) -> None:
-        """Make room for ``rows``; more than a full group's only where sequences or joint steps need it."""
+        """Make room for ``rows``. Only sequences and joint steps need more rows than a full group."""
         if rows <= self._capacity:
             return
         capacity = max(rows, 2 * self._capacity)
@@ -336,7 +336,7 @@ class GroupBuffer:
         self._text = 0
 
     def _joint_steps(self, rows: int) -> int:
-        """Distinct (eps_id, t) among the rows, exactly as readers will count them."""
+        """Count the distinct (eps_id, t) among the rows, exactly as readers will."""
         parts: dict[str, SampleBatch] = {}
         for number, pid in enumerate(self._policies):
             own = self._policy[:rows] == number
@@ -347,14 +347,14 @@ class GroupBuffer:
                     physical = columns[name][0].physical
                     has = self._valid[physical][:rows] if physical in self._partial else np.ones(rows, bool)
                     ids[name] = self._arrays[physical][: self._counts[physical]][own[has]]
-            if len(ids) < 2:  # Then there is one policy, and each row is a step.
+            if len(ids) < 2:  # Without both columns there is one policy, and each row is a step.
                 ids = {Columns.T: np.arange(int(own.sum()))}
             parts[pid] = SampleBatch(ids)
         return step_numbers(MultiAgentBatch(parts, 0))[1]
 
 
 class _PoolBuffer:
-    """Collects the frames of one pair of stacked columns, in memory that is reused from group to group."""
+    """Collects the frames of one pair of stacked columns, in memory that is reused for every group."""
 
     def __init__(self, schema: Schema, name: str, stack: FrameStack) -> None:
         spec = schema.columns[name]
@@ -366,7 +366,7 @@ class _PoolBuffer:
         self._new_obs = np.empty((rows, stack.depth), np.int32)
 
     def put(self, pool: StackPool, row: int, count: int) -> int:
-        """Add the stacks of rows from ``row`` on, behind ``count`` frames; how many there are then."""
+        """Add the stacks of rows from ``row`` on, after ``count`` frames. Returns the new frame count."""
         (frames,) = pool.frames.joined().parts
         end, stop = count + len(frames), row + len(pool.obs)
         if end > len(self._frames):
@@ -393,21 +393,21 @@ class _PoolBuffer:
         return end
 
     def size(self, count: int) -> int:
-        """Bytes of so many frames."""
+        """Return the bytes of ``count`` frames."""
         return count * self._frames[:1].nbytes
 
     def _ends_with(self, row: int, stack: NDArray[Any]) -> bool:
-        """Whether the stack is the new_obs of the row before ``row``, byte for byte."""
+        """Whether the stack equals, byte for byte, the new_obs of the row before ``row``."""
         before = self._frames[self._new_obs[row - 1]]
         return np.array_equal(as_unsigned(before), as_unsigned(stack))
 
     def take(self, rows: int, count: int) -> StackPool:
-        """The stacks so far, as views."""
+        """Return the collected stacks as views."""
         return StackPool(Frames([self._frames[:count]], self._stack), self._obs[:rows], self._new_obs[:rows])
 
 
 def partial_columns(schema: Schema) -> set[str]:
-    """Physical columns that some rows lack: those of some policies only, and those of sequences."""
+    """Return the physical columns that some rows lack: those of only some policies, and of sequences."""
     owners: dict[str, int] = {}
     per_sequence = set()
     for policy in schema.policies.values():
@@ -418,7 +418,7 @@ def partial_columns(schema: Schema) -> set[str]:
 
 
 def _grown(old: NDArray[Any] | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """A larger array that begins with the old one's rows."""
+    """Return a larger array that begins with the rows of ``old``."""
     fresh = np.zeros(shape, dtype) if np.dtype(dtype) == np.bool_ else np.empty(shape, dtype)
     if old is not None:
         fresh[: len(old)] = old
@@ -426,7 +426,7 @@ def _grown(old: NDArray[Any] | None, shape: tuple[int, ...], dtype: Any) -> NDAr
 
 
 def unpadded(batch: SampleBatch) -> SampleBatch:
-    """The rows that are experience: the zeros that fill sequences up are not stored.
+    """Return the rows that are experience, without the zeros that pad sequences.
 
     Raises:
         SchemaError: Time is the first axis, or a sequence has no rows.
@@ -451,7 +451,7 @@ def _cut_rows(
     most: int,
     text_ends: NDArray[np.int64] | None,
 ) -> Iterator[_Cut]:
-    """Parts of as many rows as there is room for, and text for, or ``most``: (first row, last row, views)."""
+    """Yield parts that fit the room and the text limit, or ``most`` rows: (first row, end row, views)."""
     start = 0
     while start < rows:
         room = min(start + next(rooms), rows)
@@ -467,7 +467,7 @@ def _cut_rows(
 
 
 def _text_ends(arrays: dict[str, NDArray[Any]], policy: PolicySchema) -> NDArray[np.int64] | None:
-    """The characters of all texts up to and with each row, shape (rows,); None where there are no texts."""
+    """Return the cumulative characters of all texts by row, shape (rows,); None without texts."""
     texts = [arrays[leaf.physical] for leaf in policy.per_row if leaf.spec.kind in ("text", "json")]
     if not texts:
         return None
@@ -477,7 +477,7 @@ def _text_ends(arrays: dict[str, NDArray[Any]], policy: PolicySchema) -> NDArray
 
 
 def _cut_sequences(arrays: dict[str, NDArray[Any]], policy: PolicySchema, limit: int) -> Iterator[_Cut]:
-    """Whole sequences, in parts of at most ``limit`` rows or of one longer sequence."""
+    """Yield whole sequences, in parts of at most ``limit`` rows or of one longer sequence."""
     per_sequence = {leaf.physical for leaf in policy.per_sequence}
     ends = np.cumsum(policy.single(arrays, Columns.SEQ_LENS))
     text = _text_ends(arrays, policy)

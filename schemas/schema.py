@@ -1,9 +1,9 @@
-"""The schema of a writer's rows: which columns each policy has, and under which physical names they lie.
+"""The schema of a writer's rows: the columns of each policy, and the physical names that store them.
 
-A logical column ("obs") may be nested; its leaves are what is stored. A leaf's name is the column and the
-path joined by ``/`` (escaped as in JSON Pointer). Its physical name is the same, with two exceptions:
-`STORED_NEXT_OBS` stands in place of ``new_obs``, and ``@`` and eight hex digits of its spec follow where
-policies disagree on the spec. Physical names are private to one schema.
+A logical column ("obs") may be nested; its leaves are stored. A leaf's name is the column and the path joined
+by ``/`` (escaped as in JSON Pointer). Its physical name is the same, with two exceptions. `STORED_NEXT_OBS`
+replaces ``new_obs``. Where policies disagree on a spec, ``@`` and eight hex digits of the spec follow.
+Physical names are private to one schema.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -49,14 +49,14 @@ __all__ = [
 #: Version 0 may change until the first tagged release.
 FORMAT_VERSION = 0
 
-#: The physical column of ``new_obs``. Nearly all of its values are null, since they are the ``obs`` of a
-#: later row: under its own name, other tools would take it for the next observations.
+#: The physical column of ``new_obs``. Nearly all its values are null, because they are the ``obs`` of a later
+#: row. Under its own name, other tools would take it for the complete next observations.
 STORED_NEXT_OBS = "_new_obs"
-#: Names of the format's own columns, which no column of the user may have.
+#: Names of the format's own columns. User columns cannot have these names.
 RESERVED = frozenset({"_next", "_stream", "_batch", STORED_NEXT_OBS})
-#: Whose rows they were, where writers were merged: one text a row, and nothing else under this name.
+#: The writer of each row in merged data: one text per row, and nothing else under this name.
 _WRITER = "_writer"
-# Of the columns of older frames, and of what Parquet calls the values of a list.
+# Endings of the columns of older frames, and of Parquet's name for the values of a list.
 _RESERVED_ENDS = ("#older", ".list.element")
 
 # One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
@@ -66,7 +66,7 @@ _MAX_GROUP_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a logical column: where it sits in the column and where it is stored."""
+    """One array of a logical column: its place in the column and its stored name."""
 
     column: str
     path: Path
@@ -84,7 +84,7 @@ class PolicySchema:
     """Columns of one policy.
 
     Attributes:
-        leaves: In the order of the columns, and of the leaves within each.
+        leaves: In the order of the columns, and of the leaves in each.
         spaces: ``{"observation": ..., "action": ...}`` as `rlio.schemas.spaces` writes them, or None.
     """
 
@@ -101,7 +101,7 @@ class PolicySchema:
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        """Columns of one array of numbers -> physical name, dtype and shape of a row: nearly all."""
+        """Columns that are one array of numbers (nearly all) -> physical name, dtype and row shape."""
         return {
             column: (leaf.physical, leaf.spec.numpy, leaf.spec.shape)
             for column, (leaf, *others) in self.columns.items()
@@ -110,7 +110,7 @@ class PolicySchema:
 
     @cached_property
     def per_row(self) -> list[Leaf]:
-        """Leaves with one value a row: all but those that are per sequence or derived."""
+        """Leaves with one value per row: all except per-sequence and derived ones."""
         return [
             leaf
             for leaf in self.leaves
@@ -119,7 +119,7 @@ class PolicySchema:
 
     @cached_property
     def per_sequence(self) -> list[Leaf]:
-        """Leaves with one value a sequence."""
+        """Leaves with one value per sequence."""
         return [leaf for leaf in self.leaves if is_per_sequence(leaf.column)]
 
     @cached_property
@@ -139,15 +139,15 @@ class PolicySchema:
         return Columns.SEQ_LENS in self.columns
 
     def single(self, arrays: Mapping[str, NDArray[Any]], column: str) -> NDArray[Any]:
-        """The array of a column that is not nested, from arrays by physical name."""
+        """Return the array of a column that is not nested, from arrays by physical name."""
         return arrays[self.columns[column][0].physical]
 
     def flatten(self, batch: SampleBatch, *, policy: str) -> dict[str, NDArray[Any]]:
-        """Check ``batch`` and give its arrays by physical name: views, objects as their JSON text.
+        """Check ``batch`` and return its arrays by physical name: views, and objects as JSON text.
 
         Raises:
-            MissingColumn: A column of this schema is absent from the batch.
-            SchemaError: A column is new, has another dtype or shape, or holds what cannot be stored.
+            MissingColumn: The batch lacks a column of this schema.
+            SchemaError: A column is new, has another dtype or shape, or holds values that cannot be stored.
         """
         arrays: dict[str, NDArray[Any]] = {}
         names = self.columns
@@ -158,7 +158,7 @@ class PolicySchema:
                 value = batch[column]
             except KeyError:
                 if column == Columns.NEXT_OBS_VALID and Columns.NEXT_OBS in batch:
-                    arrays[column] = np.ones(len(batch), np.bool_)  # What it means that it is absent.
+                    arrays[column] = np.ones(len(batch), np.bool_)  # An absent column means: all valid.
                     continue
                 raise MissingColumn(
                     f"policy {policy!r} was written with column {column!r} before, but this batch has only "
@@ -188,8 +188,8 @@ class PolicySchema:
         found: dict[Path, Any] = {(): value} if plain else dict(leaves(value))
         if found.keys() != {leaf.path for leaf in wanted}:
             raise SchemaConflict(
-                f"column {column!r} nests as {sorted(map(path_text, found))} where it did as "
-                f"{sorted(path_text(leaf.path) for leaf in wanted)} before",
+                f"column {column!r} nests as {sorted(map(path_text, found))}, but before as "
+                f"{sorted(path_text(leaf.path) for leaf in wanted)}",
                 column=column,
             )
         for leaf in wanted:
@@ -215,7 +215,7 @@ class Schema:
         multi_agent: Whether rows were written as MultiAgentBatches.
         group_rows: Rows of a row group: a power of two.
         stored: How the data was made: ``{"actions": "raw" | "sent", "observations": "raw" |
-            "preprocessed"}`` or less.
+            "preprocessed"}``, or some of these keys.
     """
 
     policies: Mapping[str, PolicySchema]
@@ -231,7 +231,7 @@ class Schema:
         spaces: Mapping[str, Mapping[str, Any]] | None = None,
         stored: Mapping[str, str] | None = None,
     ) -> Schema:
-        """The schema of a first batch, which may have no rows."""
+        """Return the schema of a first batch, which may have no rows."""
         multi_agent = isinstance(batch, MultiAgentBatch)
         empty = cls({}, multi_agent=multi_agent, stored=stored or {})
         return empty.extended(batch, spaces=spaces)
@@ -242,9 +242,10 @@ class Schema:
         *,
         spaces: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Schema:
-        """This schema with the policies of ``batch`` that it lacks; itself if it lacks none.
+        """Return this schema with the policies of ``batch`` that it lacks; itself if it lacks none.
 
-        ``new_obs_valid`` may come later, too: batches have it only where a final observation is missing.
+        ``new_obs_valid`` may be added later too, because batches have it only if a final observation is
+        missing.
 
         Raises:
             SchemaError: A column, or the columns together, cannot be stored.
@@ -265,7 +266,7 @@ class Schema:
         for pid in tells:
             valid = SampleBatch({Columns.NEXT_OBS_VALID: parts[pid][Columns.NEXT_OBS_VALID]})
             found[pid] += _leaves_of(valid)
-        # Stacks are split only where every row has the column: several policies may share one.
+        # Split stacks only if every row has the column, because several policies may share one.
         found |= {
             pid: _leaves_of(part) if self.multi_agent else _with_stacks(_leaves_of(part), part)
             for pid, part in fresh.items()
@@ -284,7 +285,7 @@ class Schema:
         return made
 
     def with_validity(self) -> Schema:
-        """This schema with ``new_obs_valid`` for each policy that has ``new_obs``."""
+        """Return this schema with ``new_obs_valid`` for each policy that has ``new_obs``."""
         leaf = Leaf(Columns.NEXT_OBS_VALID, (), Columns.NEXT_OBS_VALID, ColumnSpec("|b1", (), "scalar"))
         policies = {
             pid: replace(policy, leaves=(*policy.leaves, leaf))
@@ -295,7 +296,7 @@ class Schema:
         return replace(self, policies=policies)
 
     def _check_storable(self) -> None:
-        """Refuse what could be written and not be read: readers have limits, for strangers' schemas."""
+        """Refuse a schema that readers would refuse: they limit schemas, which may be hostile."""
         most = DEFAULT_LIMITS
         if len(self.columns) > most.columns or len(self.policies) > most.policies:
             raise SchemaError(
@@ -307,8 +308,7 @@ class Schema:
             for leaf in policy.leaves:
                 if self.columns[leaf.physical] != leaf.spec or leaf.physical in taken:
                     raise SchemaError(
-                        f"policy {pid!r} has a column of the name under which another one is stored; "
-                        "rename yours",
+                        f"policy {pid!r} has a column whose name is the stored name of another; rename yours",
                         column=leaf.name,
                     )
                 taken.add(leaf.physical)
@@ -317,14 +317,14 @@ class Schema:
         _check_text(self.text, "a name, or a description of a space,", None)
 
     def _check_joint(self, name: str) -> None:
-        """Joint steps are told apart by (eps_id, t), so that every one of several policies needs both."""
+        """Check that every policy has the column ``name``, because (eps_id, t) identifies a joint step."""
         dtypes = []
         for pid, policy in self.policies.items():
             found = policy.columns.get(name, [])
             if len(found) != 1 or found[0].path or found[0].spec.shape:
                 raise SchemaError(
-                    f"policy {pid!r} has no such column with one value a row: where there are several "
-                    "policies, environment steps are told apart by eps_id and t",
+                    f"policy {pid!r} has no such column with one value per row: with several policies, "
+                    "eps_id and t identify the environment steps",
                     column=name,
                 )
             dtypes.append(found[0].spec.numpy)
@@ -341,7 +341,7 @@ class Schema:
     def stacked(self) -> dict[str, tuple[str, FrameStack]]:
         """Physical column of stacked ``obs`` -> that of its ``new_obs``, and the stack's axis and depth.
 
-        Only where there is one policy, so that every row has the column.
+        Empty with several policies, because then not every row has the column.
         """
         policies = list(self.policies.values())
         return {
@@ -353,13 +353,13 @@ class Schema:
 
     @cached_property
     def row_bytes(self) -> int:
-        """What a row takes in a batch, of the policy whose rows take most; texts are guessed."""
+        """Bytes of a row in a batch, of the policy with the largest rows; texts are estimated."""
         parts = (sum(leaf.spec.row_bytes for leaf in p.leaves) for p in self.policies.values())
         return max(parts, default=0)
 
     @property
     def folded_row_bytes(self) -> int:
-        """What a row takes where each frame is kept once: of stacks, one frame in all."""
+        """Bytes of a row if each frame is kept once: one frame per stack."""
         shared = [
             2 * self.columns[name].row_bytes - self.columns[name].row_bytes // stack.depth
             for name, (_, stack) in self.stacked.items()
@@ -368,7 +368,7 @@ class Schema:
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a batch as large as a row group may be: no more than a group has, and fewer of stacks."""
+        """Rows of a batch of the largest row-group size: at most those of a group, fewer with stacks."""
         return min(self.group_rows, _rows_of(_GROUP_BYTES, self.row_bytes))
 
     @cached_property
@@ -382,7 +382,7 @@ class Schema:
         return hashlib.blake2b(self.text.encode(), digest_size=8).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The written form; see docs/format.md."""
+        """Return the written form; see docs/format.md."""
         return {
             "format": FORMAT_VERSION,
             "multi_agent": self.multi_agent,
@@ -402,10 +402,10 @@ class Schema:
     def from_text(
         cls, text: str | bytes, *, uri: str | None = None, limits: Limits = DEFAULT_LIMITS
     ) -> Schema:
-        """Read the written form back; it may come from a stranger.
+        """Parse the written form, which may be hostile.
 
         Raises:
-            CorruptData: It is not a schema, or one of a later format. (UnsafeData: it exceeds ``limits``.)
+            CorruptData: It is not a schema, or has a later format. (UnsafeData: it exceeds ``limits``.)
         """
         try:
             limits.check_json(text, "a schema")
@@ -413,7 +413,8 @@ class Schema:
             version = written["format"]
             if version != FORMAT_VERSION:
                 raise CorruptData(
-                    f"format {excerpt(version)} where this rlio reads {FORMAT_VERSION}: upgrade rlio", uri=uri
+                    f"format {excerpt(version)}: this rlio reads {FORMAT_VERSION}: upgrade rlio",
+                    uri=uri,
                 )
             columns = {
                 name: ColumnSpec.from_json(spec, column=name, uri=uri)
@@ -447,51 +448,54 @@ class Schema:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys, no spaces and no NaN: equal values have equal bytes."""
+    """Return JSON with sorted keys, no spaces and no NaN: equal values have equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def rebuild(found: list[tuple[Path, Any]]) -> Any:
-    """A column from its leaves."""
+    """Return a column, rebuilt from its leaves."""
     if len(found) == 1 and not found[0][0]:
         return found[0][1]
     return unflatten([path for path, _ in found], [item for _, item in found])
 
 
 def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
-    """The leaves of a batch, named as if there were no other policy."""
+    """Return the leaves of a batch, named as if there were no other policy."""
     found = []
     for column in batch:
         if column in RESERVED:
-            raise SchemaError(f"column {column!r} is the format's own; rename yours", column=column)
+            raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
         _check_nesting(batch[column], column)
         for path, item in leaves(batch[column]):
             name = leaf_name(column, path)
             if len(path) > DEFAULT_LIMITS.nesting:
                 raise SchemaError(f"it nests more than {DEFAULT_LIMITS.nesting} deep", column=name)
             if name.endswith(_RESERVED_ENDS):
-                raise SchemaError(f"names that end in {_RESERVED_ENDS} are the format's own", column=name)
+                raise SchemaError(
+                    f"names that end in {_RESERVED_ENDS} are reserved by the format", column=name
+                )
             spec = ColumnSpec.of(_array(item, name), column=name)
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
-                raise SchemaError(f"column {column!r} is the format's own; rename yours", column=column)
+                raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
             if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):
                 raise SchemaError(
-                    f"found {spec.dtype} of shape {spec.shape} a row, expected one bool a row", column=name
+                    f"found {spec.dtype} of shape {spec.shape} per row, expected one bool per row",
+                    column=name,
                 )
             found.append(Leaf(column, path, name, spec))
     return tuple(found)
 
 
 def _array(item: Any, column: str) -> NDArray[Any]:
-    """A leaf as an array."""
+    """Return a leaf as an array."""
     try:
         return to_numpy(item)
-    except TypeError as error:  # Of tensors that NumPy has no dtype for, such as bfloat16.
+    except TypeError as error:  # NumPy has no dtype for some tensors, such as bfloat16.
         raise SchemaError(f"found {item.dtype}: {error}; cast it before writing", column=column) from error
 
 
 def _check_text(text: str, what: str, column: str | None) -> None:
-    """Refuse text that has no UTF-8 form: Parquet has no other."""
+    """Refuse text that has no UTF-8 form, because Parquet has no other."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -501,7 +505,7 @@ def _check_text(text: str, what: str, column: str | None) -> None:
 
 
 def _check_nesting(value: Any, column: str) -> None:
-    """Refuse empty dicts and tuples: what has no leaf leaves nothing in a file to come back from."""
+    """Refuse empty dicts and tuples: without a leaf, a file could not restore them."""
     if isinstance(value, dict | tuple):
         if not value:
             raise SchemaError(
@@ -512,13 +516,13 @@ def _check_nesting(value: Any, column: str) -> None:
 
 
 def _rows_of(size: int, row_bytes: int) -> int:
-    """The power of two of rows that take at most so many bytes, and are not too many."""
+    """Return the largest power of two of rows that fit into ``size`` bytes, up to a limit."""
     rows = min(_MAX_GROUP_ROWS, max(1, size // max(row_bytes, 1)))
     return 1 << (rows.bit_length() - 1)
 
 
 def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...]:
-    """Mark the leaves of obs, and of new_obs beside them, that look like frame stacks."""
+    """Mark the leaves of obs, and the matching ones of new_obs, that look like frame stacks."""
     stacks: dict[Path, FrameStack | None] = {}
     if PolicySchema(found).linked:
         following = dict(leaves(batch[Columns.NEXT_OBS]))
@@ -535,18 +539,18 @@ def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...
 
 
 def leaf_name(column: str, path: Path) -> str:
-    """The name of a leaf: JSON Pointer's escapes, so that a key may hold a slash."""
+    """Return the name of a leaf, with JSON Pointer's escapes, because a key may hold a slash."""
     tokens = [str(token).replace("~", "~0").replace("/", "~1") for token in (column, *path)]
     return "/".join(tokens)
 
 
 def _stored_name(leaf: Leaf) -> str:
-    """The physical name of a leaf, as long as policies agree on its spec."""
+    """Return the physical name of a leaf if all policies agree on its spec."""
     return leaf_name(STORED_NEXT_OBS if leaf.column == Columns.NEXT_OBS else leaf.column, leaf.path)
 
 
 def _with_physical_names(found: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tuple[Leaf, ...]]:
-    """Policy id -> its leaves, with the physical names that they have in one schema together."""
+    """Return policy id -> its leaves, with their physical names in one common schema."""
     specs: dict[str, set[ColumnSpec]] = {}
     for policy_leaves in found.values():
         for leaf in policy_leaves:
@@ -565,14 +569,14 @@ def _with_physical_names(found: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tup
 
 
 def _checked_name(written: Any) -> str:
-    """A logical column's name from a stranger's schema."""
+    """Return a logical column's name from an untrusted schema."""
     if not isinstance(written, str):
-        raise ValueError(f"a column is named {excerpt(written)}")
+        raise ValueError(f"found the column name {excerpt(written)}, expected a string")
     return written
 
 
 def _checked_path(path: Any, limits: Limits) -> Path:
-    """A path of strings and small integers."""
+    """Return a path of strings and small integers, checked."""
     if not isinstance(path, list) or not all(type(p) in (str, int) for p in path):
         raise ValueError(f"path {excerpt(path)}")
     if len(path) > limits.nesting:

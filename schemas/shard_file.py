@@ -1,8 +1,8 @@
-"""A stored Parquet shard, opened: nothing reaches pyarrow before a CRC that covers it has matched.
+"""A stored Parquet shard, opened: pyarrow receives no byte before a CRC that covers it has matched.
 
-The footer is checked against the CRC in the shard's name, each row group against the footer's list, when it
-is read. The schema, and the sizes that the footer declares, are checked against limits before a page is
-decoded. The rest is pyarrow's: a file that was forged with right CRCs is as safe as pyarrow makes it.
+The footer is checked against the CRC in the shard's name. Each row group is checked against the footer's list
+when it is read. The schema, and the sizes that the footer declares, are checked against limits before a page
+is decoded. The rest depends on pyarrow: a file forged with right CRCs is as safe as pyarrow makes it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["DecodedGroup", "ShardFile"]
 
 _MAGIC = b"PAR1"
 _TAIL = 64 << 10
-# What a stranger's bytes under right CRCs can make pyarrow, json and NumPy raise.
+# Exceptions that a forged file with right CRCs can cause in pyarrow, json and NumPy.
 _MALFORMED = (
     pa.ArrowException,
     OSError,
@@ -63,18 +63,18 @@ _MALFORMED = (
 
 @dataclass(frozen=True)
 class DecodedGroup:
-    """A row group in memory; the arrays are its own, writable, and shared with nobody.
+    """A row group in memory; it owns its arrays, which are writable and not shared.
 
     Attributes:
         schema: The shard's schema.
-        info: Where it lay and what it holds.
-        columns: Physical column -> (values of the rows that have one, which those are or None for all).
+        info: Its place in the file, and its counts.
+        columns: Physical column -> (values of the rows that have one, mask of these rows or None for all).
         stream: Stream number of each row, shape (rows,).
         policy: Policy id of each stream of the shard.
         distance: The ``_next`` column.
-        batches: JSON texts of the written batches that begin here; empty if not asked for.
-        begins: The row that each of them begins at.
-        frames: Physical column of stacks -> their frames; `columns` has places of these, see
+        batches: JSON texts of the written batches that begin here; empty if not requested.
+        begins: The first row of each of these batches.
+        frames: Physical column of stacks -> their frames; `columns` then holds indices into these frames, see
             `rlio.schemas.folded`.
     """
 
@@ -89,7 +89,7 @@ class DecodedGroup:
     frames: dict[str, Frames] = field(default_factory=dict)
 
     def policies(self) -> dict[str, NDArray[np.int64] | None]:
-        """The policies with rows here, and the rows of each (None: all)."""
+        """Return the policies with rows here, and the rows of each (None: all)."""
         if len(self.schema.policies) == 1:
             return {next(iter(self.schema.policies)): None}
         known = {pid: number for number, pid in enumerate(sorted(self.schema.policies))}
@@ -99,9 +99,9 @@ class DecodedGroup:
         return {pid: np.flatnonzero(number == known[pid]) for pid in known if (number == known[pid]).any()}
 
     def values(self, leaf: Leaf, rows: NDArray[np.int64] | None) -> NDArray[Any]:
-        """The values of one leaf for a policy's rows (all of its sequences, for a column of those).
+        """Return the values of one leaf for a policy's rows (or for all its sequences).
 
-        Of stacks, the places in `frames`.
+        For stacks, returns indices into `frames`.
         """
         if leaf.column == Columns.NEXT_OBS_VALID:
             present = self.distance != MISSING
@@ -123,15 +123,15 @@ class ShardFile:
     """An open shard. Not thread-safe.
 
     Args:
-        fetch: Gives the bytes [start, stop) of the shard.
+        fetch: Returns the bytes [start, stop) of the shard.
         size: Bytes of the shard, from its name.
-        footer_crc32: Of its footer, from its name.
-        uri: For messages.
-        limits: What the shard may ask for.
+        footer_crc32: CRC-32 of its footer, from its name.
+        uri: The shard's URI, for messages.
+        limits: The most that the shard may ask for.
 
     Raises:
         CorruptData: The footer is damaged or does not describe a shard.
-        UnsafeData: It holds an Arrow schema, which rlio never writes and whose extensions could run code.
+        UnsafeData: It holds an Arrow schema. rlio never writes one, and its extensions could run code.
     """
 
     def __init__(
@@ -164,22 +164,22 @@ class ShardFile:
             ) from error
 
     def _read_metadata(self, footer: bytes) -> None:
-        """Take up what a checked footer says."""
+        """Read the contents of a checked footer."""
         limits = self._limits
         self._metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
         written = self._metadata.metadata or {}
         limits.check_json(written[b"rlio.schema"], "a schema")
-        self.schema = Schema.from_text(written[b"rlio.schema"], limits=limits)
+        self.schema: Schema = Schema.from_text(written[b"rlio.schema"], limits=limits)
         check_stacks(self.schema)
         self._fields = pa.schema(file_fields(self.schema))
-        self.groups = _group_infos(written[b"rlio.groups"], self._metadata.num_row_groups)
+        self.groups: list[GroupInfo] = _group_infos(written[b"rlio.groups"], self._metadata.num_row_groups)
         limits.check_json(written[b"rlio.provenance"], "a provenance")
         self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
         self._packed_streams = written[b"rlio.streams"]
         self._check_groups()
         found = self._metadata.schema.to_arrow_schema()
         if not found.equals(self._fields):
-            raise CorruptData(f"its columns are not those of its schema: {excerpt(str(found))}")
+            raise CorruptData(f"its columns do not match its schema: {excerpt(str(found))}")
 
     @property
     def rows(self) -> int:
@@ -196,9 +196,9 @@ class ShardFile:
         """The table of streams.
 
         Raises:
-            CorruptData: It is damaged or unreasonably large.
+            CorruptData: The table is damaged or unreasonably large.
         """
-        if self._streams_problem is not None:  # Not unpacked again for every row group.
+        if self._streams_problem is not None:  # Do not unpack it again for every row group.
             raise self._streams_problem[0](self._streams_problem[1], uri=self.uri)
         try:
             packed = base64.b64decode(self._packed_streams, validate=True)
@@ -209,7 +209,7 @@ class ShardFile:
             kind = type(error) if isinstance(error, CorruptData) else CorruptData
             text = str(error) if isinstance(error, CorruptData) else excerpt(repr(error))
             self._streams_problem = kind, f"the table of streams is damaged: {text}"
-        # Outside of the handler: what was unpacked is not to live as long as the error does.
+        # Outside the handler, so the error does not keep the unpacked bytes alive.
         raise self._streams_problem[0](self._streams_problem[1], uri=self.uri)
 
     def read_group(
@@ -220,7 +220,7 @@ class ShardFile:
         Args:
             index: Number of the group.
             columns: Logical columns to decode; None: all.
-            batches: Whether to decode where written batches begin.
+            batches: Whether to decode the starts of written batches.
 
         Raises:
             CorruptData: Its bytes fail their CRC or do not fit the schema; ``record`` is the group's number.
@@ -230,7 +230,7 @@ class ShardFile:
         wanted = self._wanted(columns)
         data = self._fetch(
             info.start, info.stop
-        )  # Failures of the store are no damage: they stay what they are.
+        )  # Failures of the store are not damage: they pass through unchanged.
         try:
             if len(data) != info.stop - info.start or zlib.crc32(data) != info.crc32:
                 raise CorruptData(
@@ -248,7 +248,7 @@ class ShardFile:
             raise kind(f"the row group is damaged: {text}", uri=self.uri, record=index) from error
 
     def _read_footer(self, footer_crc32: int) -> bytes:
-        """The footer's bytes, checked: metadata, its length, and the closing magic."""
+        """Return the footer's bytes, checked: metadata, its length, and the closing magic."""
         tail = self._fetch(max(0, self._size - _TAIL), self._size)
         if len(tail) < 12 or tail[-4:] != _MAGIC:
             raise CorruptData("the shard is truncated: it does not end like a Parquet file", uri=self.uri)
@@ -260,7 +260,7 @@ class ShardFile:
                 uri=self.uri,
             )
         if length > self._size - 4:
-            raise CorruptData(f"a footer of {length} bytes in {self._size}", uri=self.uri)
+            raise CorruptData(f"a footer of {length} bytes in a shard of {self._size}", uri=self.uri)
         footer = tail[-length:] if length <= len(tail) else self._fetch(self._size - length, self._size)
         if zlib.crc32(footer) != footer_crc32:
             raise CorruptData(
@@ -270,9 +270,9 @@ class ShardFile:
         return footer
 
     def _check_groups(self) -> None:
-        """The row groups must tile the file, and be what the metadata and the schema say."""
+        """Check that the row groups tile the file, and match the metadata and the schema."""
         position, limits = 0, self._limits
-        # Each row has the columns of one policy, and three of the structure.
+        # Each row has the columns of one policy, and three structure columns.
         policies = self.schema.policies.values()
         row_bytes = 12 + max((sum(x.spec.row_bytes for x in p.leaves) for p in policies), default=0)
         for index, info in enumerate(self.groups):
@@ -288,10 +288,10 @@ class ShardFile:
                 )
             position = info.stop
         if position != self._footer_start:
-            raise CorruptData("there are bytes that belong to no row group")
+            raise CorruptData("some bytes belong to no row group")
 
     def _wanted(self, columns: Sequence[str] | None) -> list[Leaf]:
-        """The leaves to decode, of every policy."""
+        """Return the leaves to decode, of every policy."""
         leaves = [leaf for policy in self.schema.policies.values() for leaf in policy.leaves]
         if columns is None:
             return leaves
@@ -306,7 +306,7 @@ class ShardFile:
     def _decode(
         self, index: int, info: GroupInfo, data: bytes, wanted: list[Leaf], batches: bool
     ) -> dict[str, pa.Array]:
-        """The checked bytes of one group, decoded."""
+        """Decode the checked bytes of one group."""
         names = {leaf.physical for leaf in wanted}
         links = {new.physical: obs.physical for p in self.schema.policies.values() for obs, new in p.linked}
         names |= {links[name] for name in names if name in links}
@@ -317,7 +317,7 @@ class ShardFile:
         file = pq.ParquetFile(
             pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r"),
             metadata=self._metadata,
-            # Each distinct text once: what they take spread over the rows is measured before they are.
+            # Read each distinct text once: its size over all rows is measured before it is expanded.
             read_dictionary=[
                 name for name in chosen if self._is_text(name) and chunks[name].has_dictionary_page
             ],
@@ -326,20 +326,20 @@ class ShardFile:
         table = file.read_row_group(
             index,
             columns=None if len(chosen) == len(self._fields) else chosen,
-            # A thread of Arrow's may drop what it read after the table is returned. It cannot free memory of
-            # Python's while the interpreter ends: the process would abort.
+            # A thread of Arrow may drop its buffers after the table is returned. It cannot free Python's
+            # memory while the interpreter exits: the process would abort.
             use_threads=False,
         )
         if table.num_rows != info.rows:
-            raise CorruptData(f"{table.num_rows} rows where {info.rows} are listed")
-        # What pyarrow made of a stranger's pages may break Arrow's own rules, on which all else relies.
+            raise CorruptData(f"found {table.num_rows} rows, the footer lists {info.rows}")
+        # Forged pages may decode to arrays that break Arrow's rules, and all later code relies on these.
         table.validate(full=True)
         return {name: _one_chunk(table.column(name)) for name in chosen}
 
     def _checked_chunks(self, index: int, names: Sequence[str]) -> dict[str, Any]:
-        """What the footer says of some columns of a group, refused if they exceed the limits."""
+        """Return the footer's entries for some columns of a group; refuse them if they exceed the limits."""
         group, limits = self._metadata.row_group(index), self._limits
-        # Every field is one column of Parquet.
+        # Every field is one Parquet column.
         chunks = {name: group.column(self._fields.get_field_index(name)) for name in names}
         unpacked = sum(chunk.total_uncompressed_size for chunk in chunks.values())
         if unpacked > limits.group_bytes:
@@ -356,7 +356,7 @@ class ShardFile:
         return name == BATCH if spec is None else spec.kind in TEXTS
 
     def _measured_text(self, name: str, array: pa.Array) -> pa.DictionaryArray:
-        """A column of texts, measured before each value is spread over the rows that have it."""
+        """Measure a column of texts before each value is expanded over the rows that have it."""
         if not pa.types.is_dictionary(array.type):
             array = array.dictionary_encode()
         spec = self.schema.columns.get(name)
@@ -367,7 +367,7 @@ class ShardFile:
         return array
 
     def _assemble(self, info: GroupInfo, decoded: dict[str, pa.Array], wanted: list[Leaf]) -> DecodedGroup:
-        """Columns from what was decoded, with observations rebuilt."""
+        """Build the columns from the decoded arrays, with observations rebuilt."""
         texts = {name: self._measured_text(name, decoded[name]) for name in decoded if self._is_text(name)}
         decoded = {**decoded, **texts}
         stream, distance = decoded[STREAM].to_numpy(), decoded[NEXT].to_numpy()
@@ -395,22 +395,22 @@ class ShardFile:
 
 
 def _group_infos(written: bytes, count: int) -> list[GroupInfo]:
-    """The footer's list of row groups, of which there must be ``count``."""
+    """Return the footer's list of row groups, which must have ``count`` entries."""
     if written.count(b"[") > count + 1 or written.count(b",") > 6 * count + 6 or written.count(b"{"):
-        raise CorruptData(f"{count} row groups, and another list of them: {excerpt(written)}")
+        raise CorruptData(f"{count} row groups, but the footer lists {excerpt(written)}")
     listed = json.loads(written)
     if not isinstance(listed, list) or len(listed) != count:
-        raise CorruptData(f"{count} row groups, and another list of them: {excerpt(written)}")
+        raise CorruptData(f"{count} row groups, but the footer lists {excerpt(written)}")
     infos = [GroupInfo(*entry) for entry in listed]
     if not all(type(value) is int for info in infos for value in info.to_json()):
-        raise CorruptData(f"a list of row groups with other than whole numbers: {excerpt(written)}")
+        raise CorruptData(f"the list of row groups holds other values than integers: {excerpt(written)}")
     return infos
 
 
 def _read_stacks(
     decoded: dict[str, pa.Array], schema: Schema, following: NDArray[np.int64]
 ) -> tuple[dict[str, Nullable], dict[str, Frames]]:
-    """The places of stacks, of every row (obs) and of those that store one (new_obs), and their frames."""
+    """Return the indices of stacks, for every row (obs) and for stored ones (new_obs), and their frames."""
     columns: dict[str, Nullable] = {}
     frames: dict[str, Frames] = {}
     for name, (new_name, stack) in schema.stacked.items():
@@ -431,7 +431,7 @@ def _read_stacks(
 def _split(
     decoded: dict[str, pa.Array], schema: Schema, name: str
 ) -> tuple[SplitStack, NDArray[np.bool_] | None]:
-    """A stacked column as it is stored, ``full`` of all rows; and the rows that have a value, or None."""
+    """Return a stacked column as stored, ``full`` for all rows, and a mask of rows with a value, or None."""
     newest_spec, older_spec = stack_specs(schema.columns[name])
     newest, valid = from_arrow(decoded[name], newest_spec)
     older, full = from_arrow(decoded[name + OLDER], older_spec)
@@ -440,7 +440,7 @@ def _split(
 
 
 def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGroup:
-    """Replace the stored rows of new_obs by every row's, following the links."""
+    """Replace the stored rows of new_obs with the values of all rows, following the links."""
     columns, frames = dict(group.columns), dict(group.frames)
     rows_of = group.policies()
     for pid, rows in rows_of.items():
@@ -463,7 +463,7 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
 
 
 def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.int64] | None]) -> Nullable:
-    """``new_obs`` of the rows of all policies that have this physical column, linked or not."""
+    """Return ``new_obs`` of the rows of all policies that have this physical column, linked or not."""
     rows = group.info.rows
     has, linked = np.zeros(rows, bool), np.zeros(rows, bool)
     obs_values, obs_valid = np.empty(0), None
@@ -491,7 +491,7 @@ def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.in
 
 
 class _GroupBytes:
-    """A read-only file that holds one row group's bytes at their place."""
+    """A read-only file that holds one row group's bytes at their position."""
 
     def __init__(self, data: bytes, start: int, size: int) -> None:
         self._data = memoryview(data)
@@ -504,7 +504,7 @@ class _GroupBytes:
         first = self._position - self._start
         last = len(self._data) if size < 0 else first + size
         if first < 0 or last > len(self._data):
-            raise OSError("the footer refers to bytes outside of the row group")
+            raise OSError("the footer refers to bytes outside the row group")
         self._position += last - first
         return self._data[first:last]
 
@@ -532,7 +532,7 @@ class _GroupBytes:
 
 
 def _batches(array: Any) -> tuple[list[str], NDArray[np.int64]]:
-    """The texts of the written batches that begin in a group, and their rows; of None, none."""
+    """Return the texts of the written batches that begin in a group, and their rows; empty for None."""
     if array is None:
         return [], np.empty(0, np.int64)
     has = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)

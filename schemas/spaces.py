@@ -1,12 +1,13 @@
-"""Gymnasium spaces as JSON, and back: a fixed grammar, exact, and no code from data.
+"""Gymnasium spaces as JSON, and back: a fixed grammar, exact, without code from data.
 
-Ten types are written: Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, Tuple, Sequence, Graph, OneOf.
-Arrays (bounds, ``nvec``, ``start``) are flat lists in C order, or one number where all are equal; infinities
-are the strings ``"Infinity"`` and ``"-Infinity"``. Every field is written, defaults included, so that two
-spaces are the same exactly if their JSON is equal (gymnasium's own ``==`` lets bounds differ a little).
+Ten types can be written: Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, Tuple, Sequence, Graph,
+OneOf. Arrays (bounds, ``nvec``, ``start``) are flat lists in C order, or one number if all are equal.
+Infinities are the strings ``"Infinity"`` and ``"-Infinity"``. Every field is written, including defaults, so
+two spaces are equal exactly if their JSON is equal (gymnasium's own ``==`` accepts slightly different
+bounds).
 
 Not written: the state of a space's random generator, and the class of a subclass (it is written as the
-gymnasium space that it derives from).
+gymnasium space from which it derives).
 
 Example:
     >>> import numpy as np
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["space_from_json", "space_to_json"]
 
-Json: TypeAlias = dict[str, Any]  # of a fixed grammar that Python's types cannot say
+Json: TypeAlias = dict[str, Any]  # of a fixed grammar that Python's types cannot express
 
-# A description may come from a stranger. Deeper or larger ones than these have no use that we know of:
-# 2^24 elements are 200 frames of 84x84x12, and cost their reader at most 300 MB of bounds.
+# Descriptions may be hostile. Deeper or larger ones have no known use: 2^24 elements are 200 frames of
+# 84x84x12, and cost a reader at most 300 MB of bounds.
 _MAX_DEPTH = 32
 _MAX_SPACES = 4096
 _MAX_ELEMENTS = 1 << 24
@@ -54,10 +55,11 @@ def space_to_json(space: Space[Any]) -> Json:
         space: A gymnasium space of one of the ten types, or a subclass, nested at most 32 deep.
 
     Returns:
-        A fresh dict of lists, strings and numbers, with nothing that JSON lacks (no NaN, no infinities).
+        A new dict of lists, strings and numbers, with only values that JSON has (no NaN, no infinities).
 
     Raises:
-        SchemaError: A space of another type, a Dict with keys that are not strings, or one past the limits.
+        SchemaError: A space of another type, a Dict with keys that are not strings, or a space past the
+            limits.
     """
     try:
         return _write(space, 0, _Room())
@@ -66,21 +68,21 @@ def space_to_json(space: Space[Any]) -> Json:
 
 
 def space_from_json(described: object) -> Space[Any]:
-    """Make the space that `space_to_json` described; ``described`` may come from a stranger.
+    """Make the space that `space_to_json` described; ``described`` may be hostile.
 
     Returns:
         A new space, with its random generator not yet seeded.
 
     Raises:
-        SchemaError: The type is none of the ten.
+        SchemaError: The type is not one of the ten.
         CorruptData: A field is missing, of the wrong type or illegal.
-        UnsafeData: It nests too deep or would take too much memory.
+        UnsafeData: The description nests too deep or would take too much memory.
     """
     return _read(described, 0, _Room())
 
 
 class _Room:
-    """What one description may still take, of spaces and of array elements."""
+    """The spaces and array elements that one description may still use."""
 
     def __init__(self) -> None:
         self.spaces = _MAX_SPACES
@@ -155,7 +157,7 @@ def _write_box(space: Any, room: _Room) -> Json:
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise SchemaError(f"a Box of dtype {dtype} cannot be stored; use a dtype of 8 bytes or less")
     room.take(space.shape)
-    # A signed integer Box keeps "unbounded" beside the bounds, which then hold the dtype's own extremes.
+    # A signed integer Box keeps "unbounded" beside the bounds, which then hold the dtype's extremes.
     low: Any = _values_to_json(space.low, infinite=~space.bounded_below, name="-Infinity")
     high: Any = _values_to_json(space.high, infinite=~space.bounded_above, name="Infinity")
     return {"type": "Box", "dtype": dtype.str, "shape": list(space.shape), "low": low, "high": high}
@@ -176,7 +178,7 @@ def _write_text(space: Any) -> Json:
     charset = "".join(space.character_list)
     if any("\ud800" <= character <= "\udfff" for character in charset):
         raise SchemaError(
-            "a Text space's charset holds half a surrogate pair, which UTF-8 cannot; leave it out"
+            "a Text space's charset holds half a surrogate pair, which UTF-8 cannot encode; leave it out"
         )
     return {
         "type": "Text",
@@ -189,9 +191,9 @@ def _write_text(space: Any) -> Json:
 def _values_to_json(
     array: NDArray[Any], *, infinite: NDArray[np.bool_] | None = None, name: str = ""
 ) -> int | float | str | list[Any]:
-    """One number if all are the same (and so is their sign: -0.0 is not 0.0), else the flat list.
+    """Return one number if all are equal (including the sign: -0.0 is not 0.0), else the flat list.
 
-    ``infinite`` tells which elements are written as ``name`` whatever the array holds there.
+    Elements marked in ``infinite`` are written as ``name``, whatever the array holds there.
     """
     flat = array.reshape(-1)
     marks = None if infinite is None else infinite.reshape(-1)
@@ -210,7 +212,7 @@ def _values_to_json(
 
 
 def _number_to_json(value: float) -> float | str:
-    """``value``, or the name of an infinity (a low bound may be +Infinity, if the high one is too)."""
+    """Return ``value``, or the name of an infinity (a low bound may be +Infinity, if the high one is too)."""
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
     return value
@@ -238,7 +240,7 @@ def _read(described: object, depth: int, room: _Room) -> Space[Any]:
         return make(described, depth + 1, room)
     except RlioError:
         raise
-    # Whatever else gymnasium or NumPy find wrong with the numbers; both also use assertions.
+    # Other problems that gymnasium or NumPy find with the numbers; both also use assertions.
     except (ValueError, TypeError, AssertionError, ArithmeticError) as error:
         raise CorruptData(f"not a {described['type']} space: {error}; found {excerpt(described)}") from error
 
@@ -259,7 +261,7 @@ def _read_discrete(described: Mapping[str, Any], depth: int, room: _Room) -> Spa
 
     dtype = _dtype(described["dtype"], "iu")
     n, start = _integer(described["n"], 1), _integer(described["start"])
-    # Gymnasium casts in silence; both ends must be values of the dtype.
+    # Gymnasium casts silently, so check that both ends are values of the dtype.
     np.array([n, start, start + n - 1], dtype)
     return Discrete(n, start=start, **_unless_int64(dtype))
 
@@ -304,7 +306,7 @@ def _read_dict(described: Mapping[str, Any], depth: int, room: _Room) -> Space[A
             or not isinstance(pair[0], str)
             or pair[0] in children
         ):
-            raise CorruptData(f"a Dict's spaces are [key, space] with unlike keys; found {excerpt(pair)}")
+            raise CorruptData(f"a Dict's spaces are [key, space] with different keys; found {excerpt(pair)}")
         children[pair[0]] = _read(pair[1], depth, room)
     return Dict(children)
 
@@ -354,7 +356,7 @@ _READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], int, _Ro
 
 
 def _dtype(text: object, kinds: str) -> np.dtype[Any]:
-    # Only what dtype.str writes: np.dtype() also takes records, aliases and comma lists.
+    # Accept only the form of dtype.str: np.dtype() also takes records, aliases and comma lists.
     if not isinstance(text, str) or len(text) != 3 or text[0] not in "<>|" or text[1] not in kinds:
         raise CorruptData(f"a dtype is written as '<f4' and of kind {'/'.join(kinds)}; found {excerpt(text)}")
     return np.dtype(text)
@@ -388,7 +390,7 @@ def _integers(value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ND
 def _bounds(
     value: object, shape: tuple[int, ...], dtype: np.dtype[Any], unbounded: str
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """(bounds, which of them are the infinity named ``unbounded``)."""
+    """Return (bounds, mask of those that are the infinity named ``unbounded``)."""
     listed = value if isinstance(value, list) else [value]
     none = np.array([item == unbounded for item in listed], np.bool_)
     if dtype.kind == "f":
@@ -418,5 +420,5 @@ def _number(value: object) -> float:
 
 
 def _unless_int64(dtype: np.dtype[Any]) -> dict[str, Any]:
-    """The dtype as a keyword where it is not the default: older gymnasium's Discrete has no other."""
+    """Return the dtype as a keyword, unless it is the default: older gymnasium's Discrete has no other."""
     return {} if dtype == np.int64 else {"dtype": dtype}

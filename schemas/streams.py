@@ -1,8 +1,8 @@
-"""Which rows belong together: the ``_stream`` column and the footer's table of streams.
+"""Assigns rows to streams: the ``_stream`` column and the footer's table of streams.
 
 A stream is the rows of one policy with one (eps_id, agent_index, env_id), in order; without ``eps_id`` it
-ends where an episode does. Where rows of several writers were merged, ``_writer`` is a part of the key:
-writers may have used the same ids. Streams are numbered per shard, in the order of their first rows.
+ends where an episode ends. In data of merged writers, ``_writer`` is a part of the key, because writers may
+have used the same ids. Streams are numbered per shard, in the order of their first rows.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rlio.errors import CorruptData, UnsafeData, excerpt
 
 __all__ = ["STREAM_COLUMNS", "WRITER", "StreamTable", "Streams"]
 
-#: The column in which rows of several writers, merged into one, say whose they were.
+#: The column that names the original writer of each row, in data of merged writers.
 WRITER = "_writer"
 _KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID, WRITER)
-#: The logical columns that streams are made from.
+#: The logical columns from which streams are made.
 STREAM_COLUMNS = (*_KEYS, Columns.T, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.REWARDS)
 
 Columned: TypeAlias = Mapping[str, NDArray[Any]]
@@ -37,12 +37,12 @@ class Streams:
     """The streams of one shard, one entry each.
 
     Attributes:
-        policy, eps_id, agent_index, env_id: What names the stream; None where the data has no such column.
+        policy, eps_id, agent_index, env_id: Identify the stream; None where the data has no such column.
         rows: Rows in this shard.
-        t0: ``t`` of the first row; None without that column, or where it is not finite.
+        t0: ``t`` of the first row; None without that column, or if it is not finite.
         end: How the last row in this shard ended: "terminated", "truncated" or "open".
         reward: Sum of the rewards in this shard.
-        writer: Whose rows they were; None where they are those of the shard's writer.
+        writer: Original writer of the rows; None if it is the shard's writer.
     """
 
     policy: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Streams:
         return len(self.policy)
 
     def to_json(self) -> dict[str, list[Any]]:
-        """Columnar: one list a field; a reward sum that is not finite is null, since JSON has none."""
+        """Return one list per field; a reward sum that is not finite is null, because JSON has none."""
         written = {name: list(values) for name, values in vars(self).items()}
         written["reward"] = [value if math.isfinite(value) else None for value in self.reward]
         if all(writer is None for writer in self.writer):
@@ -68,29 +68,29 @@ class Streams:
 
     @classmethod
     def from_json(cls, written: Any) -> Streams:
-        """Read the written form back; it may come from a stranger."""
+        """Parse the written form, which may be hostile."""
         names = set(vars(cls()))
         if not isinstance(written, dict) or set(written) | {"writer"} != names:
-            raise CorruptData("the table of streams has other columns than it should")
+            raise CorruptData("the table of streams has unexpected columns")
         if not all(isinstance(values, list) for values in written.values()):
-            raise CorruptData("the table of streams has columns that are no lists")
+            raise CorruptData("the table of streams has columns that are not lists")
         if len({len(values) for values in written.values()}) > 1:
             raise CorruptData("the columns of the table of streams differ in length")
         if not all(isinstance(pid, str) for pid in written["policy"]):
-            raise CorruptData("the table of streams has policies that are no strings")
+            raise CorruptData("the table of streams has policies that are not strings")
         _check_types(written)
         return cls(**{"writer": [None] * len(written["policy"]), **written})
 
     @classmethod
     def from_text(cls, text: bytes, *, rows: int) -> Streams:
-        """Read the written form back from its JSON; it may come from a stranger.
+        """Parse the JSON text of the written form, which may be hostile.
 
         Args:
             text: The JSON.
-            rows: Of the shard: each stream has one at least, so that there are no more.
+            rows: Rows of the shard. Each stream has at least one row, so there are at most this many.
 
         Raises:
-            CorruptData: It is no such table. (UnsafeData: it would take many times its size in memory.)
+            CorruptData: It is not such a table. (UnsafeData: it would take many times its size in memory.)
         """
         lists, commas = _structure(text)
         fields = len(vars(cls()))
@@ -99,7 +99,7 @@ class Streams:
         return cls.from_json(json.loads(text))
 
 
-# A string of JSON, the escapes in it included.
+# A string of JSON, including its escapes.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ENDS = ("terminated", "truncated", "open")
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -116,29 +116,29 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def _structure(text: bytes) -> tuple[int, int]:
-    """How many lists and objects, and commas, JSON has outside of its strings."""
+    """Return how many lists and objects, and how many commas, JSON has outside its strings."""
     bare = _STRING.sub(b"", text)
     return bare.count(b"[") + bare.count(b"{"), bare.count(b",")
 
 
 def _check_types(written: Mapping[str, list[Any]]) -> None:
-    """Refuse a table with values that none of ours holds."""
+    """Refuse a table with values that rlio never writes."""
     for name, values in written.items():
         kinds = _KINDS[name]
         if not all(type(value) in kinds for value in values):
             unlike = next(value for value in values if type(value) not in kinds)
             raise CorruptData(f"the table of streams has {excerpt(unlike)} as {name}")
     if not all(end in _ENDS for end in written["end"]) or not all(rows >= 0 for rows in written["rows"]):
-        raise CorruptData("the table of streams has an end, or a number of rows, that there is not")
+        raise CorruptData("the table of streams has an impossible end or number of rows")
 
 
 class StreamTable:
     """Assigns stream numbers to a shard's rows while they are written."""
 
     def __init__(self) -> None:
-        self.streams = Streams()
+        self.streams: Streams = Streams()
         self._numbers: dict[_Key, int] = {}
-        # Without eps_id, the streams of a policy that go on: (policy, rest of the key) -> episodes so far.
+        # Without eps_id, the open streams of a policy: (policy, rest of the key) -> episodes so far.
         self._episodes: dict[_Key, int] = {}
 
     def assign(self, policy: str, columns: Columned, rows: int) -> NDArray[np.int32]:
@@ -146,7 +146,7 @@ class StreamTable:
 
         Args:
             policy: The policy's id.
-            columns: The logical columns that are one array each; those of `STREAM_COLUMNS` are used.
+            columns: The logical columns that are one array each; only those of `STREAM_COLUMNS` are used.
             rows: Number of rows.
 
         Returns:
@@ -175,7 +175,7 @@ class StreamTable:
         return stream
 
     def _number(self, key: _Key, *, closes: bool) -> int:
-        """The number of the stream named ``key``, a new one where needed."""
+        """Return the number of the stream named ``key``; starts a new stream if needed."""
         full = key
         if key[1] is None:  # No eps_id: count the episodes of this agent and environment.
             episode = self._episodes.setdefault(key, 0)
@@ -185,7 +185,7 @@ class StreamTable:
         return self._new(full) if number is None else number
 
     def _new(self, key: _Key) -> int:
-        """Begin the stream named ``key``."""
+        """Start the stream named ``key``."""
         number = self._numbers[key] = len(self.streams)
         table = self.streams
         table.policy.append(str(key[0]))
@@ -214,7 +214,7 @@ class StreamTable:
         rewards, t = columns.get(Columns.REWARDS), columns.get(Columns.T)
         sums = [0.0] * len(first)
         if _is_numeric(rewards) and len(first):
-            with np.errstate(over="ignore", invalid="ignore"):  # Rewards may be infinite; so is their sum.
+            with np.errstate(over="ignore", invalid="ignore"):  # Rewards, and so their sum, may be infinite.
                 sums = np.add.reduceat(np.asarray(rewards, np.float64), first).tolist()
         begins: list[Any] = t[first].tolist() if _is_numeric(t) and t is not None else [None] * len(first)
         lengths = (last - first + 1).tolist()
@@ -223,12 +223,12 @@ class StreamTable:
                 begin = begins[run]
                 table.t0[number] = int(begin) if begin is not None and math.isfinite(begin) else None
             table.rows[number] += lengths[run]
-            table.reward[number] += sums[run]  # Python's floats: inf - inf is NaN in silence.
+            table.reward[number] += sums[run]  # Python's floats: inf - inf is NaN without a warning.
             table.end[number] = "terminated" if terminated[run] else "truncated" if truncated[run] else "open"
 
 
 def _is_key(values: NDArray[Any] | None) -> bool:
-    """Whether a column can name streams: one integer or string a row."""
+    """Whether a column can identify streams: one integer or string per row."""
     if values is None or values.ndim != 1:
         return False
     return values.dtype.kind in "iuU" or (

@@ -1,9 +1,9 @@
-"""What texts and objects of a row group will take in memory, known before one of them is made.
+"""Measures the memory that texts and objects of a row group will take, before any is created.
 
-A text that is stored once can stand in every row, and JSON grows when it is parsed: three bytes, ``[],``,
-take sixty. Both are measured on the distinct texts, in Arrow.
+A text that is stored once can be in every row, and JSON grows when it is parsed: three bytes, ``[],``, take
+sixty. Both are measured on the distinct texts, in Arrow.
 
-Not here: the texts as NumPy arrays (`rlio.schemas.arrow`).
+`rlio.schemas.arrow` turns the texts into NumPy arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlio.schemas.column import ColumnSpec
 
 __all__ = ["check_texts"]
 
-# Python's list or dict with its place in another; a value in one; an object a row.
+# Bytes of a Python list or dict with its place in another; of a value in one; of an object per row.
 _CONTAINER_BYTES = 72
 _VALUE_BYTES = 40
 _ROW_BYTES = 64
@@ -31,7 +31,7 @@ def check_texts(array: pa.DictionaryArray, spec: ColumnSpec, name: str, limits: 
     """Refuse a column of texts or objects that would take more memory than a row group may.
 
     Raises:
-        UnsafeData: It would.
+        UnsafeData: It would take more.
     """
     size = expanded_bytes(array) + _ROW_BYTES * len(array)
     if size > limits.group_bytes:
@@ -43,14 +43,14 @@ def check_texts(array: pa.DictionaryArray, spec: ColumnSpec, name: str, limits: 
                 f"objects of about {size} bytes: at most {_OBJECT_SHARE} x Limits.group_bytes", column=name
             )
     elif spec.dtype != "|O":
-        # An array of text gives each row the room of the longest.
+        # An array of text gives each row the width of the longest.
         size = _longest(array, spec) * len(array)
         if size > limits.group_bytes:
             raise UnsafeData(f"texts of {size} bytes as an array of equal widths", column=name)
 
 
 def _object_bytes(array: pa.DictionaryArray) -> int:
-    """About how many bytes the objects take, an object for each row."""
+    """Estimate the bytes of the objects, one object per row."""
     texts = array.dictionary
     each = np.zeros(len(texts), np.int64)
     for mark, weight in (("[", _CONTAINER_BYTES), ("{", _CONTAINER_BYTES), (",", _VALUE_BYTES)):
@@ -61,7 +61,7 @@ def _object_bytes(array: pa.DictionaryArray) -> int:
 
 
 def _longest(array: pa.DictionaryArray, spec: ColumnSpec) -> int:
-    """Bytes of the widest value that a row has."""
+    """Return the bytes of the widest value of any row."""
     is_bytes = spec.dtype == "|S"
     lengths = pc.binary_length(array.dictionary) if is_bytes else pc.utf8_length(array.dictionary)
     used = np.unique(array.indices.drop_null().to_numpy())

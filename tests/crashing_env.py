@@ -75,7 +75,7 @@ def fails_once(index: int, *, episode: int, t: int, how: str = "raise") -> Calla
 
 
 def cartpole(index: int, recreated: bool) -> gym.Env[Any, Any]:
-    """An environment of gymnasium's; here, a process that is started anew imports little to find it."""
+    """An environment of gymnasium's; here, a process that is restarted imports little to find it."""
     return gym.make("CartPole-v1")
 
 

@@ -162,7 +162,7 @@ WORKERS: dict[str, Callable[[], rlio.RolloutWorker]] = {
         rlio.envs.make_multi_agent("CartPole-v1"),
         {"a": rlio.PolicySpec(_actor), "b": rlio.PolicySpec(rlio.RandomPolicy)},
         rollout=rlio.RolloutConfig(rollout_fragment_length=8),
-        policy_mapping_fn=_policy_of,
+        policy_setup=rlio.sampling.PolicySetup(policy_mapping_fn=_policy_of),
     ),
     "data": lambda: _worker(None, _bound(), input=f"{ROOT}/parquet", rollout=rlio.RolloutConfig()),
 }

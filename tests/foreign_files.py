@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
@@ -47,14 +46,17 @@ def minari_arrow(root: Path) -> None:
     for episode in range(2):
         table = _minari_episode(episode)
         folder = root / f"data/{episode}"
-        _json(
-            folder / "metadata.json", {"id": episode, "total_steps": 3, "rewards_sum": 3, "rewards_mean": 1}
-        )
+        _minari_episode_metadata(folder, episode)
         with (
             pa.OSFile(str(folder / "part-0.arrow"), "wb") as sink,
             pa.ipc.new_file(sink, table.schema) as file,
         ):
             file.write_table(table)
+
+
+def _minari_episode_metadata(folder: Path, episode: int) -> None:
+    about = {"id": episode, "total_steps": 3, "rewards_sum": 3, "rewards_mean": 1}
+    _json(folder / "metadata.json", about)
 
 
 def _minari_episode(episode: int) -> pa.Table:
@@ -73,6 +75,7 @@ def minari_parquet(root: Path) -> None:
     _minari_metadata(root, "parquet")
     for episode in range(2):
         _parquet(root / f"data/{episode}/part-0.parquet", _minari_episode(episode))
+        _minari_episode_metadata(root / f"data/{episode}", episode)
 
 
 def minari_hdf5(root: Path) -> None:
@@ -151,63 +154,12 @@ def robomimic(root: Path) -> None:
             group["actions"], group["rewards"], group["dones"] = np.zeros((3, 1)), np.ones(3), [0, 0, 1]
 
 
-def tianshou(root: Path) -> None:
-    """Tianshou: a buffer at its full capacity, and how many rows of it are valid."""
-    with h5py.File(root / "buffer.hdf5", "w") as file:
-        file["_meta/obs"], file["_meta/act"] = np.zeros((10, 1)), np.zeros(10, np.int64)
-        file.attrs.update(_size=6, _index=6, maxsize=10)
-        file["_size"] = 6
-
-
-def torchrl(root: Path) -> None:
-    """TorchRL: a memory-mapped TensorDict."""
-    leaf = {"device": "cpu", "shape": [6, 1], "dtype": "torch.float32", "is_nested": False}
-    about = {"shape": [6], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
-    _json(root / "storage/meta.json", {"observation": leaf, **about, "_class": "tensordict:TensorDict"})
-    (root / "storage/observation.memmap").write_bytes(_OBS[:, :STEPS].tobytes())
-
-
-def hugging_face(root: Path) -> None:
-    """A data set of Hugging Face's library, as `save_to_disk` leaves it."""
-    about = dict.fromkeys(("citation", "description", "homepage", "license"), "")
-    _json(root / "dataset_info.json", {**about, "features": {}})
-    _json(
-        root / "state.json", {"_data_files": [{"filename": "a.arrow"}], "_fingerprint": "0", "_split": None}
-    )
-    (root / "data-00000-of-00001.arrow").write_bytes(b"")
-
-
-def rlds(root: Path) -> None:
-    """RLDS, as TensorFlow Datasets stores it."""
-    _json(root / "features.json", {"pythonClassName": "x", "featuresDict": {}})
-    _json(
-        root / "dataset_info.json", {"fileFormat": "tfrecord", "moduleName": "x", "name": "x", "splits": []}
-    )
-    (root / "x-train.tfrecord-00000-of-00001").write_bytes(b"")
-
-
 def vault(root: Path) -> None:
     """Flashbax's vault."""
     _json(root / "metadata.json", {"version": "1.2", "structure_shape": "{}", "structure_dtype": "{}"})
 
 
-def rllib_episodes(root: Path) -> None:
-    """RLlib's new stack with ``output_write_episodes=True``: an episode a row, as bytes."""
-    episode = msgpack.packb({"id_": "a", "observations": [0.0, 1.0], "actions": [0], "rewards": [1.0]})
-    _parquet(root / "cartpole-v1/run-000001-00001/a.parquet", pa.table({"item": [episode, episode]}))
-
-
 #: What no reader takes: name of the layout -> makers of it.
 UNREAD: dict[str, tuple[Callable[[Path], None], ...]] = {
-    "Minari": (minari_parquet, minari_arrow, minari_hdf5),
-    "LeRobot": (lerobot_3, lerobot_2),
-    "d3rlpy 1": (d3rlpy_1,),
-    "d3rlpy 2": (d3rlpy_2,),
-    "Robomimic": (robomimic,),
-    "Tianshou": (tianshou,),
-    "TorchRL": (torchrl,),
-    "Hugging Face datasets": (hugging_face,),
-    "RLDS": (rlds,),
     "Flashbax Vault": (vault,),
-    "RLlib's episodes": (rllib_episodes,),
 }

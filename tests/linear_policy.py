@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.policies.policy import Policy
+from rlio.sampling import PolicySetup, WorkerPlace
 
 
 class LinearPolicy(Policy):
@@ -68,3 +70,12 @@ def only_even(policy_id: str, batch: Any = None) -> bool:
 def unnamed() -> Callable[..., str]:
     """A mapping that cannot be imported."""
     return lambda agent_id, episode=None, **kwargs: "even"
+
+
+def worker_options(**flat: Any) -> dict[str, Any]:
+    """Keywords of a `RolloutWorker`; those of its `PolicySetup` and `WorkerPlace` may be flat."""
+    for option, kind in (("policy_setup", PolicySetup), ("place", WorkerPlace)):
+        names = flat.keys() & {field.name for field in fields(kind)}
+        if names:
+            flat[option] = replace(flat.get(option) or kind(), **{name: flat.pop(name) for name in names})
+    return flat

@@ -356,7 +356,7 @@ class TestCut:
     def test_states_may_be_chosen(self) -> None:
         part = sequence_batch().slice(2, 4, 1, 2)
         assert (part["seq_lens"].tolist(), part["state_in_0"].ravel().tolist()) == ([2], [1])
-        with pytest.raises(SchemaError, match="rows chosen 4"):
+        with pytest.raises(SchemaError, match="chosen rows are 4"):
             sequence_batch().slice(2, 6, 1, 2)
         with pytest.raises(OptionError):
             sequence_batch().slice(2, 6, 1)
@@ -437,7 +437,7 @@ class TestPadding:
         assert padded["t"][:, 1].tolist() == [2, 3, 4]
         assert padded.time_major
 
-    def test_padding_a_padded_batch_pads_anew(self) -> None:
+    def test_padding_a_padded_batch_pads_again(self) -> None:
         batch = sequence_batch()
         assert batch.right_zero_pad(3).right_zero_pad(5).equals(batch.right_zero_pad(5))
 

@@ -35,8 +35,8 @@ PEERS = {
     "cpprb": ("cpprb", ("batches", "images", "priorities", "growth")),
     "torchrl": ("TorchRL, RAM", ("batches", "images", "priorities", "growth")),
     "d3rlpy": ("d3rlpy", ("batches",)),
-    "minari": ("Minari", ("files", "recording")),
-    "ray": ("RLlib", ("files", "rollouts")),
+    "minari": ("Minari", ("files", "formats", "recording")),
+    "ray": ("RLlib", ("files", "formats", "rollouts")),
 }
 
 
@@ -113,6 +113,12 @@ def test_every_budget_of_replay_is_in_the_table(run: Run) -> None:
         ("rollouts of 16 CartPole", ">=", 1.2),
         ("rollouts of 16 CartPole", ">=", 25),
         ("recorder's overhead, rlio", "<=", 10),
+        ("read RLlib's JSON, lists", ">=", 2),
+        ("read Minari's HDF5", ">=", 1),
+        ("convert D4RL's HDF5, 5,000 rows", "<=", 15),
+        ("statistics of obs and actions, 5,000 rows", "<=", 1),
+        ("to_d3rlpy", ">=", 0.5),
+        ("to_tensordict", ">=", 0.5),
         ("mixing three sources, hot stores", ">=", 0.9),
         ("resume from files at 10,000 rows", "<=", 1),
         ("resume from files at 10,000 rows", "<=", 1023),

@@ -1,4 +1,4 @@
-"""The command line: every command has help and stands in the README; errors are messages, not tracebacks."""
+"""The command line: commands have help and stand in docs/commands.md; errors are messages, not tracebacks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def commands() -> dict[str, object]:
     return dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]  # a group, as it has commands
 
 
-def test_every_command_has_help_and_stands_in_the_readme(checkout: Path) -> None:
-    readme = (checkout / "README.md").read_text(encoding="utf-8")
+def test_every_command_has_help_and_stands_in_the_page_of_commands(checkout: Path) -> None:
+    page = (checkout / "docs" / "commands.md").read_text(encoding="utf-8")
     assert "version" in commands()
     for name in commands():
         shown = runner.invoke(cli.app, [name, "--help"])
         assert shown.exit_code == 0
         assert "Usage" in shown.output
-        assert f"rlio {name}" in readme or f"make {name}" in readme, f"the README does not say `rlio {name}`"
+        assert f"| `rlio {name}" in page, f"docs/commands.md does not say `rlio {name}`"
 
 
 def test_without_a_command_the_help_is_shown() -> None:

@@ -50,10 +50,10 @@ def test_specs_with_stacks_are_written_and_read() -> None:
 def test_mismatches_say_what_was_found_and_expected() -> None:
     spec = ColumnSpec.of(np.zeros((2, 3), np.float32))
     assert spec.mismatch(np.zeros((5, 3), np.float32)) is None
-    assert spec.mismatch(np.zeros((5, 3))) == "dtype float64 where the column has <f4"
-    assert spec.mismatch(np.zeros((5, 4), np.float32)) == "rows of shape (4,) where the column has (3,)"
+    assert spec.mismatch(np.zeros((5, 3))) == "dtype float64, but the column has <f4"
+    assert spec.mismatch(np.zeros((5, 4), np.float32)) == "rows of shape (4,), but the column has (3,)"
     text = ColumnSpec.of(np.array(["a"], object))
-    assert text.mismatch(np.array(["a", None], object)) == "objects where the column has only strings"
+    assert text.mismatch(np.array(["a", None], object)) == "objects, but the column has only strings"
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_columns_of_every_kind_survive_to_the_bit(
     assert_identical(load(root), concat_samples(batches))
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     dtype=st.sampled_from(DTYPES),
     lengths=st.lists(st.integers(1, 6), min_size=2, max_size=8),

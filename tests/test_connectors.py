@@ -146,7 +146,7 @@ def test_the_space_behind_a_function_is_found_out_from_samples() -> None:
         (lambda: ObservationPipeline([lambda obs: obs[0]], Box(0, 1, (3,))), "function of a batch"),
         (lambda: ObservationPipeline([lambda obs: 3], Box(0, 1)), "function of a batch"),
         (lambda: ObservationPipeline([FrameStack], Box(0, 1)), r"such as FrameStack\(4\)"),
-        (lambda: ObservationPipeline(["flatten"], Box(0, 1)), "is no connector"),
+        (lambda: ObservationPipeline(["flatten"], Box(0, 1)), "is not a connector"),
         (lambda: ObservationPipeline([Flatten()], Dict(t=Text(5))), "Flatten is for Box.*Text"),
         (lambda: ObservationPipeline([FrameStack(2)], Discrete(2)), "FrameStack is for Box"),
         (lambda: ObservationPipeline([MeanStdFilter()], Discrete(2)), "has none"),

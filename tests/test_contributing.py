@@ -2,15 +2,18 @@
 
 import inspect
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_readme import blocks
+from pages import blocks
 
 import rlio
+import rlio.formats as rlio_formats
 from rlio.batch import Batch, concat_samples
+from rlio.formats.format import formats
 from rlio.testing import ReaderTests, WriterTests
 
 
@@ -33,8 +36,10 @@ def examples(checkout: Path) -> dict[str, Any]:
     """The names that its examples define."""
     scope: dict[str, Any] = {"__name__": "contributing"}
     code = blocks(checkout / "CONTRIBUTING.md", "python")
-    assert len(code) == 5
+    assert len(code) == 6
     for block in code:
+        if "FORMAT = Format(" in block:
+            continue  # A module of its own: see below.
         exec(compile(block, "CONTRIBUTING.md", "exec"), scope)
     return scope
 
@@ -92,3 +97,33 @@ def test_its_examples_run_and_pass_the_conformance_suites(
             writer.write(rlio.SampleBatch(t=[0.5]))
     with pytest.raises(rlio.EndOfData):
         scope["newest"](rlio.ReplayStore(capacity=10)).sample()
+
+
+def test_its_example_of_a_format_is_one_module_that_rlio_reads_and_converts(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module,) = [
+        code for code in blocks(checkout / "CONTRIBUTING.md", "python") if "FORMAT = Format(" in code
+    ]
+    (tmp_path / "formats").mkdir()
+    (tmp_path / "formats/run_files.py").write_text(module)
+    monkeypatch.setattr(rlio_formats, "__path__", [*rlio_formats.__path__, str(tmp_path / "formats")])
+    formats.cache_clear()
+    try:
+        lines = [[t, t + 0.5, t % 2, 1] for t in range(7)]
+        for name, part in (("a", lines[:3]), ("b", lines[3:])):
+            np.savetxt(tmp_path / f"{name}.run", part)
+        report = rlio.convert(tmp_path, tmp_path / "out", prove=True)
+        assert (report.source_format, report.episodes, report.rows) == ("run", 2, 7)
+        with rlio.read(tmp_path / "out", epochs=1) as reader:
+            rows = concat_samples(list(reader))
+        assert isinstance(rows, rlio.SampleBatch)
+        assert rows["obs"].tolist() == [line[:2] for line in lines]
+        assert np.flatnonzero(rows["terminateds"]).tolist() == [2, 6]
+        assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [2, 6]
+        (tmp_path / "c.run").write_text("1 2 3\n")
+        with pytest.raises(rlio.errors.CorruptData):
+            rlio.read(tmp_path, epochs=1)
+    finally:
+        sys.modules.pop("rlio.formats.run_files", None)
+        formats.cache_clear()

@@ -56,7 +56,7 @@ def test_the_order_is_writers_by_id_and_rows_ascending() -> None:
     assert [(segment.ref.writer[5], segment.first, segment.rows) for segment in data.segments] == [
         ("0", 0, 3), ("1", 0, 4), ("1", 4, 4), ("1", 8, 2),
     ]  # fmt: skip
-    assert repr(data) == f"Dataset({data.uri!r}: 13 rows, 4 shards)"
+    assert repr(data) == f"Dataset({data.uri!r}, 13 rows, 4 shards, 2 writers)"
     assert data.columns == {"default_policy": ["t", "obs", "eps_id"]}
 
 

@@ -54,6 +54,7 @@ def test_another_seed_gives_other_data(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.further
 def test_the_demo_runs_on_any_filesystem() -> None:
     report = run_demo(DemoOptions(out="memory://demo-test", **SHORTER))
     assert report.plot == "memory://demo-test/001/returns.png"

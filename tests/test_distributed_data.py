@@ -228,7 +228,7 @@ def test_errors_of_tasks_are_ours(root: str, tmp_path: Path) -> None:
         write_dataset(ray.data.from_items([{"a": 1}, {"a": None}], override_num_blocks=1), root)
     assert type(caught.value) is SchemaError
     assert caught.value.column == "a"
-    assert "give job=" in caught.value.__notes__[-1]
+    assert "pass job=" in caught.value.__notes__[-1]
     store(numbered(3), root=root, spool=None)
     with pytest.raises(rlio.errors.SchemaConflict):
         write_dataset(ray.data.from_items([{"t": 1.5}], override_num_blocks=1), root)
@@ -349,7 +349,7 @@ def test_a_job_with_other_rows_is_refused(root: str, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy")
     write_dataset(read_dataset(root, tasks=2), copy, job="nightly")
     before = Storage.open(copy).list("data")
-    with pytest.raises(OptionError, match=r"differ from those that were to be written, in .*obs"):
+    with pytest.raises(OptionError, match=r"differ from the new ones in .*obs"):
         write_dataset(read_dataset(root, tasks=2, filter="t > 0"), copy, job="nightly")
     with pytest.raises(OptionError, match=r"differ|does not have"):
         write_dataset(read_dataset(root, tasks=1), copy, job="nightly")

@@ -182,7 +182,7 @@ def test_sequences_stand_on_their_first_rows() -> None:
 
 def test_cut_sequences_are_an_error() -> None:
     (table,) = tables_of(store(sequences()))
-    with pytest.raises(SchemaError, match="sequence do not follow"):
+    with pytest.raises(SchemaError, match="sequence are no longer"):
         batch_of([table.filter(pa.array([True, False, True, True, True, True]))])
 
 
@@ -222,7 +222,7 @@ def test_what_has_no_type_in_arrow_is_refused_with_its_name() -> None:
     ("table", "match"),
     [
         (pa.table({"a": [1, None]}), "1 of 2 rows have no value"),
-        (pa.table({"a": [[1], [1, 2]]}), "rows of the shapes"),
+        (pa.table({"a": [[1], [1, 2]]}), "rows have the shapes"),
         (pa.table({"a": pa.nulls(2), "b": pa.array([None, None], pa.string())}), "none of 2 rows has"),
     ],
 )
@@ -375,7 +375,7 @@ def test_the_rows_of_one_policy_are_read_and_filtered() -> None:
     )
     with pytest.raises(MissingColumn):
         reader_of(root, policy="walker", columns=["rewards"])
-    with pytest.raises(OptionError, match="there are"):
+    with pytest.raises(OptionError, match="the data set has"):
         reader_of(root, policy="swimmer")
 
 

@@ -46,7 +46,7 @@ def setup_of(**options: Any) -> EnvSetup:
 
 @pytest.fixture(scope="module")
 def shared(ray_cluster: None) -> Iterator[ProcessStepper]:
-    """Three actors; failures are raised, and a reset makes anew what is gone."""
+    """Three actors; failures are raised, and a reset recreates what is gone."""
     stepper = make_stepper(RemoteEnv, setup_of(num_envs=3, batch_wait_ms=0.0, step_timeout=60.0))
     assert isinstance(stepper, ProcessStepper)
     yield stepper
@@ -246,7 +246,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
     assert isinstance(stepper, ProcessStepper)
     stepper.reset()
     stepper.envs.set_attr("fault", "raise")
-    with pytest.raises(EnvError, match="no connection'; it was made anew 2 times in a row, see max_env_re"):
+    with pytest.raises(EnvError, match="no connection'; it was recreated 2 times in a row, see max_env_re"):
         step_until(stepper, 0, 0)
     assert stepper.failures == 3
     stepper.close()
@@ -265,7 +265,7 @@ def test_what_cannot_be_made_there_is_an_option_error() -> None:
 def test_what_actors_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     vector = CountingVectorEnv(2, AutoresetMode.SAME_STEP, truncates=True)
     for env, words in (
-        (CountingEnv(0, truncates=True), "remote_worker_envs=True, but .*in this process already"),
+        (CountingEnv(0, truncates=True), "remote_worker_envs=True, but .*already in this process"),
         (vector, "remote_worker_envs=True, but .*pass a function"),
     ):
         with pytest.raises(OptionError, match=words):

@@ -179,7 +179,7 @@ def test_an_error_of_an_environment_says_whose_it_is_and_the_others_rows_stay(pa
 
 
 def raises(worker: RolloutWorker) -> int:
-    index = worker.creation_args["worker_index"]
+    index = worker.creation_args["place"].worker_index
     if index == 2:
         raise KeyError("no such thing")
     return int(index)

@@ -15,6 +15,7 @@ import rlio
 from rlio.batch import MultiAgentBatch, concat_samples
 from rlio.distributed import FaultTolerance, Fragment, WorkerGroup
 from rlio.sampling.config import RolloutConfig
+from rlio.sampling.policy_setup import PolicySetup
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
@@ -54,7 +55,7 @@ def pair(ray_cluster: None, output: str) -> Iterator[WorkerGroup]:
     with WorkerGroup(
         AgentCounter,
         {"even": Weighed(), "odd": Weighed()},
-        policy_mapping_fn=map_agent,
+        policy_setup=PolicySetup(policy_mapping_fn=map_agent),
         num_workers=2,
         seed=6,
         rollout=RolloutConfig(rollout_fragment_length=STEPS),
@@ -154,7 +155,7 @@ def test_the_batch_of_a_single_worker_belongs_to_the_caller_too(ray_cluster: Non
     """Of several policies, and of one that acts for all agents."""
     config = RolloutConfig(rollout_fragment_length=STEPS)
     for policies, options in (
-        ({"even": Chosen, "odd": Chosen}, {"policy_mapping_fn": map_agent}),
+        ({"even": Chosen, "odd": Chosen}, {"policy_setup": PolicySetup(policy_mapping_fn=map_agent)}),
         (Chosen, {}),
     ):
         with WorkerGroup(AgentCounter, policies, num_workers=1, seed=0, rollout=config, **options) as group:

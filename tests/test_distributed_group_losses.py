@@ -137,7 +137,7 @@ def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_to
 
 def has_filters(worker: RolloutWorker) -> tuple[int, int, bool]:
     (mine,) = worker.get_filters()["default_policy"]
-    return mine.running_stats.n, mine.buffer.n, bool(worker.creation_args["recreated_worker"])
+    return mine.running_stats.n, mine.buffer.n, bool(worker.creation_args["place"].recreated_worker)
 
 
 @pytest.fixture(scope="module")
@@ -308,12 +308,12 @@ def test_a_probe_replaces_idle_workers_that_hang_and_tells_of_those_that_cannot_
 
 
 def hang_in_second(worker: RolloutWorker) -> None:
-    if worker.creation_args["worker_index"] == 2:
+    if worker.creation_args["place"].worker_index == 2:
         time.sleep(600)
 
 
 def stop_second(worker: RolloutWorker) -> None:
-    if worker.creation_args["worker_index"] == 2:
+    if worker.creation_args["place"].worker_index == 2:
         assert worker.runner is not None
         worker.runner.stop()
 
@@ -342,7 +342,7 @@ def test_a_call_that_a_worker_dies_in_is_an_error_and_another_takes_its_place(
 
 
 def die_in_second(worker: RolloutWorker) -> int:
-    index = int(worker.creation_args["worker_index"])
+    index = int(worker.creation_args["place"].worker_index)
     if index == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return index
@@ -393,7 +393,7 @@ def test_a_worker_that_always_dies_is_given_up_and_what_it_had_written_is_stored
         assert all(len(batch) == STEPS for batch in served[1:])
         assert [status.alive for status in workers.status()] == [False, True]
         assert [loss.restarted for loss in workers.losses] == ([True, False] if drops else [False])
-        assert workers.foreach_worker(lambda worker: worker.creation_args["worker_index"]) == [2]
+        assert workers.foreach_worker(lambda worker: worker.creation_args["place"].worker_index) == [2]
     # Nobody has opened a writer here since the last one died.
     rows = columns_of(list(rlio.DatasetReader(root, epochs=1, batch_size=1000)))
     check_nothing_missing(rows)

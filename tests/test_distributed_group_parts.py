@@ -66,8 +66,8 @@ def test_who_takes_anothers_place_records_other_episodes_under_other_ids(tmp_pat
 
 def test_a_group_takes_the_keywords_of_a_worker_but_those_that_it_gives_itself() -> None:
     of_worker = set(signature(rlio.RolloutWorker.__init__).parameters)
-    own = {"self", "env", "policy", "seed", "worker_index", "num_workers", "recreated_worker"}
-    assert set(WorkerKeywords.__annotations__) == of_worker - own
+    own = {"self", "env", "policy", "seed", "place"}
+    assert set(WorkerKeywords.__annotations__) - {"log_dir"} == of_worker - own
 
 
 def test_paths_and_names_mean_the_same_in_every_process(
@@ -106,8 +106,8 @@ def bound() -> LinearPolicy:
     ("env", "policy", "keywords", "said"),
     [
         (gym.make("CartPole-v1"), LinearPolicy, {}, "each worker needs its own"),
-        ("CartPole-v1", bound(), {}, "acts already"),
-        ("CartPole-v1", {"a": LinearPolicy, "b": bound()}, {}, "b=.*acts already"),
+        ("CartPole-v1", bound(), {}, "already acts"),
+        ("CartPole-v1", {"a": LinearPolicy, "b": bound()}, {}, "b=.*already acts"),
         ("CartPole-v1", LinearPolicy, {"output": rlio.NoopOutput()}, "open in this process"),
         ("CartPole-v1", LinearPolicy, {"worker_index": 3}, "no option 'worker_index'"),
         ("CartPole-v1", LinearPolicy, {"record": "all", "input": "rows", "output": "rows"}, "read again"),
@@ -134,7 +134,7 @@ def test_there_are_workers() -> None:
 
 
 @pytest.mark.parametrize("name", _OURS)
-def test_how_workers_are_started_anew_is_the_groups_affair(name: str) -> None:
+def test_how_workers_are_restarted_is_the_groups_affair(name: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(OptionError, match=name):
         WorkerGroup("CartPole-v1", LinearPolicy, num_workers=1, actor_options={name: 2})
@@ -263,7 +263,7 @@ def test_what_a_worker_sees_while_statistics_are_summed_is_counted_the_next_time
 
 def test_statistics_of_several_policies_are_summed_policy_by_policy() -> None:
     rollout = RolloutConfig(rollout_fragment_length=30, observation_connectors=[MeanStdFilter()])
-    keywords = {"rollout": rollout, "policy_mapping_fn": even_odd}
+    keywords = {"rollout": rollout, "policy_setup": rlio.sampling.PolicySetup(policy_mapping_fn=even_odd)}
     policies = {"even": rlio.RandomPolicy, "odd": rlio.RandomPolicy}
     env = make_multi_agent("CartPole-v1")(num_agents=3)
     spec = WorkerSpec(env, policies, keywords, num_workers=2, seed=0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from further import further
 from group_envs import make_known
 from linear_policy import LinearPolicy
-from test_readme import blocks
+from pages import blocks
 
 import rlio
 from rlio.distributed.group.worker_spec import WorkerId, WorkerSpec
@@ -47,6 +48,27 @@ def test_a_group_samples_learns_and_records(
     assert float(capsys.readouterr().out) > 0
     # Fragments of 100 steps of 8 environments.
     assert len(rlio.open_dataset(tmp_path / "cartpole")) == 3 * 800
+
+
+@pytest.mark.further
+@pytest.mark.xdist_group("ray")
+def test_ray_data_reads_writes_and_judges(
+    checkout: Path, tmp_path: Path, ray_cluster: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollout = RolloutConfig(rollout_fragment_length=500)
+    with rlio.RolloutWorker(
+        "CartPole-v1", rlio.RandomPolicy(), rollout=rollout, output=tmp_path / "cartpole", seed=0
+    ) as worker:
+        worker.sample()
+    scope: dict[str, Any] = {"rlio": rlio, "relabel": lambda batch: batch, "policy": even}
+    for words in ("import read_dataset, write_dataset", "distributed.evaluate_offline("):
+        exec(compile(block_with(checkout, words, tmp_path), "distributed.md", "exec"), scope)
+    assert len(rlio.open_dataset(tmp_path / "relabelled")) == 500
+    assert "v_behavior" in capsys.readouterr().out
+
+
+def even(obs: Any, actions: Any) -> Any:
+    return np.full(len(actions), np.log(0.5))
 
 
 def test_an_output_that_is_a_function_passes_on_where_the_rows_come_from(

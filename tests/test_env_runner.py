@@ -211,7 +211,7 @@ def test_sampled_steps_are_at_least_as_many_as_asked_for() -> None:
     assert sum(map(len, runner.sample(num_timesteps=1000))) == 1002  # more than a fragment
 
 
-def test_whole_episodes_after_fragments_begin_anew() -> None:
+def test_whole_episodes_after_fragments_starts_over() -> None:
     runner = runner_of(AutoresetMode.NEXT_STEP, rollout_fragment_length=7)
     rows = len(runner.run())
     episodes = runner.sample(num_episodes=5)
@@ -435,7 +435,7 @@ class Remembering(Policy):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_recurrent_state_and_inputs_begin_anew_with_every_episode(mode: AutoresetMode) -> None:
+def test_recurrent_state_and_inputs_start_over_with_every_episode(mode: AutoresetMode) -> None:
     batch = EnvRunner(vector(mode), Remembering(), config=RolloutConfig(rollout_fragment_length=80)).run()
     t = batch["t"]
     assert np.array_equal(batch["count"], t)
@@ -538,7 +538,7 @@ def test_a_restored_runner_goes_on_counting_with_other_episodes() -> None:
         (lambda: 3, {}, "expected a gymnasium environment"),
         (3, {}, "expected a gymnasium id"),
         (Counter(), {"num_envs": 2}, "pass a function"),
-        (Counter, {"vectorize_mode": "native"}, "needs a vector environment"),
+        (Counter, {"vectorize_mode": "native"}, "expected a vector environment"),
         (lambda: vector(MODES[0], n=3), {"num_envs": 2}, "the vector environment has 3"),
         (lambda: vector(MODES[0], n=3), {"num_envs": 2, "vectorize_mode": "async"}, "cannot be made"),
     ],
@@ -620,7 +620,7 @@ def test_misuse_is_answered_with_what_to_do() -> None:
     runner = EnvRunner(Counter, Chosen())
     with pytest.raises(OptionError, match="steps=0"):
         runner.run(0)
-    with pytest.raises(OptionError, match="give one of them"):
+    with pytest.raises(OptionError, match="pass only one of them"):
         runner.sample(num_timesteps=1, num_episodes=1)
     with pytest.raises(OptionError, match="num_episodes=0"):
         runner.sample(num_episodes=0)

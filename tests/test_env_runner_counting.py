@@ -32,6 +32,7 @@ def recorded(envs: Any, *, rows: int, truncates: bool, **config: Any) -> None:
     parts, sizes, count = [], iter(np.tile([1, 333, 50, 7, 1000, 128], rows)), 0
     while count < rows:
         parts.append(runner.run(int(next(sizes))))
+        assert len(parts[-1]), "a batch without rows: the loop would not end"
         count += len(parts[-1])
     runner.stop()
     found = check_stream(parts, num_envs=runner.num_envs, truncates=truncates, told_by_actions=True)

@@ -126,7 +126,7 @@ def test_a_state_with_a_key_that_is_missing_changes_nothing() -> None:
         Progress.from_state({"timesteps": 1, "unrolls": "2", "steps_dropped": 0})
 
 
-def test_made_anew_in_the_middle_it_counts_what_waited_and_goes_on() -> None:
+def test_recreated_in_the_middle_it_counts_what_waited_and_goes_on() -> None:
     config = RolloutConfig(batch_mode="complete_episodes", rollout_fragment_length=20, num_envs=4)
     runner = EnvRunner("CartPole-v1", RandomPolicy(), config=config, seed=0)
     rows = len(runner.run())

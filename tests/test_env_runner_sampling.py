@@ -194,11 +194,11 @@ def test_an_auto_fragment_shares_out_the_train_batch(batch: int, envs: int, work
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rollout_fragment_length": "auto"}, "give that too"),
-        ({"train_batch_size": 100}, "is for rollout_fragment_length='auto'"),
+        ({"rollout_fragment_length": "auto"}, "pass that too"),
+        ({"train_batch_size": 100}, "requires rollout_fragment_length='auto'"),
         ({"rollout_fragment_length": "some"}, "rollout_fragment_length='some'"),
         ({"horizon": 0}, "horizon=0"),
-        ({"soft_horizon": True}, "give horizon too"),
+        ({"soft_horizon": True}, "pass horizon too"),
         ({"clip_rewards": -1.0}, "clip_rewards=-1.0"),
         ({"clip_rewards": "sign"}, "clip_rewards='sign'"),
         ({"observation_connectors": "flatten"}, "observation_connectors"),
@@ -294,7 +294,7 @@ def test_at_a_soft_horizon_the_environment_goes_on_in_another_episode(mode: Auto
     assert all(episode.t_started == 0 and len(episode) <= 5 for episode in whole)
 
 
-def test_a_stack_begins_anew_at_a_soft_horizon() -> None:
+def test_a_stack_starts_over_at_a_soft_horizon() -> None:
     config = {"observation_connectors": [FrameStack(2)], "horizon": 3, "soft_horizon": True}
     batch = runner_of(Fixed, **config, rollout_fragment_length=30).run()
     shown, t = batch["obs"][:, :, 0], batch["t"]

@@ -53,11 +53,11 @@ WRONG = {
     ),
     "no info in reset": (
         {"reset": lambda self, seed=None: self.obs},
-        r"reset\(\): gave ndarray array.*: expected \(observation, info\)",
+        r"reset\(\): returned ndarray array.*: expected \(observation, info\)",
     ),
     "the old interface": (
         {"step": lambda self, action: (self.obs, 0.0, False, {})},
-        r"step\(\): gave a tuple of 4: expected \(observation, reward, terminated, truncated, info\)",
+        r"step\(\): returned a tuple of 4: expected \(observation, reward, terminated, truncated, info\)",
     ),
     "a shape": (
         {"obs": np.zeros(3, np.float32)},
@@ -77,7 +77,7 @@ WRONG = {
     ),
     "a part is missing": (
         {"observation_space": NESTED, "obs": {"a": np.zeros(2, np.float32)}},
-        r"reset\(\): the observation has nothing at b/0: a dict with the keys \['a'\]",
+        r"reset\(\): the observation has no value at b/0: a dict with the keys \['a'\]",
     ),
     "a part is wrong": (
         {"observation_space": NESTED, "obs": {"a": np.zeros(2, np.float32), "b": (3, np.float64(1))}},
@@ -113,7 +113,7 @@ def first_steps(env: Any, mode: str = "sync", **options: Any) -> None:
 def test_what_is_wrong_is_told_with_the_place(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError, match=message) as caught:
         first_steps(kind(**attributes))
-    assert "check_env=False goes on without looking" in str(caught.value)
+    assert "check_env=False skips this check" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a shape", "out of bounds in a step", "a step without action"])
@@ -127,7 +127,7 @@ def test_it_is_told_from_other_processes_too(name: str) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("restarts", [None, RestartPolicy()], ids=["", "restarting"])
 def test_it_is_told_once_and_no_restart_is_tried(mode: str, restarts: RestartPolicy | None) -> None:
-    """It was an EnvError within an EnvError, with the advice to make such environments anew."""
+    """It was an EnvError within an EnvError, with the advice to make such environments again."""
     with pytest.raises(EnvError, match=r"7\.0 at index") as caught:
         first_steps(kind(next_obs=np.array([0.0, 7.0], np.float32)), mode, restarts=restarts)
     assert "EnvError" not in str(caught.value)
@@ -140,7 +140,7 @@ def test_without_checks_only_what_cannot_be_stored_is_an_error(mode: str) -> Non
     first_steps(kind(next_obs=np.array([0.0, 1.5], np.float32)), mode, check=False)
     first_steps(kind(rest=(0.0, 0, False, {})), mode, check=False)
     with pytest.raises(
-        EnvError, match=r"an observation is float32 \(3,\), but the space says float32 \(2,\)"
+        EnvError, match=r"an observation is float32 \(3,\), but the space expects float32 \(2,\)"
     ):
         first_steps(kind(obs=np.zeros(3, np.float32)), mode, check=False)
     three = kind(reset=lambda self, seed=None, options=None: (self.obs, {}, 3))

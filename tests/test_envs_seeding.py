@@ -181,8 +181,8 @@ def test_an_env_config_reaches_who_makes_environments_or_is_refused() -> None:
         (Seeded, "takes no argument"),
         (lambda render_mode=None: Seeded(), "takes no argument"),
         (lambda **options: Seeded(), "takes no argument"),
-        (Seeded(), "there already"),
-        (SyncVectorEnv([Seeded]), "there already"),
+        (Seeded(), "exists already"),
+        (SyncVectorEnv([Seeded]), "exists already"),
     ):
         with pytest.raises(OptionError, match=f"env_config={{'a': 1}}.*{words}"):
             make_stepper(env, setup)
@@ -249,7 +249,7 @@ def test_environs_are_set_before_environments_are_made(monkeypatch: pytest.Monke
         runner = EnvRunner(Looking, RandomPolicy(), config=config, seed=0)
         assert runner.envs.get_attr("seen") == (mode,)
         runner.stop()
-    with pytest.raises(OptionError, match="names and values are str"):
+    with pytest.raises(OptionError, match="expected str names and values"):
         set_environs({"A": 1})  # type: ignore[dict-item]
 
 

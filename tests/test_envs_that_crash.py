@@ -79,7 +79,7 @@ def run(stepper: Stepper, steps: int) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("t", [0, 1, 3, LENGTH])
-def test_an_environment_that_fails_is_made_anew_and_the_others_go_on(mode: str, t: int) -> None:
+def test_an_environment_that_fails_is_recreated_and_the_others_go_on(mode: str, t: int) -> None:
     """Row "restart_failed_sub_environments": its episode is discarded, and no other row is lost or wrong."""
     seen = sampled(stepper_of(fails_once(1, episode=2, t=t), mode), until=5)
     assert seen.faulty == [1]
@@ -87,7 +87,7 @@ def test_an_environment_that_fails_is_made_anew_and_the_others_go_on(mode: str, 
     assert seen.episodes(0)[:5] == seen.episodes(2)[:5] == [(0, n) for n in range(5)]
 
 
-def test_a_vector_environment_that_fails_is_an_error_and_a_reset_begins_anew() -> None:
+def test_a_vector_environment_that_fails_is_an_error_and_a_reset_starts_over() -> None:
     for autoreset in AutoresetMode:
         fails = fails_once(1, episode=1, t=2)
         makers = [
@@ -167,7 +167,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised(mode: str) -> None:
             raise ValueError("no connection")
 
     stepper = stepper_of(fails, mode, restarts=RestartPolicy(max_restarts=3))
-    with pytest.raises(EnvError, match="no connection'; it was made anew 3 times in a row, see max_env_re"):
+    with pytest.raises(EnvError, match="no connection'; it was recreated 3 times in a row, see max_env_re"):
         sampled(stepper, until=10)
     assert stepper.failures == 4
     stepper.close()
@@ -261,11 +261,11 @@ def test_an_environment_whose_episodes_never_end_is_given_up(monkeypatch: pytest
             raise ValueError("always")
 
     stepper = stepper_of(fails, "sync")
-    with pytest.raises(EnvError, match="none of its last 50 episodes came to an end"):
+    with pytest.raises(EnvError, match="none of its last 50 episodes ended"):
         sampled(stepper, until=1)
 
 
-def test_what_cannot_be_made_anew_is_refused_beforehand() -> None:
+def test_what_cannot_be_recreated_is_refused_beforehand() -> None:
     with pytest.raises(OptionError, match="pass a function"):
         make_stepper(Crashing(EnvContext()), EnvSetup(restarts=AT_ONCE))
 
@@ -276,7 +276,7 @@ def test_what_cannot_be_made_anew_is_refused_beforehand() -> None:
         make_stepper(lambda: envs, EnvSetup(restarts=AT_ONCE))
 
 
-def test_an_environment_made_anew_has_the_spaces_of_the_first() -> None:
+def test_an_environment_recreated_has_the_spaces_of_the_first() -> None:
     class Changed(Crashing):
         def __init__(self, context: EnvContext) -> None:
             super().__init__(context)
@@ -288,7 +288,7 @@ def test_an_environment_made_anew_has_the_spaces_of_the_first() -> None:
         policy = RestartPolicy(max_restarts=2)
         stepper = make_stepper(Changed, EnvSetup(vectorize_mode=mode, context=context, restarts=policy))
         stepper.reset()
-        with pytest.raises(EnvError, match=r"other spaces.*Discrete\(5\)"):
+        with pytest.raises(EnvError, match=r"has the spaces.*Discrete\(5\)"):
             run(stepper, 10)
         stepper.close()
 
@@ -309,11 +309,11 @@ def test_failures_in_the_first_reset_are_waited_for_and_told() -> None:
         stepper.close()
 
 
-def test_who_is_made_anew_is_told() -> None:
+def test_recreated_environments_are_told() -> None:
     for mode in ("sync", "async"):
         stepper = stepper_of(fails_once(1, episode=1, t=2), mode)
         told: list[int] = []
-        stepper.on_made_anew = told.append
+        stepper.on_recreated = told.append
         sampled(stepper, until=4)
         assert told == [1]
 
@@ -327,11 +327,11 @@ def test_a_policy_of_restarts_says_what_is_wrong_with_it() -> None:
             RestartPolicy(**options)  # type: ignore[arg-type]
 
 
-def test_a_step_that_works_begins_the_count_anew() -> None:
+def test_a_step_that_works_begins_the_count_again() -> None:
     restarts = Restarts(RestartPolicy(max_restarts=2), num_envs=1)
     for _ in range(50):
         restarts.failed(0, ValueError("now and then"))
-        restarts.made_anew(0)
+        restarts.recreated(0)
         restarts.stepped(0)
     assert restarts.count == 50
 
@@ -410,7 +410,7 @@ def test_a_runner_discards_the_episode_counts_it_and_goes_on(mode: str, batch_mo
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("t", [0, 3])
-def test_a_runner_without_restarts_raises_and_begins_anew(mode: str, t: int) -> None:
+def test_a_runner_without_restarts_raises_and_starts_over(mode: str, t: int) -> None:
     runner, _ = runner_of(fails_once(1, episode=2, t=t), mode, restart_failed_sub_environments=False)
     with pytest.raises(EnvError, match=r"environment 1 failed in .*the simulator is gone"):
         runner.run()

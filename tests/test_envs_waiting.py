@@ -209,7 +209,7 @@ def test_what_environments_that_are_there_already_cannot_do_is_refused() -> None
     """Not passed over: nobody believes in a time limit that there is not."""
     vector = gym.vector.SyncVectorEnv([lambda: cartpole(0, False)])
     for env, options, words in (
-        (cartpole(0, False), {}, "vectorize_mode='async'.*in this process already"),
+        (cartpole(0, False), {}, "vectorize_mode='async'.*already in this process"),
         (vector, {"step_timeout": 5.0}, "env_step_timeout=5.0.*pass a function"),
         (vector, {"batch_wait_ms": 0.0}, "remote_env_batch_wait_ms=0.0.*pass a function"),
     ):
@@ -239,7 +239,7 @@ def test_environments_of_unlike_spaces_are_refused_and_leave_no_process() -> Non
         return env
 
     context = EnvContext({"wait": lambda env: None})
-    with pytest.raises(OptionError, match="environment 1 has other spaces"):
+    with pytest.raises(OptionError, match="environment 1 has the spaces"):
         make_stepper(make, EnvSetup(num_envs=2, vectorize_mode="async", context=context))
     assert set(multiprocessing.active_children()) == before
 

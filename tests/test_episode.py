@@ -181,7 +181,7 @@ class TestParts:
             ({}, {"id_": 6}, "same id"),
             ({}, {"agent_id": 1}, "same id"),
             ({"terminated": True}, {}, "has ended"),
-            ({}, {"t_started": 5}, "starts at step 4"),
+            ({}, {"t_started": 5}, "start at step 4"),
             ({}, {"infos": None}, "infos or extra outputs"),
             ({}, {"extra_outputs": {}}, "infos or extra outputs"),
             ({}, {}, "not where the second starts"),

@@ -2,15 +2,22 @@
 
 import operator
 import os
+import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import blocks, commands_of
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+#: They need libraries that are not installed here; tests/integrations runs them.
+ELSEWHERE = ("d3rlpy_cql.py", "rllib_bc.py", "sb3_warm_start.py", "torchrl_sac.py")
+EXAMPLES = sorted(
+    path for path in (Path(__file__).parents[1] / "examples").glob("*.py") if path.name not in ELSEWHERE
+)
 ARGUMENTS = {"clone_from_log.py": ["out"], "convert_rllib.py": ["old/*.json", "out"]}
+RETURN = re.compile(r"(-?\d+) (?:in|after|of|if)")
 NAME = operator.attrgetter("name")
 LINUX = sys.platform == "linux"
 PRINTS = {
@@ -24,13 +31,23 @@ PRINTS = {
     "online_dqn.py": "200 updates after",
     "record_your_loop.py": "20 episodes in",
     "clone_from_log.py": "student",
+    "csv_to_policy.py": "from log.csv",
     "convert_rllib.py": "3 rows",
     "resume.py": "the run that was stopped ended where the other did",
     "worker_group.py": "steps by 2 writers",
 }
+#: Those that train print the mean return of the data, and last that of the policy, which is this much higher.
+GAINS = {"decision_transformer.py": 100, "filtered_bc.py": 300, "iql.py": 400, "td3_bc.py": 400}
+PRINTS |= dict.fromkeys(GAINS, "mean return: ")
 ON_RAY = ("worker_group.py",)
 #: Those that learn, or start processes that import torch.
-LONG = ("clone_from_log.py", "data_parallel.py", "external_client.py", "online_dqn.py")
+LONG = ("clone_from_log.py", "data_parallel.py", "external_client.py", "online_dqn.py", *GAINS)
+
+
+def gain(printed: str) -> int:
+    """How much higher the last return is than the first, that of the data."""
+    recorded, *_, trained = RETURN.findall(printed.partition("mean return: ")[2])
+    return int(trained) - int(recorded)
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +105,16 @@ def test_an_example_runs_in_an_interpreter_of_its_own(example: Path, folder: Pat
     )
     assert done.returncode == 0, done.stderr
     assert PRINTS[example.name] in done.stdout
+    if example.name in GAINS:
+        assert gain(done.stdout) >= GAINS[example.name], done.stdout
+
+
+def test_the_cookbook_shows_each_recipe_with_what_it_prints(checkout: Path) -> None:
+    shown = {}
+    for code in blocks(checkout / "docs" / "cookbook.md", "console"):
+        ((_, path),) = commands_of(code)
+        assert (checkout / path).is_file()
+        if "mean return: " in code:
+            shown[Path(path).name] = gain(code)
+    assert set(shown) == {*GAINS, *ELSEWHERE}
+    assert all(shown[name] >= GAINS.get(name, 100) for name in shown), shown

@@ -223,7 +223,7 @@ def test_episodes_that_are_not_for_training_leave_no_rows() -> None:
 def test_the_end_of_the_loop_is_the_end_of_the_data() -> None:
     runner = ExternalRunner(Loops(episodes=5), RandomPolicy())
     assert sum(len(batch) for batch in SamplerInput(runner)) == 20
-    with pytest.raises(EndOfData, match="has ended"):
+    with pytest.raises(EndOfData, match="ended"):
         runner.run(9)
     runner.stop()
 
@@ -279,13 +279,13 @@ def test_wrong_calls_say_what_is_wrong() -> None:
     runner = ExternalRunner(env, RandomPolicy(), timeout=0.05)
     name = env.start_episode("mine")
     for call, error, words in (
-        (lambda: env.start_episode("mine"), OptionError, "runs already"),
+        (lambda: env.start_episode("mine"), OptionError, "is already running"),
         (lambda: env.get_action("other", [0.0, 0.0]), OptionError, "'mine'"),
         (lambda: env.log_returns(name, 1.0), OptionError, "before its first action"),
         (lambda: env.get_action(name, [0.0, 0.0, 0.0]), SchemaError, r"\(3,\)"),
         (lambda: env.log_action(name, [0.0, 0.0], 0.5), SchemaError, "actions"),
         (lambda: env.get_action(name, [0.0, 0.0]), EnvError, r"within 0\.05 s"),
-        (lambda: ExternalRunner(env, RandomPolicy()), OptionError, "has a runner already"),
+        (lambda: ExternalRunner(env, RandomPolicy()), OptionError, "already has a runner"),
         (lambda: ExternalRunner("CartPole-v1", RandomPolicy()), OptionError, "ExternalEnv"),  # type: ignore[arg-type]
     ):
         with pytest.raises(error, match=words):

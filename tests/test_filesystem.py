@@ -910,7 +910,7 @@ def test_a_storage_works_on_after_a_fork(tmp_path: Path) -> None:
     child.join()
 
 
-def test_an_asynchronous_client_is_made_anew_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_asynchronous_client_is_recreated_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     class Client(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no type information
         protocol = "client"
         async_impl = True

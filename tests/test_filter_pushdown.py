@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from growing_data import A, B, grow
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from stored_batches import files, fresh_root, group_bytes, put, remove, store
 
@@ -438,6 +438,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(st.lists(tables(), min_size=1, max_size=3), st.sampled_from(TEXTS), st.sampled_from([64, 256, 4096]))
 def test_the_rows_are_those_of_a_mask_over_everything(
     batches: list[SampleBatch], text: str, bytes_: int

@@ -11,6 +11,7 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.filters import synchronize_filters
+from rlio.sampling.runners import WorkerPlace
 from rlio.worker import RolloutWorker
 
 
@@ -29,9 +30,7 @@ class Spied(MeanStdFilter):
 
 def worker_of(index: int, filters: int = 1) -> RolloutWorker:
     config = RolloutConfig(rollout_fragment_length=20, observation_connectors=[Spied()] * filters)
-    return RolloutWorker(
-        "CartPole-v1", LinearPolicy(), rollout=config, worker_index=index, num_workers=3, seed=0
-    )
+    return RolloutWorker("CartPole-v1", LinearPolicy(), rollout=config, place=WorkerPlace(index, 3), seed=0)
 
 
 def filter_of(worker: RolloutWorker) -> Spied:

@@ -17,9 +17,10 @@ import pytest
 from foreign_files import GOLDEN_MINARI, UNREAD, d3rlpy_1, lerobot_3, minari_parquet
 
 import rlio
-from rlio.dataset import foreign_layouts
-from rlio.dataset.foreign_layouts import check_step_columns, recognise
+from rlio.dataset import step_columns
+from rlio.dataset.step_columns import check_step_columns
 from rlio.errors import DataNotFound, UnknownLayout
+from rlio.formats.format import recognise
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.readers.foreign_parquet import ForeignParquetReader
 from rlio.readers.json_reader import JsonReader
@@ -52,7 +53,9 @@ def test_the_padding_rows_of_minari_are_not_served_as_steps(on_error: Any, tmp_p
 def test_two_episodes_of_d3rlpy_are_not_joined_where_the_first_was_cut(tmp_path: Path) -> None:
     d3rlpy_1(tmp_path)
     with pytest.raises(UnknownLayout, match="d3rlpy 1"):
-        served(rlio.read(str(tmp_path / "dataset.h5"), epochs=1))
+        served(D4RLReader(str(tmp_path / "dataset.h5"), epochs=1))
+    rows = rlio.concat_samples(served(rlio.read(str(tmp_path / "dataset.h5"), epochs=1)))
+    assert rows["eps_id"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("columns", [None, ["action", "next.reward"]])
@@ -74,7 +77,7 @@ def test_a_layout_is_named_by_whatever_is_pointed_at_its_folder(
     for folder in folders:
         found = recognise(folder)
         assert found is not None
-        assert (found.name, found.reader) == (name, None), folder
+        assert (found.format.title, found.format.is_read) == (name, False), folder
         with pytest.raises(UnknownLayout, match=name):
             rlio.read(folder, epochs=1).sample()
         for reader in (JsonReader, ForeignParquetReader, D4RLReader):
@@ -96,7 +99,7 @@ def test_layouts_are_named_on_other_filesystems_too(tmp_path: Path) -> None:
     for place in ("", "/data", "/data/0", "/data/0/part-0.parquet"):
         found = recognise(f"memory://foreign-layouts{place}")
         assert found is not None
-        assert found.name == "Minari", place
+        assert found.format.title == "Minari", place
     with pytest.raises(UnknownLayout, match="Minari"):
         rlio.read("memory://foreign-layouts/data/*/*.parquet", epochs=1).sample()
 
@@ -112,7 +115,7 @@ def test_what_rlio_reads_is_named_with_its_reader(tmp_path: Path) -> None:
         for name in ("observations", "actions", "rewards", "terminals"):
             file[name] = np.zeros(3)
     readers = {
-        place: found.reader if (found := recognise(tmp_path / place)) else None
+        place: found.format.reader_class().__name__ if (found := recognise(tmp_path / place)) else None
         for place in ("json", "parquet", "hopper.hdf5")
     }
     assert readers == {
@@ -220,7 +223,7 @@ def test_a_doubtful_dataset_of_a_file_like_d4rls_is_refused_by_its_name(tmp_path
 def test_the_page_has_every_layout_and_every_doubtful_column(checkout: Path) -> None:
     page = (checkout / "docs/foreign.md").read_text(encoding="utf-8")
     assert [name for name in UNREAD if name not in page] == []
-    assert [name for name in foreign_layouts._MEANT if f"`{name}`" not in page] == []
+    assert [name for name in step_columns._MEANT if f"`{name}`" not in page] == []
 
 
 # ---- what a look costs ----

@@ -145,6 +145,32 @@ def test_spaces_give_structure_and_dtypes(tmp_path: Path) -> None:
     assert batch["terminateds"].tolist() == [False, False, True]
 
 
+def test_rows_that_rllibs_recorder_wrote_twice_are_warned_about_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def record(name: str, ids: list[str]) -> None:
+        rows = range(len(ids))
+        save(
+            tmp_path / name,
+            {
+                "eps_id": ids, "module_id": ["default_module"] * len(ids), "obs": [[0.5]] * len(ids),
+                "actions": list(rows), "rewards": [1.0] * len(ids),
+                "terminateds": [r % 2 == 1 for r in rows], "truncateds": [False for _ in rows],
+            },
+        )  # fmt: skip
+
+    record("a.parquet", ["x", "x", "y", "y"])
+    assert len(read(tmp_path)) == 4
+    assert not caplog.records
+    record("b.parquet", ["x", "x", "y", "y", "z", "z"])
+    for options in ({}, {"shuffle": True, "seed": 3}):
+        caplog.clear()
+        assert len(read(tmp_path, **options)) == 10
+        assert [each.levelname for each in caplog.records] == ["WARNING"]
+        first, second = caplog.records[0].args[1], caplog.records[0].args[3]  # type: ignore[index]
+        assert {str(first)[-9:], str(second)[-9:]} == {"a.parquet", "b.parquet"}
+
+
 def test_packed_text_of_one_row_a_step_is_unpacked(tmp_path: Path) -> None:
     """As RLlib's new recordings are."""
     rows = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -580,7 +606,7 @@ def test_files_without_rows_raise(tmp_path: Path) -> None:
 
 def test_episodes_in_msgpack_say_what_to_do(tmp_path: Path) -> None:
     save(tmp_path / "a.parquet", {"item": [b"\x80"]})
-    with pytest.raises(UnknownLayout, match="output_write_episodes"):
+    with pytest.raises(UnknownLayout, match=r"rlio\.read"):
         ForeignParquetReader(tmp_path)
 
 

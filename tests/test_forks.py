@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from counter_env import episode
 from crash_child import fork, wait_for
+from further import further
 from stored_batches import group_bytes, numbered, store
 
 import rlio
@@ -113,7 +115,11 @@ GOES_ON: dict[str, Callable[[str], InputReader]] = {
 }
 
 
-@pytest.mark.parametrize("name", GOES_ON)
+#: `make test` runs the four that have threads or locks of different kinds.
+FIRST = ("in memory", "on disk", "a mixture", "draws by priority")
+
+
+@pytest.mark.parametrize("name", [*FIRST, *further(*(name for name in GOES_ON if name not in FIRST))])
 def test_a_reader_goes_on_in_a_forked_child(root: str, name: str) -> None:
     """The executor of one that decodes ahead was that of the parent: the child waited for ever."""
     with GOES_ON[name](root) as reader:
@@ -346,6 +352,23 @@ def test_a_writer_says_that_it_is_the_parents(tmp_path: Path, name: str) -> None
 def refused_to_write(call: Callable[[], object]) -> None:
     with pytest.raises(PublishError):
         call()
+
+
+def test_a_recorder_says_that_it_is_the_parents(tmp_path: Path) -> None:
+    """Steps of a child were in no data set, without a word."""
+    root = tmp_path / "set"
+    with rlio.RecordExperience(gym.make("CartPole-v1"), root) as env:
+        env.reset(seed=0)
+        env.step(0)
+        in_a_child(lambda: refused_to_write(lambda: env.step(1)))
+        in_a_child(lambda: refused_to_write(env.close))
+        env.step(1)
+    vector = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    with contextlib.closing(rlio.RecordVectorExperience(vector, root)) as envs:
+        envs.reset(seed=1)
+        envs.step(np.zeros(2, np.int64))
+        in_a_child(lambda: refused_to_write(lambda: envs.step(np.zeros(2, np.int64))))
+    assert len(rlio.open_dataset(root)) == 4
 
 
 def test_a_store_that_is_being_built_says_that_its_builder_is_the_parents(

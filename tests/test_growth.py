@@ -154,7 +154,7 @@ def test_a_batch_of_an_endless_reader_that_is_larger_than_an_epoch_is_refused() 
 
 
 def test_the_order_of_an_epoch_is_that_of_a_reader_of_its_snapshot() -> None:
-    """And of its number: growth does not begin to count anew."""
+    """And of its number: growth does not begin to count again."""
     root = fresh_root()
     add(root, A, 0, 10)
     for way in ("windows", "memory"):
@@ -271,7 +271,7 @@ STEPS = st.lists(
 def test_a_restored_reader_goes_on_like_the_one_that_was_saved_whatever_was_added(
     way: str, steps: list[Step], epochs: int | None
 ) -> None:
-    """Two readers in step, of which one is thrown away and made anew from its state again and again."""
+    """Two readers in step, of which one is thrown away and recreated from its state again and again."""
     options, root = WAYS[way], fresh_root()
     ends = {A: 5, B: 0, C: 0}
     add(root, A, 0, 5)
@@ -389,8 +389,8 @@ def test_after_states_that_do_not_fit_a_reader_goes_on_from_one_that_does() -> N
         position = state["position"]
         for change, why in (
             (plain.state_dict()["position"], "without grow"),
-            (position | {"at": {"no/writer": 3}}, "no snapshot"),
-            (position | {"at": {A: "6"}}, "no snapshot"),
+            (position | {"at": {"no/writer": 3}}, "not a snapshot"),
+            (position | {"at": {A: "6"}}, "not a snapshot"),
             (position | {"at": {A: 5}}, "snapshot"),
             (position | {"epoch": 3}, "epoch"),
             (position | {"options": position["options"] | {"epochs": 3}}, "epochs"),
@@ -503,7 +503,7 @@ def test_growth_is_refused_where_readers_could_not_agree_on_it(tmp_path: Path) -
             DatasetReader(root, grow=True, **more)
     with pytest.raises(OptionError, match="snapshot"):
         DatasetReader(data.refresh(at=data.snapshot()), grow=True)
-    with pytest.raises(OptionError, match=r"at= it"):
+    with pytest.raises(OptionError, match=r"as at="):
         DatasetReader(data, grow=True, shard=(0, 2))
     with DatasetReader(data, grow=True, epochs=2, batch_size=6) as reader:
         add(root, B, 0, 1, t0=50)

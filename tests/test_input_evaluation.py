@@ -227,17 +227,17 @@ def test_what_cannot_be_judged_is_refused_with_the_reason(tmp_path: Path) -> Non
     ):
         with pytest.raises(OptionError, match=message):
             config(**options)
-    with pytest.raises(OptionError, match="rows come shuffled"):
+    with pytest.raises(OptionError, match="rows are shuffled"):
         worker_of(root, input_options={"shuffle": True, "seed": 0})
-    with pytest.raises(OptionError, match="shared out among 2 workers"):
-        worker_of(root, worker_index=1, num_workers=2)
+    with pytest.raises(OptionError, match="divided among 2 workers"):
+        worker_of(root, place=rlio.sampling.WorkerPlace(1, 2))
     rows = CHAIN.simulate(30, seed=0)
     pq.write_table(pa.table(dict(rows)), tmp_path / "rows.parquet")
     foreign = rlio.ForeignParquetReader(tmp_path / "rows.parquet", shuffle=True, seed=0)
-    with pytest.raises(OptionError, match="rows come shuffled"):
+    with pytest.raises(OptionError, match="rows are shuffled"):
         worker_of(foreign)
     rollout = config(input_evaluation="is", input_evaluation_gamma=1.0)
-    with pytest.raises(OptionError, match="the sampler alone"):
+    with pytest.raises(OptionError, match="only the sampler"):
         rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), rollout=rollout)
     with rlio.ParquetWriter(tmp_path / "bare") as writer:
         writer.write(rlio.SampleBatch(obs=[0, 1], actions=[0, 1], rewards=[1.0, 2.0]))

@@ -444,12 +444,11 @@ def test_a_context_is_frozen() -> None:
         {"shard": (0.0, 2)},
         {"on_error": "ignore"},
         {"drop_last": True},
-        {"bach_size": 3},
     ],
 )
 def test_an_illegal_read_option_raises_and_is_named(options: Any) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
-        ReadOptions.of(options, reader="JsonReader")
+        ReadOptions.of(options)
 
 
 def test_runner_is_a_protocol_that_classes_meet_by_their_methods() -> None:

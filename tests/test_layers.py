@@ -33,13 +33,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rlio.following.marks",
     ),
     ("rlio.log",),
-    ("rlio.dataset", "rlio.replay", "rlio.following.samples_per_insert"),
-    ("rlio.readers", "rlio.writers", "rlio.following", "rlio.log.recovery"),
+    ("rlio.dataset", "rlio.formats.format", "rlio.replay", "rlio.following.samples_per_insert"),
+    ("rlio.readers", "rlio.writers", "rlio.following", "rlio.formats", "rlio.log.recovery"),
     ("rlio.maintenance",),
     ("rlio.resolve",),
+    ("rlio.formats.convert", "rlio.formats.episodes"),
     ("rlio.connectors", "rlio.envs", "rlio.policies", "rlio.sampling", "rlio.serving", "rlio.evaluation"),
-    ("rlio.checkpoint", "rlio.recording", "rlio.worker"),
-    ("rlio.distributed", "rlio.torch", "rlio.testing"),
+    ("rlio.bridges", "rlio.checkpoint", "rlio.recording", "rlio.worker"),
+    ("rlio.distributed", "rlio.integrations", "rlio.torch", "rlio.testing"),
     ("rlio.cli", "rlio.report"),
 )
 RANKS = {module: rank for rank, modules in enumerate(LAYERS) for module in modules}

@@ -358,7 +358,7 @@ def test_what_is_lacking_is_listed_again_a_bounded_number_of_times(
     settled = list_settled(
         storage,
         lacks=lambda seen: bool(seen.cover("w").holes),
-        patience=HoleCheck(seconds=0.5, sleep=slept.append),
+        hole_check=HoleCheck(seconds=0.5, sleep=slept.append),
     )
     assert slept == [0.5] * waits
     assert (late in settled.shards["w"]) == found

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counting import Counting, Live
+from further import further
 from growing_data import A, B, C
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,7 +137,7 @@ def ahead_of(mix: MixedInput) -> bool:
     return mix._block is not None
 
 
-@pytest.mark.parametrize("end", ["error", "rewind"])
+@pytest.mark.parametrize("end", ["rewind", *further("error")])
 def test_they_resume_before_any_batch(roots: list[str], end: Any) -> None:
     def make() -> MixedInput:
         return MixedInput(sources(roots)[:2], batch_size=120, end=end, seed=3)

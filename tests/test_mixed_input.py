@@ -275,7 +275,7 @@ def test_a_source_that_ends_before_the_others_is_an_error_that_names_it() -> Non
     reader = MixedInput({"short": Counting(7), "long": Counting(None)}, batch_size=4)
     for _ in range(3):
         reader.sample()
-    with pytest.raises(OptionError, match=r"'short'.*after 6.*'long' goes on"):
+    with pytest.raises(OptionError, match=r"'short'.*after 6.*'long' continues"):
         reader.sample()
     # What was drawn for the batch that never was is still there.
     assert reader.counts == {"short": 6, "long": 6}

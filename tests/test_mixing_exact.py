@@ -85,7 +85,7 @@ def test_two_to_sixty_sources_stay_within_one_row_of_any_share_at_every_step(
     ),
     size=st.integers(1, 40),
 )
-def test_where_weights_change_the_bound_begins_anew_with_what_was_owed(
+def test_where_weights_change_the_bound_starts_over_with_what_was_owed(
     phases: list[list[int]], size: int
 ) -> None:
     """Of each phase: within one step of its share and of what was owed, once there were steps to catch up."""
@@ -238,7 +238,7 @@ def test_they_resume_where_weights_follow_a_schedule_and_go_on_exactly(roots: li
 
 
 def test_a_restored_mixture_stays_within_one_row_of_shares_of_the_whole(roots: list[str]) -> None:
-    """What was served before the state counts: the bound does not begin anew."""
+    """What was served before the state counts: the bound does not start over."""
     weights = {"store": 0.501, "disk": 0.3, "stream": 0.199}
     shares, state, served = exact(list(weights.values())), None, np.zeros(3, np.int64)
     for part in range(12):

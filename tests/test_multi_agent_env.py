@@ -199,10 +199,10 @@ def test_common_infos_are_told_apart() -> None:
         (({}, {}, {}, NO_FLAGS, {}), "terminateds without '__all__'"),
         (({}, {}, NO_FLAGS, {"a": True}, {}), "truncateds without '__all__'"),
         (({}, {}, NO_FLAGS, {}), "expected|observations, rewards"),
-        (([], {}, NO_FLAGS, NO_FLAGS, {}), "observations that are a list"),
-        (({}, 1.0, NO_FLAGS, NO_FLAGS, {}), "rewards that are a float"),
+        (([], {}, NO_FLAGS, NO_FLAGS, {}), "observations of type list"),
+        (({}, 1.0, NO_FLAGS, NO_FLAGS, {}), "rewards of type float"),
         (made({"nobody": obs(1)}), "agent 'nobody', which it does not know"),
-        (made({}, {"nobody": 1.0}), "reward to agent 'nobody'"),
+        (made({}, {"nobody": 1.0}), "reward for agent 'nobody'"),
     ],
 )
 def test_a_step_that_makes_no_sense_is_refused(step: Any, message: str) -> None:
@@ -217,14 +217,14 @@ def test_actions_are_of_those_who_have_an_observation() -> None:
     with pytest.raises(SchemaError, match="agent 'b', which has no observation to act on"):
         stepper.step({"a": 0, "b": 1})
     stepper.step({"a": 0})
-    with pytest.raises(SchemaError, match="no action of agent 'b', which is to act"):
+    with pytest.raises(SchemaError, match="no action of agent 'b', which must act"):
         stepper.step({})
 
 
 def test_a_reset_that_makes_no_sense_is_refused() -> None:
     for start, message in (
         (({"a": obs(0)},), "expected"),
-        ((obs(0), {}), "observations that are a ndarray"),
+        ((obs(0), {}), "observations of type ndarray"),
         (({"z": obs(0)}, {}), "agent 'z'"),
     ):
         with pytest.raises(SchemaError, match=message):
@@ -249,7 +249,7 @@ def test_an_episode_in_which_nobody_ever_acts_again_is_an_error() -> None:
     stepper.step({"a": 0})
     for _ in range(10_000):
         stepper.step({})
-    with pytest.raises(SchemaError, match="nobody to act"):
+    with pytest.raises(SchemaError, match="no agent to act"):
         stepper.step({})
 
 

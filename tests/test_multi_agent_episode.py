@@ -108,7 +108,7 @@ def test_values_are_found_by_the_agents_own_steps() -> None:
         "b": [212],
     }
     assert plain(episode.get_rewards([0, 2], env_steps=False, fill=9)) == {"a": [1, 3], "b": [4, 9]}
-    with pytest.raises(OptionError, match="agents have their own"):
+    with pytest.raises(OptionError, match="each agent has its own"):
         episode.get_actions(0, env_steps=False, return_list=True)
 
 
@@ -189,7 +189,7 @@ def test_a_cut_episode_goes_on_with_what_was_seen_last() -> None:
     assert plain(following.lookback.get_actions()) == {"a": [12, 14]}
     assert episode.leads_to(following)
     assert_same(episode.concat(following).to_batch(), episode.to_batch())
-    with pytest.raises(OptionError, match="nothing follows it"):
+    with pytest.raises(OptionError, match="no chunk follows it"):
         made(truncated=True).cut()
 
 
@@ -225,7 +225,7 @@ def test_chunks_that_do_not_follow_one_another_are_not_joined() -> None:
     with pytest.raises(SchemaError):
         before.concat(gap)
     second.policy_ids["a"] = "else"
-    with pytest.raises(SchemaError, match="has the policy 'main' here, and 'else'"):
+    with pytest.raises(SchemaError, match="has the policy 'main' here, but 'else'"):
         first.concat(second)
 
 
@@ -272,9 +272,9 @@ def test_rows_of_a_runner_are_episodes_again() -> None:
 def test_rows_that_are_no_episode_are_refused() -> None:
     batch = made().to_batch()
     main, other = batch["main"], batch["other"]
-    with pytest.raises(SchemaError, match="without rows"):
+    with pytest.raises(SchemaError, match="has no rows"):
         MultiAgentEpisode.from_batch(MultiAgentBatch({"main": main[:0]}, 0))
-    with pytest.raises(MissingColumn, match="told apart by it"):
+    with pytest.raises(MissingColumn, match="distinguishes the rows"):
         MultiAgentEpisode.from_batch(MultiAgentBatch({"p": SampleBatch(obs=[1], t=[0])}, 1))
     for index in (["t", [12, 12]], ["eps_id", [6, 6]]):
         wrong = other.copy()
@@ -309,5 +309,5 @@ def test_a_state_is_json_and_arrays_and_gives_the_episode_back(tmp_path: Path) -
             agent: ts.tolist() for agent, ts in each.env_ts.items()
         }
         assert (back.lookback is None) == (each.lookback is None)
-    with pytest.raises(StateError, match="no state of a MultiAgentEpisode"):
+    with pytest.raises(StateError, match="not the state of a MultiAgentEpisode"):
         MultiAgentEpisode.from_state({"id": 3})

@@ -100,7 +100,7 @@ def runner_of(what: str | None, **options: Any) -> MultiAgentEnvRunner:
 
 
 @pytest.mark.parametrize("what", ["hangs", "dies"])
-def test_one_that_hangs_or_dies_is_made_anew_or_raised(what: str) -> None:
+def test_one_that_hangs_or_dies_is_recreated_or_raised(what: str) -> None:
     options: dict[str, Any] = {"env_step_timeout": 0.5 if what == "hangs" else None}
     runner = runner_of(what, **options)
     with pytest.raises(EnvError) as caught:

@@ -65,7 +65,7 @@ def test_what_is_read_is_what_was_sampled(tmp_path: Path, kind: str, mode: Any) 
             assert np.array_equal(ours, theirs), name
         assert not rows["new_obs_valid"].all()
     check_stream([found], whole=mode == "complete_episodes")
-    # Batches that are cut anew count the steps that they can see: those in which somebody acted.
+    # Batches that are cut again count the steps that they can see: those in which somebody acted.
     acted = step_numbers(expected)[1]
     if kind == "parquet":
         assert found.env_steps() == acted
@@ -79,7 +79,7 @@ def fragments(root: str, kind: str, *, closes: bool = True) -> list[MultiAgentBa
     worker = rlio.RolloutWorker(
         AgentCounter,
         {"even": Chosen(), "odd": Chosen()},
-        policy_mapping_fn=map_agent,
+        policy_setup=rlio.sampling.PolicySetup(policy_mapping_fn=map_agent),
         rollout=RolloutConfig(rollout_fragment_length=12),
         output=lambda context: open_writer(kind, root),
         seed=1,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from further import further
 from golden_data import agents, cartpole_like
+from pages import blocks
 from stored_batches import group_bytes, load, store
-from test_readme import blocks
 
 import rlio
 from rlio import MultiAgentBatch, Roll, SampleBatch

@@ -230,7 +230,7 @@ def test_importance_sampling_over_a_million_transitions_counts_each() -> None:
         (logged(action_prob=np.full(10, np.nan)), SchemaError, "is NaN"),
         (logged(rewards=np.full(10, np.nan)), SchemaError, "is nan"),
         (logged(terminateds=np.arange(10) < 9), SchemaError, "episode 9 has the steps 0 to 0, and no end"),
-        (logged(t=np.array([*[0] * 9, 3])), SchemaError, "its end, step 3"),
+        (logged(t=np.array([*[0] * 9, 3])), SchemaError, "its end is step 3"),
         (logged(eps_id=np.zeros(10), terminateds=np.zeros(10, bool)), SchemaError, "came twice"),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_result_says_all_of_it_in_words_and_in_json() -> None:
     ):
         assert part in text
     assert json.loads(json.dumps(found.to_json()))["overlap"]["log_weight_quantiles"]["0.5"] < 1
-    with pytest.raises(OptionError, match="were seen"):
+    with pytest.raises(OptionError, match="found weighted returns"):
         evaluate_offline(
             logged(),
             likelihoods(0.8),
@@ -361,6 +361,7 @@ def test_an_episode_is_judged_by_models_that_were_fitted_to_others(folds: int, v
         evaluate_offline(batch, likelihoods(0.5), gamma=1.0, estimators=["dm"], folds=11)
 
 
+@pytest.mark.further
 def test_actions_that_alternate_are_in_all_folds_and_epsilon_greedy_targets_are_those_of_models_too() -> None:
     """Two arms in turns; the second, which alone earns, is taken but for 2 in 5 random actions."""
     actions = 5 + np.arange(2000) % 2
@@ -660,7 +661,7 @@ def test_a_command_says_what_is_wrong_with_a_policy(recorded: TorchPolicy) -> No
         assert failed.stderr.startswith("rlio: OptionError: ")
         assert message in failed.stderr
     failed = run_command(*COMMAND, "ope_judged:leans", "--checkpoint", "checkpoint")
-    assert "--checkpoint is for policies" in failed.stderr
+    assert "--checkpoint needs a policy" in failed.stderr
 
 
 def test_importance_is_of_the_features_that_actions_depend_on() -> None:

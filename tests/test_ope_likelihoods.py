@@ -95,5 +95,5 @@ def test_policies_that_cannot_say_it_refuse() -> None:
         def compute_actions(self, obs: Any, state: Any = (), **_: Any) -> Any:
             return np.zeros(len(obs), np.int64), state, {}
 
-    with pytest.raises(OptionError, match="give a function"):
+    with pytest.raises(OptionError, match="pass a function"):
         Silent().compute_log_likelihoods(np.zeros(3), observations(3))

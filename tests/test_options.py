@@ -12,6 +12,7 @@ import pytest
 
 import rlio
 from rlio.errors import OptionError, UnknownName
+from rlio.replay import priorities
 from rlio.support.options import checked_keywords, folded, option_names, refuse_unknown
 
 READ = {"batch_size", "epochs", "shuffle", "seed", "shard", "columns", "on_error", "drop_last"}
@@ -114,6 +115,10 @@ def test_british_and_american_spellings_both_work_where_users_type(store: rlio.R
             assert batch["weights"].max() == 1.0
     for spelling in ("normalize_actions", "normalise_actions"):
         assert rlio.RolloutConfig(**{spelling: False}).normalize_actions is False
+    mixed = rlio.MixedInput([(store.uniform(), 1)], batch_size=4, end="renormalize")
+    assert mixed.end == "renormalise"
+    for kind in (priorities.Prioritised, priorities.Prioritized):
+        assert kind(normalize="batch") == kind(normalise="batch")  # type: ignore[call-arg]
     assert rlio.RolloutConfig(vectorise_mode="async").vectorize_mode == "async"  # type: ignore[call-arg]
     metrics = rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), seed=0).get_metrics()
     assert metrics.summarize() == metrics.summarise()
@@ -139,13 +144,16 @@ def either(name: str) -> str:
     return name
 
 
-# What torch calls it, in either country.
-BORROWED = {"optimizer"}
+# What torch and RLlib call it, in either country.
+BORROWED = {"optimizer", "v_behavior"}
 
 
 def test_every_public_option_with_two_spellings_takes_both() -> None:
-    for name in rlio.__all__:
-        found = getattr(rlio, name)
+    packages = (rlio.policies, rlio.evaluation, rlio.sampling, rlio.connectors, rlio.envs, rlio.serving)
+    homes = [rlio, *packages, rlio.distributed, rlio.maintenance, rlio.torch]
+    for home, name in [(each, name) for each in homes for name in each.__all__]:
+        found = getattr(home, name)
+        assert hasattr(home, either(name)), f"{name} has no other spelling"
         if not inspect.isclass(found):
             continue
         methods = [method for key, method in vars(found).items() if key == "__init__" or key[0] != "_"]

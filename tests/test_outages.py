@@ -240,7 +240,7 @@ def test_a_with_block_that_ends_in_an_outage_raises_and_leaves_the_rows_to_recov
 
 
 def test_publish_seconds_is_a_time_or_none() -> None:
-    with pytest.raises(OptionError, match=r"publish_seconds=0: seconds > 0, or None"):
+    with pytest.raises(OptionError, match=r"publish_seconds=0: expected seconds > 0, or None"):
         Spool(publish_seconds=0)
     assert Spool(publish_seconds=None).publish_seconds is None
 
@@ -263,7 +263,7 @@ def test_rows_that_do_not_fit_other_writers_end_the_writer_stay_in_its_log_and_s
     writer.write(other)  # The store is asked meanwhile.
     until(lambda: writer._publisher._conflict is not None)
     for act in (lambda: writer.write(other), writer.flush, writer.close):
-        with pytest.raises(SchemaConflict, match=r"<f4 \(3,\).*stays in the log.*--conflicting") as caught:
+        with pytest.raises(SchemaConflict, match=r"<f4 \(3,\).*stay in the log.*--conflicting") as caught:
             act()
         assert caught.value.column == "obs"
     assert store.rows() == list(range(ROWS)), "what was stored can be read"

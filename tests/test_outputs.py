@@ -49,7 +49,7 @@ def test_a_writer_that_fails_does_not_keep_the_others_from_receiving() -> None:
         tee.write(rows_of(0, 3))
     assert caught.value.__notes__ == [
         "raised by writer 0 of 3, Keeping",
-        "writer 1 of 3, Keeping, failed too: SchemaError('unlike')",
+        "writer 1 of 3, Keeping failed too: SchemaError('unlike')",
     ]
     assert_same(third.rows, rows_of(0, 3))
     assert tee.rows_received == 0

@@ -129,7 +129,7 @@ def test_a_follower_that_is_silent_counts_as_dead_until_it_comes_back(
             writer.write(batch())
         assert (writer.waits, writer.unheeded) == (1, 1)
         assert writer.rows_received == 60
-        assert caplog.text.count("goes on without it") == 1
+        assert caplog.text.count("continues without it") == 1
         assert "learner" in caplog.text
         # It lives after all: from the next look on, it is waited for again.
         mark(root, 4, 70)

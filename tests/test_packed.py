@@ -5,6 +5,10 @@ import contextlib
 import os
 import pickle
 import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lz4.frame
@@ -14,10 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rlio.errors import CorruptData, UnsafeData
+import rlio
+from rlio.errors import CorruptData, UnknownLayout, UnsafeData
 from rlio.limits import Limits
 from rlio.readers import packed
 from rlio.readers.packed import Allowance, is_packed, unpack
+
+OF_2019 = Path(__file__).with_name("golden") / "formats/rllib-2019"
 
 
 def pack_stream(stream: bytes, **options: Any) -> str:
@@ -365,3 +372,107 @@ def test_the_module_never_names_the_dangerous_loader() -> None:
     assert "import pickle\n" not in source
     assert "getattr(" not in source
     assert "import_module" not in source
+
+
+def values_of_2019() -> Iterator[tuple[str, str, str]]:
+    """(version of ray, name, packed value) of each that a version of 2019 packed."""
+    for file in sorted(OF_2019.glob("packed-*.txt")):
+        for line in file.read_text().splitlines():
+            name, text = line.split()
+            yield file.stem.removeprefix("packed-"), name, text
+
+
+def test_arrays_of_2019_are_those_that_were_packed() -> None:
+    arrays: dict[str, Any] = {
+        "empty": np.zeros((0, 3), np.float32),
+        "scalar": np.array(7.5),
+        "fortran": np.arange(6.0).reshape(2, 3),
+        "strided": np.arange(24.0).reshape(4, 6)[::2, ::2],
+        "big": np.random.RandomState(0).rand(50, 7),
+    }
+    seen = set()
+    for version, name, text in values_of_2019():
+        assert is_packed(text)
+        if name in ("bool", "dict", "list", "number", "objects", "text"):
+            with pytest.raises(UnknownLayout, match=r"pyarrow\.serialize"):
+                unpack(text)
+            continue
+        expected = arrays[name] if name in arrays else np.arange(6).reshape(2, 3).astype(name)
+        assert_same(unpack(text), expected)
+        seen.add((version, name))
+    assert len(seen) == 16 + 4 * 2
+
+
+def test_a_recording_of_2019_is_read() -> None:
+    with rlio.read(OF_2019, epochs=1) as reader:
+        rows: Any = rlio.concat_samples(list(reader))
+    values = np.array([0, 1, 2, 3, 10, 11, 12])
+    for name, at in (("obs", values), ("new_obs", values + 1)):
+        expected = np.stack([at, -at, at / 3], 1).astype(np.float32)
+        assert rows[name].dtype == np.float32
+        assert (rows[name] == expected).all()
+    assert rows["actions"].tolist() == (values % 5).tolist()
+    assert rows["rewards"].tolist() == (values + 0.5).tolist()
+    assert np.flatnonzero(rows["terminateds"]).tolist() == [3, 6]
+
+
+def test_damaged_messages_of_2019_raise_the_one_error_or_read_as_data() -> None:
+    """In a child: Arrow, and not rlio, reads the tensor."""
+    script = """
+import base64, contextlib, sys
+import lz4.frame, numpy as np, pyarrow as pa
+from rlio.errors import CorruptData, UnknownLayout
+from rlio.readers.packed import unpack
+
+read = 0
+for text in sys.stdin.read().split():
+    good = lz4.frame.decompress(base64.b64decode(text))
+    starts = range(len(good)) if len(good) < 1000 else range(400, 700)
+    for place in starts:
+        for value in {0, 255, good[place] ^ 1, good[place] ^ 128}:
+            bad = bytearray(good)
+            bad[place] = value
+            with contextlib.suppress(CorruptData, UnknownLayout):
+                found = unpack(base64.b64encode(lz4.frame.compress(bytes(bad))).decode())
+                assert found.nbytes <= len(good)
+                found.sum()
+                read += 1
+    for length in range(len(good)):
+        with contextlib.suppress(CorruptData, UnknownLayout):
+            unpack(base64.b64encode(lz4.frame.compress(good[:length])).decode())
+print(read)
+"""
+    texts = [text for _, name, text in values_of_2019() if name == "uint8"]
+    child = subprocess.run(
+        [sys.executable, "-c", script], input="\n".join(texts), capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) > 0  # Values and unused bytes may be anything.
+
+
+def test_a_tensor_of_2019_that_repeats_its_values_is_refused() -> None:
+    text = next(text for version, name, text in values_of_2019() if (version, name) == ("0.7.6", "big"))
+    good = lz4.frame.decompress(base64.b64decode(text))
+    for old, new in ((50, 10**6), (56, 0)):  # A length and its stride.
+        assert good.count(struct.pack("<q", old), 448, 720) == 1
+        good = good.replace(struct.pack("<q", old), struct.pack("<q", new), 1)
+    with pytest.raises(CorruptData, match="1000000"):
+        unpack(pack_stream(good))
+
+
+def test_the_allowance_counts_tensors_of_2019() -> None:
+    texts = {name: text for version, name, text in values_of_2019() if version == "0.7.6"}
+    allowance = Allowance(Limits(group_bytes=10_000))
+    unpack(texts["big"], allowance=allowance)  # 3520 bytes of message, 2800 of values.
+    with pytest.raises(UnsafeData):
+        unpack(texts["big"], allowance=allowance)
+
+
+def test_what_is_no_array_of_2019_is_refused_by_name_and_damage_is_not_taken_for_it() -> None:
+    # What pyarrow.serialize wrote begins with the numbers of tensors and of buffers.
+    for counts in ((1, 0), (0, 1, 2), (3, 0, 0, 1)):
+        with pytest.raises(UnknownLayout, match=r"pyarrow\.serialize"):
+            unpack(pack_stream(np.array(counts, "<i4").tobytes() + b"\xff\xff\xff\xff"))
+    for damaged in (b"", b"\x01", b"\x80\x05\x00\x00\x01\x00\x00\x00", b"nothing of the kind"):
+        with pytest.raises(CorruptData):
+            unpack(pack_stream(damaged))

@@ -156,7 +156,7 @@ def test_which_kind_it_is_is_seen_by_its_methods() -> None:
     assert isinstance(wrapped, PettingZooAEC)
     assert isinstance(wrapped.unwrapped, Countdown)
     assert not is_pettingzoo(object())
-    with pytest.raises(OptionError, match="methods of PettingZoo"):
+    with pytest.raises(OptionError, match="methods of a PettingZoo"):
         from_pettingzoo(object())
 
 

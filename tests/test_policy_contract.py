@@ -261,11 +261,11 @@ def test_a_checkpoint_of_something_else_does_not_load_as_one_without_any_part(tm
     with RolloutWorker("CartPole-v1", DQN(), seed=0) as worker:
         worker.save(tmp_path / "worker")
     for name, parts in (("learner", "'policy', 'reader'"), ("worker", "'components', 'version'")):
-        with pytest.raises(StateError, match=f"no state of a DQN: it has .{parts}.*worker.*{name}"):
+        with pytest.raises(StateError, match=f"not a state of a DQN: it has .{parts}.*worker.*{name}"):
             policy.load(tmp_path / name)
     policy.save(tmp_path / "dqn")
     other = bound(TorchPolicy(hidden=(64, 64)))
-    with pytest.raises(StateError, match=r"no state of a TorchPolicy: it has .'target'"):
+    with pytest.raises(StateError, match=r"not a state of a TorchPolicy: it has .'target'"):
         other.load(tmp_path / "dqn")
     policy.load(tmp_path / "dqn", not_components=["optimizer"])
 

@@ -95,7 +95,7 @@ def test_two_processes_learn_as_one_on_the_rows_of_both() -> None:
 def test_learning_together_is_refused_where_it_cannot_be() -> None:
     policy = bound(TorchPolicy())
     for options, message in (
-        (([RandomPolicy()], "tcp://127.0.0.1:1", 0, 2), "no TorchPolicy"),
+        (([RandomPolicy()], "tcp://127.0.0.1:1", 0, 2), "expected a TorchPolicy"),
         (([policy], "tcp://127.0.0.1:1", 2, 2), "world_rank=2"),
         (([policy], "tcp://127.0.0.1:1", 0, 2, "carrier pigeon"), "backend="),
     ):

@@ -194,7 +194,7 @@ def test_a_policy_is_added_by_spec_or_object_with_spaces_and_state() -> None:
 
 def test_what_cannot_be_added_leaves_nothing_behind() -> None:
     group = group_of("even")
-    with pytest.raises(OptionError, match="there is a policy 'even' already"):
+    with pytest.raises(OptionError, match="the policy 'even' exists already"):
         group.add("even", SPEC)
     with pytest.raises(OptionError, match="has no spaces"):
         group.add("odd", LinearPolicy())
@@ -215,9 +215,9 @@ def test_nobody_knows_a_policy_that_was_removed() -> None:
     assert "odd" not in group.num_grad_updates
     assert "'odd'" not in repr(group.get_state())
     for ask in (group.get, group.remove, lambda pid: group.for_policy(print, pid)):
-        with pytest.raises(OptionError, match="there is no policy 'odd'"):
+        with pytest.raises(OptionError, match="unknown policy 'odd'"):
             ask("odd")
-    with pytest.raises(OptionError, match="there is no policy 'odd'"):
+    with pytest.raises(OptionError, match="unknown policy 'odd'"):
         group.learn_on_batch(BOTH)
     group.add("odd", SPEC)
     assert weight(group, "odd") == 0.0
@@ -253,7 +253,7 @@ def test_functions_are_called_for_policies_with_their_ids() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policies_to_train": ["unknown"]}, "no policy 'unknown'"),
+        ({"policies_to_train": ["unknown"]}, "unknown policy 'unknown'"),
         ({"policies_to_train": "even"}, "a list of policy ids"),
         ({"policies_to_train": 3}, "a list of policy ids"),
         ({"policy_mapping_fn": {"a": "even"}}, "a function of agent id"),
@@ -294,7 +294,7 @@ def test_weights_are_taken_if_they_are_newer() -> None:
     assert group.set_weights(older, 0)
     assert weight(group, "odd") == 2.0
     assert group.get("odd").weights_seq_no == 5
-    with pytest.raises(OptionError, match="no policy 'unknown'"):
+    with pytest.raises(OptionError, match="unknown policy 'unknown'"):
         group.set_weights({"unknown": {}}, 9)
 
 
@@ -355,9 +355,9 @@ def test_what_has_no_name_is_left_out_of_a_state_with_a_warning(caplog: pytest.L
     with caplog.at_level(logging.WARNING, "rlio"):
         state = group.get_state()
     assert "policy_mapping_fn is not in the state" in caplog.text
-    assert "how to make the policy 'inner'" in caplog.text
+    assert "the spec of the policy 'inner'" in caplog.text
     other = group_of("even", policy_mapping_fn=even_odd)
-    with pytest.raises(StateError, match="does not say how to make it"):
+    with pytest.raises(StateError, match="has no spec"):
         other.set_state(state)
     other.add("object", LinearPolicy(), spaces=SPACES)
     other.add("inner", SPEC)

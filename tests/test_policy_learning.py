@@ -221,7 +221,7 @@ def test_an_actor_critic_learns_cartpole_by_minibatches() -> None:
         (lambda: TorchPolicy(max_seq_len=0), "max_seq_len"),
         (
             lambda: bound(ActorCritic(torch.nn.Linear(3, 2))).forward(observations(2)),
-            r"expected \(N, 3\).*and a value",
+            r"expected \(N, 3\).*with a value",
         ),
     ],
 )
@@ -320,7 +320,7 @@ def test_the_last_value_of_a_recurrent_policy_depends_on_what_it_remembers() -> 
 
 
 def test_dqn_says_that_it_remembers_nothing() -> None:
-    with pytest.raises(OptionError, match="not recurrent"):
+    with pytest.raises(OptionError, match="not be recurrent"):
         bound(DQN(gru))
 
 

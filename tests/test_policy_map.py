@@ -165,7 +165,7 @@ def test_what_cannot_be_put_away_is_said_at_once() -> None:
         PolicyMap(capacity=0)
     with pytest.raises(OptionError, match="expected a Policy"):
         policies["c"] = "random"  # type: ignore[assignment]
-    with pytest.raises(OptionError, match="no policy id"):
+    with pytest.raises(OptionError, match="not a policy id"):
         policies[""] = RandomPolicy()
     swapping = PolicyMap({"a": spec().make()}, policy_states_are_swappable=True)
     with pytest.raises(OptionError, match="one class with the same spaces"):
@@ -260,10 +260,10 @@ def test_a_stored_spec_calls_nothing_but_what_makes_policies(tmp_path: Path) -> 
     mark = tmp_path / "mark"
     for name in ("subprocess:call", "subprocess:Popen", "os:system", f"{__name__}:make_something"):
         stored = {"policy_class": name, "spaces": [None, None], "config": {"args": ["touch", str(mark)]}}
-        with pytest.raises(OptionError, match="no class of policies"):
+        with pytest.raises(OptionError, match="not a policy class"):
             PolicySpec.from_state(stored).make()
     assert not mark.exists()
-    with pytest.raises(OptionError, match="annotate what it returns"):
+    with pytest.raises(OptionError, match="annotate the function"):
         PolicySpec(make_something).to_state()
     assert isinstance(PolicySpec(make_something, config={"hidden": [3]}).make(), TorchPolicy)
     assert isinstance(PolicySpec(f"{__name__}:make_policy", config={"hidden": [3]}).make(), TorchPolicy)
@@ -287,7 +287,7 @@ def test_a_spec_that_cannot_be_made_or_stored_says_why() -> None:
     for state in ({}, {"policy_class": 3, "spaces": [None, None], "config": {}}):
         with pytest.raises(StateError):
             PolicySpec.from_state(state)
-    with pytest.raises(StateError, match="no dataclass"):
+    with pytest.raises(StateError, match="not a dataclass"):
         PolicySpec.from_state(
             {
                 "policy_class": None,

@@ -243,7 +243,7 @@ def test_a_new_follower_of_a_name_goes_on_with_its_numbers_and_grants() -> None:
     keeper = keeper_of(root, clock)
     assert keeper.found() == {A: 4}
     keeper.tell({}, list_shards(storage), 100)
-    # The row went back, so that the mark is put anew; 80 of the 100 rows are given away already.
+    # The row went back, so that the mark is put again; 80 of the 100 rows are given away already.
     assert told(root) == {A: ["learner_8_0_80", "other_60_9_20"], B: ["learner_0_0_20"]}
 
 
@@ -251,7 +251,7 @@ def test_a_mark_that_no_other_could_follow_is_refused_by_its_path() -> None:
     storage = Storage.open(fresh_root())
     path = put_mark(storage, A, Mark(follower="learner", number=MAX_ROW, row=0, ceiling=0))
     keeper = MarkKeeper(storage, Markers("learner"), lambda _: True)
-    with pytest.raises(UnsafeData, match=f"remove it.*{path}"):
+    with pytest.raises(UnsafeData, match=f"remove the mark.*{path}"):
         keeper.found()
 
 

@@ -1,41 +1,63 @@
-"""The README's code runs as it stands, in a fresh folder, one block after the other."""
+"""README.md is true: its blocks run in an empty folder, and its own loop resumes bit for bit."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
+from pages import blocks, one_thread, run_page
 
 import rlio
 
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LOOP = "rlio.load_checkpoint("
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """The code blocks of a page in one language."""
-    return [code for found, code in BLOCK.findall(page.read_text(encoding="utf-8")) if found == language]
+@pytest.fixture(scope="module")
+def ran(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder, empty before, in which the page was followed from top to bottom."""
+    folder = tmp_path_factory.mktemp("readme")
+    run_page(checkout / "README.md", folder, fewer={"range(200)": "range(10)", "epochs=10": "epochs=1"})
+    return folder
 
 
-def test_python_and_sql_of_the_readme_run(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_page_is_followed_from_an_empty_folder(ran: Path) -> None:
+    assert len(rlio.open_dataset(ran / "runs" / "cartpole")) == 20_000
+    assert (ran / "checkpoint" / "checkpoint.json").exists()
+
+
+def test_the_batches_of_the_mix_are_half_live(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ran)
+    sources = {"sampler": 0.5, "runs/cartpole": 0.5}
+    options = {"batch_size": 256, "shuffle": True, "source_column": True}
+    with rlio.RolloutWorker(
+        "CartPole-v1", rlio.RandomPolicy(), input=sources, input_options=options
+    ) as worker:
+        found = worker.sample()["source"].tolist()
+    assert found.count("runs/cartpole") == found.count("sampler") == 128
+
+
+def test_its_own_loop_goes_on_bit_for_bit_where_it_was_stopped(
+    checkout: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    duckdb = pytest.importorskip("duckdb", reason="the README's SQL runs in DuckDB")
-    monkeypatch.chdir(tmp_path)
-    scope: dict[str, object] = {}
-    code = blocks(checkout / "README.md", "python")
-    assert len(code) >= 3
-    for block in code:
-        exec(compile(block, "README.md", "exec"), scope)
-    suite: Any = scope["TestConstant"]
-    for name in dir(suite):
-        if name.startswith("test_"):
-            getattr(suite(), name)()
-    rewards, moves = blocks(checkout / "README.md", "sql")
-    assert duckdb.sql(rewards).fetchall() == [(1.0,)], "every step of CartPole earns 1"
-    steps: Any = rlio.open_dataset("runs/cartpole").to_pandas()
-    expected = (np.stack(steps["new_obs"]) - np.stack(steps["obs"]))[:, 0].mean(dtype=np.float64)
-    assert duckdb.sql(moves).fetchall() == [(pytest.approx(expected, rel=1e-3),)]
+    """Once in one go, once stopped after 300 steps, of which 200 were saved."""
+    (loop,) = (code for code in blocks(checkout / "README.md", "python") if LOOP in code)
+    assert (loop.count("steps < 600"), loop.count('"checkpoint"')) == (1, 2)
+    monkeypatch.chdir(ran)
+
+    def run(until: int, folder: str) -> dict[str, torch.Tensor]:
+        code = loop.replace("steps < 600", f"steps < {until}").replace('"checkpoint"', f"{folder!r}")
+        scope: dict[str, Any] = {"torch": torch, "rlio": rlio}
+        torch.manual_seed(0)
+        with one_thread():
+            exec(compile(code, "README.md", "exec"), scope)
+        found: dict[str, torch.Tensor] = scope["net"].state_dict()
+        return found
+
+    whole = run(600, str(tmp_path / "whole"))
+    run(300, str(tmp_path / "stopped"))
+    resumed = run(600, str(tmp_path / "stopped"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_the_commands_of_the_readme_are_targets_of_the_makefile(checkout: Path) -> None:
@@ -48,6 +70,11 @@ def test_the_commands_of_the_readme_are_targets_of_the_makefile(checkout: Path) 
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-def test_the_record_train_mix_example_is_short(checkout: Path) -> None:
-    lines = [line for line in blocks(checkout / "README.md", "python")[0].splitlines() if line.strip()]
-    assert len([line for line in lines if not line.startswith("#")]) <= 17
+def test_the_record_train_mix_examples_are_short(checkout: Path) -> None:
+    record, train, mix = blocks(checkout / "README.md", "python")[:3]
+    for code, most in ((record, 15), (train, 10), (mix, 10)):
+        assert len([line for line in code.splitlines() if line.strip()]) <= most
+
+
+def test_the_page_is_about_120_lines_long(checkout: Path) -> None:
+    assert 110 <= len((checkout / "README.md").read_text(encoding="utf-8").splitlines()) <= 135

@@ -198,7 +198,7 @@ def test_columns_of_the_policy_are_the_same_at_every_step() -> None:
     env.record(action_logp=np.zeros(2))
     with pytest.raises(SchemaError, match=r"float64 \(2,\), and float32 \(\) before"):
         env.step(0)
-    with pytest.raises(OptionError, match="recorded by itself"):
+    with pytest.raises(OptionError, match="records this column itself"):
         env.record(rewards=1.0)
     other = RecordExperience(Counter((9,)), Keeping())
     other.reset()

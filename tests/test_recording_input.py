@@ -50,7 +50,7 @@ def test_a_batch_that_cannot_be_written_is_not_served_and_the_error_says_so() ->
     writer.fail = OSError("disk full")
     with pytest.raises(OSError, match="disk full") as caught:
         reader.sample()
-    assert caught.value.__notes__ == ["4 steps that Counting gave were not written and are not served"]
+    assert caught.value.__notes__ == ["4 steps of Counting were not written and are not served"]
     assert numbers([reader.sample()]) == numbers(writer.batches) == [4, 5, 6, 7]
 
 

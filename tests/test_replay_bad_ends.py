@@ -178,7 +178,7 @@ def test_an_extension_that_is_killed_anywhere_costs_nobody_a_row(
         ReplayStore.open(root, cache="disk")
 
     ends = []
-    for at in (0, *rng.sample(range(1, 10), 3)):  # After the first, it is built anew.
+    for at in (0, *rng.sample(range(1, 10), 3)):  # After the first, it is rebuilt.
         dies_at = at
         ends.append(wait_for(fork(child)))
         assert_same_rows(rows_of(old), before[0])
@@ -191,7 +191,7 @@ def test_an_extension_that_is_killed_anywhere_costs_nobody_a_row(
 
 
 def test_an_older_listing_gets_no_windows_into_rows_that_it_has_not(tmp_path: Path, cache: Path) -> None:
-    """The store has them between those of the listing: it was built anew, writer by writer."""
+    """The store has them between those of the listing: it was rebuilt, writer by writer."""
     root = tmp_path / "growing"
     with (
         ParquetWriter(root, writer_id="w00000-00000000") as one,

@@ -208,7 +208,7 @@ def test_an_extension_that_is_not_published_is_told_to_the_next(folder: CacheFol
         assert not opened.interrupted
 
 
-def test_a_store_is_built_anew_beside_its_readers(folder: CacheFolder) -> None:
+def test_a_store_is_rebuilt_beside_its_readers(folder: CacheFolder) -> None:
     entry = entry_of(folder)
     build(entry)
     with entry.reading() as old:
@@ -289,7 +289,7 @@ def test_use_after_the_end_is_an_error(folder: CacheFolder) -> None:
 def test_no_descriptor_is_left(folder: CacheFolder) -> None:
     entry = entry_of(folder)
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     build(entry)
     with entry.building() as opened:
         extend(opened, 10)
@@ -298,7 +298,8 @@ def test_no_descriptor_is_left(folder: CacheFolder) -> None:
     rows_read(reading)
     del reading
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Those of other tests may have been closed meanwhile.
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 # ---- several processes

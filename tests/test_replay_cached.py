@@ -1,4 +1,4 @@
-"""Stores on disk: what memory holds, shared, extended when the data grows, built anew when it changed."""
+"""Stores on disk: what memory holds, shared, extended when the data grows, rebuilt when it changed."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_window_does_not_depend_on_what_others_have_added_meanwhile(tmp_path: 
         assert decode(in_order(store, n_step=4)["new_obs"])[:, 2].tolist() == [*range(4, 11), 10, 10, 10]
 
 
-def test_a_data_set_that_was_replaced_or_compacted_is_built_anew(
+def test_a_data_set_that_was_replaced_or_compacted_is_rebuilt(
     tmp_path: Path, cache: Path, decoded: list[int]
 ) -> None:
     root = tmp_path / "data"
@@ -223,7 +223,7 @@ def _build_slowly(root: str, cache: str) -> None:
     ReplayStore.open(root, cache="disk")
 
 
-def test_a_build_that_was_killed_half_way_is_built_anew(tmp_path: Path, cache: Path) -> None:
+def test_a_build_that_was_killed_half_way_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     root = record(tmp_path / "data")
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=_build_slowly, args=(root, str(cache)))
@@ -250,7 +250,7 @@ def test_a_cache_without_room_says_so(tmp_path: Path, cache: Path, monkeypatch: 
         ReplayStore.open(root, cache="disk", columns=["obs"])
 
 
-def test_a_damaged_store_is_built_anew(tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_store_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     root = record(tmp_path / "data")
     ReplayStore.open(root, cache="disk").close()
     (rows,) = cache.rglob("*rows*.array")

@@ -292,7 +292,7 @@ def test_joint_steps_are_drawn_whole(tmp_path: Path) -> None:
 def test_priorities_of_a_live_store_are_one_policys() -> None:
     store = ReplayStore(100)
     store.append(agents(range(2)))
-    with pytest.raises(OptionError, match=r"policy=\.\.\., of a, b"):
+    with pytest.raises(OptionError, match=r"policy=\.\.\., one of a, b"):
         store.prioritised(batch_size=4).sample()
     sampler = store.prioritised(batch_size=64, seed=0, policy="b", alpha=1.0, epsilon=1e-9)
     first = sampler.sample()

@@ -272,3 +272,18 @@ def test_rows_look_as_their_version_says() -> None:
         "rows": 20, "frames obs": 24, "wide wide": 20, "texts infos places": 20,
         "texts infos 0": sum(len(f'{{"at":[0,{t}]}}') for t in range(20)),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_ring_forgets_the_rows_whose_frames_are_overwritten(rows: int) -> None:
+    """Each append is an episode: the pool of frames is full before the ring has 40 rows."""
+    table, ingest = table_of(steps(0, range(1), width=400), 40, frames=20)
+    written = [steps(episode, range(rows), width=400, ends=True) for episode in range(30)]
+    for batch in written:
+        ingest.add(batch)
+        kept = np.arange(table.tail, table.head)
+        assert 0 < len(kept) < 20
+        found = table.gather(kept, table.plan())
+        for name in ("obs", "new_obs"):
+            values = np.concatenate([each[name] for each in written])
+            np.testing.assert_array_equal(found[stored(name)], values[kept])

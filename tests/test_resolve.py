@@ -104,7 +104,7 @@ def test_a_registered_name_wins_over_a_folder_and_a_dot_means_the_folder(
     assert opened == [("JsonReader", "./mine", {})]
 
 
-def test_a_name_may_be_registered_anew() -> None:
+def test_a_name_may_be_registered_again() -> None:
     register_input("mine", lambda context: Counting(1))
     register_input("mine", lambda context: Counting(2))
     reader = read("mine")
@@ -302,6 +302,16 @@ def test_a_source_that_is_given_twice_raises(opened: list[tuple[str, Any, dict[s
         read([("a.json", 1), ("a.json", 2)])
 
 
+def test_the_names_of_sources_have_no_passwords_and_stay_different(
+    monkeypatch: pytest.MonkeyPatch, opened: list[tuple[str, Any, dict[str, Any]]]
+) -> None:
+    uris = ["sftp://ada:secret@host/a.json", "https://host/b.json?sig=1", "https://host/b.json?sig=2"]
+    monkeypatch.setattr(resolve, "resolve_input", lambda *_, **__: Counting(None))
+    with resolve._mixture([(uri, 1) for uri in uris], IOContext(), None) as mixed:
+        assert isinstance(mixed, MixedInput)
+        assert list(mixed.sources) == ["sftp://ada:***@host/a.json", "https://host/b.json?***", "source_2"]
+
+
 def test_a_mixture_that_fails_closes_what_it_opened_and_nothing_else() -> None:
     mine, theirs = Counting(None), Counting(None)
     with pytest.raises(DataNotFound):
@@ -404,3 +414,19 @@ def test_the_functions_are_public() -> None:
     assert rlio.read is read
     assert rlio.register_input is register_input
     assert isinstance(NoopOutput(), OutputWriter)
+
+
+def test_an_open_data_set_is_read_as_its_path_and_shared_out_among_workers() -> None:
+    with ParquetWriter("out") as writer:
+        writer.write(SampleBatch(t=range(10)))
+    data = rlio.open_dataset("out")
+    with read(data, batch_size=4, epochs=1) as reader:
+        assert [len(batch) for batch in reader] == [4, 4, 2]
+    context = IOContext(worker_index=2, num_workers=2, options={"batch_size": 5, "epochs": 1})
+    with resolve_input(data, context) as reader:
+        assert isinstance(reader, DatasetReader)
+        assert reader.options.shard == (1, 2)
+    with read([(data, 1), ("out", 1)], batch_size=4) as mix:
+        assert len(mix.sample()) == 4
+    with pytest.raises(OptionError):
+        read(data, batch_size=4, storage_options={})

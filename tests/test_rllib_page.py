@@ -402,7 +402,7 @@ filters in evaluation
     policy_contract:a_single_action_is_a_row_of_many
     multi_agent_runner:every_extra_column_and_the_version_of_the_weights_are_recorded
 `view_requirements`
-    env_runner:recurrent_state_and_inputs_begin_anew_with_every_episode
+    env_runner:recurrent_state_and_inputs_start_over_with_every_episode
 `get_initial_state`
     env_runner_callbacks:sequences_have_the_state_that_they_began_with
 `postprocess_trajectory(
@@ -528,15 +528,15 @@ env-to-module
     env_runner_sampling:filters_see_each_observation_once_and_the_same_ones_in_every_mode
     connectors:stacks_are_those_of_gymnasium_stream_by_stream
 `PrevActionsPrevRewards`
-    env_runner:recurrent_state_and_inputs_begin_anew_with_every_episode
+    env_runner:recurrent_state_and_inputs_start_over_with_every_episode
 every output
-    env_runner:recurrent_state_and_inputs_begin_anew_with_every_episode
+    env_runner:recurrent_state_and_inputs_start_over_with_every_episode
     env_runner:the_version_of_the_weights_is_recorded_with_every_step
     env_runner_sampling:a_policy_cannot_overwrite_what_a_runner_records
 a failed step
     envs_that_crash:a_runner_discards_the_episode_counts_it_and_goes_on
 `make_env`
-    env_runner_parts:made_anew_in_the_middle_it_counts_what_waited_and_goes_on
+    env_runner_parts:recreated_in_the_middle_it_counts_what_waited_and_goes_on
     env_runner_callbacks:a_stopped_runner_is_not_healthy
 `get_state(components
     env_runner_callbacks:the_parts_of_a_state_can_be_taken_over_one_by_one
@@ -603,7 +603,7 @@ a replaced worker
     worker_live:fragments_are_exact
 `num_cpus_per_env_runner`
     distributed_group:workers_have_the_resources_that_are_asked_for
-    distributed_group_parts:how_workers_are_started_anew_is_the_groups_affair
+    distributed_group_parts:how_workers_are_restarted_is_the_groups_affair
 `is_policy_to_train`
     distributed_group:policies_are_added_and_removed_in_each_worker
 `stop()`
@@ -685,12 +685,12 @@ zero-agent episodes
 `sample(num_timesteps
     multi_agent_runner:whole_episodes_are_as_many_as_asked_for
     multi_agent_runner:random_actions_are_not_postprocessed_by_a_policy_that_did_not_act
-    multi_agent_runner:exploring_may_be_said_for_a_call_and_episodes_begun_anew
+    multi_agent_runner:exploring_may_be_said_for_a_call_and_episodes_started_over
 `make_env`
-    multi_agent_runner:environments_can_be_made_anew
+    multi_agent_runner:environments_can_be_recreated
     multi_agent_runner:states_are_got_and_set_by_components
 a failed step
-    multi_agent_runner:a_failed_environment_is_made_anew_and_the_others_make_up_for_it
+    multi_agent_runner:a_failed_environment_is_recreated_and_the_others_make_up_for_it
 `MultiAgentEpisode.get_observations`
     multi_agent_episode:values_are_found_by_the_environments_steps
     multi_agent_episode:negative_steps_may_be_those_before_the_chunk
@@ -768,6 +768,11 @@ the new stack with `output_write_episodes=False`
     foreign_parquet:a_registered_extension_type_is_refused_before_its_code_runs
 the new stack with `output_write_episodes=True`
     foreign_parquet:episodes_in_msgpack_say_what_to_do
+    rllib_episodes:a_row_holds_what_its_action_saw_and_caused
+    rllib_episodes:episodes_that_the_recorder_wrote_again_are_read_once_and_counted
+RLlib of 2019
+    packed:arrays_of_2019_are_those_that_were_packed
+    packed:what_is_no_array_of_2019_is_refused_by_name_and_damage_is_not_taken_for_it
 """
 
 
@@ -933,7 +938,12 @@ def check_keywords(function: Any, call: ast.Call) -> None:
 
 #: For what the page calls the same: whose the names in RLlib's cell are. Names of the first come first.
 OWNERS: dict[str, list[Any]] = {
-    "Rollout workers": [rlio.RolloutWorker, rlio.RolloutConfig],
+    "Rollout workers": [
+        rlio.RolloutWorker,
+        rlio.RolloutConfig,
+        rlio.sampling.PolicySetup,
+        rlio.sampling.WorkerPlace,
+    ],
     "Sampling": [rlio.RolloutConfig, RunningEpisode],
     "Callbacks and metrics": [rlio.Callbacks],
     "Weights and filters": [rlio.connectors.MeanStdFilter],
@@ -945,7 +955,7 @@ OWNERS: dict[str, list[Any]] = {
         rlio.MultiAgentEnvRunner,
         rlio.RolloutConfig,
         rlio.MultiAgentEnv,
-        rlio.MultiAgentEpisode,
+        rlio.sampling.MultiAgentEpisode,
     ],
     "Options of reading": [rlio.RolloutConfig],
 }

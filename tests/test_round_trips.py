@@ -309,6 +309,22 @@ def test_frame_stacks_are_stored_frame_by_frame(axis: int) -> None:
     assert_identical(load(root), batch)
 
 
+@pytest.mark.parametrize("axis", [0, 2])
+def test_missing_frame_stacks_come_back_as_zeros(axis: int) -> None:
+    batch = stacked(np.random.default_rng(1), axis, 4, [10, 10], 1)
+    valid = np.arange(20) % 10 < 9
+    batch["new_obs"][~valid] = 0
+    batch["new_obs_valid"] = valid
+    assert_identical(load(store(batch)), batch)
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_a_final_stack_that_shares_no_frame_comes_back(axis: int) -> None:
+    batch = stacked(np.random.default_rng(1), axis, 4, [10, 10], 1)
+    batch["new_obs"][np.flatnonzero(batch["eps_id"] == 0)[-1]] = 200
+    assert_identical(load(store(batch)), batch)
+
+
 def test_rows_that_are_no_stacks_are_stored_whole() -> None:
     values = np.random.default_rng(0).integers(0, 256, (30, 6, 6, 4), np.uint8)
     batch = SampleBatch(obs=values, new_obs=values[::-1].copy(), eps_id=[1] * 30)

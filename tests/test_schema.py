@@ -109,7 +109,7 @@ def test_new_obs_has_a_physical_name_of_its_own_and_errors_say_new_obs() -> None
     "column", ["_next", "_stream", "_batch", "_writer", "_new_obs", "x#older", "x.list.element"]
 )
 def test_names_of_the_format_are_refused(column: str) -> None:
-    with pytest.raises(SchemaError, match="format's own"):
+    with pytest.raises(SchemaError, match="reserved by the format"):
         Schema.of(SampleBatch({column: np.zeros(2)}))
 
 

@@ -143,7 +143,7 @@ def test_data_that_shrank_under_a_state_raises() -> None:
     state = reader.state_dict()
     shrunk = ShuffledInput(Counting(6, (3,)), 4, seed=0)
     shrunk.load_state_dict(state)
-    with pytest.raises(StateError, match="3 batches of window 0 were served but it has 2"):
+    with pytest.raises(StateError, match="after 3 batches of window 0, but the window has 2"):
         shrunk.sample()
     state["position"]["order"] = 99
     with pytest.raises(StateError, match=r"order.*99"):

@@ -17,6 +17,7 @@ from rlio.policies.torch_policy import TorchPolicy
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
 from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.policy_setup import PolicySetup
 from rlio.worker import RolloutWorker
 
 CONFIG = RolloutConfig(rollout_fragment_length=20, observation_connectors=[MeanStdFilter()])
@@ -40,7 +41,11 @@ def worker(seed: int) -> RolloutWorker:
     policies = {name: TorchPolicy(hidden=[4]) for name in ("even", "odd")}
     make = make_multi_agent("CartPole-v1")
     made = RolloutWorker(
-        lambda: make(num_agents=2), policies, policy_mapping_fn=even_odd, rollout=CONFIG, seed=seed
+        lambda: make(num_agents=2),
+        policies,
+        policy_setup=PolicySetup(policy_mapping_fn=even_odd),
+        rollout=CONFIG,
+        seed=seed,
     )
     made.sample()
     return made

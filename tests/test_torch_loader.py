@@ -355,7 +355,7 @@ class TestTheDataset:
     def test_options_that_cannot_be_meant_are_refused(self, root: str) -> None:
         for options, text in (
             ({"shard": (0, 2)}, "rank"),
-            ({"follow": True}, "prefetch"),
+            ({"follow": True}, "no option .follow."),
             ({"rank": 1}, "both"),
             ({"rank": 2, "world": 2}, "rank < world"),
             ({"rank": 0, "world": 2, "shuffle": True}, "seed"),
@@ -366,7 +366,7 @@ class TestTheDataset:
                 ReplayDataset(root, **{"batch_size": 4, **options})
         dataset = ReplayDataset(root, batch_size=4)
         for options, text in (
-            ({"batch_size": 3}, "dataset's"),
+            ({"batch_size": 3}, "no option .batch_size."),
             ({"persistent_workers": True}, "persistent_workers"),
             ({"num_workers": -1}, "num_workers"),
         ):

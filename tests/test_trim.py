@@ -137,7 +137,7 @@ def test_a_reader_that_has_listed_before_a_trim_says_what_is_gone() -> None:
     [
         ({}, "one of them"),
         ({"before": {"w0": 1}, "keep_rows": 3}, "one of them"),
-        ({"before": {"w7": 1}}, "no writer 'w7': there are w0"),
+        ({"before": {"w7": 1}}, "no writer 'w7'; the data set has w0"),
         ({"before": {"w0": 13}}, "from 0 to 12"),
         ({"before": {"w0": -1}}, "from 0 to 12"),
         ({"before": {"w0": 1.5}}, "from 0 to 12"),
@@ -251,7 +251,7 @@ def test_the_command_trims_and_says_so(capsys: pytest.CaptureFixture[str], tmp_p
     runner = CliRunner()
     shown = runner.invoke(app, ["trim", root, "--before", "w0=7", "--dry-run"])
     assert shown.exit_code == 0
-    assert "7 rows below row 7 would go" in shown.output
+    assert "7 rows below row 7 would be removed" in shown.output
     assert json.loads(runner.invoke(app, ["trim", root, "--keep-rows", "5", "--json"]).output)["rows"] == 7
     assert numbers(root) == list(range(7, 12))
     assert runner.invoke(app, ["trim", root, "--before", "w0"]).exit_code == 2

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlio.errors import CorruptData, PublishError, UnsafeData
-from rlio.log.wal import SegmentWriter, count_whole_rows, read_segment
+from rlio.log.wal import SegmentWriter, count_whole_rows, logged_rows, read_segment
 
 Rows = list[tuple[int, int, bytes]]
 
@@ -212,3 +212,46 @@ def test_a_flipped_bit_in_the_fields_of_the_last_frame_is_damage_and_not_a_torn_
         assert found.end == 3, bit
         assert found.damage is not None, bit
         assert not found.damage.torn, bit
+
+
+# ---- rows by headers alone ----
+
+
+def test_the_headers_tell_the_rows_of_a_segment_that_ends_anywhere(tmp_path: Path) -> None:
+    path, cut = tmp_path / "whole.wal", tmp_path / "cut.wal"
+    _write(path, 6, first=40)
+    whole = path.read_bytes()
+    header = whole.index(b"rlw0", 1)
+    ends = set()
+    for size in range(len(whole) + 1):
+        cut.write_bytes(whole[:size])
+        rows, behind = logged_rows(str(cut))
+        if size < header:
+            assert (rows, behind) == (range(0), size)
+        else:
+            found = read_segment(str(cut))
+            assert rows == range(found.first, found.end)
+            assert behind == (0 if found.damage is None else found.damage.bytes)
+        ends.add(rows.stop)
+    assert len(ends) == 8, "no frame, the header, and each of six frames"
+
+
+def test_damaged_fields_end_the_rows_that_the_headers_tell_and_damaged_payloads_do_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s.wal"
+    _write(path, 3)
+    whole = path.read_bytes()
+    second = [at for at in range(len(whole)) if whole[at : at + 4] == b"rlw0"][2]
+    for offset, rows in ((8, 1), (50, 6)):
+        data = bytearray(whole)
+        data[second + offset] ^= 1
+        path.write_bytes(data)
+        assert logged_rows(str(path))[0] == range(rows)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeData):
+        logged_rows(str(path))
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        logged_rows(str(path))

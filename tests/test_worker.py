@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
+from linear_policy import worker_options
 
 import rlio
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
@@ -76,7 +77,7 @@ class Logged(InputReader):
 
 def worker_of(**options: Any) -> RolloutWorker:
     given = {"rollout": SMALL, "seed": 0} | options
-    return RolloutWorker("CartPole-v1", RandomPolicy(), **given)
+    return RolloutWorker("CartPole-v1", RandomPolicy(), **worker_options(**given))
 
 
 class TestRolloutWorker(ReaderTests):
@@ -173,7 +174,7 @@ def test_recording_all_into_what_is_read_is_refused(
         return opened[0]
 
     monkeypatch.setattr("rlio.sampling.worker_input.resolve_input", open_nothing)
-    with pytest.raises(OptionError, match="record='all' writes what is read from"):
+    with pytest.raises(OptionError, match="record='all' writes the data read from"):
         worker_of(input=source, output=output, record="all", log_dir="logs")
     assert opened[0].closed == 1, "what was opened is closed again"
 
@@ -290,7 +291,7 @@ def test_logged_trajectories_are_postprocessed_if_asked_for() -> None:
             return MultiAgentBatch({"a": super()._next()}, 8)
 
     worker = RolloutWorker(Pushes, Marks(), input=Several(), rollout=RolloutConfig(postprocess_inputs=True))
-    with pytest.raises(OptionError, match="rows of the policy 'a'"):
+    with pytest.raises(OptionError, match="rows of the unknown policy 'a'"):
         worker.sample()
 
 
@@ -494,7 +495,7 @@ def test_what_cannot_be_opened_is_an_error_and_leaves_nothing_open(
             closed.append(self)
 
     with pytest.raises(error, match=message):
-        RolloutWorker(Tells, RandomPolicy(), **options)
+        RolloutWorker(Tells, RandomPolicy(), **worker_options(**options))
     assert closed or "record" in options
 
 

@@ -23,6 +23,7 @@ from rlio.sampling.callbacks import Callbacks
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
 from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.runners import WorkerPlace
 from rlio.worker import RolloutWorker
 from rlio.writers.noop_output import NoopOutput
 
@@ -74,7 +75,7 @@ def test_a_function_may_make_it() -> None:
         return made[0]
 
     config = RolloutConfig(rollout_fragment_length=3, env_config={"size": 3})
-    with RolloutWorker(make, LinearPolicy(), rollout=config, seed=0, worker_index=2) as worker:
+    with RolloutWorker(make, LinearPolicy(), rollout=config, seed=0, place=WorkerPlace(2)) as worker:
         assert worker.sample()["t"].tolist() == [0, 1, 2]
         assert worker.foreach_env(lambda env: env) == made
     with RolloutWorker(Loop, LinearPolicy(), seed=0) as worker:  # a class is one

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from linear_policy import LinearPolicy
+from linear_policy import LinearPolicy, worker_options
 
 import rlio
 from rlio.batch import SampleBatch
@@ -77,7 +77,10 @@ class Outside(LinearPolicy):
 def worker_of(env: Any = Mock, policy: Any = None, **options: Any) -> RolloutWorker:
     rollout = RolloutConfig(**{"rollout_fragment_length": 10} | options.pop("rollout", {}))
     return RolloutWorker(
-        env, LinearPolicy() if policy is None else policy, rollout=rollout, **({"seed": 0} | options)
+        env,
+        LinearPolicy() if policy is None else policy,
+        rollout=rollout,
+        **worker_options(**{"seed": 0} | options),
     )
 
 
@@ -307,7 +310,7 @@ def test_functions_are_called_for_each_environment() -> None:
             (1, 2, 2, 2),
         ]
     native = worker_of("CartPole-v1", rollout={"num_envs": 2, "vectorize_mode": "native"})
-    with native, pytest.raises(OptionError, match="not in this process one by one"):
+    with native, pytest.raises(OptionError, match="not separate objects in this process"):
         native.foreach_env(print)
 
 

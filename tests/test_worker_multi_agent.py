@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from linear_policy import LinearPolicy, even_odd, only_even
+from linear_policy import LinearPolicy, even_odd, only_even, worker_options
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
@@ -52,7 +52,7 @@ def team(env: Any = Team, policies: Any = None, **options: Any) -> RolloutWorker
     rollout = RolloutConfig(**{"rollout_fragment_length": 10} | options.pop("rollout", {}))
     given = {"even": LinearPolicy, "odd": LinearPolicy} if policies is None else policies
     defaults = {"seed": 0, "policy_mapping_fn": even_odd}
-    return RolloutWorker(env, given, rollout=rollout, **(defaults | options))
+    return RolloutWorker(env, given, rollout=rollout, **worker_options(**defaults | options))
 
 
 def ma(batch: Any) -> MultiAgentBatch:
@@ -304,7 +304,7 @@ def test_logged_trajectories_are_postprocessed_with_those_of_the_other_agents(tm
             "odd": {1.0},
         }
     lacking = team(Team, {"even": Centralised}, policy_mapping_fn=None, **given)
-    with lacking, pytest.raises(OptionError, match="rows of the policy 'odd'"):
+    with lacking, pytest.raises(OptionError, match="rows of the unknown policy 'odd'"):
         lacking.sample()
 
 
@@ -374,7 +374,11 @@ def test_steps_of_recurrent_policies_are_cut_with_the_states_that_are_there(mode
     config = RolloutConfig(num_envs=2, rollout_fragment_length=25, batch_mode=mode)
     make, policies = make_multi_agent("CartPole-v1"), {"even": TorchPolicy(gru), "odd": TorchPolicy(gru)}
     with RolloutWorker(
-        lambda: make(num_agents=3), policies, policy_mapping_fn=even_odd, rollout=config, seed=0
+        lambda: make(num_agents=3),
+        policies,
+        policy_setup=PolicySetup(policy_mapping_fn=even_odd),
+        rollout=config,
+        seed=0,
     ) as worker:
         parts = [worker.sample(n) for n in (37, 1, 5, 100, 2)]
     assert [part.count for part in parts] == [37, 1, 5, 100, 2]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from linear_policy import LinearPolicy, even_odd, only_even
+from linear_policy import LinearPolicy, even_odd, only_even, worker_options
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
@@ -34,14 +34,17 @@ SPACES = (Box(-1.0, 1.0, (2,), np.float32), Discrete(2))
 
 def live(policy: Any = None, **options: Any) -> RolloutWorker:
     given = {"rollout": SMALL, "seed": 0} | options
-    return RolloutWorker("CartPole-v1", LinearPolicy() if policy is None else policy, **given)
+    return RolloutWorker(
+        "CartPole-v1", LinearPolicy() if policy is None else policy, **worker_options(**given)
+    )
 
 
 def learner(**options: Any) -> RolloutWorker:
     """A worker of two policies that only learns."""
     setup = PolicySetup(spaces={"even": SPACES, "odd": SPACES})
     given: dict[str, Any] = {"input": None, "policy_setup": setup}
-    return RolloutWorker(None, {"even": LinearPolicy, "odd": LinearPolicy}, **(given | options))
+    policies = {"even": LinearPolicy, "odd": LinearPolicy}
+    return RolloutWorker(None, policies, **worker_options(**given | options))
 
 
 def weight(worker: RolloutWorker, policy_id: str = "default_policy") -> float:
@@ -100,9 +103,9 @@ def test_the_setup_gives_class_and_spaces_to_those_without() -> None:
     worker = RolloutWorker(None, {"a": None}, input=None, policy_setup=setup)
     assert isinstance(worker.get_policy("a"), LinearPolicy)
     assert worker.group.policies.capacity == 1
-    with pytest.raises(OptionError, match="there is no policy 'default_policy'"):
+    with pytest.raises(OptionError, match="unknown policy 'default_policy'"):
         _ = worker.policy
-    with pytest.raises(OptionError, match=r"spaces for the policies \['b'\]"):
+    with pytest.raises(OptionError, match=r"spaces are given for the unknown policies \['b'\]"):
         RolloutWorker(None, {"a": LinearPolicy}, input=None, policy_setup=PolicySetup(spaces={"b": SPACES}))
     with pytest.raises(OptionError, match="no spaces yet"):
         RolloutWorker(None, {"a": LinearPolicy}, input=None)
@@ -113,11 +116,11 @@ def test_a_worker_says_what_it_was_made_with() -> None:
     policy = LinearPolicy()
     with live(policy, seed=3) as worker:
         args = worker.creation_args
-        assert (args["env"], args["policy"], args["seed"], args["num_workers"]) == (
+        assert (args["env"], args["policy"], args["seed"], args["place"]) == (
             "CartPole-v1",
             policy,
             3,
-            0,
+            None,
         )
         with RolloutWorker(**args) as again:
             assert_same(again.sample(), worker.sample())
@@ -211,7 +214,7 @@ def test_a_simulation_runs_beside_what_is_read_and_is_served_to_nobody() -> None
             assert restored.runner.timesteps == 40
             assert_same(restored.sample(5), worker.sample(5))
     for options in ({"input": "sampler"}, {"input": [("sampler", 1), (Logged(), 1)]}):
-        with pytest.raises(OptionError, match="beside what is read"):
+        with pytest.raises(OptionError, match="beside an input from files"):
             live(rollout=config, **options)
     with pytest.raises(OptionError, match="needs an environment"):
         learner(input=Logged(), rollout=config)
@@ -321,7 +324,7 @@ def test_policies_are_added_and_removed() -> None:
             "odd", policy_mapping_fn=lambda agent_id, episode: "third", policies_to_train=["third"]
         )
         assert worker.group.policy_mapping_fn is not even_odd
-        with pytest.raises(OptionError, match="no policy 'odd'"):
+        with pytest.raises(OptionError, match="unknown policy 'odd'"):
             worker.learn_on_batch(BOTH)
 
 
@@ -420,9 +423,9 @@ def test_what_is_no_workers_state_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DataNotFound):
             worker.restore(tmp_path / "nowhere")
         worker.export_policy_checkpoint(tmp_path / "policy", "odd")
-        with pytest.raises(StateError, match="no state of a RolloutWorker"):
+        with pytest.raises(StateError, match="not a state of a RolloutWorker"):
             worker.restore(tmp_path / "policy")
-        with pytest.raises(StateError, match="no state of a RolloutWorker"):
+        with pytest.raises(StateError, match="not a state of a RolloutWorker"):
             worker.sample()
     with learner() as worker:
         worker.save(tmp_path / "torn")
@@ -499,7 +502,7 @@ def test_policies_that_learn_join_other_processes() -> None:
             assert worker.policy.distributed_world_size == 1
         finally:
             dist.destroy_process_group()
-    with live() as worker, pytest.raises(OptionError, match="no TorchPolicy"):
+    with live() as worker, pytest.raises(OptionError, match="expected a TorchPolicy"):
         worker.setup_torch_data_parallel("tcp://127.0.0.1:1", 0, 1)
 
 

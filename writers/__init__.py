@@ -1,10 +1,10 @@
-"""The writers that ship with rlio, found the same way as anybody else's."""
+"""The writers that ship with rlio. They are found the same way as third-party writers."""
 
 from rlio.support.lazy import lazy_exports
 
 if __name__ != "rlio.writers":
     raise ImportError(
-        f"this package was imported as {__name__!r}; it is installed as 'rlio.writers': "
+        f"this package was imported as {__name__!r}, but is installed as 'rlio.writers': "
         "write 'import rlio.writers' and keep the checkout's root off sys.path"
     )
 

@@ -1,4 +1,4 @@
-"""Threads of a writer: `Jobs` makes its shards, `AgeTimer` bounds the age of rows that are only in memory.
+"""Threads of a writer: `Jobs` makes its shards, `AgeTimer` limits the age of rows that are only in memory.
 
 Example:
     >>> jobs = Jobs("example")
@@ -31,31 +31,31 @@ T = TypeVar("T")
 class Worker:
     """A daemon thread that runs jobs in order.
 
-    Not an executor of the standard library: those refuse jobs once the interpreter begins to exit, which is
-    when writers that were left open publish their last rows.
+    The standard library's executors are unsuitable: they refuse jobs once the interpreter begins to exit, and
+    at that time writers that were left open publish their last rows.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Any: jobs of every result wait in one queue.
+        # Any: jobs of all result types wait in one queue.
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the thread, unless it is running."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queue a job; its error is in the future."""
+        """Queue a job; the future holds its result or error."""
         self.start()
         future: Future[T] = Future()
         self._jobs.put((job, future))
         return future
 
     def stop(self) -> None:
-        """End the thread after the jobs that are queued."""
+        """End the thread after the queued jobs."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -76,16 +76,16 @@ class Worker:
 
 
 def done_at_once(job: Callable[[], T]) -> Future[T]:
-    """Run a job in the calling thread, where a `Worker` would run it in its own."""
+    """Run a job in the calling thread, in place of a `Worker`."""
     future: Future[T] = Future()
     future.set_result(job())
     return future
 
 
 class Jobs:
-    """Jobs that depend on each other, in a thread of their own: after one that failed, none is run.
+    """Runs dependent jobs in one thread: after a failed job, it runs none.
 
-    What interrupts a caller that waits (``KeyboardInterrupt``) is no failure of a job.
+    An exception that interrupts a waiting caller (``KeyboardInterrupt``) is not a failure of a job.
     """
 
     def __init__(self, name: str) -> None:
@@ -94,7 +94,7 @@ class Jobs:
         self._failure: BaseException | None = None
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the thread, unless it is running."""
         self._worker.start()
 
     def submit(self, job: Callable[[], object]) -> None:
@@ -102,12 +102,12 @@ class Jobs:
         self._last = self._worker.submit(lambda: self._run(job))
 
     def check(self) -> None:
-        """Raise the error of the job that failed."""
+        """Raise the error of the failed job, if one failed."""
         if self._failure is not None:
             raise self._failure
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether every job is done within ``timeout`` seconds (None: however long it takes); see `check`."""
+        """Whether every job is done within ``timeout`` seconds (None: no limit); raises as `check`."""
         if self._last is not None:
             if not concurrent.futures.wait([self._last], timeout).done:
                 return False
@@ -116,7 +116,7 @@ class Jobs:
         return True
 
     def stop(self) -> None:
-        """End the thread after the jobs that are queued."""
+        """End the thread after the queued jobs."""
         self._worker.stop()
 
     def _run(self, job: Callable[[], object]) -> None:
@@ -128,11 +128,11 @@ class Jobs:
 
 
 class AgeTimer:
-    """Calls ``act`` from a thread of its own, ``seconds`` after the first `start` since the last `stop`.
+    """Calls ``act`` in a separate thread, ``seconds`` after the first `start` since the last `stop`.
 
     Args:
         seconds: None: never.
-        act: Must take its own lock: a `stop` may come too late to prevent a call.
+        act: Must acquire its own lock, because a `stop` may come too late to prevent a call.
     """
 
     def __init__(self, seconds: float | None, act: Callable[[], object]) -> None:
@@ -141,14 +141,14 @@ class AgeTimer:
         self._timer: threading.Timer | None = None
 
     def start(self) -> None:
-        """Begin to count, unless it has begun."""
+        """Start the timer, unless it is running."""
         if self._timer is None and self._seconds is not None:
             self._timer = threading.Timer(self._seconds, self._act)
             self._timer.daemon = True
             self._timer.start()
 
     def stop(self) -> None:
-        """Count no more, until the next `start`."""
+        """Stop the timer until the next `start`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,12 +1,12 @@
-"""`DatasetWriter`: what the writers of data sets share; they differ in the `Encoder` that makes their shards.
+"""`DatasetWriter`: base of the writers of data sets; they differ in the `Encoder` that makes their shards.
 
-Rows are logged by `write` and collected; shards are made and stored in the background.
+`write` logs and collects rows. Background threads make and store shards.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlio.batch import Batch
@@ -31,13 +31,13 @@ class DatasetWriter(OutputWriter):
 
     Args:
         root: Folder of the data set: a path or any fsspec URL.
-        encoder: Makes the encoder, given the publisher that takes its shards.
+        encoder: Makes the encoder for a publisher, which takes its shards.
         spool, sync, writer_id, worker_index, spaces, provenance, storage_options: See `rlio.ParquetWriter`.
 
     Raises:
-        OptionError: An option is illegal, or ``writer_id`` has rows.
+        OptionError: An option is illegal, or ``writer_id`` has rows already.
         UnknownName: No filesystem has the URL's scheme.
-        PublishError: Nothing can be stored, or logged, there.
+        PublishError: Rows cannot be stored, or logged, there.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DatasetWriter(OutputWriter):
         self._stored = provenance.stored
         self._spaces = provenance.spaces_to_json(spaces)
         kept = parse_spool(spool, sync)
-        if writer_id is not None:  # An earlier process may have left a log of it.
+        if writer_id is not None:  # An earlier process may have left a log of this writer.
             recover_before_writing(root, kept, storage_options=storage_options)
         self._publisher = open_publisher(
             root,
@@ -66,21 +66,26 @@ class DatasetWriter(OutputWriter):
             spool=kept,
         )
         if writer_id is None:
-            # After this writer can be seen: followers must not find every writer closed in between.
+            # Only after this writer is visible: followers must not find every writer closed in between.
             recover_before_writing(root, kept, storage_options=storage_options)
-        self.durable = self._publisher.log is not None
-        self.patience = None if kept is None else kept.publish_seconds
+        self.durable: bool = self._publisher.log is not None
+        self.patience: float | None = None if kept is None else kept.publish_seconds
         self._encoder = encoder(self._publisher)
         self._timer = AgeTimer(self._encoder.roll.max_seconds, self._on_timer)
-        if self._publisher.log is not None:  # When a sync has failed, only publishing makes rows safe.
+        if self._publisher.log is not None:  # After a failed sync, only publishing makes rows safe.
             self._publisher.log.on_failure = self._on_timer
-        # Whether a `write()` was interrupted: how much of its batch is in memory is not known.
+        # Whether a `write()` was interrupted: the rows of its batch in memory are then unknown.
         self._interrupted = False
-        super().__init__()  # Last: from here on the writer is closed at exit, which needs all of it.
+        super().__init__()  # Last: from here on the exit hook may close the writer, which needs all of it.
+
+    def _describe(self) -> Iterator[str]:
+        yield repr(self.storage.uri)
+        yield from super()._describe()
+        yield f"writer_id={self.writer_id!r}"
 
     @property
     def writer_id(self) -> str:
-        """The id under which this writer's shards lie."""
+        """The id under which this writer's shards are stored."""
         return self._publisher.writer_id
 
     @property
@@ -100,7 +105,7 @@ class DatasetWriter(OutputWriter):
 
     @property
     def logs(self) -> tuple[WriterLog, ...]:
-        """Where this writer's write-ahead log lies; empty without one."""
+        """The place of this writer's write-ahead log; empty without a log."""
         log = self._publisher.log
         return () if log is None else (WriterLog(self.storage, log.path),)
 
@@ -124,7 +129,7 @@ class DatasetWriter(OutputWriter):
         schema = encoder.schema_after(batch, spaces=self._spaces, stored=self._stored)
         if not schema.policies:
             return
-        # Everything that can be wrong with the batch is found here, before anything changes.
+        # Finds every error in the batch before anything changes.
         parts = encoder.cut(batch, schema) if batch.agent_steps() else []
         if schema is not encoder.schema:
             publisher.check_schema(schema)
@@ -136,14 +141,14 @@ class DatasetWriter(OutputWriter):
             if parts:
                 self._take(parts, schema)
         except RlioError:
-            raise  # Our own errors refuse a batch whole.
+            raise  # rlio's own errors refuse a batch as a whole.
         except BaseException:
-            # Such as a KeyboardInterrupt: memory and the log may hold different rows.
+            # For example a KeyboardInterrupt: memory and the log may hold different rows.
             self._interrupted = True
             raise
 
     def _take(self, parts: list[Any], schema: Schema) -> None:
-        """Log the parts of a batch and collect them."""
+        """Log and collect the parts of a batch."""
         encoder = self._encoder
         log = self._publisher.log
         if log is not None:
@@ -157,23 +162,23 @@ class DatasetWriter(OutputWriter):
         self._timer.start()
 
     def _make_room(self) -> None:
-        """Publish first, where the log and the memory have no room for the rows.
+        """Publish first if the log or the memory has no room for the rows.
 
         Raises:
-            PublishError: It cannot be published; nothing new is to be taken.
+            PublishError: The rows cannot be published; the new batch must be refused.
         """
         log = self._publisher.log
         if log is None:
             if self._publisher.waiting_bytes >= self._encoder.roll.max_bytes:
                 self._publisher.flush()
-        elif log.failure is not None:  # A sync has failed: the log no longer protects what is in it.
+        elif log.failure is not None:  # A sync has failed: the log no longer protects its rows.
             self._flush()
         elif not log.has_room():
             self._finish()
             self._publisher.wait_for_room()
 
     def _finish(self) -> None:
-        """End the open shard, if it has rows; it is stored in the background."""
+        """End the open shard, if it has rows; a background thread stores it."""
         self._timer.stop()
         self._encoder.finish()
 
@@ -193,12 +198,12 @@ class DatasetWriter(OutputWriter):
         if not self._interrupted:
             publisher.check_counts()
             publisher.close(seal_at=publisher.received, timeout=self._seconds_left())
-        elif not self.durable:  # Else the flush has recovered and closed the log.
+        elif not self.durable:  # Otherwise the flush has recovered and closed the log.
             publisher.close(seal_at=publisher.rows_published, timeout=self._seconds_left())
             if (lost := publisher.received - publisher.rows_published) > 0:
                 raise LedgerError(
-                    f"a write() was interrupted, and {lost} rows that were taken before it are lost: with a "
-                    "log (spool='auto') they would not be",
+                    f"a write() was interrupted, and {lost} rows that were taken before are lost: open the "
+                    "writer with a log (spool='auto') to keep them",
                     uri=self.storage.uri,
                 )
 

@@ -1,6 +1,6 @@
-"""What makes shards of a writer's rows, for writing and for recovery alike.
+"""`Encoder`: makes shards from rows, for writers and for recovery.
 
-Where a shard ends depends on the rows alone, so that recovery makes the writer's own shards.
+The end of a shard depends only on the rows, so recovery makes the same shards as the writer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Part = TypeVar("Part")
 class Encoder(ABC, Generic[Part]):
     """Cuts batches into parts and collects parts into shards. A background thread makes the shards.
 
-    A part is one frame of the log; it is never divided between shards. Called under the writer's lock.
+    A part is one frame of the log, and is never divided between shards. Called under the writer's lock.
 
     Args:
         publisher: Numbers and stores the shards.
-        roll: When a shard ends; age is the writer's to watch.
+        roll: When a shard ends; the writer watches the age.
         provenance: JSON text for every shard.
     """
 
@@ -39,16 +39,16 @@ class Encoder(ABC, Generic[Part]):
         self._publisher = publisher
         self._provenance = provenance
         self._jobs = Jobs("rlio-encode")
-        #: Of the rows; None before the first.
+        #: The rows' schema; None before the first row.
         self.schema: Schema | None = None
         #: Rows that count towards ``max_rows`` of the open shard.
-        self.shard_rows = 0
+        self.shard_rows: int = 0
 
     # ---- what the formats differ in ----
 
     @property
     def header(self) -> dict[str, Any]:
-        """What a log must say for its shards to be made again; formats add their ``kind`` and compression."""
+        """The log's description for making its shards again; formats add their ``kind`` and compression."""
         return {"roll": [self.roll.max_rows, self.roll.max_bytes], "provenance": self._provenance}
 
     @abstractmethod
@@ -56,23 +56,23 @@ class Encoder(ABC, Generic[Part]):
         """Check a batch and cut it into parts.
 
         Raises:
-            SchemaError: It cannot be stored under the schema; nothing has changed.
+            SchemaError: The batch cannot be stored under the schema; nothing has changed.
         """
 
     @abstractmethod
     def rows_of(self, part: Part) -> int:
-        """Rows of a part."""
+        """Number of rows in a part."""
 
     @abstractmethod
     def to_frame(self, part: Part) -> Sequence[Buffer]:
-        """A part as the log keeps it: the payload, as buffers one after the other."""
+        """A part's payload in the log, as consecutive buffers."""
 
     @abstractmethod
     def from_frame(self, frame: Frame) -> Part:
-        """The part that a frame was made of, under `schema`.
+        """The part of a frame, under `schema`.
 
         Raises:
-            CorruptData: The frame is of another schema.
+            CorruptData: The frame belongs to another schema.
         """
 
     @abstractmethod
@@ -81,61 +81,61 @@ class Encoder(ABC, Generic[Part]):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Submit the job that ends the open shard, if there is one, and hands it over."""
+        """Submit the job that ends the open shard, if there is one, and hands the shard over."""
 
     def _has_room(self, part: Part) -> bool:
-        """Whether the open shard's bytes let a part be added."""
+        """Whether the part fits the open shard's byte limit."""
         return True
 
     def _is_full(self) -> bool:
-        """Whether the open shard has all the bytes that it may have."""
+        """Whether the open shard has reached its byte limit."""
         return False
 
     def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
-        """Count rows on where a dead writer did, so that shards end where its own would have.
+        """Continue the row count of a dead writer, so shards end where its own would have ended.
 
         Args:
-            shard_rows: Its `shard_rows` before the first of ``stored``.
-            stored: Rows of each part after that, whose rows are stored already.
+            shard_rows: The dead writer's `shard_rows` before the first of ``stored``.
+            stored: Rows of each later part that is stored already.
         """
 
     # ---- what they share ----
 
     def start(self) -> None:
-        """Start the threads, unless they run: too late once the interpreter has begun to exit."""
+        """Start the threads, unless they are running. Too late once the interpreter has begun to exit."""
         self._jobs.start()
         self._publisher.start()
 
     def check(self) -> None:
-        """Raise the error of an earlier shard, so that no row is taken after it."""
+        """Raise the error of an earlier shard, so no row is taken after it."""
         self._jobs.check()
 
     def schema_after(
         self, batch: Batch, *, spaces: Mapping[str, Mapping[str, Any]] | None, stored: Mapping[str, str]
     ) -> Schema:
-        """The schema after ``batch``: from the first batch, and with new policies from later ones.
+        """The schema after ``batch``: made from the first batch, extended by new policies of later ones.
 
         Raises:
             SchemaError: The batch cannot be stored.
-            SchemaConflict: It is of the other kind than those before.
+            SchemaConflict: The batch is of another kind than those before.
         """
         if self.schema is None:
             return Schema.of(batch, spaces=spaces, stored=stored)
         if self.schema.multi_agent != isinstance(batch, MultiAgentBatch):
             raise SchemaConflict(
-                f"a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
+                f"found a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
                 "as_multi_agent(), or open another writer"
             )
         return self.schema.extended(batch, spaces=spaces)
 
     def use(self, schema: Schema) -> None:
-        """Go on with another schema: a shard has one."""
+        """Continue with another schema; a shard has only one."""
         if schema is not self.schema:
             self.finish()
             self.schema = schema
 
     def append(self, part: Part) -> None:
-        """Add a part to the open shard, ending it before and after as needed."""
+        """Add a part to the open shard; end the shard before or after it as needed."""
         most, rows = self.roll.max_rows, self.rows_of(part)
         if self.shard_rows and (
             (most is not None and self.shard_rows + rows > most) or not self._has_room(part)
@@ -147,14 +147,14 @@ class Encoder(ABC, Generic[Part]):
             self._end()
 
     def finish(self) -> None:
-        """End the open shard, if it has rows; it is stored in the background."""
+        """End the open shard, if it has rows; a background thread stores it."""
         self._end(begins_shard=True)
 
     def store(self, timeout: float | None = None) -> None:
-        """End the open shard and return once all are stored.
+        """End the open shard, and return when all shards are stored.
 
         Raises:
-            PublishError: One could not be stored, or not within ``timeout`` seconds; it is kept.
+            PublishError: A shard could not be stored, or not within ``timeout`` seconds; it is kept.
         """
         until = None if timeout is None else time.monotonic() + timeout
         self._wait(timeout)
@@ -163,11 +163,11 @@ class Encoder(ABC, Generic[Part]):
         self._publisher.flush(_left(until))
 
     def close(self) -> None:
-        """End the threads; rows of the open shard are dropped, and are in the log. May be called again."""
+        """End the threads. Drops the rows of the open shard, which the log keeps. May be called again."""
         self._jobs.stop()
 
     def _end(self, *, begins_shard: bool = False) -> None:
-        """End the open shard; recovery counts rows and bytes itself, and is told where it ends otherwise."""
+        """End the open shard. The log marks the cuts that recovery cannot find by counting rows and bytes."""
         self.shard_rows = 0
         self._finish()
         self._cut(begins_shard=begins_shard)
@@ -177,14 +177,14 @@ class Encoder(ABC, Generic[Part]):
             self._publisher.log.cut(begins_shard=begins_shard)
 
     def _wait(self, timeout: float | None = None) -> None:
-        """Wait for the job handed over last, so that no third shard is in memory.
+        """Wait for the last job, so memory holds no third shard.
 
-        Rows that could not be encoded are gone from memory, so that such an error is raised by every later
-        call; where there is a log they are still in it.
+        Rows that could not be encoded are lost from memory, so every later call raises that error; the log,
+        if there is one, still has them.
         """
         if not self._jobs.wait(timeout):
             raise self._publisher.overdue(
-                "a shard was not made, since an earlier one is still being stored,", timeout
+                "a shard was not made, because an earlier one is still being stored,", timeout
             )
 
 

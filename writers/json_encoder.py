@@ -1,4 +1,4 @@
-"""Lines on their way into JSON shards."""
+"""`JsonEncoder`: makes JSON shards from rows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["JsonEncoder"]
 
 
 class JsonEncoder(Encoder[tuple[bytes, int]]):
-    """Makes shards of JSON lines; see `Encoder`. A part is a line as it lies in the file, and its rows.
+    """Makes shards of JSON lines; see `Encoder`. A part is a line as stored in the file, and its rows.
 
     Args:
         publisher: Numbers and stores the shards.
         roll: When a shard is full.
-        level: Of zstd; None: lines are plain.
+        level: The zstd level; None: lines are plain.
         provenance: JSON text for the first line of every shard.
-        compress_columns: Columns that are compressed within the lines.
+        compress_columns: Columns to compress within the lines.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
 
     @classmethod
     def from_header(cls, publisher: Publisher, roll: Roll, header: Mapping[str, Any]) -> JsonEncoder:
-        """The encoder of which `header` was the header."""
+        """Make the encoder that wrote ``header``."""
         return cls(publisher, roll=roll, level=header["compression"], provenance=str(header["provenance"]))
 
     @property
@@ -115,7 +115,7 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
 
 
 def _shard(lines: list[tuple[bytes, int]], schema: Schema, *, level: int | None, provenance: str) -> NewShard:
-    """The shard of packed lines."""
+    """Make the shard of packed lines."""
     first = _packed(encode_provenance(provenance, schema), _compressor(level))
 
     def remake(frames: Iterable[Frame]) -> NewShard:
@@ -133,12 +133,12 @@ def _shard(lines: list[tuple[bytes, int]], schema: Schema, *, level: int | None,
 
 
 def _compressor(level: int | None) -> zstandard.ZstdCompressor | None:
-    """One for one thread; None: lines are plain."""
+    """A compressor for one thread; None: lines are plain."""
     return None if level is None else zstandard.ZstdCompressor(level=level, write_checksum=True)
 
 
 def _packed(line: bytes, compressor: zstandard.ZstdCompressor | None) -> bytes:
-    """A line with its end, and in a frame of its own if compressed."""
+    """A line with its newline, as one zstd frame if compressed."""
     return line + b"\n" if compressor is None else compressor.compress(line + b"\n")
 
 
@@ -152,7 +152,7 @@ def _pieces(batch: SampleBatch, rows: int | None) -> Iterator[SampleBatch]:
 
 
 def _halves(batch: SampleBatch) -> list[SampleBatch] | None:
-    """Two parts, cut between rows or sequences; None if there is one."""
+    """The batch in two parts, cut between rows or sequences; None if it has only one."""
     if Columns.SEQ_LENS in batch:
         count = len(batch[Columns.SEQ_LENS])
         return [batch.sequences(0, count // 2), batch.sequences(count // 2, count)] if count > 1 else None

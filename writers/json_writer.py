@@ -1,7 +1,7 @@
-"""`JsonWriter`: shards of JSON lines, for people and for tools that read nothing else.
+"""`JsonWriter`: shards of JSON lines, for people and for tools that read only JSON.
 
-Each `write()` becomes one line, of which `rlio.schemas.json_lines` describes the grammar; the first line of
-each shard is its provenance. Parquet is read some eight times faster (HalfCheetah-v5, 1,000 rows a line).
+Each `write()` becomes one line; `rlio.schemas.json_lines` describes its grammar. The first line of each shard
+is its provenance. Parquet reads about eight times faster (HalfCheetah-v5, 1,000 rows a line).
 
 Example:
     >>> import numpy as np, rlio
@@ -31,42 +31,41 @@ from rlio.writers.roll import Roll
 
 __all__ = ["JsonWriter"]
 
-# Level 3 is no smaller on lines of 1,000 HalfCheetah-v5 steps, and a third slower.
+# Level 3 does not make lines of 1,000 HalfCheetah-v5 steps smaller, and is a third slower.
 _DEFAULT_LEVEL: Final = 1
 _MAX_LEVEL: Final = 22
 
 
 class JsonWriter(DatasetWriter):
-    """Writes batches into a data set of JSON shards, on any filesystem, beside Parquet shards if there are.
+    """Writes batches into a data set of JSON shards, on any filesystem; Parquet shards may be beside them.
 
-    Lines are logged by `write` and collected, and stored as a whole shard, in the background, when `roll`
-    says so, at `flush` and at `close`. A batch that makes no legal line (64 MiB) or has more than
-    ``roll.max_rows`` is cut into several; sequences, and batches of several policies, are not cut. What a
-    dead writer of this machine has left in its log is published when the next writer opens the root, and by
-    `rlio recover`.
+    `write` logs and collects lines. A background thread stores them as a whole shard when `roll` says so, at
+    `flush` and at `close`. A batch is cut into several lines if it exceeds the limit of a line (64 MiB) or
+    ``roll.max_rows``; sequences, and batches of several policies, are not cut. If a writer on this machine
+    died, the next writer that opens the root publishes the rows in its log; `rlio recover` does so too.
 
     Args:
         root: Folder of the data set: a path or any fsspec URL.
         roll: When to store a shard.
-        compression: None, or ``"zstd"`` or ``"zstd:level"``: ``.jsonl.zst``, in which each line is a frame.
-        compress_columns: Columns to write as compressed binary within the line, as RLlib's
-            ``output_compress_columns``; those that a batch lacks do not matter.
+        compression: None, or ``"zstd"`` or ``"zstd:level"``: ``.jsonl.zst`` with one frame a line.
+        compress_columns: Columns to write as compressed binary within the line, like RLlib's
+            ``output_compress_columns``; columns that a batch lacks are ignored.
         spool: The write-ahead log: "auto", a folder, a `Spool`, or None: rows are safe once published.
         sync: When logged rows become safe against power failure: "interval", "always" or "never"; see
-            `Spool`. None: as the `Spool` says.
-        writer_id: For jobs and tests that want fixed names; it must have no rows yet. None draws one.
-        worker_index: Goes into a drawn id.
+            `Spool`. None: the `Spool` decides.
+        writer_id: A fixed id, for jobs and tests; it must have no rows yet. None draws one.
+        worker_index: Part of a drawn id.
         spaces: Policy id -> (observation space, action space), stored with the schema.
-        provenance: What made the data, stored in every shard.
+        provenance: The origin of the data, stored in every shard.
         storage_options: For fsspec.
 
-    A store that is down when the writer opens, or that hangs, does not refuse it where rows can wait: in a
-    log that is not on the root's own disk, under a drawn id. Opening then takes about a minute at most.
+    A writer opens although the store is down or hangs if rows can wait: in a log that is not on the root's
+    own disk, under a drawn id. Opening then takes up to about a minute.
 
     Raises:
-        OptionError: An option is illegal, or ``writer_id`` has rows.
+        OptionError: An option is illegal, or ``writer_id`` has rows already.
         UnknownName: No filesystem has the URL's scheme.
-        PublishError: Nothing can be stored, or logged, there.
+        PublishError: Rows cannot be stored, or logged, there.
     """
 
     @checked_keywords
@@ -109,8 +108,8 @@ class JsonWriter(DatasetWriter):
 def _checked_roll(roll: Roll) -> Roll:
     if roll.max_bytes > MAX_JSON_SHARD_BYTES // 2:
         raise OptionError(
-            f"Roll(max_bytes={roll.max_bytes}): a JSON shard is read as a whole when it is opened; at most "
-            f"{MAX_JSON_SHARD_BYTES // 2} bytes"
+            f"Roll(max_bytes={roll.max_bytes}): expected at most {MAX_JSON_SHARD_BYTES // 2} bytes, because "
+            "a JSON shard is read as a whole when it is opened"
         )
     return roll
 
@@ -128,5 +127,5 @@ def _parse_level(compression: str | None) -> int | None:
 
 def _checked_columns(columns: Iterable[str]) -> frozenset[str]:
     if isinstance(columns, str):
-        raise OptionError(f"compress_columns={columns!r}: names of columns, such as ('obs', 'new_obs')")
+        raise OptionError(f"compress_columns={columns!r}: expected column names, such as ('obs', 'new_obs')")
     return frozenset(columns)

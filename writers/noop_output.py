@@ -1,4 +1,4 @@
-"""A writer that keeps nothing: what ``output=None`` means.
+"""A writer that keeps no rows: the meaning of ``output=None``.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -17,7 +17,7 @@ __all__ = ["NoopOutput"]
 
 
 class NoopOutput(OutputWriter):
-    """Takes every batch, counts its rows and forgets it."""
+    """Takes every batch, counts its rows and drops it."""
 
     def _write(self, batch: Batch) -> None:
         """Keep nothing."""

@@ -1,8 +1,8 @@
-"""Rows on their way into Parquet shards.
+"""`ParquetEncoder`: makes Parquet shards from rows.
 
-One thread a writer encodes row groups and hands over shards, in the order in which rows were given. At most
-two row groups of rows and one encoded shard are in memory; a second shard where the store is slow or fails,
-and more only where it fails and there is no log.
+One thread a writer encodes row groups and hands over shards, in the order of the rows. Memory holds at most
+two row groups and one encoded shard; a second shard if the store is slow or fails; more only if it fails and
+there is no log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlio.writers.shard_maker import RowGroups, ShardMaker
 
 __all__ = ["ParquetEncoder"]
 
-# How long the encoding of a shard waits until the one before it is stored, in seconds.
+# Seconds that the encoding of a shard waits for the store to take the previous one.
 _SHORTLY = 0.2
 
 
@@ -34,9 +34,9 @@ class ParquetEncoder(Encoder[list[Piece]]):
 
     Args:
         publisher: Numbers and stores the shards.
-        roll: Its ``max_bytes`` ends a shard in the background, at a time that varies: that does not reset the
-            count of rows towards ``max_rows``.
-        compression: Of the pages.
+        roll: Its ``max_bytes`` ends a shard in the background, at a time that varies. Such an end does not
+            reset the count of rows towards ``max_rows``.
+        compression: Compression of the pages.
         provenance: JSON text for every footer.
     """
 
@@ -45,7 +45,8 @@ class ParquetEncoder(Encoder[list[Piece]]):
     ) -> None:
         super().__init__(publisher, roll=roll, provenance=provenance)
         self._compression = compression
-        # Of its own, so that encoding need not wait: it checksums, and writes what is encoded to the disk.
+        # A separate thread, because encoding must not wait: it checksums encoded bytes and writes them to
+        # disk.
         self._checksummer = Worker("rlio-checksum")
         self._maker = ShardMaker(
             lambda shard: publisher.submit(shard),
@@ -62,7 +63,7 @@ class ParquetEncoder(Encoder[list[Piece]]):
 
     @classmethod
     def from_header(cls, publisher: Publisher, roll: Roll, header: Mapping[str, Any]) -> ParquetEncoder:
-        """The encoder of which `header` was the header."""
+        """Make the encoder that wrote ``header``."""
         codec, level = header["compression"]
         return cls(
             publisher, roll=roll, compression=Compression(codec, level), provenance=str(header["provenance"])
@@ -99,7 +100,8 @@ class ParquetEncoder(Encoder[list[Piece]]):
 
     def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
         """See `Encoder`."""
-        self.shard_rows, most = shard_rows, self.roll.max_rows
+        self.shard_rows: int = shard_rows
+        most = self.roll.max_rows
         for rows in stored:
             if most is not None and self.shard_rows and self.shard_rows + rows > most:
                 self.shard_rows = 0
@@ -135,23 +137,23 @@ class ParquetEncoder(Encoder[list[Piece]]):
             self._jobs.submit(self._maker.finish)
 
     def _encode(self, buffer: GroupBuffer) -> GroupBuffer:
-        """Encode the rows of a buffer in the background, and give an empty one to go on with."""
+        """Encode the rows of a buffer in the background, and return an empty buffer."""
         group = buffer.take()
         try:
             self._wait()
         finally:
-            # Also where the wait is interrupted: the rows have left their buffer, and are nowhere else.
+            # Also after an interrupted wait: the rows have left their buffer, and exist nowhere else.
             self._jobs.submit(lambda: self._maker.encode(group, buffer.schema))
         spare, self._spare = self._spare, buffer
         return spare if spare is not None and spare.schema is buffer.schema else GroupBuffer(buffer.schema)
 
     def _begin(self) -> PendingFile | None:
-        # A local disk soon takes the shard before: memory then holds one shard and not two.
+        # A local disk soon takes the previous shard: memory then holds one shard instead of two.
         self._publisher.wait(_SHORTLY)
         return self._publisher.pending_file()
 
     def _rooms(self, schema: Schema) -> Iterator[int]:
-        """Rows that still fit the open row group and shard, then those that fit the groups after it."""
+        """Yield the rows that fit the open row group and shard, then those that fit the later groups."""
         goes_on = schema is self.schema and self._groups is not None
         group = self._groups.room if goes_on and self._groups is not None else schema.group_rows
         most = self.roll.max_rows

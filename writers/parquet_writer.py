@@ -30,10 +30,10 @@ __all__ = ["ParquetWriter"]
 class ParquetWriter(DatasetWriter):
     """Writes batches into a data set of Parquet shards, on any filesystem.
 
-    Any number of writers share a root without knowing of each other. Rows are logged by `write` and
-    collected; in the background they are encoded a row group at a time, and stored as a whole shard when
-    `roll` says so, at `flush` and at `close`. What a dead writer of this machine has left in its log is
-    published when the next writer opens the root, and by `rlio recover`.
+    Any number of writers share a root without coordination. `write` logs and collects rows. A background
+    thread encodes them a row group at a time, and stores a whole shard when `roll` says so, at `flush` and at
+    `close`. If a writer on this machine died, the next writer that opens the root publishes the rows in its
+    log; `rlio recover` does so too.
 
     Args:
         root: Folder of the data set: a path or any fsspec URL.
@@ -41,20 +41,20 @@ class ParquetWriter(DatasetWriter):
         compression: ``"codec:level"`` (zstd, lz4, snappy, gzip, brotli, none), or a `Compression`.
         spool: The write-ahead log: "auto", a folder, a `Spool`, or None: rows are safe once published.
         sync: When logged rows become safe against power failure: "interval", "always" or "never"; see
-            `Spool`. None: as the `Spool` says.
-        writer_id: For jobs and tests that want fixed names; it must have no rows yet. None draws one.
-        worker_index: Goes into a drawn id.
+            `Spool`. None: the `Spool` decides.
+        writer_id: A fixed id, for jobs and tests; it must have no rows yet. None draws one.
+        worker_index: Part of a drawn id.
         spaces: Policy id -> (observation space, action space), stored with the schema.
-        provenance: What made the data, stored in every shard.
+        provenance: The origin of the data, stored in every shard.
         storage_options: For fsspec.
 
-    A store that is down when the writer opens, or that hangs, does not refuse it where rows can wait: in a
-    log that is not on the root's own disk, under a drawn id. Opening then takes about a minute at most.
+    A writer opens although the store is down or hangs if rows can wait: in a log that is not on the root's
+    own disk, under a drawn id. Opening then takes up to about a minute.
 
     Raises:
-        OptionError: An option is illegal, or ``writer_id`` has rows.
+        OptionError: An option is illegal, or ``writer_id`` has rows already.
         UnknownName: No filesystem has the URL's scheme.
-        PublishError: Nothing can be stored, or logged, there.
+        PublishError: Rows cannot be stored, or logged, there.
     """
 
     @checked_keywords

@@ -13,14 +13,14 @@ __all__ = ["Roll"]
 
 @dataclass(frozen=True, kw_only=True)
 class Roll:
-    """A shard is stored as soon as one of these is reached.
+    """Limits of a shard: it is stored as soon as one of them is reached.
 
     Attributes:
         max_rows: Rows of a shard; None: no limit. Sequences and joint steps are not cut to fit it.
-        max_bytes: Encoded bytes of a shard. One whole-object PUT must carry it: object stores switch to
-            multi-part uploads, which leave orphans behind when killed, at about 100 MB.
+        max_bytes: Encoded bytes of a shard. One whole-object PUT must carry it: at about 100 MB object stores
+            switch to multi-part uploads, which leave orphans behind when killed.
         max_seconds: Age of the oldest row that is not stored yet; None: no limit. Without a write-ahead
-            log this is what the loss of the machine costs.
+            log, a crash of the machine loses the rows of this time.
     """
 
     max_rows: int | None = None
@@ -35,4 +35,4 @@ class Roll:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kinds) or not (value is None or value > 0):
-                raise OptionError(f"Roll({name}={excerpt(value)}): {what}")
+                raise OptionError(f"Roll({name}={excerpt(value)}): expected {what}")

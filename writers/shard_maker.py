@@ -1,9 +1,9 @@
-"""Rows of one schema into row groups, and row groups into whole Parquet shards, in the calling thread."""
+"""Makes row groups from rows of one schema, and whole Parquet shards from row groups, in one thread."""
 
 from __future__ import annotations
 
-# pyarrow imports pandas at its first array, where there is one, and pandas imports this, which fails once the
-# interpreter begins to exit: that is when the first array of a writer that was left open is made.
+# At its first array, pyarrow imports pandas if installed, and pandas imports this module. That import fails
+# once the interpreter begins to exit, which is when a writer that was left open may make its first array.
 import concurrent.futures.thread  # noqa: F401
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -23,21 +23,21 @@ from rlio.writers.roll import Roll
 
 __all__ = ["RowGroups", "ShardMaker"]
 
-# Room for the row group that fills a shard and for the footer. Memory that is not written to costs nothing.
+# Room for the row group that fills a shard, and for the footer. Untouched memory costs nothing.
 _SPARE_BYTES = 96 << 20
 
 
 class ShardMaker:
-    """Encodes row groups, in the calling thread, and hands over whole Parquet shards.
+    """Encodes row groups in the calling thread, and hands over whole Parquet shards.
 
     Args:
-        put: Given each shard.
-        roll: Its ``max_bytes`` ends a shard here, and says how much memory an encoder has.
-        compression: Of the pages.
+        put: Called with each shard.
+        roll: Its ``max_bytes`` ends a shard, and decides an encoder's memory.
+        compression: Compression of the pages.
         provenance: JSON text for every footer.
-        begin: Called before a shard is begun; gives a file that its bytes go to, too, or None.
+        begin: Called before a shard begins; returns a file that also gets its bytes, or None.
         on_end: Called when ``max_bytes`` has ended a shard.
-        checksum: Runs a function, perhaps in another thread, one after the other.
+        checksum: Runs functions one after the other, perhaps in another thread.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class ShardMaker:
         self._pending: PendingFile | None = None
 
     def add(self, buffer: GroupBuffer) -> GroupBuffer:
-        """Encode the rows of a buffer, and give it back, empty."""
+        """Encode the rows of a buffer, and return the buffer empty."""
         self.encode(buffer.take(), buffer.schema)
         return buffer
 
     def encode(self, group: RowGroup, schema: Schema) -> None:
-        """Encode a group, ending the open shard before and after as needed."""
+        """Encode a group; end the open shard before or after it as needed."""
         if self._encoder is not None and (
             self._encoder.schema is not schema or not self._encoder.has_room(group)
         ):
@@ -112,7 +112,7 @@ class ShardMaker:
             self._pending.discard()
 
     def _new_encoder(self, group: RowGroup, schema: Schema) -> ShardEncoder:
-        """An encoder whose memory has room for the group."""
+        """An encoder with enough memory for the group."""
         self._pending = self._begin()
         size = self._roll.max_bytes + _SPARE_BYTES
         while True:
@@ -130,11 +130,11 @@ class ShardMaker:
 
 
 class RowGroups:
-    """Collects the rows of one schema into row groups; where one ends depends on the rows alone.
+    """Collects the rows of one schema into row groups; the end of a group depends only on the rows.
 
     Args:
-        schema: Of the rows.
-        add: Given each full buffer; gives an empty one of the same schema to go on with.
+        schema: The rows' schema.
+        add: Called with each full buffer; returns an empty one of the same schema.
     """
 
     def __init__(self, schema: Schema, add: Callable[[GroupBuffer], GroupBuffer]) -> None:
@@ -148,11 +148,11 @@ class RowGroups:
 
     @property
     def room(self) -> int:
-        """Rows that the open group still takes."""
+        """Rows that still fit the open group."""
         return self._buffer.room
 
     def append(self, pieces: list[Piece]) -> None:
-        """Take the pieces of one row group, ending the open group before and after as needed."""
+        """Take the pieces of one row group; end the open group before or after them as needed."""
         if self._buffer.rows and sum(piece.rows for piece in pieces) > self._buffer.room:
             self.finish()
         for piece in pieces:
@@ -169,7 +169,7 @@ class RowGroups:
 def _remake(
     schema: Schema, frames: Iterable[Frame], *, roll: Roll, compression: Compression, provenance: str
 ) -> NewShard:
-    """The shard that a `ShardMaker` of these options has made of the frames of a log, which are all of it."""
+    """Remake the shard of a `ShardMaker` with these options from its frames in a log."""
     made: list[NewShard] = []
     maker = ShardMaker(made.append, roll=roll, compression=compression, provenance=provenance)
     groups, logged = RowGroups(schema, maker.add), LogFrames(schema)

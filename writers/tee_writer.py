@@ -1,4 +1,4 @@
-"""One stream of batches into several writers.
+"""Writes one stream of batches to several writers.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -12,7 +12,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rlio.batch import Batch
@@ -26,17 +26,17 @@ __all__ = ["TeeWriter"]
 
 
 class TeeWriter(OutputWriter):
-    """Gives every batch to each of ``writers``, which it owns: it closes them.
+    """Gives every batch to each of ``writers``. It owns the writers and closes them.
 
-    A writer that fails does not keep the others from receiving. The first failure is then raised, with a
-    note that says whose it was, and one for each further failure; `rows_received` counts batches that all
-    of them took.
+    If a writer fails, the others still receive the batch. Then the first failure is raised, with a note that
+    names its writer, and a note for each further failure. `rows_received` counts batches that all writers
+    took.
 
     Args:
-        writers: At least one, none twice.
+        writers: At least one, and each only once.
 
     Raises:
-        OptionError: No writer, one given twice, or not a writer at all.
+        OptionError: No writers are given, one is given twice, or one is not a writer.
     """
 
     def __init__(self, *writers: OutputWriter) -> None:
@@ -49,12 +49,16 @@ class TeeWriter(OutputWriter):
             raise OptionError(f"TeeWriter takes one writer or more, each once; it was given {len(writers)}")
         super().__init__()
         self.writers = writers
-        #: Rows survive only where every writer keeps them.
-        self.durable = all(writer.durable for writer in writers)
+        #: Rows survive only if every writer keeps them.
+        self.durable: bool = all(writer.durable for writer in writers)
+
+    def _describe(self) -> Iterator[str]:
+        yield f"{self.rows_received} rows received"
+        yield from map(repr, self.writers)
 
     @property
     def rows_published(self) -> int:
-        """Rows that every reader of each output can see."""
+        """Rows that every reader of every output can see."""
         return self.rows_received - max(each.rows_received - each.rows_published for each in self.writers)
 
     @property
@@ -77,7 +81,7 @@ class TeeWriter(OutputWriter):
         self._each(lambda writer: writer.close())
 
     def _each(self, call: Callable[[OutputWriter], None]) -> None:
-        """Make ``call`` on every writer, then raise the first failure with notes on all of them."""
+        """Make ``call`` on every writer, then raise the first failure with notes on all failures."""
         first: Exception | None = None
         for number, writer in enumerate(self.writers):
             try:
@@ -88,6 +92,6 @@ class TeeWriter(OutputWriter):
                     first = failure
                     first.add_note(f"raised by {place}")
                 else:
-                    first.add_note(f"{place}, failed too: {failure!r}")
+                    first.add_note(f"{place} failed too: {failure!r}")
         if first is not None:
             raise first

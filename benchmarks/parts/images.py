@@ -33,7 +33,7 @@ def run(setup: Setup) -> Section:
     recording = pong(setup.data, scale.image_rows)
     section.facts["bytes of a row"] = sum(values.nbytes for values in recording.rows(0, 1).values())
     makers = _makers(setup, recording)
-    # What they import is nobody's data.
+    # Their imports are not data.
     peers.import_all()
     contenders: dict[str, Any] = {}
     for name, make in makers.items():

@@ -98,7 +98,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class _BareLoop:
-    """What somebody in a hurry writes: the same environments and network, into the same columns."""
+    """A quick version: the same environments and network, into the same columns."""
 
     def __init__(self, steps: int) -> None:
         import gymnasium as gym
@@ -181,7 +181,7 @@ def _rllib_worker(steps: int) -> Any:
     worker = RolloutWorker(
         env_creator=lambda _: gym.make("CartPole-v1"), default_policy_class=PPOTorchPolicy, config=config
     )
-    # It is spared its advantages: nobody else computes any.
+    # Without advantages, because no peer computes any.
     worker.policy_map["default_policy"].postprocess_trajectory = lambda batch, *_: batch
     return worker
 

@@ -1,4 +1,4 @@
-"""Batches of experience: `SampleBatch`, `MultiAgentBatch`, and the functions that join, split and fill them.
+"""Batches of experience: `SampleBatch`, `MultiAgentBatch`, and functions that join, split and fill them.
 
 Example:
     >>> batch = concat_samples([SampleBatch(obs=[1, 2], t=[0, 1]), SampleBatch(obs=[3], t=[2])])

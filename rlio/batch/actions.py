@@ -1,6 +1,6 @@
-"""Actions as a policy gives them and as an environment takes them: clipping, and scaling to and from [-1, 1].
+"""Converts actions between a policy and an environment: clipping, and scaling to and from [-1, 1].
 
-Functions work on arrays of actions with any leading axes, nested where the space is. `ClipActions` and
+Functions work on arrays of actions with any leading axes, nested if the space is. `ClipActions` and
 `NormalizeActions` do the same to a batch, for `MappedInput`.
 
 Example:
@@ -40,30 +40,30 @@ __all__ = [
 
 BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
 
-# Any: arrays, or dicts and tuples of them, whose structure is the space's.
+# Any: arrays, or dicts and tuples of them, with the structure of the space.
 
 
 def clip_actions(actions: Any, space: gym.Space[Any]) -> Any:
-    """Return ``actions`` with those of Box spaces brought within their bounds.
+    """Clip ``actions`` of Box spaces to their bounds.
 
     Args:
-        actions: Arrays of shape (..., *shape of the space), nested where the space is.
+        actions: Arrays of shape (..., *shape of the space), nested if the space is.
         space: The space of one action.
 
     Returns:
-        Fresh arrays of the same dtypes for Box spaces; what belongs to other spaces is returned as it is.
+        Fresh arrays of the same dtypes for Box spaces; actions of other spaces are returned as they are.
 
     Raises:
-        SchemaError: ``actions`` are not nested as ``space``, or a shape does not fit.
+        SchemaError: ``actions`` are not nested like ``space``, or a shape does not fit.
     """
     return _map_boxes(_clip, actions, space, ())
 
 
 def unsquash_actions(actions: Any, space: gym.Space[Any]) -> Any:
-    """Return ``actions`` scaled from [-1, 1] to the bounds of ``space``, and clipped to these.
+    """Scale ``actions`` from [-1, 1] to the bounds of ``space``, and clip them to the bounds.
 
-    ``low + (action + 1) (high - low) / 2``, for each number of a floating-point Box that has two finite
-    bounds; other numbers, integer Boxes and other spaces are left as they are.
+    ``low + (action + 1) (high - low) / 2``, for each number of a floating-point Box with two finite bounds;
+    other numbers, integer Boxes and other spaces are unchanged.
 
     Args:
         actions: As in `clip_actions`.
@@ -79,16 +79,16 @@ def unsquash_actions(actions: Any, space: gym.Space[Any]) -> Any:
 
 
 def normalize_actions(actions: Any, space: gym.Space[Any]) -> Any:
-    """Return ``actions`` scaled from the bounds of ``space`` to [-1, 1]: the inverse of `unsquash_actions`.
+    """Scale ``actions`` from the bounds of ``space`` to [-1, 1]: the inverse of `unsquash_actions`.
 
-    ``2 (action - low) / (high - low) - 1``, for the same numbers; nothing is clipped. Where low and high are
-    equal the result is 0.
+    ``2 (action - low) / (high - low) - 1``, for the same numbers, without clipping. If low equals high, the
+    result is 0.
     """
     return _map_boxes(_normalize, actions, space, ())
 
 
 def has_boxes(space: gym.Space[Any]) -> bool:
-    """Whether clipping can change actions of ``space``: whether there is a Box in it."""
+    """Whether clipping can change actions of ``space``: whether the space contains a Box."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -101,7 +101,7 @@ def has_boxes(space: gym.Space[Any]) -> bool:
 def _map_boxes(
     fn: Callable[[Any, Box], Any], actions: Any, space: gym.Space[Any], path: tuple[Any, ...]
 ) -> Any:
-    """``fn`` applied to the arrays of Box spaces; the rest as it is."""
+    """Apply ``fn`` to the arrays of Box spaces; return the rest as it is."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -134,7 +134,7 @@ def _clip(actions: Any, space: Box) -> Any:
 
 
 def _finite(space: Box) -> Any:
-    """Which numbers of ``space`` can be scaled; None where none can, as in an integer Box."""
+    """Which numbers of ``space`` can be scaled; None if none can, as in an integer Box."""
     if space.dtype is None or space.dtype.kind != "f":
         return None
     return np.isfinite(space.low) & np.isfinite(space.high)
@@ -161,16 +161,16 @@ def _normalize(actions: Any, space: Box) -> Any:
 
 @dataclass(frozen=True)
 class ClipActions:
-    """Brings a batch's ``actions`` within the bounds of ``space``: a function for `MappedInput`.
+    """Clips a batch's ``actions`` to the bounds of ``space``: a function for `MappedInput`.
 
     Attributes:
-        space: The action space; of every policy, if the batch is a MultiAgentBatch.
+        space: The action space, of every policy if the batch is a MultiAgentBatch.
     """
 
     space: gym.Space[Any]
 
     def __call__(self, batch: BatchT) -> BatchT:
-        """Return ``batch`` with clipped actions; the others are shared, ``batch`` is not changed."""
+        """Return ``batch`` with clipped actions; other columns are shared, ``batch`` is not changed."""
         return _with_actions(batch, lambda actions: clip_actions(actions, self.space))
 
 
@@ -178,16 +178,16 @@ class ClipActions:
 class NormalizeActions:
     """Scales a batch's ``actions`` from the bounds of ``space`` to [-1, 1]: a function for `MappedInput`.
 
-    For logged actions that are in the environment's units, when the policy gives normalised ones.
+    Use it if logged actions are in the environment's units and the policy gives normalised ones.
 
     Attributes:
-        space: The action space; of every policy, if the batch is a MultiAgentBatch.
+        space: The action space, of every policy if the batch is a MultiAgentBatch.
     """
 
     space: gym.Space[Any]
 
     def __call__(self, batch: BatchT) -> BatchT:
-        """Return ``batch`` with normalised actions; the others are shared, ``batch`` is not changed."""
+        """Return ``batch`` with normalised actions; other columns are shared, ``batch`` is not changed."""
         return _with_actions(batch, lambda actions: normalize_actions(actions, self.space))
 
 

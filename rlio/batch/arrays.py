@@ -1,8 +1,8 @@
-"""What a column is made of: NumPy arrays and torch tensors behind one set of operations.
+"""The parts of a column: NumPy arrays and torch tensors behind one set of operations.
 
 A column is an ``np.ndarray``, a ``torch.Tensor``, or a dict or tuple of columns (see `rlio.batch.nested`).
-torch is never imported here: a value can only be a tensor where other code has imported it. Values that are
-no numbers (infos, text, graphs) live in object arrays with one object a row.
+This module never imports torch for a check: a value can be a tensor only if other code has imported torch.
+Values that are not numbers (infos, text, graphs) are in object arrays with one object a row.
 
 Example:
     >>> as_column("rewards", [0.5, 1.0]).dtype
@@ -33,6 +33,7 @@ __all__ = [
     "concat_leaves",
     "copy_leaf",
     "equal_columns",
+    "is_table",
     "is_tensor",
     "joint_dtype",
     "object_column",
@@ -51,27 +52,43 @@ Column: TypeAlias = Any
 
 def is_tensor(value: object) -> bool:
     """Whether ``value`` is a torch tensor, without importing torch."""
-    # getattr: another thread may be in the middle of importing torch.
+    # getattr, because another thread may be importing torch at this moment.
     tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor_class is not None and isinstance(value, tensor_class)
 
 
+_TABLES = frozenset(
+    (
+        *(("pyarrow", "Table"), ("pyarrow", "RecordBatch"), ("pandas", "DataFrame"), ("polars", "DataFrame")),
+        *(("polars", "LazyFrame"), ("datasets", "Dataset"), ("datasets", "DatasetDict")),
+        *(("datasets", "IterableDataset"), ("datasets", "IterableDatasetDict")),
+    )
+)
+
+
+def is_table(value: object) -> bool:
+    """Whether ``value`` is a table in memory: of Arrow, pandas, Polars or Hugging Face; imports none."""
+    owner = type(value).__module__.partition(".")[0]
+    return owner in sys.modules and (owner, type(value).__name__) in _TABLES
+
+
 def object_column(rows: Iterable[Any]) -> np.ndarray:
-    """A 1-D object array with one element a row, whatever the rows are: lists and arrays stay whole."""
+    """A 1-D object array with one element a row, for rows of any kind: lists and arrays stay whole."""
     rows = list(rows)
     return np.fromiter(rows, dtype=object, count=len(rows))
 
 
 def as_column(name: str, value: Any) -> Column:
-    """Turn what a user gives as column ``name`` into a column.
+    """Convert a user's value for column ``name`` to a column.
 
-    Arrays and tensors are kept, not copied. A number is one row. Lists become arrays as NumPy makes them
-    (int64, float64, bool); lists of str, bytes, dicts or None, and every list of ``infos``, become 1-D object
-    arrays. Columns of tables (pandas, Polars, Arrow) become arrays of their dtype, lists in them rows of one
+    Arrays and tensors are kept, not copied. A number is one row. Lists become arrays as in NumPy (int64,
+    float64, bool). Lists of str, bytes, dicts or None, and every list of ``infos``, become 1-D object arrays.
+    Columns of tables (pandas, Polars, Arrow) become arrays of their dtype, and lists in them rows of one
     shape.
 
     Raises:
-        SchemaError: ``value`` is no column, a list of rows of unlike shape, or a table's column with nulls.
+        SchemaError: ``value`` is not a column, is a list of rows of unlike shape, or a table's column with
+            nulls.
     """
     if isinstance(value, np.ndarray):
         return value if value.ndim else value.reshape(1)
@@ -99,7 +116,7 @@ def as_column(name: str, value: Any) -> Column:
 
 def _from_table(name: str, column: Any) -> Column:
     """A column of a table, or another sequence, as an array of its own dtype."""
-    # NumPy has no nulls: it makes floats of integers that have some, and objects of others.
+    # NumPy has no nulls: it converts integers with nulls to floats, and other values to objects.
     if nulls := _nulls(column):
         raise SchemaError(
             f"{nulls} of {len(column)} rows are null: expected a value in each; drop or fill those rows",
@@ -116,7 +133,7 @@ def _from_table(name: str, column: Any) -> Column:
 
 
 def _nulls(column: Any) -> int:
-    """Nulls in a column of a table, where its type has them: NaN is a value of NumPy's floats."""
+    """Number of nulls in a column of a table, if its type has nulls; NaN is a value of NumPy's floats."""
     count = getattr(column, "null_count", None)
     if count is not None:  # Arrow has a number, Polars a method.
         return int(count() if callable(count) else count)
@@ -127,7 +144,7 @@ def _nulls(column: Any) -> int:
 
 
 def _cell(cell: Any) -> Any:
-    """A list in a column; lists of lists come as object arrays of arrays."""
+    """A list in a column; lists of lists arrive as object arrays of arrays."""
     if isinstance(cell, np.ndarray) and cell.dtype.hasobject and all(isinstance(c, np.ndarray) for c in cell):
         return np.array([_cell(part) for part in cell])
     return cell
@@ -137,7 +154,7 @@ def table_columns(table: Any) -> dict[str, Any]:
     """The columns of a mapping, of (name, column) pairs, or of a data frame or Arrow table.
 
     Raises:
-        SchemaError: Two columns of a table have one name.
+        SchemaError: Two columns of a table have the same name.
     """
     names = getattr(table, "column_names", getattr(table, "columns", None))
     if isinstance(table, Mapping) or names is None:
@@ -160,22 +177,22 @@ def _from_list(name: str, rows: list[Any]) -> Column:
         array = np.array(rows)
     except ValueError as error:
         raise SchemaError(
-            f"the {len(rows)} rows of a list have unlike shapes ({error}): give rows of one shape, "
-            "or an object array (rlio.batch.object_column)",
+            f"the {len(rows)} rows of a list have unlike shapes ({error}): give rows of one shape, or an "
+            "object array (rlio.batch.object_column)",
             column=name,
         ) from error
     return object_column(rows) if array.dtype.kind in "OUS" else array
 
 
 def row_count(column: Column) -> int | None:
-    """Rows of ``column``: those of its first leaf; None if it is nested and has no leaf."""
+    """Number of rows of ``column``, from its first leaf; None if it is nested and has no leaf."""
     if isinstance(column, np.ndarray):
         return len(column)
     return next((len(leaf) for _, leaf in leaves(column)), None)
 
 
 def slice_leaf(leaf: Any, rows: slice) -> Any:
-    """``leaf[rows]``, as a view wherever the library can: torch has no negative steps and copies."""
+    """``leaf[rows]``, as a view if possible: torch has no negative steps, so a copy is needed there."""
     if is_tensor(leaf) and rows.step is not None and rows.step < 0:
         return take_leaf(leaf, np.arange(*rows.indices(len(leaf))))
     return leaf[rows]
@@ -199,13 +216,13 @@ def copy_leaf(leaf: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SwappedArray:
-    """An array of a foreign byte order as pickles hold it; pickle would give back the native order."""
+    """An array of foreign byte order in the form for pickling; pickle itself would restore native order."""
 
     array: np.ndarray
 
     @classmethod
     def wrap(cls, leaf: Any) -> Any:
-        """``leaf`` itself, or, if its byte order is foreign, its bytes under the native one."""
+        """``leaf`` itself; if its byte order is foreign, its bytes under the native order."""
         if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
             return cls(leaf.view(leaf.dtype.newbyteorder()))
         return leaf
@@ -225,7 +242,7 @@ def zero_leaf(leaf: Any, rows: int) -> Any:
 
 
 def joint_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """The dtype that holds ``dtypes`` without loss: theirs if equal, the wider of one kind, else None."""
+    """The dtype that holds all ``dtypes`` without loss: the common one, the wider of one kind, or None."""
     first = dtypes[0]
     if all(dtype == first for dtype in dtypes):
         return first
@@ -242,7 +259,7 @@ def concat_leaves(parts: Sequence[Any], *, axis: int = 0) -> Any:
     """Join leaves along ``axis`` into fresh memory.
 
     Raises:
-        SchemaError: Arrays beside tensors, unlike row shapes, or dtypes with no lossless joint one.
+        SchemaError: Arrays are mixed with tensors, row shapes differ, or no dtype holds all without loss.
     """
     first = parts[0]
     if not isinstance(first, np.ndarray):
@@ -276,7 +293,7 @@ def to_numpy(leaf: Any) -> np.ndarray:
 
 
 def size_bytes(column: Column) -> int:
-    """Memory of the values: elements times their size, and in object arrays what Python says of each."""
+    """Memory of the values: elements times their size; for objects, the size that Python reports."""
     total = 0
     for _, leaf in leaves(column):
         total += leaf.nbytes

@@ -1,4 +1,4 @@
-"""`BatchBuilder`, `MultiAgentBatchBuilder`: batches out of rows that come one by one, from anywhere.
+"""`BatchBuilder`, `MultiAgentBatchBuilder`: make batches of rows that come one by one, from any source.
 
 Example:
     >>> builder = BatchBuilder()
@@ -26,20 +26,20 @@ from rlio.errors import OptionError, SchemaError, excerpt
 
 __all__ = ["BatchBuilder", "MultiAgentBatchBuilder", "Postprocess"]
 
-#: Changes an agent's trajectory, given those of the other agents: agent id -> (policy id, rows).
+#: Changes an agent's trajectory, given the other agents' trajectories: agent id -> (policy id, rows).
 Postprocess = Callable[[SampleBatch, dict[Any, tuple[str, SampleBatch]]], SampleBatch]
 
 
 class BatchBuilder:
-    """Collects rows, and gives them as one `SampleBatch`.
+    """Collects rows into one `SampleBatch`.
 
-    Every row has the columns of the first one. A number without a dtype becomes int64, bool or float32 (what
-    policies compute in), lists likewise; NumPy values keep their dtype. Dicts and tuples are nested columns;
+    Every row has the columns of the first row. A number without a dtype becomes int64, bool or float32 (the
+    precision of policies), also in lists; NumPy values keep their dtype. Dicts and tuples are nested columns;
     ``infos``, strings and None are objects.
 
     Args:
-        unroll_ids: Whether batches get a column ``unroll_id``, unless the rows have one: the same number for
-            the rows of one episode (``eps_id``) in one batch, never used again by this builder.
+        unroll_ids: Whether to add a column ``unroll_id``, unless the rows have one: the same number for the
+            rows of one episode (``eps_id``) in one batch. This builder never reuses a number.
     """
 
     def __init__(self, *, unroll_ids: bool = True) -> None:
@@ -61,15 +61,15 @@ class BatchBuilder:
         """Add a row.
 
         Args:
-            values: By column; tensors are taken for arrays. All of it is copied.
+            values: Values by column; tensors become arrays. All values are copied.
 
         Raises:
-            SchemaError: There are other columns than in the row before; nothing is added.
+            SchemaError: The columns differ from those of the previous row; nothing is added.
         """
         if self._waiting and values.keys() != self._rows.keys():
             raise SchemaError(
-                f"this row has the columns {excerpt(sorted(values))}, and the rows before have "
-                f"{excerpt(sorted(self._rows))}: give every row all of them"
+                f"this row has the columns {excerpt(sorted(values))}, but the rows before have "
+                f"{excerpt(sorted(self._rows))}: give every row the same columns"
             )
         row = {name: _copy(value) for name, value in values.items()}
         if not self._waiting:
@@ -79,13 +79,13 @@ class BatchBuilder:
         self._waiting += 1
 
     def add_batch(self, batch: SampleBatch) -> None:
-        """Add rows that are a batch already; they are not copied before `build_and_reset`."""
+        """Add the rows of a batch; they are copied only in `build_and_reset`."""
         self._close_rows()
         self._batches.append(batch)
         self._built += len(batch)
 
     def _close_rows(self) -> None:
-        """Make a batch of the rows that came one by one."""
+        """Make a batch of the rows that were added one by one."""
         if self._waiting:
             self._batches.append(
                 SampleBatch({name: _column(name, rows) for name, rows in self._rows.items()})
@@ -94,13 +94,13 @@ class BatchBuilder:
             self._rows, self._waiting = {}, 0
 
     def build_and_reset(self) -> SampleBatch:
-        """The rows so far, in their order; the builder is empty after it.
+        """Return the rows so far, in order, and empty the builder.
 
         Returns:
-            A batch of its own memory. Without rows it is empty, and has no columns.
+            A batch with its own memory. Without rows it is empty and has no columns.
 
         Raises:
-            SchemaError: The values of a column do not go together; the rows stay.
+            SchemaError: The values of a column do not fit together; the rows stay.
         """
         self._close_rows()
         batch = concat_samples(self._batches)
@@ -116,17 +116,17 @@ class BatchBuilder:
 
 
 class MultiAgentBatchBuilder:
-    """Collects rows of several agents, and gives them as one `MultiAgentBatch`.
+    """Collects rows of several agents into one `MultiAgentBatch`.
 
     Args:
-        postprocess: Called with each agent's trajectory, in the order in which agents came, before it is part
-            of a batch. Rows of other agents are as they were recorded. None leaves all as they are. Each
-            trajectory gets an ``unroll_id`` of its own, unless it has one.
+        postprocess: Called with each agent's trajectory, in the order in which agents appeared, before the
+            trajectory becomes part of a batch. It sees rows of other agents as recorded. None: no
+            postprocessing. Each trajectory gets its own ``unroll_id``, unless it has one.
     """
 
     def __init__(self, postprocess: Postprocess | None = None) -> None:
         self._postprocess = postprocess
-        #: Agent -> its policy and rows, of the running episode.
+        #: Agent of the running episode -> its policy and rows.
         self._agents: dict[Any, tuple[str, BatchBuilder]] = {}
         self._policies: dict[str, BatchBuilder] = {}
         self._env_steps = 0
@@ -134,14 +134,14 @@ class MultiAgentBatchBuilder:
 
     @property
     def total(self) -> int:
-        """Number of rows, of all agents."""
+        """Number of rows, of all agents together."""
         return sum(len(builder) for _, builder in self._agents.values()) + sum(
             map(len, self._policies.values())
         )
 
     @property
     def env_steps(self) -> int:
-        """Steps of the environment: calls of `count_step`."""
+        """Steps of the environment: the number of `count_step` calls."""
         return self._env_steps
 
     @property
@@ -153,28 +153,28 @@ class MultiAgentBatchBuilder:
         """Add a row of an agent.
 
         Args:
-            agent_id: Whose it is; any hashable.
-            policy_id: Who acts for it: the same one for the whole episode.
-            values: By column, as for `BatchBuilder.add_values`.
+            agent_id: The agent's id; any hashable.
+            policy_id: The policy that acts for the agent, the same for the whole episode.
+            values: Values by column, as for `BatchBuilder.add_values`.
 
         Raises:
-            OptionError: The agent had another policy before, in this episode.
-            SchemaError: Its columns are not those of its rows before.
+            OptionError: The agent had another policy earlier in this episode.
+            SchemaError: The columns differ from those of the agent's earlier rows.
         """
         known, builder = self._agents.setdefault(agent_id, (policy_id, BatchBuilder(unroll_ids=False)))
         if known != policy_id:
             raise OptionError(
-                f"agent {excerpt(agent_id)} has the policy {excerpt(known)} in this episode, and now "
+                f"agent {excerpt(agent_id)} has the policy {excerpt(known)} in this episode, but now "
                 f"{excerpt(policy_id)}: change it between episodes, after postprocess_batch_so_far()"
             )
         builder.add_values(**values)
 
     def count_step(self) -> None:
-        """Note that the environment has made a step, in which any number of agents acted."""
+        """Count one step of the environment, in which any number of agents acted."""
         self._env_steps += 1
 
     def check_missing_dones(self) -> None:
-        """Check that an episode that is over is over for every agent.
+        """Check that an episode that has ended has ended for every agent.
 
         Raises:
             SchemaError: An agent's last row is neither terminated nor truncated.
@@ -192,7 +192,7 @@ class MultiAgentBatchBuilder:
                 )
 
     def postprocess_batch_so_far(self) -> None:
-        """Put the agents' trajectories, postprocessed, to the rows of their policies.
+        """Move the agents' postprocessed trajectories to the rows of their policies.
 
         If ``postprocess`` raises, the rows stay as they were.
         """
@@ -220,16 +220,16 @@ class MultiAgentBatchBuilder:
         _, rows = parts[agent_id]
         if self._postprocess is None:
             return rows.copy(shallow=True)
-        # A copy: the others are to see these rows as they were recorded, and so is a second attempt.
+        # Pass a copy: other agents, and a second attempt, must see these rows as recorded.
         others = {other: part for other, part in parts.items() if other != agent_id}
         return self._postprocess(rows.copy(), others).copy(shallow=True)
 
     def build_and_reset(self) -> MultiAgentBatch:
-        """All rows so far, postprocessed, by policy; the builder is empty after it.
+        """Return all rows so far, postprocessed, by policy, and empty the builder.
 
         Raises:
             OptionError: There are rows, but `count_step` was never called.
-            SchemaError: Trajectories of one policy came back with different columns; the rows stay.
+            SchemaError: Postprocessed trajectories of one policy have different columns; the rows stay.
         """
         if self.total and not self._env_steps:
             raise OptionError(
@@ -251,7 +251,7 @@ class MultiAgentBatchBuilder:
 
 
 def _copy(value: Any) -> Any:
-    """A value that nobody else changes."""
+    """A copy that no other code can change."""
     return map_structure(_copy_leaf, value)
 
 
@@ -264,7 +264,7 @@ def _copy_leaf(leaf: Any) -> Any:
 
 
 def _column(name: str, rows: list[Any]) -> Any:
-    """One column of the values of ``rows``, nested as they are."""
+    """One column of the values of ``rows``, with the same nesting."""
     if name == Columns.INFOS or not isinstance(rows[0], (dict, tuple)):
         return _leaf(name, rows)
     first = leaves(rows[0])
@@ -273,8 +273,8 @@ def _column(name: str, rows: list[Any]) -> Any:
         parts = leaves(row)
         if [path for path, _ in parts] != [path for path, _ in first]:
             raise SchemaError(
-                f"a row is nested as {excerpt([path_text(path) for path, _ in parts])}, and the first one as "
-                f"{excerpt([path_text(path) for path, _ in first])}",
+                f"a row is nested as {excerpt([path_text(path) for path, _ in parts])}, but the first row as "
+                f"{excerpt([path_text(path) for path, _ in first])}: give every row the same nesting",
                 column=name,
             )
         for values, (_, leaf) in zip(found, parts, strict=True):
@@ -294,7 +294,7 @@ def _leaf(name: str, values: list[Any]) -> Any:
         array = np.array(values)
     except ValueError as error:
         raise SchemaError(f"the values have different shapes: {error}", column=name) from error
-    # Half of the unsigned 64 bits, and one more, are no int64: NumPy makes floats of these, or objects.
+    # NumPy makes floats or objects of integers beyond int64, such as the upper half of uint64.
     if array.dtype.kind in "fuO" and all(type(value) is int for value in values):
         raise SchemaError("a whole number is beyond int64: cut ids to 63 bits", column=name)
     if array.dtype == object:

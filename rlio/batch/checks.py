@@ -1,4 +1,4 @@
-"""The check that a batch's columns belong together: rows, sequences, padding.
+"""The check that a batch's columns fit together: rows, sequences, padding.
 
 Example:
     >>> import numpy as np
@@ -27,22 +27,22 @@ _SEQ_LENS = Columns.SEQ_LENS
 def check_layout(
     columns: dict[str, Column], time_major: bool, zero_padded: bool, max_seq_len: int | None
 ) -> None:
-    """Check that ``columns`` make a batch.
+    """Check that ``columns`` form a batch.
 
     Args:
         columns: Name -> array, tensor, or nested.
         time_major: Whether columns are (max_seq_len, sequences, ...).
         zero_padded: Whether each sequence takes ``max_seq_len`` rows.
-        max_seq_len: None: the longest sequence.
+        max_seq_len: Rows of a padded sequence; None: the longest sequence.
 
     Raises:
-        SchemaError: They do not; the message names the columns and lengths that disagree.
+        SchemaError: The columns do not fit; the message names the columns and lengths that disagree.
     """
     if _SEQ_LENS in columns:
         _check_sequences(columns, time_major, zero_padded, max_seq_len)
         return
     if zero_padded and columns:
-        raise SchemaError("a padded or time-major batch needs seq_lens, which say what is padding")
+        raise SchemaError("a padded or time-major batch needs seq_lens, which mark the padding")
     _check_rows(columns)
 
 
@@ -50,7 +50,7 @@ def _check_rows(columns: dict[str, Column]) -> None:
     first: str | None = None
     rows = -1
     for name, column in columns.items():
-        # The path without nesting comes first: it is taken for every batch that is made.
+        # The path without nesting comes first, because it runs for every new batch.
         lengths = (len(column),) if type(column) is np.ndarray else [len(leaf) for _, leaf in leaves(column)]
         for length in lengths:
             if first is None:
@@ -64,14 +64,14 @@ def _unlike(columns: dict[str, Column], name: str, first: str) -> SchemaError:
     odd, found = next(pair for pair in _lengths(columns, name) if pair[1] != rows)
     hint = ""
     if STATE_IN_PREFIX in (name[: len(STATE_IN_PREFIX)], first[: len(STATE_IN_PREFIX)]):
-        hint = "; state_in_* have a row a sequence only beside seq_lens: give it"
+        hint = "; state_in_* have one row a sequence only beside seq_lens: pass it too"
     return SchemaError(
         f"column {odd} has {found} rows but column {other} has {rows}: all have the same rows{hint}"
     )
 
 
 def _lengths(columns: dict[str, Column], name: str) -> list[tuple[str, int]]:
-    """Rows of each leaf of a column, under its name for messages."""
+    """Rows of each leaf of a column, with its name for messages."""
     return [
         (excerpt(f"{name}/{path_text(path)}" if path else name), len(leaf))
         for path, leaf in leaves(columns[name])
@@ -119,7 +119,9 @@ def _by(shape: tuple[int, ...]) -> str:
 
 def _checked_lens(column: Any) -> np.ndarray:
     if isinstance(column, dict | tuple):
-        raise SchemaError("seq_lens is 1-D, one length a sequence, not nested", column=_SEQ_LENS)
+        raise SchemaError(
+            "seq_lens is nested: expected 1-D integers, one length a sequence", column=_SEQ_LENS
+        )
     lens = to_numpy(column)
     if lens.ndim != 1 or lens.dtype.kind not in "iu":
         raise SchemaError(

@@ -1,6 +1,6 @@
-"""The mapping of a batch: names to columns, and the ``dones`` that is no column.
+"""The mapping of a batch from names to columns, with ``dones``, which is not a column.
 
-What the columns must have in common is `SampleBatch`'s matter: it implements `_check`.
+`SampleBatch` implements `_check`, which says what the columns must have in common.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -27,19 +27,19 @@ _DONES = Columns.DONES
 
 
 class ColumnMapping(MutableMapping[str, Column]):
-    """Name -> column, with an interceptor of what is read; base of `SampleBatch`."""
+    """Name -> column, with an optional interceptor for reads; base of `SampleBatch`."""
 
     __slots__ = ("__weakref__", "_columns", "_intercepted", "_interceptor")
 
     def _set_columns(self, columns: dict[str, Column]) -> None:
-        """Begin with ``columns``, unchecked; the dict is kept."""
+        """Start with ``columns``, unchecked; keeps the dict itself."""
         self._columns = columns
         self._interceptor: Callable[[Any], Any] | None = None
         self._intercepted: dict[str, Any] = {}
 
     @abstractmethod
     def _check(self, columns: dict[str, Column]) -> None:
-        """Raise SchemaError unless ``columns`` could be those of this batch."""
+        """Raise SchemaError unless ``columns`` can be the columns of this batch."""
 
     def _read(self, key: str) -> Column:
         column = self._columns.get(key)
@@ -60,7 +60,7 @@ class ColumnMapping(MutableMapping[str, Column]):
         ]
         if not flags:
             return None
-        # Fresh memory even for one flag: writing into what was read must not reach the flag.
+        # Fresh memory even for one flag: writing into the result must not change the flag.
         flags = [flag != 0 if is_tensor(flag) else flag.astype(bool) for flag in flags]
         return flags[0] if len(flags) == 1 else flags[0] | flags[1]
 
@@ -68,7 +68,7 @@ class ColumnMapping(MutableMapping[str, Column]):
         """Set a column; it is kept, not copied.
 
         Raises:
-            SchemaError: Its rows are not those of the batch, or it is ``dones``. The batch is as before.
+            SchemaError: Its rows do not fit the batch, or it is ``dones``. The batch is unchanged then.
         """
         columns = {**self._columns, key: named_column(key, value)}
         self._check(columns)
@@ -85,7 +85,7 @@ class ColumnMapping(MutableMapping[str, Column]):
         self._forget(key)
 
     def _forget(self, key: str) -> None:
-        """Drop what the interceptor made of ``key``, and of ``dones``, which may depend on it."""
+        """Drop the interceptor's results for ``key``, and for ``dones``, which may depend on it."""
         self._intercepted.pop(key, None)
         self._intercepted.pop(_DONES, None)
 
@@ -105,7 +105,7 @@ class ColumnMapping(MutableMapping[str, Column]):
         """Column ``key``, through `__getitem__`, or ``default``."""
         return self._read(key) if key in self else default
 
-    # The mixins of MutableMapping would call len(batch) for the number of columns.
+    # The mixins of MutableMapping would use len(batch) as the number of columns.
     def keys(self) -> KeysView[str]:
         return self._columns.keys()
 
@@ -118,25 +118,29 @@ class ColumnMapping(MutableMapping[str, Column]):
         return self._columns.items()
 
     # Identity: `equals` compares values.
-    __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    def set_get_interceptor(self, fn: Callable[[Any], Any] | None) -> None:
-        """Pass each column read by name through ``fn``, once: its result is kept until the column is set.
+    def __eq__(self, other: object) -> bool:
+        return object.__eq__(self, other)
 
-        `copy` keeps the interceptor; slices, other derived batches and pickles have none.
+    def set_get_interceptor(self, fn: Callable[[Any], Any] | None) -> None:
+        """Pass each column read by name through ``fn`` once; the result is kept until the column is set.
+
+        `copy` keeps the interceptor; slices, other derived batches and pickles do not.
         """
         if fn is not self._interceptor:
             self._interceptor, self._intercepted = fn, {}
 
 
 def named_column(name: Any, value: Any) -> Column:
-    """``value`` as column ``name``; both may be anything."""
+    """Convert ``value`` to column ``name``; accepts and checks any objects."""
     if not isinstance(name, str):
-        raise SchemaError(f"a column's name is a str, not {excerpt(name)} ({type(name).__name__})")
+        raise SchemaError(
+            f"found a column name {excerpt(name)} ({type(name).__name__}): a column's name is a str"
+        )
     if name == _DONES:
         raise SchemaError(
-            "dones cannot be written: it is read as terminateds OR truncateds; write the one that is meant",
+            "dones cannot be written, because it is read as terminateds OR truncateds: write one of these",
             column=_DONES,
         )
     if name == Columns.SEQ_LENS and isinstance(value, list):

@@ -1,6 +1,6 @@
-"""The standard column names: the field's own, so that logs travel between libraries.
+"""The standard column names, which are those of the field, so that other libraries can read the logs.
 
-A batch may hold any other column; these are the ones that rlio gives a meaning to.
+A batch may hold any other column. rlio gives a meaning to the columns listed here.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ class Columns:
 
     OBS: Final = "obs"
     NEXT_OBS: Final = "new_obs"
-    #: bool; written only where a final observation is missing (then ``new_obs`` holds zeros there).
+    #: bool; written only if a final observation is missing (``new_obs`` holds zeros in those rows).
     NEXT_OBS_VALID: Final = "new_obs_valid"
     ACTIONS: Final = "actions"
     REWARDS: Final = "rewards"
@@ -26,7 +26,7 @@ class Columns:
     #: Step number within the episode, from 0.
     T: Final = "t"
     ENV_ID: Final = "env_id"
-    #: What the reset of the row's episode was seeded with; -1: nothing.
+    #: Seed of the reset that began the row's episode; -1: no seed.
     ENV_SEED: Final = "env_seed"
     SEQ_LENS: Final = "seq_lens"
     PREV_ACTIONS: Final = "prev_actions"
@@ -37,13 +37,13 @@ class Columns:
     VF_PREDS: Final = "vf_preds"
     ADVANTAGES: Final = "advantages"
     VALUE_TARGETS: Final = "value_targets"
-    #: Value of the observation after each row; 0 where nothing is bootstrapped.
+    #: Value of the observation after each row; 0 in rows that are not bootstrapped.
     VALUES_BOOTSTRAPPED: Final = "values_bootstrapped"
     WEIGHTS: Final = "weights"
     #: Version number of the policy weights that chose the action.
     WEIGHTS_SEQ_NO: Final = "weights_seq_no"
     BATCH_INDEXES: Final = "batch_indexes"
-    #: Name of the mixture's source that a row came from.
+    #: Name of the row's source in a mixture.
     SOURCE: Final = "source"
 
 
@@ -51,11 +51,11 @@ class Columns:
 STATE_IN_PREFIX: Final = "state_in_"
 STATE_OUT_PREFIX: Final = "state_out_"
 
-#: The policy of a batch that names none.
+#: Policy id of a batch that names no policy.
 DEFAULT_POLICY_ID: Final = "default_policy"
 
 
-#: What those who sample record of each row by themselves.
+#: Columns that samplers record for each row automatically.
 RECORDED: Final = frozenset(
     {
         Columns.OBS,
@@ -79,5 +79,5 @@ RECORDED: Final = frozenset(
 
 
 def is_per_sequence(column: str) -> bool:
-    """Whether ``column`` has one row per sequence (``seq_lens``, ``state_in_k``) rather than per step."""
+    """Whether ``column`` has one row a sequence (``seq_lens``, ``state_in_k``) instead of one a step."""
     return column == Columns.SEQ_LENS or column.startswith(STATE_IN_PREFIX)

@@ -1,8 +1,8 @@
-"""Compressed columns: object arrays of `CompressedRow`, so that no text column is ever taken for one.
+"""Compressed columns: object arrays of `CompressedRow`, which cannot be confused with text columns.
 
-A block is one zstd frame after a typed header (dtype and shape as JSON): it is decoded without pickle. Rows
-refer to their block, one block a row or one for a whole column, so that a compressed column can still be
-sliced, shuffled, joined and pickled like any other.
+A block is one zstd frame after a typed header (dtype and shape as JSON), decoded without pickle. Rows refer
+to their block: one block a row, or one for a whole column. A compressed column can therefore be sliced,
+shuffled, joined and pickled like any other column.
 
 Example:
     >>> frames = np.zeros((4, 84, 84), np.uint8)
@@ -29,7 +29,8 @@ from rlio.errors import CorruptData
 
 __all__ = ["CompressedBlock", "CompressedRow", "compress_column", "decompress_column"]
 
-# Level 1: blocks live in memory between a sampler and a writer or learner, so speed comes before size.
+# Level 1: blocks live in memory between a sampler and a writer or learner, where speed matters more than
+# size.
 _LEVEL = 1
 #: Kinds of dtype whose bytes are the value: no objects, no fields.
 _PLAIN_KINDS = "biufcmMSU"
@@ -57,7 +58,7 @@ class CompressedBlock:
         """The rows, in fresh writable memory.
 
         Raises:
-            CorruptData: Header and data do not belong together.
+            CorruptData: Header and data do not fit together.
         """
         header = json.loads(self.header)
         dtype, shape = np.dtype(header["dtype"]), tuple(header["shape"])
@@ -89,8 +90,9 @@ def compress_column(column: Column, *, bulk: bool = False) -> Column:
     """Compress each array of ``column``.
 
     Args:
-        column: A column, nested or not. Tensors, object arrays and structured arrays in it stay as they are.
-        bulk: One block for all rows, which is smaller and faster; else one block a row.
+        column: A column, nested or not. Tensors, object arrays and structured arrays in it are not
+            compressed.
+        bulk: Use one block for all rows, which is smaller and faster; False: one block a row.
 
     Returns:
         The same structure with a 1-D object array of `CompressedRow` for each array.
@@ -124,7 +126,7 @@ def is_compressed(leaf: Any) -> bool:
 
 
 def decompress_column(column: Column) -> Column:
-    """The inverse of `compress_column`; whatever is not compressed is returned as it is.
+    """The inverse of `compress_column`; uncompressed columns are returned as they are.
 
     Raises:
         CorruptData: A block is damaged, or rows of one column differ in dtype or shape.
@@ -133,7 +135,7 @@ def decompress_column(column: Column) -> Column:
 
 
 def _unpack(rows: np.ndarray) -> np.ndarray:
-    # Each block is decoded once, however many rows refer to it, and its rows are gathered together.
+    # Decode each block once, for all rows that refer to it, and gather its rows together.
     where: dict[int, tuple[CompressedBlock, list[int], list[int]]] = {}
     for i, row in enumerate(rows):
         if not isinstance(row, CompressedRow):
@@ -157,5 +159,5 @@ def _unpack(rows: np.ndarray) -> np.ndarray:
                 f"{decoded.dtype}{decoded.shape[1:]}: decompress before joining unlike batches"
             )
         out[targets] = decoded[sources]
-    assert out is not None  # is_compressed: there is a row, so there is a block
+    assert out is not None  # is_compressed: there is a row, and so a block
     return out

@@ -1,4 +1,4 @@
-"""Joining, measuring and splitting batches of either kind. Users import these from `rlio.batch`.
+"""Joins, measures and splits batches of either kind. Import these functions from `rlio.batch`.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -51,21 +51,21 @@ def concat_samples(
 ) -> SampleBatch | MultiAgentBatch:
     """Join batches, one after the other, in fresh memory.
 
-    Batches without steps are passed over; if all are, the result is empty and has the columns of the first
-    that has any. Columns come in the order of the first batch. Equal dtypes are kept; of two dtypes of the
-    same kind the wider is taken where it holds both without loss (float32 with float64; int32 with int64);
-    any other pair is an error, as is an array beside a tensor. A batch that lacks ``new_obs_valid`` has only
-    valid ones.
+    Batches without steps are ignored. If all batches are empty, the result is empty, with the columns of the
+    first batch that has any. Columns are in the order of the first batch. Equal dtypes are kept. Two dtypes
+    of the same kind become the wider one if it holds both without loss (float32 with float64; int32 with
+    int64). Any other pair is an error, as is an array with a tensor. In a batch without ``new_obs_valid``,
+    every ``new_obs`` is valid.
 
     Args:
-        samples: Batches; a SampleBatch beside a MultiAgentBatch is taken for ``default_policy``.
+        samples: Batches; a SampleBatch among MultiAgentBatches counts as ``default_policy``.
         columns: What to do with a column that some batches lack: ``"error"``, ``"intersect"`` (leave it out)
-            or ``"fill"`` (zeros, None in object arrays; rows with a filled ``new_obs`` have
-            ``new_obs_valid`` False).
+            or ``"fill"`` (zeros, None in object arrays; rows with a filled ``new_obs`` have ``new_obs_valid``
+            False).
 
     Returns:
-        A SampleBatch, or, if there is a MultiAgentBatch, a MultiAgentBatch.
-        ``num_grad_updates`` is the average over steps of those that have one, None if none has.
+        A MultiAgentBatch if any batch is one, else a SampleBatch. ``num_grad_updates`` is the average over
+        the steps of batches that have one; None if none has.
 
     Raises:
         MissingColumn: A batch lacks a column of another; the message names both.
@@ -86,7 +86,7 @@ def concat_samples_into_ma_batch(
 ) -> MultiAgentBatch:
     """Join batches policy by policy; env steps are summed.
 
-    A SampleBatch is taken for ``default_policy``. See `concat_samples` for columns, dtypes and errors.
+    A SampleBatch counts as ``default_policy``. See `concat_samples` for columns, dtypes and errors.
     """
     parts: dict[str, list[SampleBatch]] = {}
     env_steps = 0
@@ -110,10 +110,10 @@ def _no_batch(i: int, sample: object) -> SchemaError:
 
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:
-    """The SampleBatch of a MultiAgentBatch whose only policy is ``default_policy``; a SampleBatch as it is.
+    """The SampleBatch of a MultiAgentBatch with ``default_policy`` alone; a SampleBatch is returned as it is.
 
     Raises:
-        SchemaError: There are other policies.
+        SchemaError: The batch has other policies.
     """
     if isinstance(batch, SampleBatch):
         return batch
@@ -133,7 +133,7 @@ def copy_into(out: BatchT, batch: SampleBatch | MultiAgentBatch) -> BatchT:
 
     Args:
         out: A batch with the columns, dtypes, shapes and layout of ``batch``, and writable arrays.
-        batch: Where values come from; a single ``default_policy`` is not unwrapped.
+        batch: The source of the values; a single ``default_policy`` is not unwrapped.
 
     Raises:
         SchemaError: ``out`` does not fit; the message names the column. Nothing is written then.
@@ -164,7 +164,7 @@ def _policies(batch: SampleBatch | MultiAgentBatch) -> str:
 
 
 def _copies(out: SampleBatch, batch: SampleBatch) -> list[tuple[Any, Any]]:
-    """The pairs of leaves to copy, checked."""
+    """The pairs of leaves to copy, after checks."""
     if out._columns.keys() != batch._columns.keys():
         odd = excerpt(min(map(str, out._columns.keys() ^ batch._columns.keys())))
         raise SchemaError(f"out and the batch have unlike columns: only one of them has {odd}")
@@ -174,7 +174,7 @@ def _copies(out: SampleBatch, batch: SampleBatch) -> list[tuple[Any, Any]]:
     for name, column in out._columns.items():
         mine, theirs = leaves(column), leaves(batch._columns[name])
         if [path for path, _ in mine] != [path for path, _ in theirs]:
-            raise SchemaError("out's column is nested in another way than the batch's", column=name)
+            raise SchemaError("out's column has another nesting than the batch's", column=name)
         for (path, target), (_, source) in zip(mine, theirs, strict=True):
             full = f"{name}/{path_text(path)}" if path else name
             if (
@@ -188,7 +188,7 @@ def _copies(out: SampleBatch, batch: SampleBatch) -> list[tuple[Any, Any]]:
                     column=full,
                 )
             if isinstance(target, np.ndarray) and not target.flags.writeable:
-                raise SchemaError("out's array is read-only: give one that can be overwritten", column=full)
+                raise SchemaError("out's array is read-only: pass a writable array", column=full)
             pairs.append((target, source))
     return pairs
 
@@ -197,15 +197,16 @@ def _copies(out: SampleBatch, batch: SampleBatch) -> list[tuple[Any, Any]]:
 
 
 def count_units(batch: SampleBatch | MultiAgentBatch, unit: str) -> int:
-    """How many ``unit`` the batch has.
+    """Count the steps, sequences or episodes of a batch.
 
     Args:
-        batch: Either kind. Steps of a MultiAgentBatch are its distinct (eps_id, t), whatever its
-            ``env_steps``; it has no sequences of its own.
+        batch: Either kind. Steps of a MultiAgentBatch are its distinct (eps_id, t), regardless of its
+            ``env_steps``; it has no sequences.
         unit: ``"steps"``, ``"sequences"`` or ``"episodes"`` (parts of episodes count as episodes).
 
     Raises:
-        MissingColumn: What tells the units apart is absent: ``seq_lens``, ``eps_id`` or ``t``, done flags.
+        MissingColumn: The columns that identify units are absent: ``seq_lens``, ``eps_id`` or ``t``, done
+            flags.
     """
     _check_unit(unit)
     if isinstance(batch, MultiAgentBatch):
@@ -217,12 +218,12 @@ def split_units(batch: BatchT, n: int, unit: str) -> tuple[BatchT, BatchT]:
     """Split off the first ``n`` units; see `count_units`.
 
     Returns:
-        The first ``n`` and the rest: views, or, for a MultiAgentBatch whose rows are not in the order of the
-        steps (see `MultiAgentBatch.timeslices`), copies.
+        The first ``n`` units and the rest: views; copies for a MultiAgentBatch whose rows are not in step
+        order (see `MultiAgentBatch.timeslices`).
 
     Raises:
-        OptionError: There are fewer than ``n``.
-        SchemaError: Steps are to be split inside of a sequence.
+        OptionError: The batch has fewer than ``n``.
+        SchemaError: A step split falls inside a sequence.
     """
     _check_unit(unit)
     if isinstance(batch, MultiAgentBatch):
@@ -230,7 +231,7 @@ def split_units(batch: BatchT, n: int, unit: str) -> tuple[BatchT, BatchT]:
         _check_enough(n, total, unit)
         head, tail = batch._cut(numbers, [0, n, total], unit)
         if unit == "episodes":
-            for part in (head, tail):  # It was cut by episodes, and counts steps.
+            for part in (head, tail):  # A cut by episodes counts episodes; set the number of steps.
                 part._env_steps = step_numbers(part)[1]
         return head, tail
     if unit == "steps":
@@ -243,7 +244,7 @@ def split_units(batch: BatchT, n: int, unit: str) -> tuple[BatchT, BatchT]:
 
 def _check_unit(unit: str) -> None:
     if unit not in ("steps", "sequences", "episodes"):
-        raise OptionError(f"unit={unit!r}: 'steps', 'sequences' or 'episodes'")
+        raise OptionError(f"unit={unit!r}: expected 'steps', 'sequences' or 'episodes'")
 
 
 def _check_enough(n: int, total: int, unit: str) -> None:
@@ -262,7 +263,7 @@ def _ends(batch: SampleBatch, unit: str) -> list[int]:
 
 
 def _numbers(batch: MultiAgentBatch, unit: str) -> tuple[dict[str, np.ndarray], int]:
-    """The number of the unit of each row, by policy; and how many units there are."""
+    """The unit number of each row, by policy; and the number of units."""
     if unit == "sequences":
         raise SchemaError("a MultiAgentBatch has no common sequences: count or split by steps or episodes")
     remembered = batch._remembered_order(unit)

@@ -1,4 +1,4 @@
-"""`Episode`: one agent's trajectory, or a chunk of one: N actions and N + 1 observations.
+"""`Episode`: one agent's trajectory, or a chunk of it: N actions and N + 1 observations.
 
 Example:
     >>> episode = Episode(7, observations=[0.0, 1.0, 2.0], actions=[1, 0], rewards=[1, 1], terminated=True)
@@ -32,7 +32,7 @@ from rlio.errors import MissingColumn, SchemaError, excerpt
 
 __all__ = ["Episode"]
 
-#: The id of an agent that is no int, which `Columns.AGENT_INDEX` cannot hold.
+#: Column for an agent id that is not an int, which `Columns.AGENT_INDEX` cannot hold.
 _AGENT_ID = "agent_id"
 _OWN_COLUMNS = frozenset(
     {
@@ -53,24 +53,24 @@ _OWN_COLUMNS = frozenset(
 
 
 class Episode:
-    """One agent's trajectory from step ``t_started`` on: a whole episode, or any chunk of one.
+    """One agent's trajectory from step ``t_started`` on: a whole episode, or any chunk of it.
 
-    The observation after the last action may be missing: there are then as many observations as actions. It
-    is never invented. Columns are kept, not copied, and an episode is not meant to be changed.
+    The observation after the last action may be missing. The episode then has as many observations as
+    actions; none is invented. Columns are kept, not copied. Do not change an episode.
 
     Args:
         id_: The episode's id, an int or a str.
-        agent_id: Whose it is; None where there is one agent.
-        observations: N + 1 rows, or N if the final observation is missing; nested where the space is.
+        agent_id: The agent's id; None for a single agent.
+        observations: N + 1 rows, or N if the final observation is missing; nested if the space is.
         actions: N rows.
         rewards: N rows.
-        infos: N rows: what the env gave with each reward; None: not recorded.
+        infos: N rows: what the env returned with each reward; None: not recorded.
         extra_outputs: More columns of N rows, such as ``action_logp``.
-        terminated: Whether the last step ended the episode.
-        truncated: Whether the episode was cut after the last step.
+        terminated: Whether the last step terminated the episode.
+        truncated: Whether the episode was truncated after the last step.
         t_started: Step number of the first action.
-        lookback: The steps before this chunk, some of them at least, for whoever needs a little history; they
-            are no part of it. None: not at hand, or there are none.
+        lookback: At least some of the steps before this chunk, for code that needs history; not part of the
+            chunk. None: not available.
 
     Raises:
         SchemaError: A column's rows do not fit the number of actions.
@@ -111,10 +111,13 @@ class Episode:
         self.actions: Column = as_column("actions", actions)
         self.rewards: Column = as_column("rewards", rewards)
         self.infos: Column | None = None if infos is None else as_column(Columns.INFOS, infos)
-        self.extra_outputs = {name: as_column(name, value) for name, value in (extra_outputs or {}).items()}
-        self.terminated, self.truncated = bool(terminated), bool(truncated)
-        self.t_started = int(t_started)
-        self.lookback = lookback
+        self.extra_outputs: dict[str, Column] = {
+            name: as_column(name, value) for name, value in (extra_outputs or {}).items()
+        }
+        self.terminated: bool = bool(terminated)
+        self.truncated: bool = bool(truncated)
+        self.t_started: int = int(t_started)
+        self.lookback: Episode | None = lookback
         self._check()
 
     def _check(self) -> None:
@@ -122,7 +125,7 @@ class Episode:
         for name in self.extra_outputs:
             if name in _OWN_COLUMNS or is_per_sequence(name):
                 raise SchemaError(
-                    "an extra output takes the name of a column with a meaning of its own: rename it",
+                    "an extra output has the name of a column with a meaning of its own: rename it",
                     column=name,
                 )
         per_step = {Columns.REWARDS: self.rewards, Columns.INFOS: self.infos, **self.extra_outputs}
@@ -130,20 +133,20 @@ class Episode:
             rows = None if column is None else row_count(column)
             if column is not None and rows != steps:
                 raise SchemaError(
-                    f"{rows} rows but 'actions' has {steps}: expected one an action", column=name
+                    f"{rows} rows but 'actions' has {steps}: expected one row an action", column=name
                 )
         observations = row_count(self.observations)
         if observations not in (steps, steps + 1):
             raise SchemaError(
-                f"{observations} observations for {steps} actions: expected {steps + 1}, or {steps} "
-                "where the final one is missing",
+                f"{observations} observations for {steps} actions: expected {steps + 1}, or {steps} if the "
+                "final observation is missing",
                 column="observations",
             )
 
     # ---- what it is ----
 
     def __len__(self) -> int:
-        """Steps, which is actions."""
+        """Number of steps, which equals the number of actions."""
         return row_count(self.actions) or 0
 
     @property
@@ -171,13 +174,13 @@ class Episode:
     # ---- parts ----
 
     def with_lookback(self) -> Episode:
-        """This chunk behind its `lookback`, joined in fresh memory; itself if there is none."""
+        """This chunk preceded by its `lookback`, in fresh memory; itself without a `lookback`."""
         return self if self.lookback is None else self.lookback.concat(self)
 
     def slice(self, start: int = 0, stop: int | None = None) -> Self:
         """The steps ``start`` to ``stop``, counted from the first step here (as in a Python slice), as views.
 
-        A part that stops before the last step has not ended, and its final observation is known.
+        A part that stops before the last step is not ended, and its final observation is known.
         """
         steps = len(self)
         first, end, _ = slice(start, stop).indices(steps)
@@ -202,12 +205,12 @@ class Episode:
         )
 
     def concat(self, next_chunk: Episode) -> Self:
-        """This chunk and the one that follows it, joined in fresh memory.
+        """Join this chunk and the next one, in fresh memory.
 
         Raises:
-            SchemaError: ``next_chunk`` is of another episode or agent, starts at another step than this one
-                stops at, has another first observation than the final one here, or other columns; or this one
-                has ended.
+            SchemaError: ``next_chunk`` is of another episode or agent, does not start at the step where this
+                chunk stops, does not start with this chunk's final observation, or has other columns; or this
+                chunk has ended.
         """
         self._check_next(next_chunk)
         observations = self.observations
@@ -236,11 +239,13 @@ class Episode:
     def _check_next(self, other: Episode) -> None:
         here = f"{self!r} cannot be followed by {other!r}"
         if (self.id_, self.agent_id) != (other.id_, other.agent_id):
-            raise SchemaError(f"{here}: chunks of one episode have the same id and agent_id")
+            raise SchemaError(f"{here}: expected chunks of one episode, with the same id and agent_id")
         if self.is_done:
             raise SchemaError(f"{here}: the first has ended")
         if other.t_started != self.t_started + len(self):
-            raise SchemaError(f"{here}: the next chunk starts at step {self.t_started + len(self)}")
+            raise SchemaError(
+                f"{here}: expected the next chunk to start at step {self.t_started + len(self)}"
+            )
         if (self.infos is None) != (
             other.infos is None
         ) or self.extra_outputs.keys() != other.extra_outputs.keys():
@@ -255,12 +260,11 @@ class Episode:
     # ---- as rows ----
 
     def to_batch(self) -> SampleBatch:
-        """The steps as a `SampleBatch`: obs, actions, rewards, new_obs, done flags, t, eps_id, and the rest.
+        """The steps as a `SampleBatch`: obs, actions, rewards, new_obs, done flags, t, eps_id and all others.
 
-        ``obs`` and ``new_obs`` are views of the same memory and therefore read-only, unless the final
-        observation is
-        missing: ``new_obs`` is then a copy that ends in zeros, and ``new_obs_valid`` says so. The agent id is
-        ``agent_index`` if an int, else the column ``agent_id``.
+        ``obs`` and ``new_obs`` are views of the same memory and therefore read-only. If the final observation
+        is missing, ``new_obs`` is a copy that ends in zeros, and ``new_obs_valid`` marks the missing one. The
+        agent id is ``agent_index`` if it is an int, else the column ``agent_id``.
         """
         steps = len(self)
         flags = np.zeros((2, steps), bool)
@@ -291,27 +295,26 @@ class Episode:
 
     @classmethod
     def from_batch(cls, batch: SampleBatch, *, id_: int | str | None = None) -> Self:
-        """The single trajectory, in order, that ``batch`` holds.
+        """Make an episode of the single trajectory, in order, in ``batch``.
 
         Args:
-            batch: Rows of one episode and agent; at least one, with obs, actions and rewards. Without
-                ``new_obs`` the final observation is missing, as it is where the last ``new_obs_valid`` is
-                False.
-            id_: The episode's id where there is no ``eps_id``.
+            batch: Rows of one episode and agent; at least one row, with obs, actions and rewards. The final
+                observation is missing if ``new_obs`` is absent or the last ``new_obs_valid`` is False.
+            id_: The episode's id, if the batch has no ``eps_id``.
 
         Raises:
             MissingColumn: A column is absent, or there is neither ``eps_id`` nor ``id_``.
-            SchemaError: The rows are several trajectories, or not in order, or a ``new_obs`` is not the next
+            SchemaError: The rows are several trajectories or out of order, or a ``new_obs`` is not the next
                 ``obs``; or the batch has ``seq_lens``, which an episode cannot keep.
         """
         if not len(batch):
-            raise SchemaError("a batch without rows is no trajectory: it has not even a first observation")
+            raise SchemaError("a batch without rows is no trajectory: expected at least a first observation")
         if Columns.SEQ_LENS in batch:
             raise SchemaError("an episode has no sequences: unpad() and delete seq_lens and state_in_* first")
         found = _constant_of(batch, Columns.EPS_ID)
         id_ = found if id_ is None else id_
         if id_ is None:
-            raise MissingColumn("there is no eps_id: give id_", column=Columns.EPS_ID)
+            raise MissingColumn("there is no eps_id: pass id_=", column=Columns.EPS_ID)
         agent_id = _constant_of(batch, Columns.AGENT_INDEX)
         return cls(
             id_,
@@ -332,7 +335,7 @@ def _join(first: Column, second: Column) -> Column:
 
 
 def _read_only(leaf: Any) -> Any:
-    """A view of ``leaf`` that cannot be written through; a tensor has none and stays as it is."""
+    """A read-only view of ``leaf``; a tensor has no such view and is returned unchanged."""
     if isinstance(leaf, np.ndarray):
         leaf = leaf.view()
         leaf.flags.writeable = False
@@ -344,7 +347,7 @@ def _constant(value: int | str, rows: int) -> np.ndarray:
 
 
 def _constant_of(batch: SampleBatch, name: str) -> Any:
-    """The one value of column ``name`` as a Python object; None if there is no such column."""
+    """The single value of column ``name`` as a Python object; None without such a column."""
     if name not in batch:
         return None
     values = to_numpy(batch[name])
@@ -374,7 +377,7 @@ def _start(batch: SampleBatch) -> int:
 
 
 def _ends(batch: SampleBatch, name: str) -> bool:
-    """Whether the last row has the flag; no other may."""
+    """Whether the last row has the flag; raises if an earlier row has it."""
     if name not in batch:
         return False
     flags = to_numpy(batch[name]).astype(bool)
@@ -388,7 +391,7 @@ def _ends(batch: SampleBatch, name: str) -> bool:
 
 
 def _observations(batch: SampleBatch) -> Column:
-    """obs, and the last new_obs if it is known."""
+    """obs, followed by the last new_obs if it is known."""
     obs = batch[Columns.OBS]
     if Columns.NEXT_OBS not in batch:
         return obs
@@ -396,13 +399,13 @@ def _observations(batch: SampleBatch) -> Column:
     valid = np.ones(steps, bool)
     if Columns.NEXT_OBS_VALID in batch:
         valid = to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
-    # Where new_obs is missing inside, the next row's obs is what was missing.
+    # If a new_obs is missing before the last row, the next row's obs takes its place.
     known = np.flatnonzero(valid[:-1])
     here = map_structure(lambda leaf: take_leaf(leaf, known), new_obs)
     if not equal_columns(here, map_structure(lambda leaf: take_leaf(leaf, known + 1), obs)):
         raise SchemaError(
-            "a new_obs is not the obs of the next row: an episode has one observation between two actions; "
-            "keep these rows as a SampleBatch",
+            "a new_obs is not the obs of the next row, but an episode has one observation between two "
+            "actions: keep these rows as a SampleBatch",
             column=Columns.NEXT_OBS,
         )
     if not valid[-1]:

@@ -1,8 +1,8 @@
-"""`in_c_order`: frame stacks laid out as NumPy lays out its own arrays; and memory that is used again.
+"""`in_c_order`: frame stacks in NumPy's default memory order; and arrays in reused memory.
 
-Readers give stacks of shape (84, 84, 4) frame by frame in memory. A convolution over (4, 84, 84) takes them
-so, after a permutation that costs nothing. Code that wants the four values of a pixel side by side needs them
-woven. To OpenCV the frames are the channels of a picture, which it merges at the speed of memory.
+Readers return stacks of shape (84, 84, 4) frame by frame in memory. A convolution over (4, 84, 84) accepts
+them after a permutation that costs nothing. Code that needs the four values of a pixel side by side needs
+them interleaved. For OpenCV the frames are the channels of a picture, which it merges at the speed of memory.
 
 Example:
     >>> frames = np.arange(3 * 2 * 2 * 4, dtype=np.uint8).reshape(3, 4, 2, 2)
@@ -22,23 +22,24 @@ from numpy.typing import NDArray
 
 __all__ = ["empty_array", "in_c_order"]
 
-# What a value is to OpenCV, which only moves it: bytes -> type.
+# Type that OpenCV uses to move a value of this many bytes.
 _AS: Final = {1: "u1", 2: "u2", 4: "i4", 8: "f8"}
-# OpenCV 5 takes so many channels; 4 takes more.
+# OpenCV 5 accepts this many channels; 4 accepts more.
 _MOST_CHANNELS: Final = 128
 
 
 def in_c_order(values: NDArray[Any]) -> NDArray[Any]:
-    """The same values with the last axis densest in memory, as `numpy.ascontiguousarray` gives them.
+    """The same values with the last axis densest in memory, as `numpy.ascontiguousarray` returns them.
 
-    Where these are stacks whose frames lie one after the other, as readers give them, and OpenCV is installed
-    (`pip install 'rlio[atari]'`), it takes a sixteenth of NumPy's time (256 stacks of 4 x 84 x 84
+    If ``values`` are stacks whose frames lie one after the other, as readers return them, and OpenCV is
+    installed (`pip install 'rlio[atari]'`), this takes a sixteenth of NumPy's time (256 stacks of 4 x 84 x 84
     bytes).
 
     Args:
-        values: Shape (rows, *frame, depth) for that; any array will do.
+        values: Shape (rows, *frame, depth) for the fast path; any array is accepted.
 
     Returns:
+        ``values`` itself if it is already in C order, else a copy.
         ``values`` itself if it is so already, else a copy.
     """
     if values.flags.c_contiguous:
@@ -58,7 +59,7 @@ def in_c_order(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _frames_of(values: NDArray[Any]) -> NDArray[Any] | None:
-    """The frames in a type that OpenCV knows, shape (rows, depth, size); None where they are not frames."""
+    """The frames in a type that OpenCV accepts, shape (rows, depth, size); None if they are not frames."""
     if values.ndim < 3 or values.size == 0 or values.dtype.kind not in "biuf" or values.itemsize not in _AS:
         return None
     if not 2 <= values.shape[-1] <= _MOST_CHANNELS:
@@ -75,10 +76,10 @@ def _frames_of(values: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A new array without values, in memory that Arrow's allocator has kept from arrays that are gone.
+    """A new, uninitialised array, in memory that Arrow's allocator kept from freed arrays.
 
-    The C library gives large arrays back to the system; each 4 KiB of the next one then costs a page fault,
-    more than filling it does.
+    The C library returns large arrays to the system. Each 4 KiB of the next array then costs a page fault,
+    which takes longer than filling it.
     """
     size = dtype.itemsize * math.prod(shape)
     if not size:

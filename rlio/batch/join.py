@@ -1,4 +1,4 @@
-"""Several `SampleBatch`es joined into one. Users call `rlio.batch.concat_samples`.
+"""Joins several `SampleBatch`es into one. Users call `rlio.batch.concat_samples`.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["UNLIKE", "Unlike", "join", "joined_plainly"]
 
-#: What is done with columns that only some batches, files or sources have.
+#: What to do with columns that only some batches, files or sources have.
 Unlike: TypeAlias = Literal["error", "intersect", "fill"]
 UNLIKE: Final = ("error", "intersect", "fill")
 
-# From so many bytes on, joined columns get memory that was used before.
+# Joined columns of at least this many bytes get reused memory.
 _LARGE: Final = 1 << 20
 
 
 def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> SampleBatch:
-    """`rlio.batch.concat_samples` of one or more SampleBatches."""
+    """`rlio.batch.concat_samples` for one or more SampleBatches."""
     if columns not in UNLIKE:
-        raise OptionError(f"columns={columns!r}: one of {', '.join(map(repr, UNLIKE))}")
+        raise OptionError(f"columns={columns!r}: expected one of {', '.join(map(repr, UNLIKE))}")
     plain = joined_plainly(samples)
     if plain is not None:
         return type(samples[0])._trusted(
@@ -62,9 +62,10 @@ def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> Sample
 
 
 def joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:
-    """The columns of batches without sequences whose columns are alike arrays; None of others.
+    """The joined columns of batches without sequences, if their columns are similar arrays; else None.
 
-    This is what readers and mixtures join all the time: it takes a third of the time of all the checks.
+    A fast path for readers and mixtures, which join such batches all the time: it takes a third of the time
+    of all checks.
     """
     if not samples or not samples[0].count:
         return None
@@ -90,10 +91,10 @@ def joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:
 
 
 def _recycled(like: np.ndarray, rows: int) -> np.ndarray | None:
-    """Room for rows that lie in memory as those of ``like`` do; None where NumPy's own memory is as good.
+    """Memory for rows in the memory order of ``like``; None if NumPy's own memory is as good.
 
-    Arrow's allocator keeps what was freed. The C library gives large arrays back to the system, and each page
-    of the next one then costs a fault: for images, six times as much as the copy.
+    Arrow's allocator keeps freed memory. The C library returns large arrays to the system, and each page of
+    the next array then costs a page fault: for images, six times as much as the copy.
     """
     if like.dtype.hasobject or rows * like[:1].nbytes < _LARGE:
         return None
@@ -118,7 +119,7 @@ def _mean_updates(samples: Iterable[SampleBatch]) -> float | None:
 
 
 def _joint_max_seq_len(filled: dict[int, SampleBatch]) -> int | None:
-    """Check that all batches have one layout, and give the ``max_seq_len`` of the joined one."""
+    """Check that all batches have one layout, and return the ``max_seq_len`` of the joined batch."""
     (first, head), *others = filled.items()
     for i, sample in others:
         for what, one, other in (
@@ -135,7 +136,7 @@ def _joint_max_seq_len(filled: dict[int, SampleBatch]) -> int | None:
         if head.zero_padded and head.max_seq_len != sample.max_seq_len:
             raise SchemaError(
                 f"batch {first} is padded to {head.max_seq_len} rows a sequence but batch {i} to "
-                f"{sample.max_seq_len}: right_zero_pad both to the same"
+                f"{sample.max_seq_len}: right_zero_pad both to the same length"
             )
     if all(sample._max_seq_len is None for sample in filled.values()):
         return None
@@ -143,7 +144,7 @@ def _joint_max_seq_len(filled: dict[int, SampleBatch]) -> int | None:
 
 
 def _aligned(filled: dict[int, SampleBatch], columns: Unlike) -> list[dict[str, Column]]:
-    """The columns of each batch such that all have the same names, in the order of the first."""
+    """The columns of each batch, aligned to the same names, in the order of the first batch."""
     parts = {i: sample._columns for i, sample in filled.items()}
     head, *_ = parts.values()
     if all(part.keys() == head.keys() for part in parts.values()):
@@ -158,7 +159,7 @@ def _aligned(filled: dict[int, SampleBatch], columns: Unlike) -> list[dict[str, 
         for name in names:
             if name not in part and columns == "error":
                 raise MissingColumn(
-                    f"batch {i} has no column {excerpt(name)} but batch {owners[name]} has: give it, or join "
+                    f"batch {i} has no column {excerpt(name)} but batch {owners[name]} has: add it, or join "
                     "with columns='intersect' or columns='fill'",
                     column=name,
                 )
@@ -172,16 +173,17 @@ def _aligned(filled: dict[int, SampleBatch], columns: Unlike) -> list[dict[str, 
 
 
 def _with_validity(filled: dict[int, SampleBatch], columns: Unlike) -> dict[int, dict[str, Column]]:
-    """The columns of each batch, with ``new_obs_valid`` in all of them if the joined batch needs it.
+    """The columns of each batch; all get ``new_obs_valid`` if the joined batch needs it.
 
-    A batch without it has only valid ``new_obs``; one that gets a filled ``new_obs`` has none.
+    A batch without ``new_obs_valid`` has only valid ``new_obs``; in a batch with a filled ``new_obs``, none
+    is valid.
     """
     valid, new_obs = Columns.NEXT_OBS_VALID, Columns.NEXT_OBS
     parts = {i: dict(sample._columns) for i, sample in filled.items()}
     having = [new_obs in part for part in parts.values()]
     gap = any(having) and not all(having)
     if gap and columns == "intersect":
-        return parts  # new_obs is left out, and its validity with it
+        return parts  # new_obs is left out, and so is its validity.
     if gap or any(valid in part for part in parts.values()):
         like = next((part[valid] for part in parts.values() if valid in part), None)
         for i, part in parts.items():
@@ -194,7 +196,7 @@ def _with_validity(filled: dict[int, SampleBatch], columns: Unlike) -> dict[int,
 
 
 def _zeros(name: str, like: Column, sample: SampleBatch) -> Column:
-    """Zeros like column ``name`` of another batch, in the rows and layout of ``sample``."""
+    """Zeros like column ``name`` of another batch, with the rows and layout of ``sample``."""
     if is_per_sequence(name):
         number = len(sample._lens())
         return map_structure(lambda leaf: zero_leaf(leaf, number), like)

@@ -1,6 +1,6 @@
-"""`MultiAgentBatch`: the rows of several policies, and how many environment steps they are.
+"""`MultiAgentBatch`: the rows of several policies, and their number of environment steps.
 
-Users import it from `rlio.batch` or `rlio`.
+Import it from `rlio.batch` or `rlio`.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -14,7 +14,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -36,18 +36,18 @@ __all__ = ["MultiAgentBatch", "episode_numbers", "step_numbers"]
 
 
 class MultiAgentBatch:
-    """Policy id -> `SampleBatch`, read like a mapping; ``len(batch)`` is the environment steps.
+    """Policy id -> `SampleBatch`, with the interface of a mapping; ``len(batch)`` is the environment steps.
 
-    Policies may have unlike columns and rows. Rows of different policies belong to the same environment step
-    if their ``eps_id`` and ``t`` are equal.
+    Policies may have different columns and rows. Rows of different policies belong to the same environment
+    step if their ``eps_id`` and ``t`` are equal.
 
     Args:
         policy_batches: The rows of each policy; the mapping is copied, the batches are not.
-        env_steps: How many environment steps the rows are. It is not checked against them: a batch may hold
-            only some of the agents.
+        env_steps: Number of environment steps of the rows. It is not checked against the rows, because a
+            batch may hold only some of the agents.
 
     Raises:
-        SchemaError: A value is no SampleBatch, a policy id no str, or ``env_steps`` negative.
+        SchemaError: A value is not a SampleBatch, a policy id is not a str, or ``env_steps`` is negative.
     """
 
     __slots__ = ("__weakref__", "_env_steps", "_order", "policy_batches")
@@ -55,16 +55,17 @@ class MultiAgentBatch:
     def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
         for policy_id, batch in policy_batches.items():
             if not isinstance(policy_id, str):
-                raise SchemaError(f"a policy id is a str, not {excerpt(policy_id)}")
+                raise SchemaError(f"found the policy id {excerpt(policy_id)}: a policy id is a str")
             if not isinstance(batch, ColumnMapping):
                 raise SchemaError(
                     f"policy {excerpt(policy_id)} has a {type(batch).__name__}, expected a SampleBatch"
                 )
         if env_steps < 0:
-            raise SchemaError(f"env_steps={env_steps}: a number of steps, at least 0")
-        self.policy_batches = dict(policy_batches)
+            raise SchemaError(f"env_steps={env_steps}: expected a number of steps, at least 0")
+        self.policy_batches: dict[str, SampleBatch] = dict(policy_batches)
         self._env_steps = int(env_steps)
-        # Of a part that was cut out: (unit, its policy batches, the unit's number of each row, units).
+        # For a part cut from a batch: (unit, its policy batches, the unit number of each row, number of
+        # units).
         self._order: _Order | None = None
 
     # ---- the mapping ----
@@ -87,7 +88,7 @@ class MultiAgentBatch:
         return iter(self.policy_batches)
 
     def policies(self) -> Mapping[str, SampleBatch]:
-        """Policy id -> its rows, as of a `SampleBatch`; not a copy."""
+        """Policy id -> its rows, as in a `SampleBatch`; not a copy."""
         return self.policy_batches
 
     def keys(self) -> KeysView[str]:
@@ -140,24 +141,25 @@ class MultiAgentBatch:
     # ---- rows ----
 
     def timeslices(self, k: int) -> list[Self]:
-        """Cut into parts of ``k`` environment steps, the last maybe shorter.
+        """Cut into parts of ``k`` environment steps; the last part may be shorter.
 
-        All rows of one (eps_id, t) are in the same part. Steps are in the order of `step_numbers`; a policy's
-        rows keep their order within a part. A policy without rows in a part is left out of it. Parts are
-        views where a policy's rows are in the order of the steps, else copies. Sequences are cut where they
-        lie in several parts, each piece with the state at its beginning.
+        All rows of one (eps_id, t) are in the same part. Steps are in the order of `step_numbers`, and a
+        policy's rows keep their order within a part. A part omits policies that have no rows in it. Parts are
+        views if a policy's rows are in step order, else copies. Sequences that extend over several parts are
+        cut, and each piece has the state at its beginning.
 
         Raises:
             MissingColumn: A policy has no ``eps_id`` or no ``t``.
-            SchemaError: A cut falls into a sequence, and there is no ``state_out_k`` to go on from.
+            SchemaError: A cut falls into a sequence without the ``state_out_k`` from which the rest
+                continues.
         """
         if k < 1:
-            raise OptionError(f"timeslices(k={k}): a number of environment steps, at least 1")
+            raise OptionError(f"timeslices(k={k}): expected a number of environment steps, at least 1")
         numbers, total = step_numbers(self)
         return self._cut(numbers, [*range(0, total, k), total] if total else [0])
 
     def _cut(self, numbers: Mapping[str, np.ndarray], ends: list[int], unit: str = "steps") -> list[Self]:
-        """The parts with the unit numbers between consecutive ``ends``; each remembers its own order."""
+        """The parts between consecutive unit numbers ``ends``; each part remembers the order of its rows."""
         parts: list[dict[str, SampleBatch]] = [{} for _ in ends[1:]]
         orders: list[dict[str, np.ndarray]] = [{} for _ in ends[1:]]
         for policy_id, batch in self.policy_batches.items():
@@ -181,11 +183,11 @@ class MultiAgentBatch:
         return made
 
     def _remembered_order(self, unit: str) -> tuple[dict[str, np.ndarray], int] | None:
-        """The unit numbers that `_cut` gave the rows, if they are still those; None otherwise.
+        """The unit numbers that `_cut` assigned to the rows, if the rows are unchanged; else None.
 
-        Numbered anew, a part could come in another order than it had within the whole: a policy may take
-        part in all of its steps, though not in all of the whole's. Then a batch that is cut bit by bit would
-        not be cut as one that is cut at once, which resuming relies on.
+        New numbers could give a part another order than it had within the whole: a policy may take part in
+        all steps of the part, but not in all steps of the whole. A batch cut bit by bit would then differ
+        from one cut at once, and resuming relies on equal cuts.
         """
         if self._order is None or self._order[0] != unit:
             return None
@@ -202,7 +204,7 @@ class MultiAgentBatch:
     def wrap_as_needed(
         policy_batches: Mapping[str, SampleBatch], env_steps: int
     ) -> SampleBatch | MultiAgentBatch:
-        """The SampleBatch itself where ``default_policy`` is the only policy, else a `MultiAgentBatch`."""
+        """The SampleBatch itself if ``default_policy`` is the only policy, else a `MultiAgentBatch`."""
         if list(policy_batches) == [DEFAULT_POLICY_ID]:
             return policy_batches[DEFAULT_POLICY_ID]
         return MultiAgentBatch(policy_batches, env_steps)
@@ -211,13 +213,13 @@ class MultiAgentBatch:
         return type(self)({key: fn(batch) for key, batch in self.policy_batches.items()}, self._env_steps)
 
     def copy(self, shallow: bool = False) -> Self:
-        """A copy that owns its arrays; with ``shallow``, one that shares them."""
+        """A copy with its own arrays; if ``shallow``, with shared arrays."""
         return self._each(lambda batch: batch.copy(shallow))
 
     def concat(self, other: SampleBatch | MultiAgentBatch) -> MultiAgentBatch:
         """This batch and ``other`` joined; see `rlio.batch.concat_samples_into_ma_batch`."""
         if not isinstance(other, ColumnMapping | MultiAgentBatch):
-            raise SchemaError(f"a MultiAgentBatch is joined with a batch, not with {excerpt(other)}")
+            raise SchemaError(f"cannot join a MultiAgentBatch with {excerpt(other)}: expected a batch")
         parts = {key: [batch] for key, batch in self.policy_batches.items()}
         for key, batch in other.policies().items():
             parts.setdefault(key, []).append(batch)
@@ -226,7 +228,7 @@ class MultiAgentBatch:
         )
 
     def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
-        """Each policy's rows in a random order of their own; see `SampleBatch.shuffle`."""
+        """Each policy's rows in their own random order; see `SampleBatch.shuffle`."""
         rng = generator(seed)
         return self._each(lambda batch: batch.shuffle(rng))
 
@@ -243,9 +245,18 @@ class MultiAgentBatch:
             for key, batch in self.policy_batches.items()
         }
 
-    def to_device(self, device: torch.device | str, **options: Any) -> Self:
-        """A batch with tensors for columns; ``options`` are those of `SampleBatch.to_device`."""
-        return self._each(lambda batch: batch.to_device(device, **options))
+    def to_device(
+        self,
+        device: torch.device | str,
+        framework: Literal["torch"] = "torch",
+        *,
+        pin_memory: bool = False,
+        non_blocking: bool = False,
+        stream: torch.cuda.Stream | None = None,
+    ) -> Self:
+        """A batch with tensors for columns; see `SampleBatch.to_device`."""
+        copy: dict[str, Any] = {"pin_memory": pin_memory, "non_blocking": non_blocking, "stream": stream}
+        return self._each(lambda batch: batch.to_device(device, framework, **copy))
 
     def compress(self, bulk: bool = False, columns: Iterable[str] = ("obs", "new_obs")) -> Self:
         """A batch with ``columns`` of every policy compressed; see `SampleBatch.compress`."""
@@ -263,19 +274,20 @@ class MultiAgentBatch:
 
 
 def step_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:
-    """Number the environment steps, the distinct (eps_id, t), of ``batch`` from 0.
+    """Number the environment steps of ``batch``, its distinct (eps_id, t), from 0.
 
-    The order is that of a policy that takes part in every step, as far as ``t`` only grows in each episode
-    there: rows may also come agent by agent. Without one, episodes follow one another as they first appear,
-    policy by policy, and their steps by ``t``. It does not depend on the values of the ids. Where only one
-    policy has rows, and it lacks ``eps_id`` or ``t``, each row is a step.
+    The order is that of the first policy that takes part in every step and whose ``t`` only increases within
+    each episode, because rows may also come agent by agent. Without such a policy, episodes follow each other
+    in the order of their first appearance, policy by policy, and their steps by ``t``. The order does not
+    depend on the values of the ids. If only one policy has rows, and it lacks ``eps_id`` or ``t``, each row
+    is a step.
 
     Returns:
-        For each policy, the step number of each row, (rows,) int64; and how many steps there are.
+        For each policy, the step number of each row, (rows,) int64; and the number of steps.
 
     Raises:
-        MissingColumn: One of several policies has no ``eps_id`` or no ``t``.
-        SchemaError: The policies' ids or times are of unlike dtypes.
+        MissingColumn: There are several policies, and one has no ``eps_id`` or no ``t``.
+        SchemaError: The dtypes of ids or times differ between policies.
     """
     filled = {policy_id: rows for policy_id, rows in batch.items() if rows.count}
     numbers = {policy_id: np.zeros(0, np.int64) for policy_id in batch}
@@ -287,7 +299,7 @@ def step_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:
             return numbers | {policy_id: np.arange(rows.count)}, rows.count
     episodes = _codes(_joined(filled, Columns.EPS_ID))
     times = _codes(_joined(filled, Columns.T), by_value=True)
-    # One integer a (episode, time); each factor is at most the number of rows.
+    # One integer for each (episode, time); each factor is at most the number of rows.
     span = int(times.max()) + 1
     unique, number = np.unique(episodes * span + times, return_inverse=True)
     same_episode = np.diff(unique // span) == 0
@@ -301,13 +313,13 @@ def step_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:
 
 
 def episode_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:
-    """Number the episodes, the distinct ``eps_id``, of ``batch`` from 0, in the order of their first steps.
+    """Number the episodes of ``batch``, its distinct ``eps_id``, from 0, in the order of their first steps.
 
     Returns:
-        For each policy, the episode number of each row; and how many episodes there are.
+        For each policy, the episode number of each row; and the number of episodes.
 
     Raises:
-        MissingColumn: A policy has no ``eps_id`` (or, of several, no ``t``).
+        MissingColumn: A policy has no ``eps_id`` (or no ``t``, if there are several policies).
     """
     filled = {policy_id: rows for policy_id, rows in batch.items() if rows.count}
     numbers, _ = step_numbers(batch)
@@ -321,19 +333,19 @@ def episode_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """The position of each of the distinct ``values`` among them when sorted."""
+    """The rank of each of the distinct ``values`` in sorted order."""
     ranks = np.empty(len(values), np.int64)
     ranks[np.argsort(values)] = np.arange(len(values))
     return ranks
 
 
 def _joined(filled: Mapping[str, SampleBatch], column: str) -> np.ndarray:
-    """The column of all policies, one after the other."""
+    """The column of all policies, concatenated."""
     parts = []
     for policy_id, rows in filled.items():
         if column not in rows:
             raise MissingColumn(
-                f"policy {excerpt(policy_id)} lacks it: environment steps are told apart by eps_id and t",
+                f"policy {excerpt(policy_id)} lacks this column: eps_id and t identify environment steps",
                 column=column,
             )
         values = steps(rows, rows._columns[column])
@@ -350,9 +362,9 @@ def _joined(filled: Mapping[str, SampleBatch], column: str) -> np.ndarray:
 
 
 def _codes(values: np.ndarray, *, by_value: bool = False) -> np.ndarray:
-    """Numbers from 0 for the distinct ``values``: in the order of first appearance, or of their values."""
+    """Numbers from 0 for the distinct ``values``, in the order of first appearance or of their values."""
     if values.dtype == object:
-        # Objects (str ids) may have no common order: a dict needs none.
+        # Objects (str ids) may have no common order, and a dict needs none.
         numbers: dict[Any, int] = {}
         return np.fromiter((numbers.setdefault(v, len(numbers)) for v in values), np.int64, len(values))
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)

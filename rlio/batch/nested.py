@@ -1,8 +1,8 @@
 """Nested columns: dicts and tuples of arrays, walked leaf by leaf.
 
-A value is nested where it is a ``dict`` with str keys or a ``tuple``; anything else, a list included, is a
-leaf. A leaf's path is the tuple of keys (str) and positions (int) that lead to it; a plain array's path is
-``()``.
+A value is nested if it is a ``dict`` with str keys or a ``tuple``; anything else, including a list, is a
+leaf. A leaf's path is the tuple of keys (str) and positions (int) that lead to it; the path of a plain array
+is ``()``.
 
 Example:
     >>> column = {"position": 1, "camera": (2, 3)}
@@ -25,7 +25,7 @@ __all__ = ["Path", "leaves", "map_structure", "path_text", "unflatten"]
 
 Path: TypeAlias = tuple[str | int, ...]
 
-# Values are Any throughout: a leaf may be an array, a tensor, a spec, whatever the caller puts into columns.
+# Values are Any throughout: a leaf may be an array, a tensor, a spec, or anything else in a column.
 
 
 def map_structure(fn: Callable[..., Any], *values: Any) -> Any:
@@ -36,7 +36,7 @@ def map_structure(fn: Callable[..., Any], *values: Any) -> Any:
         values: One or more values of the same structure.
 
     Returns:
-        The structure of the first value, in fresh dicts and tuples, holding what ``fn`` returned.
+        The structure of the first value, in fresh dicts and tuples, with the results of ``fn``.
 
     Raises:
         SchemaError: The structures differ; the message says where.
@@ -106,19 +106,20 @@ def _collect(value: Any, path: Path, found: list[tuple[Path, Any]]) -> None:
 def unflatten(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
     """Build the nested value that has ``leaves`` at ``paths``: the inverse of `leaves`.
 
-    A str makes a dict, an int a tuple, whose positions must be 0, 1, ... . Dicts keep the order in which
-    their keys first appear. Empty dicts and tuples have no leaves and are not rebuilt; no paths give ``{}``.
+    A str makes a dict. An int makes a tuple, whose positions must be 0, 1, ... . Dicts keep the order in
+    which their keys first appear. Empty dicts and tuples have no leaves and are not rebuilt; no paths give
+    ``{}``.
 
     Raises:
         SchemaError: The paths contradict each other: one leads through a leaf, keys and positions are mixed,
-            a path is given twice, or a position is missing.
+            a path occurs twice, or a position is missing.
     """
     tree: dict[str | int, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         if any(isinstance(part, bool) or not isinstance(part, str | int) for part in path):
             raise SchemaError(f"path {path!r}: its parts are str keys and int positions")
         node = tree
-        # The whole value hangs under one artificial key, so that a plain leaf (path ()) is no special case.
+        # The whole value hangs under one artificial key, so a plain leaf (path ()) is no special case.
         for parent, key in zip(("", *path), path, strict=False):
             node = node.setdefault(parent, _Branch())
             if not isinstance(node, _Branch):
@@ -131,7 +132,7 @@ def unflatten(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
 
 
 class _Branch(dict[str | int, Any]):
-    """An inner node while a value is built: told apart from a leaf that is itself a dict."""
+    """An inner node of a value being built; its type distinguishes it from a leaf that is a dict."""
 
 
 def _build(node: Any, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""What a policy needs to act at one step, taken from a batch of earlier steps.
+"""The input of a policy for one step, taken from a batch of earlier steps.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -33,12 +33,14 @@ def single_step_inputs(
     """Build the input, one row, for a step; see `SampleBatch.get_single_step_input_dict`."""
     if Columns.SEQ_LENS in batch:
         raise SchemaError(
-            "inputs for a step are taken from steps: this batch has seq_lens; select its rows first"
+            "inputs for a step need a batch of steps, but this batch has seq_lens: select its rows first"
         )
     steps = len(batch)
     step = steps if index == "last" else index
     if not 0 <= step <= steps:
-        raise OptionError(f"index={index!r}: 'last', or a step from 0 to {steps}, the number of steps")
+        raise OptionError(
+            f"index={index!r}: expected 'last', or a step from 0 to {steps}, the number of steps"
+        )
     inputs: dict[str, Column] = {}
     for name, (column, shift) in view_requirements.items():
         shifts = [shift] if isinstance(shift, int) else list(shift)
@@ -55,7 +57,7 @@ def single_step_inputs(
 
 
 def _step(batch: SampleBatch, column: str, position: int) -> Column:
-    """Row ``position`` of ``column``: zeros before the first, and for obs, one more than there are steps."""
+    """Row ``position`` of ``column``: zeros before the first row; for obs, one row past the last step too."""
     values = batch[column]
     steps = len(batch)
     if position == steps and column == Columns.OBS:

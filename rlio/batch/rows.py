@@ -1,10 +1,10 @@
-"""Rows of a batch: picking, cutting, shuffling and padding them. The methods of `SampleBatch` call these.
+"""Picks, cuts, shuffles and pads the rows of a batch. The methods of `SampleBatch` call these functions.
 
-They take a batch and give new ones; none changes the batch that it gets.
+They take a batch and return new ones; none changes the batch that it gets.
 
-Sequences (``seq_lens``) lie one after the other (*ragged*: ``sum(seq_lens)`` rows), or each in
-``max_seq_len`` rows of which the last ones are padding (*padded*: ``B * T`` rows), or padded with time
-first (*time-major*: shape ``(T, B, ...)``).
+Sequences (``seq_lens``) have one of three layouts. *Ragged*: concatenated (``sum(seq_lens)`` rows). *Padded*:
+each in ``max_seq_len`` rows, of which the last are padding (``B * T`` rows). *Time-major*: padded, with time
+first (shape ``(T, B, ...)``).
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -54,7 +54,7 @@ __all__ = [
     "unpad",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 BatchT = TypeVar("BatchT", bound="SampleBatch")
 
@@ -73,7 +73,7 @@ def generator(seed: int | np.random.Generator | None) -> np.random.Generator:
 
 
 def steps(batch: SampleBatch, column: Any) -> np.ndarray:
-    """The array or tensor ``column`` of ``batch`` with one row a step: padding left out, time not first."""
+    """The array or tensor ``column`` of ``batch`` with one row a step: without padding, batch-major."""
     array = to_numpy(column)
     if batch.time_major:
         array = _batch_major(array)
@@ -81,25 +81,25 @@ def steps(batch: SampleBatch, column: Any) -> np.ndarray:
 
 
 def _batch_major(leaf: Any) -> Any:
-    """(T, B, ...) as (B * T, ...), the layout of padded sequences."""
-    # Not reshape(-1, ...): it cannot tell the number of rows where a row has no elements.
+    """Reshape (T, B, ...) to (B * T, ...), the layout of padded sequences."""
+    # Not reshape(-1, ...), which cannot infer the number of rows if a row has no elements.
     return leaf.swapaxes(0, 1).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
 def take(batch: BatchT, key: Any) -> BatchT:
-    """Copy the rows that an index array or a bool mask names; see `SampleBatch.__getitem__`."""
+    """Copy the rows that an index array or a bool mask selects; see `SampleBatch.__getitem__`."""
     index = to_numpy(key) if is_tensor(key) else np.asarray(key)
     if index.size == 0 and not isinstance(key, np.ndarray):
         index = index.astype(np.int64)  # NumPy reads [] as float64
     if index.ndim != 1 or index.dtype.kind not in "iub":
         raise OptionError(
-            f"batch[...] takes a name, a slice, or 1-D integers or bools, not {excerpt(key)} "
-            f"({index.dtype} of shape {index.shape})"
+            f"batch[...]: found {excerpt(key)} ({index.dtype} of shape {index.shape}), expected a name, a "
+            "slice, or 1-D integers or bools"
         )
     if _SEQ_LENS in batch._columns:
         raise SchemaError(
-            "rows cannot be picked from a batch with seq_lens, which would cut its sequences: slice it by "
-            "sequence (batch.sequences(i, j)), or delete seq_lens and state_in_* first",
+            "rows cannot be picked from a batch with seq_lens, because that would cut its sequences: slice "
+            "it by sequence (batch.sequences(i, j)), or delete seq_lens and state_in_* first",
             column=_SEQ_LENS,
         )
     if index.dtype.kind == "b":
@@ -158,7 +158,7 @@ def _slices(batch: BatchT, at: list[int]) -> list[BatchT]:
 def split_by_episode(batch: BatchT, key: str | None) -> list[BatchT]:
     """Cut ``batch`` into episodes; see `SampleBatch.split_by_episode`."""
     if key not in (None, Columns.EPS_ID, Columns.DONES):
-        raise OptionError(f"split_by_episode(key={excerpt(key)}): 'eps_id', 'dones' or None")
+        raise OptionError(f"split_by_episode(key={excerpt(key)}): expected 'eps_id', 'dones' or None")
     if key is None:
         key = Columns.EPS_ID if Columns.EPS_ID in batch else Columns.DONES
     if key not in batch:
@@ -200,17 +200,17 @@ def shuffle(batch: BatchT, seed: int | np.random.Generator | None) -> BatchT:
 
 
 def pad(batch: BatchT, max_seq_len: int, *, time_major: bool = False) -> BatchT:
-    """Lay sequences out in ``max_seq_len`` rows each; see `SampleBatch.right_zero_pad`."""
+    """Lay out sequences in ``max_seq_len`` rows each; see `SampleBatch.right_zero_pad`."""
     if _SEQ_LENS not in batch._columns:
         raise MissingColumn("padding needs seq_lens, the lengths of the sequences to pad", column=_SEQ_LENS)
     if max_seq_len < 1:
-        raise OptionError(f"max_seq_len={max_seq_len}: a number of rows, at least 1")
+        raise OptionError(f"max_seq_len={max_seq_len}: expected a number of rows, at least 1")
     ragged = batch.unpad()
     lens = ragged._lens()
     if len(lens) and int(lens.max()) > max_seq_len:
         raise SchemaError(
             f"sequence {int(lens.argmax())} has {int(lens.max())} steps but max_seq_len={max_seq_len}: "
-            "pad to more, or cut it first",
+            "pad to more rows, or cut the sequence first",
             column=_SEQ_LENS,
         )
     at = padded_rows(lens, max_seq_len)
@@ -238,7 +238,7 @@ def pad(batch: BatchT, max_seq_len: int, *, time_major: bool = False) -> BatchT:
 
 
 def unpad(batch: BatchT) -> BatchT:
-    """Lay the sequences of a padded ``batch`` one after the other; see `SampleBatch.unpad`."""
+    """Concatenate the sequences of a padded ``batch``; see `SampleBatch.unpad`."""
     rows = padded_rows(batch._lens(), batch.max_seq_len or 0)
 
     def gather(leaf: Any) -> Any:
@@ -269,7 +269,7 @@ def cut(batch: BatchT, start: int, end: int, state_start: int | None, state_end:
     if _SEQ_LENS not in batch._columns:
         if state_start is not None:
             raise MissingColumn(
-                "state_start and state_end choose sequences; the batch has none", column=_SEQ_LENS
+                "state_start and state_end choose sequences, but the batch has none", column=_SEQ_LENS
             )
         return batch._like(batch._map(rows))
     bounds = boundaries(batch._lens())
@@ -292,15 +292,15 @@ def cut(batch: BatchT, start: int, end: int, state_start: int | None, state_end:
 
 
 def sort_by_part(batch: BatchT, part: np.ndarray) -> tuple[BatchT, np.ndarray]:
-    """Sort the rows of a ``batch`` of sequences by ``part``, (rows,) int; sequences in several parts are cut.
+    """Sort the rows of a ``batch`` of sequences by ``part``, (rows,) int; cuts sequences with several parts.
 
-    The state of what begins within a sequence is that after the row before, its ``state_out_k``.
+    A piece that begins within a sequence gets the state after the row before it, that row's ``state_out_k``.
 
     Returns:
-        The batch, and which row each of its rows was.
+        The batch, and the old row number of each of its rows.
 
     Raises:
-        SchemaError: A sequence is to be cut, and there is no ``state_out_k``.
+        SchemaError: A sequence must be cut, and the batch has no ``state_out_k``.
     """
     lens = batch._lens()
     sequence = np.repeat(np.arange(len(lens)), lens)
@@ -320,8 +320,8 @@ def sort_by_part(batch: BatchT, part: np.ndarray) -> tuple[BatchT, np.ndarray]:
             after = batch._columns.get(STATE_OUT_PREFIX + name.removeprefix(STATE_IN_PREFIX))
             if after is None:
                 raise SchemaError(
-                    f"a sequence is to be cut at step {first[within][0]}, and the batch does not have the "
-                    "state there: its policy's rows have state_out_k for that",
+                    f"a sequence must be cut at step {first[within][0]}, but the batch does not have the "
+                    "state there: record the policy's rows with state_out_k",
                     column=name,
                 )
             states[within] = take_leaf(after, first[within] - 1)
@@ -331,12 +331,12 @@ def sort_by_part(batch: BatchT, part: np.ndarray) -> tuple[BatchT, np.ndarray]:
 
 
 def _shortened(lens: np.ndarray, total: int) -> np.ndarray:
-    """``lens`` with the last ones shortened, or left out, so that they sum to ``total``."""
+    """``lens`` with the last ones shortened or removed, such that they sum to ``total``."""
     surplus = int(lens.sum()) - total
     if surplus < 0 or (len(lens) and surplus >= lens[-1] and total):
         raise SchemaError(
-            f"the sequences chosen have {int(lens.sum())} steps, the rows chosen {total}: the sequences must "
-            "hold the rows, and the last of them some of these",
+            f"the chosen sequences have {int(lens.sum())} steps, but the chosen rows are {total}: expected "
+            "sequences that contain the rows, and rows in the last sequence",
             column=_SEQ_LENS,
         )
     lens = lens.copy()
@@ -353,7 +353,7 @@ def boundaries(seq_lens: np.ndarray) -> np.ndarray:
 
 
 def ragged_rows(seq_lens: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Row numbers of the sequences ``order``, one after the other, where sequences lie ragged."""
+    """Row numbers of the sequences ``order``, concatenated, in the ragged layout."""
     starts = boundaries(seq_lens)[:-1][order]
     lens = seq_lens[order].astype(np.int64)
     ends = np.cumsum(lens)
@@ -379,8 +379,8 @@ def sequence_range(seq_lens: np.ndarray, rows: slice) -> tuple[int, int]:
     start, stop, step = rows.indices(int(bounds[-1]))
     if step != 1:
         raise SchemaError(
-            f"a slice with step {step} would cut sequences: a batch with seq_lens is sliced with step 1 "
-            "(or by sequence: batch.sequences(i, j))"
+            f"a slice with step {step} would cut sequences: slice a batch with seq_lens with step 1, or by "
+            "sequence (batch.sequences(i, j))"
         )
     stop = max(start, stop)
     found = []
@@ -389,18 +389,18 @@ def sequence_range(seq_lens: np.ndarray, rows: slice) -> tuple[int, int]:
         if bounds[i] != position:
             raise SchemaError(
                 f"a slice [{start}:{stop}] cuts a sequence at step {position}: the nearest boundaries are "
-                f"{bounds[i - 1]} and {bounds[i]}; slice there, by sequence (batch.sequences(i, j)), "
-                "or cut on purpose with batch.slice(start, end)"
+                f"{bounds[i - 1]} and {bounds[i]}; slice there, by sequence (batch.sequences(i, j)), or cut "
+                "on purpose with batch.slice(start, end)"
             )
         found.append(i)
     return found[0], found[1]
 
 
 def cuts(count: int, bounds: np.ndarray | None, size: int) -> list[int]:
-    """Where to cut ``count`` steps into parts of ``size`` steps, or, given sequence ``bounds``, at most that.
+    """Where to cut ``count`` steps into parts of ``size`` steps; at most ``size`` with ``bounds``.
 
     Returns:
-        The ends of the parts, 0 first; a sequence longer than ``size`` makes a part of its own.
+        The ends of the parts, 0 first; a sequence longer than ``size`` is a part alone.
     """
     if bounds is None:
         return [*range(0, count, size), count] if count else [0]

@@ -1,7 +1,7 @@
 """`SampleBatch`: rows of experience as a mapping from column name to array.
 
-Users import it from `rlio.batch` or `rlio`. Joining is in `rlio.batch.concat`; compression, tensors, the
-arithmetic of sequences and policy inputs are in modules of their own, which the methods here call.
+Import it from `rlio.batch` or `rlio`. Joining is in `rlio.batch.concat`. Compression, tensors, sequence
+arithmetic and policy inputs have their own modules, which the methods here call.
 
 Example:
     >>> batch = SampleBatch(obs=[[0.0], [1.0], [2.0]], rewards=[1.0, 1.0, 0.5])
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SampleBatch"]
 
-# `slice` and `rows` are methods too: inside the class, annotations would mean those.
+# `slice` and `rows` are also methods: in annotations inside the class, the names would mean those.
 _Slice = slice
 _SEQ_LENS = Columns.SEQ_LENS
 
@@ -63,16 +63,17 @@ class SampleBatch(ColumnMapping):
     """Rows of experience: a mutable mapping from column name to array; all columns have the same rows.
 
     A column is an array, a torch tensor, or a dict or tuple of columns. Without ``seq_lens`` each row is a
-    step. With it, the rows are sequences, one after the other: ``seq_lens`` and ``state_in_k`` then have one
-    row a sequence, the others ``sum(seq_lens)`` rows; or, ``zero_padded``, ``max_seq_len`` rows a sequence of
-    which the last are padding; or, ``time_major`` too, the shape ``(max_seq_len, sequences, ...)``.
+    step. With ``seq_lens``, rows are concatenated sequences: ``seq_lens`` and ``state_in_k`` have one row a
+    sequence, and other columns ``sum(seq_lens)`` rows. If ``zero_padded``, other columns have ``max_seq_len``
+    rows a sequence, of which the last are padding. If ``time_major`` too, they have the shape
+    ``(max_seq_len, sequences, ...)``.
 
-    ``len(batch)`` and ``batch.count`` are the steps, padding not counted, computed from the columns when
-    asked for. No method changes the batch it is called on, apart from item assignment and deletion and
-    `set_training` and `set_get_interceptor`. Equality is identity; `equals` compares.
+    ``len(batch)`` and ``batch.count`` are the number of steps without padding, computed from the columns on
+    every call. No method changes its batch, except item assignment and deletion, `set_training` and
+    `set_get_interceptor`. Equality is identity; `equals` compares.
 
-    Reading ``batch["dones"]`` gives terminated OR truncated, where there is at least one of the two; it is no
-    column, and cannot be written.
+    Reading ``batch["dones"]`` gives terminated OR truncated, if the batch has at least one of the two. It is
+    not a column and cannot be written.
 
     Args:
         columns: A mapping, (name, column) pairs, or a table: a data frame of pandas or Polars, or an Arrow
@@ -80,14 +81,14 @@ class SampleBatch(ColumnMapping):
             arrays (`rlio.batch.arrays.as_column`). ``seq_lens`` that is None or ``[]`` is left out.
         time_major: Columns are (T, B, ...); implies ``zero_padded``.
         zero_padded: Each sequence takes ``max_seq_len`` rows.
-        max_seq_len: Rows of a padded sequence, or the bound that its maker promised; None: the longest
+        max_seq_len: Rows of a padded sequence, or an upper bound on sequence lengths; None: the longest
             sequence.
-        num_grad_updates: Updates of the policy that made the rows, for judging how old they are.
+        num_grad_updates: Number of updates of the policy that made the rows, to judge their age.
         more: Columns as keywords.
 
     Raises:
-        SchemaError: Columns differ in rows (the message names two and their lengths), do not fit
-            ``seq_lens``, or one is no column.
+        SchemaError: Columns differ in rows (the message names two and their lengths) or do not fit
+            ``seq_lens``, or a value is not a column.
     """
 
     __slots__ = ("_is_training", "_max_seq_len", "_time_major", "_zero_padded", "num_grad_updates")
@@ -131,7 +132,7 @@ class SampleBatch(ColumnMapping):
         self._time_major = time_major
         self._zero_padded = zero_padded
         self._max_seq_len = max_seq_len
-        self.num_grad_updates = num_grad_updates
+        self.num_grad_updates: float | None = num_grad_updates
         self._is_training = is_training
 
     def _check(self, columns: dict[str, Column]) -> None:
@@ -154,7 +155,7 @@ class SampleBatch(ColumnMapping):
         return batch
 
     def _like(self, columns: dict[str, Column]) -> Self:
-        """A batch of other rows in this one's layout."""
+        """A batch of other rows in the layout of this batch."""
         batch = self.__class__.__new__(self.__class__)
         batch._set_state(
             columns,
@@ -167,20 +168,20 @@ class SampleBatch(ColumnMapping):
         return batch
 
     def _map(self, fn: Callable[[Any], Any]) -> dict[str, Column]:
-        """``fn`` applied to every leaf of every column."""
+        """Apply ``fn`` to every leaf of every column."""
         return {name: map_structure(fn, column) for name, column in self._columns.items()}
 
     def _map_rows(
         self, per_step: Callable[[Any], Any], per_sequence: Callable[[Any], Any]
     ) -> dict[str, Column]:
-        """One function applied to the leaves with a row a step, another to those with a row a sequence."""
+        """Apply one function to leaves with a row a step, another to leaves with a row a sequence."""
         return {
             name: map_structure(per_sequence if is_per_sequence(name) else per_step, column)
             for name, column in self._columns.items()
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        # Interceptors are mostly closures over a device: they belong to a process, and stay there.
+        # Interceptors are mostly closures over a device, so they do not leave their process.
         return {
             "columns": self._map(SwappedArray.wrap),
             "time_major": self._time_major,
@@ -197,15 +198,15 @@ class SampleBatch(ColumnMapping):
     # ---- the mapping ----
 
     def __getitem__(self, key: Any) -> Any:
-        """A column (str), or a batch: rows of a slice (views), of an index array or of a bool mask (copies).
+        """A column (str), or a batch: the rows of a slice (views), an index array or a bool mask (copies).
 
-        A slice honours its step. In a batch with ``seq_lens`` it counts steps and falls on the boundaries of
-        sequences; index arrays and masks are refused there.
+        A slice may have a step. In a batch with ``seq_lens``, a slice counts steps and must fall on the
+        boundaries of sequences; index arrays and masks are refused.
 
         Raises:
-            MissingColumn: There is no such column; also a KeyError.
+            MissingColumn: The batch lacks the column; also a KeyError.
             SchemaError: A slice cuts a sequence; the message names the nearest boundaries.
-            OptionError: The key is an int, or an index lies outside of the batch.
+            OptionError: The key is an int, or an index lies outside the batch.
         """
         if isinstance(key, str):
             return self._read(key)
@@ -213,8 +214,8 @@ class SampleBatch(ColumnMapping):
             return self._slice(key)
         if isinstance(key, int | np.integer) and not isinstance(key, bool):
             raise OptionError(
-                f"batch[{key}]: a batch is read by column, slice, mask or index array; for one row "
-                f"take batch[{key}:{key + 1}] or a dict from batch.rows()"
+                f"batch[{key}]: expected a column name, slice, mask or index array; for one row, use "
+                f"batch[{key}:{key + 1}] or a dict from batch.rows()"
             )
         return rows.take(self, key)
 
@@ -222,9 +223,9 @@ class SampleBatch(ColumnMapping):
         return self.count
 
     def equals(self, other: object) -> bool:
-        """Whether ``other`` is a batch with the same columns, in any order, and layout.
+        """Whether ``other`` is a batch with the same columns, in any order, and the same layout.
 
-        Columns are the same if structure, dtype, shape and every value agree; NaN equals NaN.
+        Columns are equal if their structure, dtype, shape and every value are equal; NaN equals NaN.
         """
         return (
             isinstance(other, SampleBatch)
@@ -252,11 +253,11 @@ class SampleBatch(ColumnMapping):
 
     @property
     def count(self) -> int:
-        """Steps: the sum of ``seq_lens`` where there is one, else the rows."""
+        """Steps: the sum of ``seq_lens`` if the batch has it, else the number of rows."""
         if _SEQ_LENS in self._columns:
             return int(self._lens().sum())
         for column in self._columns.values():
-            if type(column) is np.ndarray:  # It is asked for several times a batch.
+            if type(column) is np.ndarray:  # The fast path, because callers read it several times a batch.
                 return len(column)
             rows = row_count(column)
             if rows is not None:
@@ -268,7 +269,7 @@ class SampleBatch(ColumnMapping):
         return self.count
 
     def env_steps(self) -> int:
-        """Same as ``count``: each row is a step of the environment."""
+        """Same as ``count``: each row is one step of the environment."""
         return self.count
 
     def size_bytes(self) -> int:
@@ -287,7 +288,7 @@ class SampleBatch(ColumnMapping):
 
     @property
     def max_seq_len(self) -> int | None:
-        """As given, else the longest sequence; None without sequences."""
+        """As given, else the length of the longest sequence; None without sequences."""
         if self._max_seq_len is not None or _SEQ_LENS not in self._columns:
             return self._max_seq_len
         return int(self._lens().max(initial=0))
@@ -307,7 +308,7 @@ class SampleBatch(ColumnMapping):
         return bool(dones[-1]) if len(dones) else False
 
     def is_single_trajectory(self) -> bool:
-        """Whether no step but the last ends an episode, and there is one ``eps_id``, if any."""
+        """Whether no step before the last ends an episode, and all rows share one ``eps_id``, if any."""
         if bool(rows.steps(self, self["dones"])[:-1].any()):
             return False
         ids = rows.steps(self, self._columns[Columns.EPS_ID]) if Columns.EPS_ID in self else np.zeros(0)
@@ -320,7 +321,7 @@ class SampleBatch(ColumnMapping):
 
     def _slice(self, key: _Slice) -> Self:
         if key.step == 0:
-            raise OptionError("a slice's step is not 0")
+            raise OptionError("a slice with step 0: expected any other step")
         if _SEQ_LENS in self._columns:
             return self._sequences(*sequence_range(self._lens(), key))
         return self._like(
@@ -357,32 +358,33 @@ class SampleBatch(ColumnMapping):
     def slice(
         self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
     ) -> Self:
-        """Steps ``start`` to ``end``, through the middle of sequences where need be.
+        """Steps ``start`` to ``end``, which may lie in the middle of sequences.
 
-        ``seq_lens`` and ``state_in_k`` are those of the sequences touched, shortened to what is left of each.
-        A sequence that loses its beginning keeps its ``state_in_k``, the state at the old beginning.
+        ``seq_lens`` and ``state_in_k`` are those of the sequences touched, with lengths reduced to the
+        selected steps. A sequence that loses its first steps keeps its ``state_in_k``, the state at its old
+        beginning.
 
         Args:
-            start: First step; below 0, that many zero steps are put before the first one and join its
-            sequence.
-            end: The step after the last; more than there are is the end.
-            state_start: First sequence to take lengths and states from; None: the one of ``start``.
-            state_end: The sequence after the last; given together with ``state_start``.
+            start: First step; below 0, that many zero steps are inserted before the first step, as part of
+                its sequence.
+            end: The step after the last; larger values mean the end.
+            state_start: First sequence to take lengths and states from; None: the sequence of ``start``.
+            state_end: The sequence after the last; required with ``state_start``.
 
         Returns:
-            Views, or, where ``start`` is negative, copies.
+            Views; copies if ``start`` is negative.
 
         Raises:
-            SchemaError: The batch is padded (`unpad` first), or the sequences named are shorter than the
-            rows.
+            SchemaError: The batch is padded (`unpad` first), or the chosen sequences are shorter than the
+                rows.
         """
         return rows.cut(self, start, end, state_start, state_end)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Each step as a dict from column to value (nested columns: to nested values), padding left out.
+        """Each step as a dict from column to value (nested columns: to nested values), without padding.
 
-        ``seq_lens`` reads 1 in each row; ``state_in_k`` is given on the first step of its sequence, else
-        None.
+        ``seq_lens`` is 1 in each row; ``state_in_k`` is set on the first step of its sequence, and None
+        elsewhere.
         """
         return rows.iterate(self)
 
@@ -391,24 +393,24 @@ class SampleBatch(ColumnMapping):
         return [self[key] for key in keys]
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[Self]:
-        """Cut into parts of ``size`` steps, the last maybe shorter, or into ``num_slices`` about equal parts.
+        """Cut into parts of ``size`` steps (the last maybe shorter), or into ``num_slices`` similar parts.
 
-        Parts are views, and joined they are the batch again. With ``seq_lens`` they are whole sequences: as
-        many as fit into ``size`` steps, a longer sequence alone. With ``num_slices`` some are empty where
-        there are fewer steps, or sequences, than parts.
+        Parts are views; joined, they give the batch again. With ``seq_lens``, parts consist of whole
+        sequences: as many as fit into ``size`` steps, or one longer sequence. With ``num_slices``, some parts
+        are empty if there are fewer steps, or sequences, than parts.
         """
         return rows.timeslices(self, size, num_slices)
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
-        """Cut into episodes, or the parts of them that the batch holds, as views in the batch's order.
+        """Cut into episodes, or the parts of them in the batch, as views in the batch's order.
 
         Args:
-            key: ``"eps_id"``: at each change of the id, so that interleaved episodes give many parts;
-                ``"dones"``: after each step that terminates or truncates, the rest being the last part; None:
-                by ``eps_id`` if there is one, else by ``dones``.
+            key: ``"eps_id"``: cut at each change of the id, so interleaved episodes give many parts;
+                ``"dones"``: cut after each step that terminates or truncates, and return the remaining steps
+                as the last part; None: ``eps_id`` if the batch has it, else ``dones``.
 
         Raises:
-            MissingColumn: The batch has neither, or not the one named.
+            MissingColumn: The batch has neither, or lacks the one named.
         """
         return rows.split_by_episode(self, key)
 
@@ -417,23 +419,24 @@ class SampleBatch(ColumnMapping):
     def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
         """The rows, or whole sequences, in random order: one permutation for every column, infos included.
 
-        Unlike RLlib's, this leaves the batch itself as it is, and gives one in fresh memory.
+        Unlike RLlib's method, this one does not change the batch: it returns a new batch in fresh memory.
 
         Args:
-            seed: A seed, or the generator to draw from; None draws a seed from the OS and logs it.
+            seed: A seed or a generator; None draws a seed from the OS and logs it.
         """
         return rows.shuffle(self, seed)
 
     def right_zero_pad(self, max_seq_len: int, *, time_major: bool = False) -> Self:
-        """Lay each sequence out in ``max_seq_len`` rows; those after its end are zeros, or None for objects.
+        """Lay out each sequence in ``max_seq_len`` rows; rows after its end are zeros, None for objects.
 
         Args:
-            max_seq_len: Rows a sequence; ``state_in_k`` have one row a sequence as before.
-            time_major: Give columns of shape (max_seq_len, sequences, ...) instead of (sequences *
-            max_seq_len, ...).
+            max_seq_len: Rows a sequence; ``state_in_k`` still have one row a sequence.
+            time_major: Return columns of shape (max_seq_len, sequences, ...) instead of (sequences *
+                max_seq_len, ...).
 
         Returns:
-            A batch in fresh memory with ``zero_padded`` set. ``count`` is the same: padding is not counted.
+            A batch in fresh memory with ``zero_padded`` set. ``count`` is unchanged, because it excludes
+            padding.
 
         Raises:
             MissingColumn: The batch has no ``seq_lens``.
@@ -442,20 +445,20 @@ class SampleBatch(ColumnMapping):
         return rows.pad(self, max_seq_len, time_major=time_major)
 
     def unpad(self) -> Self:
-        """The inverse of `right_zero_pad`: sequences one after the other, in fresh memory.
+        """The inverse of `right_zero_pad`: concatenated sequences, in fresh memory.
 
-        A batch that is not padded gives a shallow copy.
+        If the batch is not padded, returns a shallow copy.
         """
         return rows.unpad(self) if self._zero_padded else self.copy(shallow=True)
 
     def concat(self, other: SampleBatch) -> SampleBatch:
         """This batch and ``other`` joined; see `rlio.batch.concat_samples`."""
         if not isinstance(other, SampleBatch):
-            raise SchemaError(f"a SampleBatch is joined with a SampleBatch, not with {excerpt(other)}")
+            raise SchemaError(f"cannot join a SampleBatch with {excerpt(other)}: expected a SampleBatch")
         return join([self, other])
 
     def copy(self, shallow: bool = False) -> Self:
-        """A copy that owns its arrays and infos; if ``shallow``, one that shares them but not the mapping."""
+        """A copy with its own arrays and infos; if ``shallow``, its own mapping over shared arrays."""
         batch = self._like(self._map((lambda leaf: leaf) if shallow else copy_leaf))
         batch._interceptor = self._interceptor
         return batch
@@ -467,18 +470,18 @@ class SampleBatch(ColumnMapping):
         pin_memory: bool = False,
         non_blocking: bool = False,
     ) -> dict[str, Any]:
-        """The columns as a dict of tensors, nested as they are; what cannot be a tensor stays NumPy.
+        """The columns as a dict of tensors, with the same nesting; columns that torch cannot hold stay NumPy.
 
-        On the CPU, tensors share the memory of writable arrays; read-only ones are copied once. To another
-        device, columns that lie in one piece of memory go in one copy; see `rlio.batch.tensors.to_tensors`.
+        On the CPU, tensors share the memory of writable arrays; read-only arrays are copied once. Columns in
+        one block of memory go to another device in one copy; see `rlio.batch.tensors.to_tensors`.
 
         Args:
-            device: Where the tensors go; None: the CPU.
-            pin_memory: Copy through pinned memory, which is used again; without a device, tensors lie in it.
-            non_blocking: Start copies without waiting for them; of use with ``pin_memory`` only.
+            device: Device of the tensors; None: the CPU.
+            pin_memory: Copy through pinned memory, which is reused; without a device, return pinned tensors.
+            non_blocking: Start copies without waiting for them; useful only with ``pin_memory``.
 
         Raises:
-            OptionError: ``pin_memory`` where torch has no accelerator to pin memory for.
+            OptionError: ``pin_memory`` without an accelerator that torch can pin memory for.
         """
         return to_tensors(self._columns, device, pin_memory=pin_memory, non_blocking=non_blocking)
 
@@ -491,20 +494,20 @@ class SampleBatch(ColumnMapping):
         non_blocking: bool = False,
         stream: torch.cuda.Stream | None = None,
     ) -> Self:
-        """A batch with tensors on ``device`` for columns; what cannot be a tensor stays NumPy."""
+        """A batch with tensors on ``device`` as columns; columns that torch cannot hold stay NumPy."""
         if framework != "torch":
-            raise OptionError(f"framework={framework!r}: only 'torch' has devices here")
+            raise OptionError(f"framework={framework!r}: expected 'torch'")
         return self._like(
             to_tensors(self._columns, device, pin_memory=pin_memory, non_blocking=non_blocking, stream=stream)
         )
 
     def compress(self, bulk: bool = False, columns: Iterable[str] = ("obs", "new_obs")) -> Self:
-        """A batch with ``columns`` compressed in memory; the others are shared.
+        """A batch with ``columns`` compressed in memory; the other columns are shared.
 
         Args:
-            bulk: Compress a column as one block; else row by row.
-            columns: Their names; those that the batch lacks are passed over. Object arrays and tensors in
-                them stay as they are.
+            bulk: Compress a column as one block; False: row by row.
+            columns: Names of the columns; absent columns are ignored. Object arrays and tensors in them are
+                not compressed.
         """
         chosen = _names(columns)
         return self._like(
@@ -515,7 +518,7 @@ class SampleBatch(ColumnMapping):
         )
 
     def decompress_if_needed(self, columns: Iterable[str] | None = None) -> Self:
-        """A batch with ``columns`` (None: all) decompressed; what is not compressed is shared."""
+        """A batch with ``columns`` (None: all) decompressed; uncompressed columns are shared."""
         chosen = self._columns.keys() if columns is None else _names(columns)
         return self._like(
             {
@@ -525,7 +528,7 @@ class SampleBatch(ColumnMapping):
         )
 
     def policies(self) -> Mapping[str, SampleBatch]:
-        """Policy id -> its rows, as of a `MultiAgentBatch`: this batch is that of ``default_policy``."""
+        """Policy id -> its rows, as in a `MultiAgentBatch`: this batch, under ``default_policy``."""
         return {DEFAULT_POLICY_ID: self}
 
     def as_multi_agent(self, policy_id: str = DEFAULT_POLICY_ID) -> MultiAgentBatch:
@@ -540,23 +543,22 @@ class SampleBatch(ColumnMapping):
         """The input, one row, that a policy needs to act at step ``index``.
 
         Args:
-            view_requirements: Name of an input -> (column, shift): the column's row ``shift`` steps from
-                ``index``; several shifts give an input with one more axis, after the row axis. Steps before
-                the first are zeros. (RLlib takes ViewRequirement objects; their ``data_col`` and ``shift`` go
-                here.)
+            view_requirements: Name of an input -> (column, shift). The input is the column's row at ``index``
+                plus ``shift``; several shifts add one axis after the row axis. Steps before the first are
+                zeros. (For RLlib's ViewRequirement objects, pass their ``data_col`` and ``shift``.)
             index: A step, or ``"last"``: the one after the last row, whose ``obs`` is the last ``new_obs``.
 
         Returns:
-            Fresh arrays, and ``seq_lens`` of one 1 where a ``state_in_k`` is among the inputs.
+            Fresh arrays; and ``seq_lens`` of a single 1 if a ``state_in_k`` is among the inputs.
 
         Raises:
-            MissingColumn: A column is absent, or the last observation is not known.
-            OptionError: A step lies outside of the batch.
+            MissingColumn: A column is absent, or the last observation is unknown.
+            OptionError: A step lies outside the batch.
         """
         return single_step_inputs(self, view_requirements, index)
 
 
 def _names(columns: Iterable[str]) -> set[str]:
     if isinstance(columns, str):
-        raise OptionError(f"columns={columns!r}: a list of names, not one str")
+        raise OptionError(f"columns={columns!r}: expected a list of names, not one str")
     return set(columns)

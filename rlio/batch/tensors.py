@@ -1,8 +1,8 @@
-"""From columns to torch tensors; torch is imported when they are asked for.
+"""Converts columns to torch tensors; imports torch on first use.
 
-On the CPU a tensor shares the memory of its array where that is safe. To another device all columns of a
-batch go in one copy where they lie in one piece of memory, as those of pinned batches always do: each copy is
-a call of the driver, and batches are made of many small columns.
+On the CPU, a tensor shares the memory of its array if that is safe. All columns of a batch go to another
+device in one copy if they lie in one block of memory, as columns of pinned batches always do. One copy is
+faster, because each copy is a driver call and batches have many small columns.
 
 Example:
     >>> to_tensors({"obs": np.zeros((2, 3), np.float32)})["obs"].shape
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["to_tensors"]
 
-#: (kind, size) of the dtypes that torch has.
+#: (kind, size) of the dtypes that torch supports.
 _TORCH_DTYPES = {
     ("b", 1),
     *(("i", size) for size in (1, 2, 4, 8)),
@@ -38,10 +38,10 @@ _TORCH_DTYPES = {
     *(("f", size) for size in (2, 4, 8)),
     *(("c", size) for size in (8, 16)),
 }
-# Where a column may begin in a piece of memory that holds several: a multiple of every item size.
+# Alignment of columns in a block of memory: a multiple of every item size.
 _ALIGN = 64
-# A piece is copied as a whole only if its columns fill as much of it, but for what aligns them: they may be
-# slices of longer ones.
+# A block is copied as a whole only if its columns fill at least this part of it, apart from alignment: the
+# columns may be slices of longer ones.
 _LEAST_FILLED = 0.75
 
 Array = NDArray[Any]
@@ -55,24 +55,24 @@ def to_tensors(
     non_blocking: bool = False,
     stream: torch.cuda.Stream | None = None,
 ) -> dict[str, Any]:
-    """Turn each array that torch can hold into a tensor; leave the others (objects, text, dates) as NumPy.
+    """Convert each array that torch can hold to a tensor; the others (objects, text, dates) stay NumPy.
 
     Args:
         columns: Columns, nested or not.
-        device: Where the tensors go; None: the CPU, and tensors stay where they are.
-        pin_memory: With a device, copy through pinned memory, which is used again once the copy is over.
-            Without one, give tensors in pinned memory.
-        non_blocking: Start copies to the device without waiting; of use with ``pin_memory`` only. The arrays
-            may be changed at once: they have been copied into pinned memory then.
-        stream: CUDA stream on which copies to the device are issued.
+        device: Device of the tensors; None: the CPU, and existing tensors are not moved.
+        pin_memory: With a device, copy through pinned memory, which is reused after the copy. Without one,
+            return tensors in pinned memory.
+        non_blocking: Start copies to the device without waiting for them; useful only with ``pin_memory``.
+            The arrays may then be changed at once, because they have been copied into pinned memory.
+        stream: CUDA stream for copies to the device.
 
     Returns:
-        The same structure. A CPU tensor shares the memory of its array where torch allows: not of read-only
-        arrays, of those with negative strides or a foreign byte order, which are copied once, and not of
-        pinned ones. Tensors that were copied in one piece share its memory, without overlapping.
+        The same structure. A CPU tensor shares the memory of its array if torch allows it. Read-only arrays,
+        and arrays with negative strides or a foreign byte order, are copied once; pinned tensors are always
+        copies. Tensors copied as one block share its memory without overlap.
 
     Raises:
-        OptionError: ``pin_memory`` where torch has no accelerator to pin memory for.
+        OptionError: ``pin_memory`` without an accelerator that torch can pin memory for.
     """
     import torch
 
@@ -104,9 +104,9 @@ def _is_numeric(leaf: Any) -> bool:
 
 
 def _plain(array: Array) -> Array:
-    """``array``, or a copy of it in the layout that torch accepts."""
+    """``array``, or a copy of it in a layout that torch accepts."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    # torch has no read-only tensors: writing into one would reach rows that others share.
+    # torch has no read-only tensors: writing into one would change rows that others share.
     if not array.flags.writeable or any(s < 0 or s % array.itemsize for s in array.strides):
         return array.copy()
     return array
@@ -118,19 +118,19 @@ def _plain(array: Array) -> Array:
 def _through_pinned(
     arrays: Sequence[Array], target: torch.device | None, non_blocking: bool
 ) -> list[torch.Tensor]:
-    """Copy arrays into one piece of pinned memory, whatever their layout, and on to ``target``, if any."""
+    """Copy arrays of any layout into one block of pinned memory, and on to ``target``, if any."""
     sizes = [-(-array.nbytes // _ALIGN) * _ALIGN for array in arrays]
     offsets = [0, *accumulate(sizes)]
     flat = _pinned_memory(offsets.pop())
     _fill(flat, arrays, offsets)
     if target is None or target.type == "cpu":
         return _cut(flat, arrays, offsets)
-    # torch uses the pinned memory again, once the copy from it is over.
+    # torch reuses the pinned memory after the copy from it.
     return _cut(_copy(flat, target, non_blocking), arrays, offsets)
 
 
 def _pinned_memory(size: int) -> torch.Tensor:
-    """Pinned memory of ``size`` bytes, which torch keeps when it is freed: locking costs more than the copy.
+    """Pinned memory of ``size`` bytes, which torch keeps after use: locking costs more than the copy.
 
     Raises:
         OptionError: torch cannot pin memory here.
@@ -142,12 +142,12 @@ def _pinned_memory(size: int) -> torch.Tensor:
     except RuntimeError as error:
         raise OptionError(
             f"pin_memory=True: torch could not pin {size:,} bytes ({error}); pinned memory is for copies to "
-            "an accelerator: leave it out where there is none"
+            "an accelerator: drop pin_memory on machines without one"
         ) from error
 
 
 def _fill(flat: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -> None:
-    """Copy arrays to their places; in the machine's byte order and C order."""
+    """Copy arrays to their places, in native byte order and C order."""
     memory: Array = flat.numpy()
     for array, offset in zip(arrays, offsets, strict=True):
         place = memory[offset : offset + array.nbytes].view(array.dtype.newbyteorder("="))
@@ -155,8 +155,9 @@ def _fill(flat: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -
 
 
 def _cut(flat: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -> list[torch.Tensor]:
-    """Tensors of the dtypes and shapes of ``arrays`` at their places in ``flat``."""
-    # One view a dtype, and one call a tensor: slicing, viewing and shaping each would cost twice as much.
+    """Tensors over ``flat`` with the dtypes, shapes and places of ``arrays``."""
+    # One view a dtype and one call a tensor: slicing, viewing and reshaping each tensor would cost twice as
+    # much.
     whole: dict[torch.dtype, torch.Tensor] = {}
     found = []
     for array, offset in zip(arrays, offsets, strict=True):
@@ -176,7 +177,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 @lru_cache(256)
 def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements from one index to the next of each dimension, in C order."""
+    """Strides in elements of each dimension, in C order."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
@@ -184,11 +185,11 @@ def _copy(flat: torch.Tensor, target: torch.device, non_blocking: bool) -> torch
     return flat.to(target, non_blocking=non_blocking)
 
 
-# ---- from where they lie ----
+# ---- without pinned memory ----
 
 
 def _to_device(arrays: Sequence[Array], target: torch.device, non_blocking: bool) -> list[torch.Tensor]:
-    """Copy arrays to a device: all at once if they lie side by side, else one by one."""
+    """Copy arrays to a device: all at once if they are adjacent, else one by one."""
     import torch
 
     found = _one_piece(arrays)
@@ -199,9 +200,9 @@ def _to_device(arrays: Sequence[Array], target: torch.device, non_blocking: bool
 
 
 def _one_piece(arrays: Sequence[Array]) -> tuple[Array, list[int]] | None:
-    """The bytes from the first array to the last, if there is little else between, and where each begins.
+    """The bytes from the first array to the last, and where each begins; None if too much lies between them.
 
-    Arrays that overlap are no such piece: their tensors would share memory, and be written to.
+    Overlapping arrays give None as well, because their tensors would share memory that users may write to.
     """
     if len(arrays) < 2:
         return None
@@ -227,7 +228,7 @@ def _one_piece(arrays: Sequence[Array]) -> tuple[Array, list[int]] | None:
 
 
 def _owner(array: Array) -> Array:
-    """The array whose memory ``array`` shows."""
+    """The array that owns the memory of ``array``."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -1,7 +1,7 @@
 """`rlio demo`: record, replay and mix, end to end, in a few minutes on two cores.
 
-A policy is trained a little on CartPole-v1 and recorded; a fresh one is trained from the record alone, and
-then tuned on a mix of live and logged steps. All are evaluated on seeds that none of them has seen.
+Trains a policy briefly on CartPole-v1 and records it, trains a new policy from the record alone, then tunes
+that one on a mix of live and logged steps. Evaluates all of them on seeds that none of them has seen.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = ["DemoOptions", "DemoReport", "Row", "demo", "run_demo"]
 
 ENV = "CartPole-v1"
 _LEARNED = ("obs", "new_obs", "actions", "rewards", "terminateds")
-# A seed apart for each part, so that none repeats another's episodes.
+# Each part has its own seed, so none repeats another's episodes.
 _SEEDS = {"behaviour": 1, "recording": 2, "offline": 3, "tuning": 4, "evaluation": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """How long each part of the demo is. The defaults take under three minutes on two cores.
+    """Length of each part of the demo. The defaults take under three minutes on two cores.
 
     Attributes:
-        out: Folder or fsspec URL; the run goes into a new numbered folder below it.
-        seed: Everything random comes from it.
+        out: Folder or fsspec URL; each run creates a new numbered folder below it.
+        seed: Seed of all random numbers.
         train_steps: Live steps of the policy that is recorded.
         record_steps: Steps recorded.
         offline_updates: Updates of the policy that learns from the record alone.
-        tuning_updates: Updates on the mix that follow; each takes half a batch of live steps.
+        tuning_updates: Updates on the mix that follow; half of each batch is live steps.
         episodes: Episodes of each evaluation.
-        storage_options: For fsspec.
+        storage_options: Options for fsspec.
     """
 
     out: str = "runs/demo"
@@ -66,10 +66,10 @@ class Row:
 
     Attributes:
         policy: Its name.
-        live, logged: Steps that it learned from.
-        mean, standard_error: Of the returns in evaluation.
-        steps_per_s: Steps it took in, sampled or read, per second of its training; None: not trained.
-        bytes_per_step: Of the data set that was recorded with it or read for it; None: there is none.
+        live, logged: Number of steps that it learned from.
+        mean, standard_error: Of its returns in evaluation.
+        steps_per_s: Steps sampled or read per second of its training; None: not trained.
+        bytes_per_step: Size of the data set that was recorded with it or read for it; None: none.
     """
 
     policy: str
@@ -83,17 +83,17 @@ class Row:
 
 @dataclass
 class DemoReport:
-    """What the demo found.
+    """Results of the demo.
 
     Attributes:
         root: The data set.
-        uri: The data set, for people: absolute, without secrets.
+        uri: The data set as shown to users: absolute, without secrets.
         plot: URI of the plot.
         rows: The table.
         recorded_steps: Steps in the data set.
         recorded_steps_per_s: Speed of recording, sampling included.
-        bytes_per_step: Of the data set.
-        raw_bytes_per_step: Of the same columns in memory.
+        bytes_per_step: Size in the data set.
+        raw_bytes_per_step: Size of the same columns in memory.
         returns: Name -> returns of the evaluation episodes.
     """
 
@@ -124,7 +124,8 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
     report = DemoReport()
     root = _fresh_folder(options)
     report.root = f"{root}/cartpole"
-    put_header(Storage.open(report.root, storage_options=options.storage_options))  # Or it fails, before all.
+    # Fails early if the store is not writable.
+    put_header(Storage.open(report.root, storage_options=options.storage_options))
     _evaluate(report, options, "random", RandomPolicy(), live=0, logged=0, speed=None)
     behaviour = _train_live(report, options, shown)
     _record(report, options, behaviour, shown)
@@ -142,7 +143,7 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
 
 
 def _train_live(report: DemoReport, options: DemoOptions, progress: Progress) -> DQN:
-    """A policy that learns online, from a small memory of its own steps."""
+    """Train a policy online, from a small memory of its own steps."""
     from rlio.policies.dqn import DQN
     from rlio.replay.store import ReplayStore
     from rlio.sampling.config import RolloutConfig
@@ -176,13 +177,13 @@ def _train_live(report: DemoReport, options: DemoOptions, progress: Progress) ->
 
 
 def _record(report: DemoReport, options: DemoOptions, policy: DQN, progress: Progress) -> None:
-    """Record what the policy does, exploration included, as Parquet."""
+    """Record the policy, exploration included, as Parquet."""
     from rlio.sampling.config import RolloutConfig
     from rlio.worker import RolloutWorker
     from rlio.writers.parquet_writer import ParquetWriter
 
     num_envs, fragment = 10, 100
-    # A fixed id, so that a seed gives the same files; a data set of one's own leaves it out.
+    # A fixed id makes the same seed give the same files; your own data sets omit it.
     writer = ParquetWriter(report.root, writer_id="w00000-00000000", storage_options=options.storage_options)
     raw = 0
     start = time.perf_counter()
@@ -208,7 +209,7 @@ def _record(report: DemoReport, options: DemoOptions, policy: DQN, progress: Pro
 
 
 def _train_offline(report: DemoReport, options: DemoOptions, progress: Progress) -> DQN:
-    """A fresh policy that sees nothing but the data set."""
+    """Train a new policy from the data set alone."""
     import gymnasium as gym
 
     from rlio.policies.dqn import DQN
@@ -241,7 +242,7 @@ def _train_offline(report: DemoReport, options: DemoOptions, progress: Progress)
 
 
 def _tune(report: DemoReport, options: DemoOptions, policy: DQN, progress: Progress) -> None:
-    """The offline policy goes on with batches that are half live and half logged."""
+    """Continue training the offline policy with batches that are half live and half logged."""
     from rlio.sampling.config import RolloutConfig
     from rlio.worker import RolloutWorker
 
@@ -282,7 +283,7 @@ def _evaluate(
     logged: int,
     speed: float | None,
 ) -> None:
-    """Add a row: returns of whole episodes on fresh seeds, without exploration."""
+    """Add a row: the returns of whole episodes on new seeds, without exploration."""
     from rlio.sampling.evaluate import evaluate
 
     result = evaluate(policy, ENV, episodes=options.episodes, seed=_seed(options, "evaluation"), num_envs=20)
@@ -296,17 +297,17 @@ def _seed(options: DemoOptions, part: str) -> int:
 
 
 def _fresh_folder(options: DemoOptions) -> str:
-    """The first numbered folder below ``out`` that holds nothing."""
+    """Return the first numbered folder below ``out`` that is empty."""
     out = options.out
     for number in range(1, 10_000):
         root = f"{out.rstrip('/')}/{number:03d}"
         if not Storage.open(root, storage_options=options.storage_options).exists():
             return root
-    raise OptionError(f"out={out!r} holds 9,999 runs: name another folder")
+    raise OptionError(f"out={out!r} already holds 9,999 runs: pass another folder")
 
 
 def _plot(report: DemoReport) -> bytes:
-    """The returns of every policy as a PNG."""
+    """Plot the returns of every policy as a PNG."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -317,7 +318,7 @@ def _plot(report: DemoReport) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     names = list(report.returns)
-    rng = np.random.default_rng(0)  # Only spreads the dots sideways.
+    rng = np.random.default_rng(0)  # Only for horizontal jitter.
     for place, name in enumerate(names):
         returns = report.returns[name]
         axes.scatter(place + rng.uniform(-0.2, 0.2, len(returns)), returns, s=8, alpha=0.4)
@@ -328,25 +329,25 @@ def _plot(report: DemoReport) -> bytes:
     axes.set_title(f"{ENV}: episodes on fresh seeds, mean and standard error")
     axes.set_ylim(bottom=0)
     buffer = io.BytesIO()
-    # No date and no software: the same returns give the same bytes.
+    # Omits date and software version, so the same returns give the same bytes.
     figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def demo(
     out: Annotated[
-        str, typer.Option(help="Folder or fsspec URL; each run gets a new folder there.")
+        str, typer.Option(help="Folder or fsspec URL; each run creates a new folder there.")
     ] = "runs/demo",
-    seed: Annotated[int, typer.Option(help="Everything random comes from it.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     quick: Annotated[
-        bool, typer.Option(help="A tenth of the work: to see it run, not to learn much.")
+        bool, typer.Option(help="A tenth of the work: shows each step, but learns little.")
     ] = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Train a little on CartPole, record 50,000 steps, train from them alone, then tune on a live mix."""
+    """Train briefly on CartPole, record 50,000 steps, train from them alone, then tune on a live mix."""
     import torch
 
-    # Networks this small are quicker in one thread; the other core decodes and encodes.
+    # One thread is faster for such small networks; the other core decodes and encodes.
     torch.set_num_threads(1)
     options = DemoOptions(out=out, seed=seed, storage_options=parse_storage_options(storage_options))
     if quick:
@@ -362,7 +363,7 @@ def demo(
 
 
 def _show(report: DemoReport) -> None:
-    """Print the table and where things are."""
+    """Print the table and the paths of the results."""
     from rich.console import Console
 
     rows = [

@@ -1,4 +1,4 @@
-"""`rlio evaluate`: what a policy would earn, by the episodes that a data set holds."""
+"""`rlio evaluate`: estimates a policy's return from the episodes in a data set."""
 
 from __future__ import annotations
 
@@ -27,64 +27,64 @@ __all__ = ["EvaluateOptions", "draw_intervals", "evaluate"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """What `rlio evaluate` is asked for."""
+    """Options of `rlio evaluate`."""
 
     uri: Uri
     policy: Annotated[
         str,
         typer.Option(
             metavar="MODULE:NAME",
-            help="The policy to judge: a Policy, a class of them, or a function (obs, actions) -> "
-            "log-probabilities. The module is imported from the current folder too, and runs.",
+            help="The policy to evaluate: a Policy, a Policy class, or a function (obs, actions) -> "
+            "log-probabilities. The module may be in the current folder; importing it runs its code.",
         ),
     ]
-    gamma: Annotated[float, typer.Option(help="Discount a step.")]
+    gamma: Annotated[float, typer.Option(help="Discount per step.")]
     estimators: Annotated[
         list[str] | None,
         typer.Option(
             "--estimator",
-            help="is, pdis, wis, wpdis (these four if none is given), stepwise_wis, or dm, dr, wdr, which "
-            "fit a model; several times for several.",
+            help="is, pdis, wis, wpdis (default: these four), stepwise_wis, or dm, dr, wdr, which "
+            "fit a model. Repeat the option for several.",
         ),
     ] = None
     checkpoint: Annotated[
-        str | None, typer.Option(help="Folder of a state that Policy.save stored, to judge the policy with.")
+        str | None, typer.Option(help="Folder written by Policy.save: state of the policy to evaluate.")
     ] = None
     epsilon_greedy: Annotated[
-        float, typer.Option(help="Judge the policy with so much chance of a random action.")
+        float, typer.Option(help="Evaluate the policy with this probability of a random action.")
     ] = 0.0
-    explore: Annotated[bool, typer.Option(help="Judge the policy as it acts with exploration.")] = True
+    explore: Annotated[bool, typer.Option(help="Evaluate the policy with exploration.")] = True
     bandit: Annotated[bool, typer.Option("--bandit", help="Each row is an episode of one step.")] = False
     drop_incomplete: Annotated[
-        bool, typer.Option("--drop-incomplete", help="Leave out episodes that are not whole, and count them.")
+        bool, typer.Option("--drop-incomplete", help="Skip incomplete episodes, and count them.")
     ] = False
     policy_id: Annotated[
-        str | None, typer.Option(help="Whose rows count, where those of several policies were recorded.")
+        str | None, typer.Option(help="Recorded policy whose rows to use, if there are several.")
     ] = None
-    confidence: Annotated[float, typer.Option(help="Of the intervals, above 0 and below 1.")] = 0.95
+    confidence: Annotated[float, typer.Option(help="Level of the intervals, above 0 and below 1.")] = 0.95
     value_bounds: Annotated[
         tuple[float, float] | None,
         typer.Option(
-            help="Least and greatest weighted return that an episode can have: adds a concentration bound."
+            help="Least and greatest possible weighted return of an episode: adds a concentration bound."
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Of intervals and models.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of intervals and models.")] = 0
     ray: Annotated[
         bool,
-        typer.Option("--ray", help="Read, and ask the policy, in tasks of a Ray cluster (RAY_ADDRESS)."),
+        typer.Option("--ray", help="Read rows and run the policy in tasks of a Ray cluster (RAY_ADDRESS)."),
     ] = False
-    plot: Annotated[Path | None, typer.Option(help="Draw the intervals: .png, .svg or .pdf.")] = None
+    plot: Annotated[Path | None, typer.Option(help="Plot intervals to this .png, .svg or .pdf.")] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
     storage_options: StorageOptions = None
 
 
 @command_of(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> None:
-    """Estimate what a policy would earn, by what another one recorded, with intervals and diagnostics.
+    """Estimate a policy's return from the record of another policy, with intervals and diagnostics.
 
-    Rows need the probabilities of their actions (action_logp or action_prob), and episodes their ends; see
-    docs/evaluation.md. Exit codes: 0, there are estimates; 1, the data is damaged,
-    or lacks what estimates need; 2, there is no data set, it cannot be read, or an option is wrong.
+    Rows need the probabilities of their actions (action_logp or action_prob), and episodes must have ends;
+    see docs/evaluation.md. Exit codes: 0, success; 1, the data is damaged, or lacks what the estimators need;
+    2, the data set does not exist, cannot be read, or an option is wrong.
     """
     found = _estimates(options)
     if options.plot is not None:
@@ -96,7 +96,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
-    """What the estimators say, in this process or on a cluster."""
+    """Run the estimators, in this process or on a cluster."""
     from rlio.dataset.dataset import open_dataset
     from rlio.evaluation.evaluator import evaluate_offline
     from rlio.evaluation.fitted_q import FittedQ
@@ -105,7 +105,7 @@ def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
     if set(options.estimators or ()) & {"dm", "dr", "wdr"}:
         import torch
 
-        # Small networks are fitted faster by one thread, and many times so where other processes are busy.
+        # One thread fits small networks faster, much faster if other processes are busy.
         torch.set_num_threads(1)
     judge: Callable[..., dict[str, OffPolicyEstimate]] = evaluate_offline
     if options.ray:
@@ -130,10 +130,10 @@ def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
 
 
 def _target(options: EvaluateOptions, spaces: tuple[Any, Any] | None) -> Target:
-    """What estimators ask; a policy without spaces gets those of the data set.
+    """Build the target; a policy without spaces gets those of the data set.
 
     Raises:
-        OptionError: There is no such policy, it has no spaces, or options are for another kind.
+        OptionError: The policy does not exist, has no spaces, or an option does not apply to it.
     """
     from rlio.evaluation.target import Target
     from rlio.policies.policy import Policy
@@ -148,13 +148,13 @@ def _target(options: EvaluateOptions, spaces: tuple[Any, Any] | None) -> Target:
                 f"--policy {options.policy} is {excerpt(found)}: expected a Policy or a function"
             )
         if options.checkpoint is not None:
-            raise OptionError("--checkpoint is for policies, and --policy names a function")
+            raise OptionError("--checkpoint needs a policy, but --policy names a function: omit --checkpoint")
         seen, acts = spaces or (None, None)
         return Target(found, observation_space=seen, action_space=acts, **how)
     if not found.is_bound:
         if spaces is None:
             raise OptionError(
-                f"the data set does not say its spaces, and {options.policy} has none: bind() it there"
+                f"the data set has no spaces, and {options.policy} has none: call bind() in its module"
             )
         found.bind(*spaces, seed=options.seed)
     if options.checkpoint is not None:
@@ -163,10 +163,10 @@ def _target(options: EvaluateOptions, spaces: tuple[Any, Any] | None) -> Target:
 
 
 def _imported(name: str) -> Any:
-    """What ``module:name`` names; modules in the current folder count, as for ``python -m``.
+    """Import what ``module:name`` names; the current folder counts, as for ``python -m``.
 
     Raises:
-        OptionError: There is no such module, or no such thing in it.
+        OptionError: The module or the name in it does not exist.
     """
     module, _, path = name.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *path.split(".")]):
@@ -183,7 +183,7 @@ def _imported(name: str) -> Any:
 
 
 def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
-    """The table, and what is the same for all estimators below it."""
+    """Print the table, then what all estimators share."""
     first = next(iter(found.values()))
     bounded = any(estimate.v_target.concentration for estimate in found.values())
     headings = ["estimator", "v_target", "std. error", f"{first.confidence:.0%} interval"]
@@ -221,7 +221,7 @@ def _interval(ends: tuple[float, float] | None) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """``value`` with text in place of the numbers that JSON has no name for."""
+    """Return ``value`` with text in place of numbers that JSON cannot express."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -234,7 +234,7 @@ def draw_intervals(found: Mapping[str, OffPolicyEstimate], path: Path) -> None:
 
     Raises:
         MissingExtra: matplotlib is not installed.
-        OptionError: The file's ending names no format, or it cannot be written.
+        OptionError: The file's extension names no known format, or the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,8 +1,8 @@
-"""How a command ends that could not do what it was asked for, and what it was warned of: the same in all.
+"""Errors, warnings and exit codes, the same for all commands.
 
-Exit codes: 0, done; `EXIT_WRONG`, something is wrong with the data; `EXIT_FAILED`, nothing could be done.
-With ``--json``, an error is one JSON object on standard output too: ``{"error": {"type": ..., "message": ...,
-"uri": ..., "record": ..., "column": ...}}``.
+Exit codes: 0, success; `EXIT_WRONG`, the data has a problem; `EXIT_FAILED`, the command could do nothing.
+With ``--json``, an error is also one JSON object on standard output:
+``{"error": {"type": ..., "message": ..., "uri": ..., "record": ..., "column": ...}}``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from rlio.errors import CorruptData, LedgerError, RlioError, SchemaError
 
 __all__ = ["EXIT_FAILED", "EXIT_WRONG", "Command", "print_json"]
 
-#: Something is wrong with the data: it is damaged, does not fit its schema, or something is left to be done.
+#: The data has a problem: it is damaged, does not fit its schema, or work is left.
 EXIT_WRONG: Final = 1
-#: There is no data set, the store does not answer, or an option is wrong. Click's own errors have this too.
+#: The data set does not exist, the store does not answer, or an option is wrong. Click's own errors use this
+#: too.
 EXIT_FAILED: Final = 2
 
 _WRONG: Final = (CorruptData, LedgerError, SchemaError)
 
 
-#: Warnings of the command that runs, from all of its threads: a process runs one command at a time.
+#: Warnings of the running command, from all of its threads: a process runs one command at a time.
 _warned: list[str] = []
 
 
 class _Warnings(logging.Handler):
-    """Shows the warnings of rlio on standard error, and keeps them for the JSON."""
+    """Prints rlio's warnings on standard error, and keeps them for the JSON."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _warned.append(record.getMessage())
@@ -39,17 +40,17 @@ class _Warnings(logging.Handler):
 
 
 class Command(TyperCommand):
-    """A command whose errors are messages and exit codes instead of tracebacks."""
+    """A command that reports errors as messages and exit codes instead of tracebacks."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, between what all commands do."""
+        """Run the command with the common error handling."""
         logger, warnings = logging.getLogger("rlio"), _Warnings(logging.WARNING)
         _warned.clear()
         logger.addHandler(warnings)
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # Whoever read the output has gone: Click ends without a word.
+            raise  # The reader of the output closed it: Click exits silently.
         except (RlioError, OSError, ImportError) as error:
             typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
             if ctx.params.get("as_json"):
@@ -60,7 +61,7 @@ class Command(TyperCommand):
 
 
 def print_json(report: dict[str, Any]) -> None:
-    """Print ``report`` as one JSON object; ``warnings`` is a list of texts, if the command gave any."""
+    """Print ``report`` as one JSON object; adds ``warnings``, a list of texts, if the command warned."""
     typer.echo(json.dumps({**report, "warnings": _warned} if _warned else report))
 
 

@@ -1,7 +1,7 @@
-"""`rlio`, the command: the app, and the list of its commands.
+"""The command line app `rlio`, and the list of its commands.
 
-A command lives in a module of its own and is registered at the foot of this one. Modules of commands import
-what is slow inside their functions, so that `rlio --help` is quick.
+Each command has its own module and is registered at the end of this one. Command modules import slow
+libraries inside their functions, so that `rlio --help` is fast.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ import platform
 import signal
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 import rlio
+from rlio.cli.convert import convert
 from rlio.cli.demo import demo
 from rlio.cli.evaluate import evaluate
 from rlio.cli.failures import Command
 from rlio.cli.maintenance import compact, gc, trim
 from rlio.cli.recover import recover
+from rlio.cli.status import status
 from rlio.cli.verify import verify
 
 __all__ = ["app", "main"]
 
-#: Shown by `rlio version`: what a bug report needs.
+#: Libraries that `rlio version` shows, for bug reports.
 _REPORTED = ("numpy", "pyarrow", "gymnasium", "torch", "fsspec", "zstandard", "ray")
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="rlio",
     help="Record reinforcement-learning experience, replay it, and mix logged with live experience.",
     no_args_is_help=True,
@@ -39,20 +41,19 @@ app = typer.Typer(
 
 @app.callback()
 def _options() -> None:
-    """Keep commands named even while there is only one of them."""
+    """Keep commands named even if only one exists."""
 
 
-@app.command("version")
 def show_version(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the versions of rlio, Python and the libraries that rlio stands on."""
+    """Print the versions of rlio, Python and the libraries that rlio uses."""
     versions = {"rlio": rlio.__version__, "python": platform.python_version()}
     for name in _REPORTED:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
-            continue  # an extra that is not installed is not part of this installation
+            continue  # Extras that are not installed are not listed.
     if as_json:
         typer.echo(json.dumps(versions))
     else:
@@ -61,19 +62,33 @@ def show_version(
             typer.echo(f"{name:<{width}}  {text}")
 
 
-for command in (compact, demo, evaluate, gc, recover, trim, verify):
-    app.command(command.__name__, cls=Command)(command)
+#: Examples at the end of a command's help, if it is more than the command with a data set. Tests run them.
+_EXAMPLES: Final = {
+    "convert": "rlio convert runs/cartpole cartpole.h5 --to d3rlpy --prove",
+    "demo": "rlio demo --quick",
+    "evaluate": "rlio evaluate runs/cartpole --policy my_policies:even --gamma 0.99 --drop-incomplete",
+    "gc": "rlio gc runs/cartpole --grace 7d",
+    "trim": "rlio trim runs/cartpole --keep-rows 1000",
+    "verify": "rlio verify runs/cartpole --level quick",
+}
+
+app.command("version", epilog="Example: rlio version")(show_version)
+for _command in (compact, convert, demo, evaluate, gc, recover, status, trim, verify):
+    _name = _command.__name__
+    _example = _EXAMPLES.get(_name, f"rlio {_name} runs/cartpole")
+    app.command(_name, cls=Command, epilog=f"Example: {_example}")(_command)
 
 
 def main() -> None:
     """Run the command line.
 
-    SIGTERM ends a command as Ctrl-C does: writers close and publish. The library itself installs no handlers.
+    SIGTERM ends a command like Ctrl-C: writers close and publish. The library itself installs no signal
+    handlers.
     """
     signal.signal(signal.SIGTERM, _terminate)
     app()
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Unwind the stack, so that every ``with`` on it closes what it opened."""
+    """Unwind the stack, so that every ``with`` block closes its resources."""
     raise SystemExit(128 + number)

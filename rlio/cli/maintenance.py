@@ -1,4 +1,4 @@
-"""`rlio compact`, `rlio trim`, `rlio gc`: fewer shards, fewer rows, and the room that they took."""
+"""`rlio compact`, `rlio trim`, `rlio gc`: merge shards, remove old rows, and free the space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compact", "gc", "trim"]
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, and change nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _MIB = 1 << 20
@@ -30,22 +30,22 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def compact(
     uri: Uri,
     into: Annotated[
-        str | None, typer.Option(help="Write one copy of all writers into this new root instead.")
+        str | None, typer.Option(help="Write the rows of all writers into this new root instead.")
     ] = None,
-    max_mib: Annotated[int, typer.Option(min=1, max=512, help="Size of a shard that is made.")] = 64,
+    max_mib: Annotated[int, typer.Option(min=1, max=512, help="Size of the new shards, in MiB.")] = 64,
     min_shards: Annotated[
-        int | None, typer.Option(min=2, help="Shards in a row that are worth rewriting; else 2.")
+        int | None, typer.Option(min=2, help="Fewest consecutive shards to merge (default 2).")
     ] = None,
-    compression: Annotated[str, typer.Option(help="Of Parquet shards: codec:level, or none.")] = "zstd:1",
+    compression: Annotated[str, typer.Option(help="For Parquet shards: codec:level, or none.")] = "zstd:1",
     skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave runs with a damaged shard as they are.")
+        bool, typer.Option("--skip-damaged", help="Skip runs that contain a damaged shard.")
     ] = False,
     dry_run: _DryRun = False,
     as_json: _Json = False,
     storage_options: StorageOptions = None,
     into_storage_options: IntoStorageOptions = None,
 ) -> None:
-    """Merge small shards into large ones. Nothing is removed: `rlio gc` does that, a day later."""
+    """Merge small shards into large ones. Removes nothing: `rlio gc` does that, a day later."""
     from rlio.maintenance.compact import compact as run
 
     report = run(
@@ -68,12 +68,12 @@ def trim(
     before: Annotated[
         list[str] | None, typer.Option(help="WRITER=ROW: the first row of a writer to keep; repeatable.")
     ] = None,
-    keep_rows: Annotated[int | None, typer.Option(min=0, help="Keep that many of the newest rows.")] = None,
+    keep_rows: Annotated[int | None, typer.Option(min=0, help="Keep this many of the newest rows.")] = None,
     dry_run: _DryRun = False,
     as_json: _Json = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Remove the oldest rows, for good: --before WRITER=ROW, or --keep-rows N."""
+    """Remove the oldest rows permanently: --before WRITER=ROW, or --keep-rows N."""
     from rlio.maintenance.trim import trim as run
 
     rows = dict(map(_writer_row, before)) if before else None
@@ -87,13 +87,13 @@ def trim(
 def gc(
     uri: Uri,
     grace: Annotated[
-        str, typer.Option(help="How long something must have been superfluous: 90s, 30m, 24h, 7d, or 0.")
+        str, typer.Option(help="How long an object must have been unneeded: 90s, 30m, 24h, 7d, or 0.")
     ] = "24h",
     dry_run: _DryRun = False,
     as_json: _Json = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Remove what no reader needs: covered shards, trimmed ones, torn and unfinished files."""
+    """Remove objects that no reader needs: covered and trimmed shards, torn and unfinished files."""
     from rlio.maintenance.gc import gc as run
 
     options = parse_storage_options(storage_options)
@@ -130,19 +130,19 @@ def _compact_text(report: CompactReport) -> Iterator[str]:
         rows = f"rows {run.first:,} to {run.first + run.rows - 1:,} of {run.writer}"
         made = "" if report.dry_run else f" into {len(run.shards)}, {run.bytes_after:,} bytes"
         yield f"{will} {len(run.sources):,} shards, {run.bytes_before:,} bytes{made}: {rows}"
-    yield from (f"left as it is: {message}" for message in report.skipped)
+    yield from (f"skipped: {message}" for message in report.skipped)
     where = report.uri if report.into is None else f"{report.uri} -> {report.into}"
     counts = f"{report.shards_before:,} live shards -> {report.shards_after:,}"
     yield f"{where}: {counts}; {report.rows:,} rows {'would be merged' if report.dry_run else 'merged'}"
 
 
 def _trim_text(report: TrimReport) -> Iterator[str]:
-    will = "would go" if report.dry_run else "are gone"
+    will = "would be removed" if report.dry_run else "are removed"
     for entry in report.writers:
         yield f"{entry.writer}: {entry.rows:,} rows below row {entry.row:,} {will}"
     yield (
         f"{report.uri}: {report.rows:,} rows and {len(report.removed):,} shards of {report.bytes:,} bytes "
-        f"{will}; {report.rows_left:,} rows are left"
+        f"{will}; {report.rows_left:,} rows remain"
     )
 
 
@@ -154,5 +154,5 @@ def _gc_text(report: GcReport) -> Iterator[str]:
         yield f"kept: {kept.uri}: {kept.reason}"
     yield (
         f"{report.uri}: {len(report.removed):,} objects of {report.bytes:,} bytes {will}; {report.waiting:,} "
-        f"wait for their {report.grace:,.0f} s of grace; {len(report.kept):,} kept"
+        f"wait for the grace period of {report.grace:,.0f} s; {len(report.kept):,} kept"
     )

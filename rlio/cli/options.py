@@ -1,4 +1,4 @@
-"""What several commands take alike: the URI, and the options of its store."""
+"""Arguments that several commands share: the URI, and the options of its store."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ StorageOptions = Annotated[
     typer.Option(
         "--storage-options",
         metavar="JSON",
-        help="Options of the store, as the writers were given them: a JSON object, or @FILE with one in it "
-        "(other users can see the command line, and the secrets on it).",
+        help="Options of the store, the same as for its writers: a JSON object, or @FILE that contains one "
+        "(use a file for secrets: other users can see the command line).",
     ),
 ]
 IntoStorageOptions = Annotated[
@@ -34,11 +34,11 @@ IntoStorageOptions = Annotated[
 
 
 def parse_storage_options(text: str | None, *, option: str = "--storage-options") -> dict[str, Any] | None:
-    """The value of ``option`` as the functions take it; None where it was not given.
+    """Parse the value of ``option``; None if it is absent.
 
     Raises:
-        OptionError: It is no JSON object, or its file cannot be read. What it says is never repeated: it may
-            hold secrets.
+        OptionError: The value is not a JSON object, or its file cannot be read. The message never quotes the
+            value, which may hold secrets.
     """
     if text is None:
         return None
@@ -53,7 +53,7 @@ def parse_storage_options(text: str | None, *, option: str = "--storage-options"
     except OSError as error:
         raise OptionError(f"{option}: the file cannot be read ({error.strerror}): {wanted}") from None
     except (ValueError, RecursionError):
-        raise OptionError(f"{option}: no JSON text: {wanted}") from None
+        raise OptionError(f"{option}: not JSON: {wanted}") from None
     if not isinstance(found, dict):
         kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
         raise OptionError(f"{option}: {kinds.get(type(found), 'a number')}: {wanted}")
@@ -61,7 +61,7 @@ def parse_storage_options(text: str | None, *, option: str = "--storage-options"
 
 
 def command_of(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Make a command of a function of ``options``, a dataclass: its fields are the command's parameters."""
+    """Make a command from a function of ``options``, a dataclass whose fields are its parameters."""
 
     def decorate(function: Callable[[T], None]) -> Callable[..., None]:
         def command(**given: Any) -> None:
@@ -75,9 +75,9 @@ def command_of(options: type[T]) -> Callable[[Callable[[T], None]], Callable[...
                 default=inspect.Parameter.empty if field.default is MISSING else field.default,
                 annotation=hints[field.name],
             )
-            for field in fields(options)  # type: ignore[arg-type] # mypy knows of no type of all dataclasses
+            for field in fields(options)  # type: ignore[arg-type] # mypy has no type for all dataclasses
         ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer asks for it
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads it
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         return command
 

@@ -1,4 +1,4 @@
-"""`rlio recover`: publish what dead writers left in their logs."""
+"""`rlio recover`: publish rows from the logs of dead writers."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ if TYPE_CHECKING:
 __all__ = ["recover"]
 
 _SAID: Final = {
-    "alive": "its writer lives, or it is the copy of a log whose writer does",
-    "other-host": "another host's, and stays: recover it there, or with --all-hosts if that host is gone",
-    "other-user": "another user's, who must recover it",
-    "elsewhere": "written with other storage options, and stays",
-    "failed": "failed, and stays",
+    "alive": "kept: its writer is alive, or it is a copy of a live writer's log",
+    "other-host": "kept: it belongs to another host; recover it there, or use --all-hosts if it is gone",
+    "other-user": "kept: it belongs to another user, who must recover it",
+    "elsewhere": "kept: it was written with other storage options",
+    "failed": "kept: recovery failed",
 }
 
 
 def recover(
     uri: Uri,
     spool: Annotated[
-        str | None, typer.Option(help="Folder of the writers' logs, where they were given one.")
+        str | None, typer.Option(help="Folder of the writers' logs, if they have one of their own.")
     ] = None,
     all_hosts: Annotated[
         bool,
         typer.Option(
-            "--all-hosts", help="Also logs of other hosts, and copies: their writers must be dead for sure."
+            "--all-hosts",
+            help="Also logs of other hosts, and copies. Make sure that their writers are dead.",
         ),
     ] = False,
     conflicting: Annotated[
         bool,
         typer.Option(
             "--conflicting",
-            help="Also rows that give a column another type than the data set has: it is then read without.",
+            help="Also rows with another column type than the data set's. Readers must then omit the column.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Publish the rows that dead writers of this machine left in their logs. Safe at any time.
+    """Publish the rows in the logs of this machine's dead writers. Safe at any time.
 
-    Exit codes: 0, nothing is left but what living writers have; 1, a log could not be recovered, was damaged,
-    is another host's or user's, or was written with other storage options; 2, there is neither a data set
-    nor a log, the store cannot be asked, or an option is wrong.
+    Exit codes: 0, only logs of living writers remain; 1, a log could not be recovered, was damaged, belongs
+    to another host or user, or was written with other storage options; 2, neither a data set nor a log
+    exists, the store does not answer, or an option is wrong.
     """
     from rlio.log.recovery import recover as run_recover
 
@@ -68,12 +69,12 @@ def recover(
 
 
 def _show(report: RecoveryReport) -> None:
-    """Print what became of each log, and the sum of it."""
+    """Print the outcome for each log, and the totals."""
     for log in report.logs:
         _show_log(log)
     done = sum(log.outcome == "recovered" for log in report.logs)
     left = len(report.logs) - done
-    rest = f"; {left} logs are left" if left else ""
+    rest = f"; {left} logs remain" if left else ""
     typer.echo(f"{report.rows} rows recovered from {done} logs in {report.spool}{rest}")
 
 
@@ -83,4 +84,4 @@ def _show_log(log: RecoveredLog) -> None:
     for path in log.set_aside:
         typer.echo(f"  set aside: {path}")
     if log.lost_rows:
-        typer.echo(f"  {log.lost_rows} whole rows lie behind the damage")
+        typer.echo(f"  {log.lost_rows} complete rows lie after the damage")

@@ -1,6 +1,6 @@
-"""What commands print: tables on standard output, and progress bars on standard error.
+"""Output of commands: tables on standard output, progress bars on standard error.
 
-Tables are readable in full: as wide as they are in a pipe, lines on a narrow terminal.
+Tables are never cut: they take their full width in a pipe, and become lines on a narrow terminal.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 __all__ = ["print_table", "progress_bar"]
 
-#: Characters a line that no table reaches.
+#: A width in characters that no table reaches.
 _UNBOUNDED = 100_000
 
 
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table whose first column names its rows.
 
-    In a pipe or a file it is as wide as it has to be, since what was cut there is gone. On a terminal that is
-    too narrow for it each row becomes a line of "heading value" pairs, which the terminal wraps.
+    In a pipe or a file the table has its full width, because cut text would be lost. On a terminal that is
+    too narrow, each row becomes a line of "heading value" pairs, which the terminal wraps.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -44,12 +44,12 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 @contextmanager
 def progress_bar(name: str, total: int, **options: Any) -> Iterator[Callable[[int], Any]]:
-    """Show the progress of a part, where standard error is a terminal; gives what advances it.
+    """Show a progress bar if standard error is a terminal; yields the function that advances it.
 
     Args:
-        name: Of the part.
-        total: Of what it does.
-        options: Of tqdm.
+        name: Label of the bar.
+        total: Units of work.
+        options: Options of tqdm.
     """
     from tqdm import tqdm
 

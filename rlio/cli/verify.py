@@ -1,4 +1,4 @@
-"""`rlio verify`: what is wrong with a data set, where its rows are, and, if asked, putting it right."""
+"""`rlio verify`: check a data set, list where its rows are, and repair it on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["verify"]
 
 
 class LevelOption(Enum):
-    """How much is read."""
+    """How much to read."""
 
     quick = "quick"
     full = "full"
@@ -39,19 +39,19 @@ def verify(
         bool, typer.Option("--json", help="Print one JSON object; see docs/verify.md.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Put right what can be, lose nothing, then verify again.")
+        bool, typer.Option("--repair", help="Repair what can be repaired without loss, then verify again.")
     ] = False,
     spool: Annotated[
-        str | None, typer.Option(help="Folder of the writers' logs, where they were given one.")
+        str | None, typer.Option(help="Folder of the writers' logs, if they have one of their own.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also for warnings.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Findings to show; the others are counted.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="Findings to show; the rest are counted.")] = 1000,
     storage_options: StorageOptions = None,
 ) -> None:
     """Check names, checksums, schemas, values, episodes and the ledger of a data set.
 
-    Exit codes: 0, no errors were found (warnings and notes may be); 1, there are errors, or, with --strict,
-    warnings; 2, it could not be verified: there is no data set, it cannot be read, or an option is wrong.
+    Exit codes: 0, no errors (warnings and notes are possible); 1, errors, or, with --strict, warnings; 2, the
+    data set could not be verified: it does not exist, cannot be read, or an option is wrong.
     """
     done: RepairReport | None = None
     given: dict[str, Any] = {
@@ -82,7 +82,7 @@ def verify(
 
 
 def _show(report: VerifyReport, done: RepairReport | None) -> None:
-    """Print what was found, the ledger, and the sum of it."""
+    """Print the findings, the ledger and the totals."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -94,7 +94,7 @@ def _show(report: VerifyReport, done: RepairReport | None) -> None:
         text = str(finding).removeprefix(finding.severity)
         console.print(f"[{colour}]{finding.severity}[/{colour}]{escape(text)}")
     if report.omitted:
-        console.print(f"and {report.omitted} more findings: see them with --limit")
+        console.print(f"and {report.omitted} more findings: raise --limit to see them")
     entries = [*report.ledger, report.total] if len(report.ledger) != 1 else [*report.ledger]
     rows = [
         [

@@ -1,6 +1,6 @@
-"""Connectors: what happens to observations before a policy sees them, and to its actions behind it.
+"""Connectors: they process observations before a policy sees them, and its actions afterwards.
 
-`connector` is the contract, and the pipelines that runners put connectors into; the others are ready-made:
+`connector` has the contract, and the pipelines in which runners put connectors. The others are ready to use:
 `flatten` (Flatten, OneHot), `frame_stack` (FrameStack), `mean_std` (MeanStdFilter) and `clip` (ClipAction,
 UnsquashAction, clip_rewards).
 """

@@ -1,7 +1,7 @@
-"""`ClipAction` and `UnsquashAction`: a policy's actions as the environment takes them. `clip_rewards`.
+"""`ClipAction`, `UnsquashAction`: convert a policy's actions to the environment's range. `clip_rewards`.
 
-`RolloutConfig(clip_actions=True, normalize_actions=True)` puts them behind a policy. They call the functions
-of `rlio.batch.actions`. `RolloutConfig(clip_rewards=...)` clips the rewards that are learned from.
+`RolloutConfig(clip_actions=True, normalize_actions=True)` puts both connectors after a policy. They call the
+functions of `rlio.batch.actions`. `RolloutConfig(clip_rewards=...)` clips the rewards for learning.
 
 Example:
     >>> import numpy as np
@@ -36,7 +36,7 @@ __all__ = ["ClipAction", "UnsquashAction", "clip_rewards"]
 
 
 class ClipAction(Connector):
-    """Brings actions of Box spaces within their bounds; others stay."""
+    """Clips actions of Box spaces to their bounds; other actions are unchanged."""
 
     def bind(self, space: gym.Space[Any], policy: Policy | None = None) -> gym.Space[Any]:
         self._space, self._changes = space, has_boxes(space)
@@ -49,7 +49,7 @@ class ClipAction(Connector):
 class UnsquashAction(Connector):
     """Scales actions in [-1, 1] to the bounds of Box spaces; see `unsquash_actions`.
 
-    The policy is told the environments' own space all the same: it is its business to give such actions.
+    The policy still gets the environments' own space. It must give actions in [-1, 1] itself.
     """
 
     def bind(self, space: gym.Space[Any], policy: Policy | None = None) -> gym.Space[Any]:
@@ -61,11 +61,11 @@ class UnsquashAction(Connector):
 
 
 def clip_rewards(rewards: NDArray[Any], how: bool | float | None) -> NDArray[Any]:
-    """Return ``rewards`` (N,) as ``RolloutConfig.clip_rewards`` says.
+    """Return ``rewards`` (N,), clipped as in ``RolloutConfig.clip_rewards``.
 
     Args:
-        rewards: What the environments gave.
-        how: True: their signs. A number: within its distance from 0. None or False: as they are.
+        rewards: The environments' rewards.
+        how: True: their signs. A number: clip to its distance from 0. None or False: unchanged.
     """
     if how is None or how is False:
         return rewards

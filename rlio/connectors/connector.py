@@ -1,4 +1,4 @@
-"""`Connector`: one thing that is done to batches between environments and a policy; and pipelines of them.
+"""`Connector`: one processing step for batches between environments and a policy; and pipelines of them.
 
 Example:
     >>> import numpy as np
@@ -42,17 +42,17 @@ __all__ = [
     "Streams",
 ]
 
-# Any throughout: observations and actions are arrays, or dicts and tuples of them, as the spaces are.
+# Any throughout: observations and actions are arrays, or dicts and tuples of arrays, like their spaces.
 
 
 class Streams(NamedTuple):
-    """To which streams the rows of a batch belong.
+    """The streams that the rows of a batch belong to.
 
-    A stream is what follows one another: the observations of one environment, and with several agents those
-    of one agent of one environment.
+    A stream is a sequence of observations: those of one environment, or, with several agents, those of one
+    agent in one environment.
 
     Attributes:
-        slots: The number of each row's stream, shape (N,), int64: small numbers, each at most once a batch.
+        slots: Number of each row's stream, shape (N,), int64: a small number, at most once in a batch.
         starts: Which rows begin an episode, shape (N,), bool.
     """
 
@@ -63,48 +63,47 @@ class Streams(NamedTuple):
 class Connector(ABC):
     """Changes observations on their way to a policy, or actions on their way to the environments.
 
-    To write one, implement `__call__`, `bind` if the space changes, `final` if there is state, which is kept
-    by slot, and `state_dict` and `load_state_dict` if the state outlives an episode.
+    To write a connector, implement `__call__`. Implement `bind` if the space changes, `final` if there is
+    state (kept by slot), and `state_dict` and `load_state_dict` if the state outlives an episode.
     """
 
     def bind(self, space: gym.Space[Any], policy: Policy | None = None) -> gym.Space[Any]:
-        """Take what the space is on the side of the environments, and say what it is on the policy's side.
+        """Take the space on the environments' side, and return the space on the policy's side.
 
         Args:
-            space: Of one observation that comes in, or of one action that goes out.
-            policy: For whom; None where it is not known.
+            space: Space of one incoming observation, or of one outgoing action.
+            policy: The policy; None if it is unknown.
 
         Returns:
-            The space of one observation that goes out, or of one action that comes in.
+            The space of one outgoing observation, or of one incoming action.
 
         Raises:
-            OptionError: The connector is of no use for ``space``.
+            OptionError: The connector does not support ``space``.
         """
         return space
 
     @abstractmethod
     def __call__(self, values: Any, streams: Streams) -> Any:
-        """Return what becomes of ``values``.
+        """Process ``values``.
 
         Args:
-            values: (N, ...), nested as the space is; may be overwritten by its owner later, and is not to be
-                changed.
-            streams: Whose rows they are.
+            values: (N, ...), nested like the space; the owner may overwrite them later. Do not change them.
+            streams: The streams of the rows.
         """
 
     def final(self, values: Any, streams: Streams) -> Any:
-        """Return what becomes of the last observations of episodes; no state changes."""
+        """Process the last observations of episodes, without a change of state."""
         return self(values, streams)
 
     def state_dict(self) -> JsonState:
-        """Return what outlives an episode, as JSON; {} if nothing does."""
+        """Return the state that outlives an episode, as JSON; {} if there is none."""
         return {}
 
     def load_state_dict(self, state: JsonState) -> None:
         """Continue from a state of `state_dict`.
 
         Raises:
-            StateError: It is not of such a connector.
+            StateError: The state does not fit this connector.
         """
         if state:
             raise StateError(f"{type(self).__name__} has no state but was given {excerpt(sorted(state))}")
@@ -115,12 +114,12 @@ ConnectorLike: TypeAlias = Connector | Callable[[Any], Any]
 
 
 class Function(Connector):
-    """A function of a batch as a connector.
+    """A function of a batch, as a connector.
 
     Args:
-        fn: Takes values of N rows and gives such.
-        space: What the space is on the policy's side. None: for observations, it is found out by applying
-            ``fn`` to samples, whose bounds are then those of their dtypes; for actions, it stays.
+        fn: Takes values of N rows and returns N rows.
+        space: The space on the policy's side. None: for observations, it is inferred by applying ``fn`` to
+            samples, with the bounds of their dtypes; for actions, the space is unchanged.
     """
 
     def __init__(self, fn: Callable[[Any], Any], *, space: gym.Space[Any] | None = None) -> None:
@@ -140,12 +139,12 @@ class Function(Connector):
 
 
 class Pipeline:
-    """Connectors one behind the other.
+    """A chain of connectors.
 
-    They are copied, so that several runners can be made from one configuration and share no state.
+    Connectors are copied, so several runners made from one configuration share no state.
 
     Args:
-        connectors: In the order in which they are applied; functions stand for `Function`s.
+        connectors: In the order of application; functions become `Function`s.
 
     Attributes:
         connectors: The copies.
@@ -155,14 +154,14 @@ class Pipeline:
     """
 
     def __init__(self, connectors: Iterable[ConnectorLike]) -> None:
-        self.connectors = [_connector(each) for each in connectors]
+        self.connectors: list[Connector] = [_connector(each) for each in connectors]
 
     def __len__(self) -> int:
-        """How many; 0 means that nothing happens."""
+        """The number of connectors; 0: values are unchanged."""
         return len(self.connectors)
 
     def __call__(self, values: Any, streams: Streams) -> Any:
-        """Return what becomes of ``values``, (N, ...)."""
+        """Process ``values``, (N, ...)."""
         for connector in self.connectors:
             values = connector(values, streams)
         return values
@@ -176,12 +175,12 @@ class Pipeline:
         """Continue from a state of `state_dict`.
 
         Raises:
-            StateError: It is of other connectors.
+            StateError: The state belongs to other connectors.
         """
         for position in state:
             if position not in map(str, range(len(self))):
                 raise StateError(
-                    f"the state is of a connector {excerpt(position)}, but there are {len(self)}"
+                    f"the state has connector {excerpt(position)}, but the pipeline has {len(self)}"
                 )
         for i, connector in enumerate(self.connectors):
             if str(i) in state:
@@ -193,11 +192,11 @@ class ObservationPipeline(Pipeline):
 
     Args:
         connectors: From the environments to the policy.
-        space: Of the environments' observations.
-        policy: For whom; None where it is not known.
+        space: Space of the environments' observations.
+        policy: The policy; None if it is unknown.
 
     Attributes:
-        space: Of the observations that the policy gets.
+        space: Space of the observations that the policy gets.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class ObservationPipeline(Pipeline):
         self.space = space
 
     def final(self, values: Any, streams: Streams) -> Any:
-        """Return what becomes of the last observations of episodes, (N, ...); no state changes."""
+        """Process the last observations of episodes, (N, ...), without a change of state."""
         for connector in self.connectors:
             values = connector.final(values, streams)
         return values
@@ -222,11 +221,11 @@ class ActionPipeline(Pipeline):
 
     Args:
         connectors: From the policy to the environments.
-        space: Of the environments' actions.
-        policy: Whose actions they are; None where it is not known.
+        space: Space of the environments' actions.
+        policy: The policy; None if it is unknown.
 
     Attributes:
-        space: Of the actions that the policy gives.
+        space: Space of the policy's actions.
     """
 
     def __init__(
@@ -243,8 +242,8 @@ def _connector(given: ConnectorLike) -> Connector:
         return copy.deepcopy(given)
     if isinstance(given, type) or not callable(given):
         raise OptionError(
-            f"{excerpt(given)} is no connector: expected an object such as FrameStack(4), or a function of a "
-            "batch"
+            f"{excerpt(given)} is not a connector: expected an object such as FrameStack(4), or a function "
+            "of a batch"
         )
     return Function(given)
 
@@ -263,8 +262,8 @@ def _found_out(function: Function, space: gym.Space[Any]) -> gym.Space[Any]:
             found = f"{leaf.dtype} {leaf.shape}" if isinstance(leaf, np.ndarray) else excerpt(leaf)
             place = f" at {path_text(path)}" if path else ""
             raise OptionError(
-                f"the connector {function!r} made {found}{place} of {rows} samples: it is a function of a "
-                "batch that gives arrays of as many rows; for objects, say what comes out with "
+                f"the connector {function!r} made {found}{place} from {rows} samples: expected a function of "
+                "a batch that returns arrays of as many rows; for objects, give the resulting space with "
                 "Function(fn, space=...)"
             )
     return space_like(given)

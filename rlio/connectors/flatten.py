@@ -1,4 +1,4 @@
-"""`Flatten` and `OneHot`: observations as networks take them.
+"""`Flatten` and `OneHot`: convert observations to the form that networks take.
 
 Example:
     >>> import numpy as np
@@ -32,10 +32,10 @@ __all__ = ["Flatten", "OneHot"]
 
 
 class Flatten(Connector):
-    """All of an observation in one vector, (N, numbers) float32; what is discrete is one-hot.
+    """Puts an observation into one vector, (N, numbers) float32; discrete values become one-hot.
 
-    Leaves follow one another in the space's order, as in RLlib's preprocessors. Box, Discrete,
-    MultiDiscrete and MultiBinary spaces, and Dict and Tuple of them.
+    Leaves are in the space's order, as in RLlib's preprocessors. Supports Box, Discrete, MultiDiscrete and
+    MultiBinary spaces, and Dict and Tuple of them.
     """
 
     _leaves: list[Leaf]
@@ -62,7 +62,7 @@ class Flatten(Connector):
 
 
 class OneHot(Connector):
-    """Discrete and MultiDiscrete leaves as float32 vectors with a 1 in them; other leaves stay."""
+    """Turns Discrete and MultiDiscrete leaves into one-hot float32 vectors; other leaves are unchanged."""
 
     _leaves: list[Leaf]
 
@@ -97,7 +97,7 @@ def _is_discrete(leaf: Leaf) -> bool:
 
 
 def _options(leaf: Leaf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(first, number of) the values of each of a discrete leaf's numbers, both flat."""
+    """(First value, number of values) for each number of a discrete leaf, both flat."""
     from gymnasium import spaces
 
     space: Any = leaf.space

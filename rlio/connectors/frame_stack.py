@@ -1,4 +1,4 @@
-"""`FrameStack`: the last observations instead of the last one.
+"""`FrameStack`: stacks the last observations.
 
 Example:
     >>> import numpy as np
@@ -37,12 +37,12 @@ __all__ = ["FrameStack"]
 class FrameStack(Connector):
     """The last ``frames`` observations of an episode in a new axis, the oldest first.
 
-    At an episode's start its first observation is repeated. Box spaces, and Dict and Tuple of them. Data sets
-    recognise stacks of images along either axis and store each frame once.
+    At an episode's start its first observation is repeated. Supports Box spaces, and Dict and Tuple of them.
+    Data sets recognise stacks of images along either axis and store each frame once.
 
     Args:
-        frames: How many; at least 1.
-        axis: Of an observation: 0 for a new first axis, as gymnasium's wrapper has it, -1 for a new last one.
+        frames: Number of observations, at least 1.
+        axis: Position of the new axis in an observation: 0 for first, as in gymnasium's wrapper; -1 for last.
 
     Raises:
         OptionError: A value is illegal.
@@ -52,9 +52,11 @@ class FrameStack(Connector):
 
     def __init__(self, frames: int, *, axis: int = 0) -> None:
         if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
-            raise OptionError(f"frames={excerpt(frames)}: a whole number, at least 1")
+            raise OptionError(f"frames={excerpt(frames)}: expected a whole number, at least 1")
         if axis not in (0, -1):
-            raise OptionError(f"axis={excerpt(axis)}: 0 or -1, the first or the last axis of an observation")
+            raise OptionError(
+                f"axis={excerpt(axis)}: expected 0 or -1, the first or the last axis of an observation"
+            )
         self.frames = frames
         self.axis = axis
 
@@ -68,7 +70,7 @@ class FrameStack(Connector):
             box: Any = leaf.space
             low, high = (np.stack([bound] * self.frames, axis=self.axis) for bound in (box.low, box.high))
             made.append(spaces.Box(low, high, dtype=box.dtype))
-        # One buffer a leaf: (slots, frames, ...), the newest frame last.
+        # One buffer for each leaf: (slots, frames, ...), the newest frame last.
         self._kept = [np.zeros((0, self.frames, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         return nested_space(self._leaves, made)
 
@@ -93,7 +95,7 @@ class FrameStack(Connector):
         return unflatten([leaf.path for leaf in self._leaves], made)
 
     def _stacked(self, kept: NDArray[Any], frames: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[Any]:
-        """The stacks of ``slots`` after one more frame, (N, frames, ...), in fresh memory."""
+        """The stacks of ``slots`` after one more frame, (N, frames, ...), in new memory."""
         stacked = np.empty((len(slots), *kept.shape[1:]), kept.dtype)
         stacked[:, :-1] = kept[slots, 1:]
         stacked[:, -1] = frames
@@ -105,7 +107,7 @@ class FrameStack(Connector):
     def _make_room(self, slots: NDArray[np.int64]) -> None:
         needed = int(slots.max(initial=-1)) + 1
         if needed > len(self._kept[0]):
-            # Twice as many: agents that join one by one are not to copy everything each time.
+            # Doubling avoids copying everything each time when agents join one by one.
             more = max(needed, 2 * len(self._kept[0])) - len(self._kept[0])
             self._kept = [
                 np.concatenate([kept, np.zeros((more, *kept.shape[1:]), kept.dtype)]) for kept in self._kept

@@ -1,8 +1,9 @@
-"""`MeanStdFilter`: observations brought to mean 0 and standard deviation 1, by running statistics.
+"""`MeanStdFilter`: scales observations to mean 0 and standard deviation 1, by running statistics.
 
-The statistics are Welford's, in float64, of whole batches at once (Chan, Golub and LeVeque, "Updating
-formulae and a pairwise algorithm for computing sample variances", 1979). What came in since the last
-synchronisation is kept apart, so that several workers can put their shares together: each is added once.
+The statistics are Welford's, in float64, updated with whole batches (Chan, Golub and LeVeque, "Updating
+formulae and a pairwise algorithm for computing sample variances", 1979). A separate buffer holds the
+statistics since the last synchronisation, so several workers can merge their shares: each share is added
+once.
 
 Example:
     >>> import numpy as np
@@ -46,24 +47,24 @@ class RunningStat:
     """Mean and variance of all values of one shape so far, in float64.
 
     Args:
-        shape: Of one value.
+        shape: Shape of one value.
 
     Attributes:
-        n: Values so far.
-        mean: Their mean, zeros before the first.
+        n: Number of values so far.
+        mean: Their mean; zeros before the first value.
     """
 
     __slots__ = ("_m2", "mean", "n")
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        self.n = 0
+        self.n: int = 0
         self.mean: NDArray[np.float64] = np.zeros(shape)
         #: Sum of squared differences from the mean.
         self._m2: NDArray[np.float64] = np.zeros(shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one value."""
+        """Shape of one value."""
         return self.mean.shape
 
     def push(self, value: Any) -> None:
@@ -72,13 +73,13 @@ class RunningStat:
 
     @classmethod
     def of(cls, values: NDArray[Any], shape: tuple[int, ...]) -> Self:
-        """The statistics of the values (N, *shape).
+        """The statistics of ``values``, (N, *shape).
 
         Raises:
-            SchemaError: They have another shape.
+            SchemaError: The values have another shape.
         """
         if values.shape[1:] != shape:
-            raise SchemaError(f"values of shape {values.shape[1:]} for statistics of shape {shape}")
+            raise SchemaError(f"found values of shape {values.shape[1:]} for statistics of shape {shape}")
         made = cls(shape)
         made.n = len(values)
         if made.n:
@@ -92,10 +93,10 @@ class RunningStat:
         """Add all values that ``other`` has seen.
 
         Raises:
-            SchemaError: They have another shape.
+            SchemaError: ``other`` has another shape.
         """
         if other.shape != self.shape:
-            raise SchemaError(f"statistics of shape {other.shape} for statistics of shape {self.shape}")
+            raise SchemaError(f"found statistics of shape {other.shape} for statistics of shape {self.shape}")
         if not other.n:
             return
         n = self.n + other.n
@@ -106,12 +107,12 @@ class RunningStat:
 
     @property
     def var(self) -> NDArray[np.float64]:
-        """Sample variance (divided by n - 1); of a single value, as in RLlib, the square of its mean."""
+        """Sample variance (divided by n - 1); for a single value, as in RLlib, the square of its mean."""
         return self._m2 / (self.n - 1) if self.n > 1 else np.square(self.mean)
 
     @property
     def std(self) -> NDArray[np.float64]:
-        """Root of `var`."""
+        """Square root of `var`."""
         return np.sqrt(self.var)
 
     def copy(self) -> RunningStat:
@@ -122,27 +123,26 @@ class RunningStat:
         return made
 
     def state_dict(self) -> JsonState:
-        """Return it as JSON, exactly."""
+        """Return the statistics as exact JSON."""
         return {"n": self.n, "mean": self.mean.tolist(), "m2": self._m2.tolist()}
 
     @classmethod
     def from_state(cls, state: JsonState, shape: tuple[int, ...]) -> Self:
-        """Rebuild what `state_dict` gave.
+        """Rebuild statistics from `state_dict`.
 
         Raises:
-            StateError: It is not such a state, or of another shape.
+            StateError: ``state`` is not such a state, or has another shape.
         """
         made = cls(shape)
         try:
             n = state["n"]
             mean, m2 = (np.array(state[key], np.float64) for key in ("mean", "m2"))
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(
-                f"running statistics need n, mean and m2, but there is {excerpt(state)}"
-            ) from error
+            raise StateError(f"running statistics need n, mean and m2, but found {excerpt(state)}") from error
         if not isinstance(n, int) or n < 0 or mean.shape != shape or m2.shape != shape:
             raise StateError(
-                f"running statistics of {excerpt(n)} values of shape {mean.shape}: expected shape {shape}"
+                f"found running statistics of {excerpt(n)} values of shape {mean.shape}: expected shape "
+                f"{shape}"
             )
         made.n, made.mean, made._m2 = n, mean, m2
         return made
@@ -154,13 +154,13 @@ class RunningStat:
 class MeanStdFilter(Connector):
     """Subtracts the running mean and divides by the running standard deviation, leaf by leaf.
 
-    Every batch is added to the statistics before it is filtered; final observations are filtered only. Box
-    leaves become float32; other leaves stay. It may be used from several threads.
+    Every batch is added to the statistics before it is filtered; final observations are only filtered. Box
+    leaves become float32; other leaves are unchanged. Thread-safe.
 
     Args:
         demean: Whether to subtract the mean.
-        destd: Whether to divide by the standard deviation, and 1e-8 more.
-        clip: Bound of what comes out; None: none.
+        destd: Whether to divide by the standard deviation plus 1e-8.
+        clip: Bound of the output; None: none.
 
     Attributes:
         update: Whether observations are added to the statistics; set it to False for evaluation.
@@ -170,8 +170,10 @@ class MeanStdFilter(Connector):
 
     def __init__(self, *, demean: bool = True, destd: bool = True, clip: float | None = 10.0) -> None:
         if clip is not None and not clip > 0:
-            raise OptionError(f"clip={excerpt(clip)}: above 0, or None for no bound")
-        self.demean, self.destd, self.clip = demean, destd, clip
+            raise OptionError(f"clip={excerpt(clip)}: expected a number above 0, or None for no bound")
+        self.demean: bool = demean
+        self.destd: bool = destd
+        self.clip = clip
         self.update = True
         self._lock = threading.Lock()
         self._running: list[RunningStat] = []
@@ -241,12 +243,12 @@ class MeanStdFilter(Connector):
 
     @property
     def running_stats(self) -> Any:
-        """A copy of the statistics; nested as the space is, with None where leaves are not filtered."""
+        """A copy of the statistics, nested like the space, with None for leaves that are not filtered."""
         return self._nested(self._running)
 
     @property
     def buffer(self) -> Any:
-        """As `running_stats`, of what came in since `reset_buffer`."""
+        """Like `running_stats`, for the values since `reset_buffer`."""
         return self._nested(self._buffer)
 
     def _nested(self, stats: list[RunningStat]) -> Any:
@@ -256,11 +258,11 @@ class MeanStdFilter(Connector):
         return unflatten([leaf.path for leaf in self._leaves], made)
 
     def apply_changes(self, other: MeanStdFilter, *, with_buffer: bool = False) -> None:
-        """Add what came into ``other`` since its buffer was reset.
+        """Add the values that ``other`` received since its buffer was reset.
 
         Args:
             other: A filter of the same space.
-            with_buffer: Whether to take over its buffer too.
+            with_buffer: Whether to copy its buffer too.
         """
         theirs = other._stats()[1]
         with self._lock:
@@ -273,19 +275,19 @@ class MeanStdFilter(Connector):
         """Become equal to ``other``: options, statistics and buffer."""
         running, buffer = other._stats()
         if [stat.shape for stat in running] != [stat.shape for stat in self._running]:
-            raise SchemaError("a filter can be brought in step with one of the same space only")
+            raise SchemaError("sync() needs a filter of the same space")
         with self._lock:
             self.demean, self.destd, self.clip = other.demean, other.destd, other.clip
             self._running, self._buffer = running, buffer
 
     def reset(self) -> None:
-        """Forget all observations."""
+        """Drop all statistics."""
         with self._lock:
             self._running = [RunningStat(stat.shape) for stat in self._running]
             self._buffer = [RunningStat(stat.shape) for stat in self._buffer]
 
     def reset_buffer(self) -> None:
-        """Forget what came in since the last time; the statistics stay."""
+        """Empty the buffer; the statistics stay."""
         with self._lock:
             self._buffer = [RunningStat(stat.shape) for stat in self._buffer]
 
@@ -298,7 +300,7 @@ class MeanStdFilter(Connector):
             return [stat.copy() for stat in self._running], [stat.copy() for stat in self._buffer]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A lock can be neither copied nor sent.
+        # A lock can be neither copied nor pickled.
         running, buffer = self._stats()
         return {k: v for k, v in vars(self).items() if k != "_lock"} | {
             "_running": running,
@@ -324,7 +326,7 @@ class MeanStdFilter(Connector):
             stats = state.get(key)
             if not isinstance(stats, list) or len(stats) != len(shapes):
                 raise StateError(
-                    f"a filter's state needs {key!r}, statistics of {len(shapes)} leaves, but there is "
+                    f"a filter's state needs {key!r}, statistics of {len(shapes)} leaves, but found "
                     f"{excerpt(stats)}"
                 )
             loaded.append([RunningStat.from_state(s, shape) for s, shape in zip(stats, shapes, strict=True)])

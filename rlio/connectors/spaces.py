@@ -1,4 +1,4 @@
-"""Spaces of what connectors make: nested from leaves, or found out from samples.
+"""Spaces of connectors' results: nested from leaves, or inferred from samples.
 
 Example:
     >>> import numpy as np
@@ -25,17 +25,17 @@ __all__ = ["check_leaves", "nested_space", "samples_of", "space_like"]
 
 
 def samples_of(space: gym.Space[Any], rows: int) -> Any:
-    """``rows`` samples of ``space``, batched as a vector environment does; the same ones every time."""
+    """``rows`` samples of ``space``, batched as by a vector environment; always the same ones."""
     from gymnasium.vector.utils import batch_space
 
-    # A copy: the space's own generator stays where it is.
+    # A copy, so the space's own generator does not advance.
     batched = batch_space(copy.deepcopy(space), rows)
     batched.seed(0)
     return batched.sample()
 
 
 def space_like(values: Any) -> gym.Space[Any]:
-    """The widest space of what ``values``, a batch, is made of."""
+    """The widest space that holds ``values``, a batch."""
     from gymnasium import spaces
 
     if isinstance(values, dict):
@@ -52,10 +52,10 @@ def space_like(values: Any) -> gym.Space[Any]:
 
 
 def nested_space(leaves: Sequence[Leaf], leaf_spaces: Sequence[gym.Space[Any]]) -> gym.Space[Any]:
-    """The space that is nested as ``leaves`` are, and has ``leaf_spaces`` in their places."""
+    """The space nested like ``leaves``, with ``leaf_spaces`` in their places."""
     from gymnasium import spaces
 
-    # Pairs: of a dict, gymnasium sorts the keys.
+    # Pairs, because gymnasium sorts the keys of a dict.
     def build(node: Any) -> gym.Space[Any]:
         if isinstance(node, dict):
             return spaces.Dict([(key, build(part)) for key, part in node.items()])
@@ -72,12 +72,12 @@ def check_leaves(who: str, leaves: Sequence[Leaf], kinds: tuple[type, ...]) -> N
     """Raise unless the spaces of all ``leaves`` are of ``kinds``.
 
     Raises:
-        OptionError: One is not; ``who`` is the connector that says so.
+        OptionError: A space is of another kind; ``who`` names the connector.
     """
     for leaf in leaves:
         if not isinstance(leaf.space, kinds):
             names = ", ".join(kind.__name__ for kind in kinds)
             raise OptionError(
-                f"{who} is for {names} spaces and what is nested of them, but there is "
+                f"{who} is for {names} spaces and Dict and Tuple of them, but found "
                 f"{excerpt(str(leaf.space))}"
             )

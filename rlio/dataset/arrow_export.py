@@ -1,6 +1,6 @@
-"""The rows of a data set as Arrow record batches and data frames: what `Dataset.to_arrow` and others return.
+"""Arrow record batches and data frames of a data set's rows, for `Dataset.to_arrow` and its siblings.
 
-Not here: how rows become tables (`rlio.dataset.arrow_tables`).
+`rlio.dataset.arrow_tables` turns rows into tables.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import RowFilter, RowFunction
 
 if TYPE_CHECKING:
+    import datasets
     import pandas
     import polars
 
-__all__ = ["pandas_frame", "polars_frame", "record_batches"]
+__all__ = ["hf_dataset", "pandas_frame", "polars_frame", "record_batches"]
 
 
 def record_batches(
@@ -34,7 +35,7 @@ def record_batches(
     writers: bool,
     missing: Missing,
 ) -> pa.RecordBatchReader:
-    """The rows of a data set, at most 32 MiB of them at a time; see `rlio.Dataset.to_arrow`."""
+    """Return the rows of a data set, at most 32 MiB at a time; see `rlio.Dataset.to_arrow`."""
     if options.on_error == "raise":
         dataset.check_complete()
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=filter, writers=writers)
@@ -49,7 +50,7 @@ def record_batches(
 
 
 def pandas_frame(table: pa.Table) -> pandas.DataFrame:
-    """A table as a pandas data frame. Rows of several values are arrays of their shape: read-only views.
+    """Return a table as a pandas frame. A row of several values is a read-only view of the value's shape.
 
     Raises:
         MissingExtra: pandas is not installed.
@@ -58,7 +59,7 @@ def pandas_frame(table: pa.Table) -> pandas.DataFrame:
         import pandas
     except ImportError as error:
         raise MissingExtra("pandas", "pandas") from error
-    # pyarrow would make arrays of arrays of the rows of several axes.
+    # pyarrow would make nested arrays of rows with several axes.
     columns = {
         name: _rows_of(column) if pa.types.is_fixed_size_list(column.type) else column.to_pandas()
         for name, column in zip(table.column_names, table.columns, strict=True)
@@ -67,7 +68,7 @@ def pandas_frame(table: pa.Table) -> pandas.DataFrame:
 
 
 def polars_frame(table: pa.Table) -> polars.DataFrame:
-    """A table as a Polars data frame.
+    """Return a table as a Polars data frame.
 
     Raises:
         MissingExtra: Polars is not installed.
@@ -77,12 +78,26 @@ def polars_frame(table: pa.Table) -> polars.DataFrame:
     except ImportError as error:
         raise MissingExtra("polars", "polars") from error
     frame = polars.from_arrow(table)
-    assert isinstance(frame, polars.DataFrame)  # A Series only of an array.
+    assert isinstance(frame, polars.DataFrame)  # Only an array would give a Series.
     return frame
 
 
+def hf_dataset(table: pa.Table) -> datasets.Dataset:
+    """Return a table as a Hugging Face data set over the same memory.
+
+    Raises:
+        MissingExtra: datasets is not installed.
+    """
+    try:
+        import datasets
+        from datasets.table import InMemoryTable
+    except ImportError as error:
+        raise MissingExtra("datasets", "hf") from error
+    return datasets.Dataset(InMemoryTable(table))
+
+
 def _rows_of(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Rows of several values as an array of arrays."""
+    """Return rows of several values as an array of arrays."""
     found = np.empty(len(column), object)
     row = 0
     for chunk in column.chunks:

@@ -1,23 +1,22 @@
-"""Batches as Arrow tables with one row a step, for other tools and for Ray Data.
+"""Batches as Arrow tables with one row per step, for other tools and for Ray Data.
 
-A column of a table is a leaf of a batch's column, under the name that the written format has for it
-(docs/format.md, 2.2): ``obs``, or ``obs/position`` where ``obs`` is nested.
+A column of a table is a leaf of a batch's column, with its name in the written format (docs/format.md, 2.2):
+``obs``, or ``obs/position`` if ``obs`` is nested.
 
 - Scalars, texts and byte strings have Arrow's own types.
-- A row of several values is a list of fixed size, nested where it has several axes: an ``Array`` in Polars,
-  an ``ARRAY`` in DuckDB. `Layout.tensors` can make it another type.
-- Objects (``infos``) are their JSON text (docs/format.md, section 5).
-- Columns with one row a sequence (``seq_lens``, ``state_in_k``) have their value on the first row of each
+- A row of several values is a list of fixed size, nested if it has several axes: an ``Array`` in Polars, an
+  ``ARRAY`` in DuckDB. `Layout.tensors` can make it another type.
+- Objects (``infos``) are JSON text (docs/format.md, section 5).
+- Columns with one row per sequence (``seq_lens``, ``state_in_k``) have their value on the first row of each
   sequence, and zeros on the others.
-- Where several agents were recorded, the column ``policy_id`` names the policy of each row, and the rows of a
-  joint step follow each other.
+- With several agents, the column ``policy_id`` names the policy of each row, and the rows of a joint step
+  follow each other.
 
-Arrow has no complex numbers, which are refused, and no foreign byte order, which becomes this machine's.
-What Arrow's types do not tell (tuples, objects, widths of texts) is in the fields' metadata.
+Arrow has no complex numbers, which are refused, and no foreign byte order, which is converted to this
+machine's. The metadata of the fields records what Arrow's types cannot express (tuples, objects, widths of
+texts).
 
-Not here: which rows are read (`rlio.dataset.part_reader`), and tables as batches again
-(`rlio.distributed.ray_data.blocks`).
-
+`rlio.dataset.part_reader` chooses the rows, and `rlio.distributed.ray_data.blocks` turns tables into batches.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ from rlio.schemas.schema import Leaf, leaf_name
 
 __all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "nested_lists", "to_table"]
 
-#: The column that names the policy of a row, where several agents were recorded.
+#: The column that names the policy of a row, in data of several agents.
 POLICY_ID: Final = "policy_id"
 
-#: The column that says whose a row is, where rows of several writers come together.
+#: The column that names the writer of a row, in tables with rows of several writers.
 WRITER: Final = "_writer"
 
 _NOTE: Final = b"rlio.column"
@@ -56,17 +55,17 @@ _DIGITS = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def nested_lists(values: NDArray[Any]) -> pa.Array:
-    """Rows of several values as lists of fixed size, over the same memory.
+    """Return rows of several values as lists of fixed size, over the same memory.
 
     Args:
-        values: In C order, of two or more axes.
+        values: An array in C order, with two or more axes.
     """
     found = pa.array(values.reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):
         size = values.shape[axis]
         if size:
             found = pa.FixedSizeListArray.from_arrays(found, size)
-        else:  # The number of lists of no values cannot be told from their values.
+        else:  # A list of fixed size 0 has no values to count the lists by.
             lists = math.prod(values.shape[:axis])
             found = pa.ListArray.from_arrays(pa.array(np.zeros(lists + 1, np.int32)), found)
     return found
@@ -74,15 +73,15 @@ def nested_lists(values: NDArray[Any]) -> pa.Array:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A leaf of a batch's column as a column of tables.
+    """The table column for one leaf of a batch's column.
 
     Attributes:
-        name: In tables.
+        name: Its name in tables.
         column: The logical column.
-        path: Of the leaf within it.
-        dtype: ``dtype.str`` as in `rlio.schemas.column.ColumnSpec`; "" where that is not known.
-        shape: Of a row; None where that is not known.
-        is_json: Whether rows are objects, in tables their JSON text.
+        path: Path of the leaf within it.
+        dtype: ``dtype.str`` as in `rlio.schemas.column.ColumnSpec`; "" if unknown.
+        shape: Shape of a row; None if unknown.
+        is_json: Whether rows are objects, stored as JSON text.
     """
 
     name: str
@@ -94,7 +93,7 @@ class TableColumn:
 
     @property
     def note(self) -> dict[bytes, bytes]:
-        """The metadata of its field."""
+        """The metadata of the column's field."""
         known = {"column": self.column, "path": list(self.path), "dtype": self.dtype, "json": self.is_json}
         return {_NOTE: json.dumps(known).encode()}
 
@@ -104,8 +103,8 @@ class Layout:
     """The columns of tables.
 
     Attributes:
-        columns: In order.
-        joint: Whether there is a `POLICY_ID`.
+        columns: The columns, in order.
+        joint: Whether the tables have a column `POLICY_ID`.
         tensors: Makes the Arrow array of a column whose rows have several values.
     """
 
@@ -115,7 +114,7 @@ class Layout:
 
     @classmethod
     def of_leaves(cls, columns: Mapping[str, list[Leaf]]) -> Layout:
-        """The leaves of the columns of a policy."""
+        """Return the layout for the leaves of a policy's columns."""
         return cls(
             tuple(
                 TableColumn(
@@ -133,11 +132,11 @@ class Layout:
 
     @classmethod
     def of_fields(cls, fields: pa.Schema, *, like: Layout | None = None) -> Layout:
-        """The columns of a table that may come from anywhere.
+        """Return the layout of a table of any origin.
 
-        Of each column, what counts is the metadata of its field; else the column of that name in ``like``;
-        else its name: tokens that are the numbers 0, 1, ... without a gap are the places of a tuple, others
-        keys; ``infos`` holds objects.
+        The metadata of a field decides; else the column of the same name in ``like``; else the name itself.
+        In a name, tokens that are the numbers 0, 1, ... without a gap are the places of a tuple, and others
+        are keys. ``infos`` holds objects.
         """
         known = {} if like is None else {column.name: column for column in like.columns}
         named = {column.name: column for column in cls.of_names(fields.names).columns}
@@ -150,7 +149,7 @@ class Layout:
 
     @classmethod
     def of_names(cls, names: Iterable[str]) -> Layout:
-        """The columns of tables of which only the names are known; see `of_fields`."""
+        """Return the layout of tables of which only the names are known; see `of_fields`."""
         tokens = {name: _tokens(name) for name in names if name != POLICY_ID}
         siblings: dict[tuple[str, ...], set[str]] = {}
         for parts in tokens.values():
@@ -178,21 +177,21 @@ class Layout:
         )
 
     def only(self, names: Sequence[str]) -> Layout:
-        """The columns of some names, in the order of the layout."""
+        """Return the layout with only the columns ``names``, in the same order."""
         return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
     @property
     def names(self) -> list[str]:
-        """All names, `POLICY_ID` included."""
+        """All names, including `POLICY_ID`."""
         return [*([POLICY_ID] if self.joint else []), *(column.name for column in self.columns)]
 
     @property
     def logical(self) -> list[str]:
-        """The batch's columns that are needed."""
+        """The batch columns that the tables need."""
         return list(dict.fromkeys(column.column for column in self.columns))
 
     def empty(self) -> pa.Table:
-        """A table without rows."""
+        """Return a table without rows."""
         arrays = {
             c.name: np.empty((0, *(c.shape or ())), object if c.is_json else np.dtype(c.dtype or "f8"))
             for c in self.columns
@@ -205,7 +204,7 @@ def _tokens(name: str) -> tuple[str, ...]:
 
 
 def _noted(name: str, metadata: Mapping[bytes, bytes] | None) -> TableColumn | None:
-    """What the metadata of a field says; None: nothing that is ours."""
+    """Return the column that a field's metadata describes; None: the metadata is not from rlio."""
     try:
         note = json.loads((metadata or {})[_NOTE])
         column, path, dtype, is_json = note["column"], note["path"], note["dtype"], note["json"]
@@ -223,7 +222,7 @@ def _noted(name: str, metadata: Mapping[bytes, bytes] | None) -> TableColumn | N
 
 
 def to_table(batch: Batch, layout: Layout) -> pa.Table:
-    """The rows of a batch as a table. Arrays of numbers are viewed, not copied, where they are in C order.
+    """Return the rows of a batch as a table. Arrays of numbers in C order are views, others are copies.
 
     Raises:
         MissingColumn: The batch lacks a column of the layout.
@@ -235,7 +234,7 @@ def to_table(batch: Batch, layout: Layout) -> pa.Table:
 
 
 def _joint_table(batch: MultiAgentBatch, layout: Layout) -> pa.Table:
-    """The rows of all policies, those of a joint step one after the other."""
+    """Return the rows of all policies; the rows of a joint step follow each other."""
     numbers, _ = step_numbers(batch)
     order = np.argsort(np.concatenate([numbers[pid] for pid in batch]), kind="stable")
     parts = [_arrays(rows, layout) for rows in batch.values()]
@@ -246,7 +245,7 @@ def _joint_table(batch: MultiAgentBatch, layout: Layout) -> pa.Table:
 
 
 def _arrays(batch: SampleBatch, layout: Layout) -> dict[str, NDArray[Any]]:
-    """Name in the table -> array with one row a step."""
+    """Return name in the table -> array with one row per step."""
     found: dict[str, NDArray[Any]] = {}
     nested: dict[str, dict[Path, Any]] = {}
     firsts = _sequence_starts(batch)
@@ -287,10 +286,10 @@ def _to_arrow(
     values: NDArray[Any], column: TableColumn, tensors: Callable[[NDArray[Any]], pa.Array]
 ) -> pa.Array:
     if column.is_json:
-        # Most infos are one and the same, and as text they compare as their bytes.
+        # Most infos are equal, and their texts are equal if their bytes are.
         return pa.array([dump_value(value) for value in values], pa.string())
     if values.dtype.kind in "OU":
-        # Not the array itself: of NumPy's own texts, Arrow cuts each at a NUL.
+        # Not the array itself: Arrow cuts NumPy's own texts at a NUL.
         return pa.array(values.tolist(), pa.string())
     if values.dtype.kind == "S":
         return pa.array(values.tolist(), pa.binary())

@@ -1,7 +1,7 @@
-"""Committing: a shard is committed when it appears under its name, and that is all there is to it.
+"""Committing: a shard is committed when it appears under its name.
 
-No lock, log, clock, rename or conditional put: a writer has its own folder, a shard's name certifies its
-bytes, and putting it twice puts the same object.
+This needs no lock, log, clock, rename or conditional put. Each writer has its own folder, a shard's name
+certifies its bytes, and a second put stores the same object again.
 
 Example:
     >>> from rlio.storage.filesystem import Storage
@@ -26,28 +26,28 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["FORMAT", "HEADER_BYTES", "put_header", "put_shard", "read_header"]
 
-#: Version of the written format that this library writes, and the only one that it reads.
+#: Version of the written format that this library writes; it reads no other.
 FORMAT: Final = 0
-#: The header: the same bytes from every writer, so that it does not matter who puts it, or how often.
+#: The header: every writer puts the same bytes, so it does not matter which writer puts it, or how often.
 HEADER_BYTES: Final = b'{"format": 0}\n'
 
 _HEADER_LIMIT = 64 * 1024
-# Names of a folder that is no data set: those that are read, and those that its error shows.
+# How many names of a folder without a header are read, and how many of them the error shows.
 _LOOKED_AT = 100
 _SHOWN = 8
 
 
 def put_shard(storage: Storage, writer_id: str, name: ShardName, data: memoryview) -> ShardRef:
-    """Store one shard; when this returns, every reader that lists from now on finds it.
+    """Store one shard. After the return, every reader that lists the root finds it.
 
     Args:
         storage: The data set's root.
-        writer_id: The writer; no other writer has this id.
-        name: What certifies ``data``.
+        writer_id: The writer's id; no other writer has it.
+        name: The shard's name, which certifies ``data``.
         data: The encoded rows.
 
     Raises:
-        PublishError: It could not be stored; calling again with the same arguments is right at any time.
+        PublishError: The shard could not be stored. You can repeat the call with the same arguments.
         OptionError: The writer id is illegal.
     """
     path = shard_path(writer_id, name)
@@ -56,22 +56,22 @@ def put_shard(storage: Storage, writer_id: str, name: ShardName, data: memoryvie
 
 
 def put_header(storage: Storage) -> None:
-    """Make ``storage`` a data set's root, if it is not one yet.
+    """Make ``storage`` the root of a data set, unless it already is.
 
     Raises:
-        OptionError: It is the root of a data set in another format version, or a file.
-        CorruptData: Its header is damaged, or not ours.
+        OptionError: ``storage`` is the root of a data set in another format version, or a file.
+        CorruptData: The header is damaged, or not from rlio.
         PublishError: The header could not be stored.
     """
     if storage.is_file:
-        raise OptionError("found a file, expected a folder or nothing: name another folder", uri=storage.uri)
+        raise OptionError("found a file, expected a folder or nothing: pass another folder", uri=storage.uri)
     try:
         present = storage.read(HEADER, limit=_HEADER_LIMIT)
     except DataNotFound:
         present = b""
     if present == HEADER_BYTES:
         return
-    # A part of it is one that is being written, or was when its writer died, where puts are not atomic.
+    # Where puts are not atomic, a part of the header means a put in progress, or a writer that died in one.
     if HEADER_BYTES.startswith(present):
         storage.put(HEADER, HEADER_BYTES)
         return
@@ -79,12 +79,13 @@ def put_header(storage: Storage) -> None:
 
 
 def read_header(storage: Storage) -> dict[str, Any]:
-    """The header of the data set at ``storage``: ``{"format": version}``.
+    """Return the header of the data set at ``storage``: ``{"format": version}``.
 
     Raises:
-        DataNotFound: There is none, so this is no data set's root; the message lists what is there.
-        OptionError: It is of a format version that this library does not read.
-        CorruptData: It is damaged, or not ours.
+        DataNotFound: ``storage`` has no header, so it is not the root of a data set. The message lists its
+            files.
+        OptionError: The header has a format version that this library does not read.
+        CorruptData: The header is damaged, or not from rlio.
     """
     try:
         data = storage.read(HEADER, limit=_HEADER_LIMIT)
@@ -99,7 +100,7 @@ def _parse(data: bytes, storage: Storage) -> dict[str, Any]:
     uri = storage.uri_of(HEADER)
     try:
         header = json.loads(data.decode("utf-8"))
-    # ValueError: no UTF-8, no JSON, or an integer of thousands of digits; RecursionError: nested too deep.
+    # ValueError: not UTF-8, not JSON, or an integer of thousands of digits; RecursionError: nested too deep.
     except (ValueError, RecursionError) as error:
         raise CorruptData(
             f"the header is {excerpt(data)}: expected {excerpt(HEADER_BYTES)}; restore it, or, if the shards "
@@ -121,10 +122,10 @@ def _parse(data: bytes, storage: Storage) -> dict[str, Any]:
 
 
 def _contents(storage: Storage) -> str:
-    """What is directly in the folder: some of the names, since there may be millions, and none below."""
+    """Describe what the folder holds: a few names, because there may be millions. Does not descend."""
     names = [name for name, _ in storage.children(most=_LOOKED_AT)]
     if storage.is_file:
-        return "this is a file: give the folder of the data set, or open the file with rlio.read()"
+        return "this is a file: pass the folder of the data set, or open the file with rlio.read()"
     if not names:
         return "the folder is empty or does not exist"
     more = f"{len(names) - _SHOWN} more" if len(names) < _LOOKED_AT else "many more"

@@ -1,4 +1,4 @@
-"""`Dataset`: what is stored under one root. It opens, lists and describes; `DatasetReader` replays.
+"""`Dataset`: the rows stored under one root. It opens, lists and describes them; `DatasetReader` replays.
 
 Example:
     >>> import numpy as np, rlio
@@ -16,12 +16,14 @@ Example:
 from __future__ import annotations
 
 import logging
+import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from rlio.dataset.commit import read_header
-from rlio.dataset.foreign_layouts import recognise
 from rlio.dataset.names import HEADER
 from rlio.dataset.snapshot import DatasetSnapshot, EpisodeInfo, Snapshot, rows_waiting
 from rlio.errors import (
@@ -29,15 +31,21 @@ from rlio.errors import (
     OptionError,
     excerpt,
 )
+from rlio.formats.format import recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.read_options import ReadOptions
 from rlio.storage.filesystem import Storage
 
 if TYPE_CHECKING:
+    import datasets
     import pandas
     import polars
     import pyarrow as pa
 
+    from rlio.batch import SampleBatch
+    from rlio.batch.episode import Episode
+    from rlio.dataset.random_access import RandomAccess
+    from rlio.dataset.stats import Stats
     from rlio.replay.filters import RowFilter, RowFunction
 
 __all__ = [
@@ -51,18 +59,18 @@ __all__ = [
     "require_header",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 class Dataset(DatasetSnapshot):
-    """The shards under one root, as listed when it was opened. Use `open_dataset`.
+    """The live rows under one root, as listed when the data set was opened. Use `open_dataset`.
 
-    The order of the rows is: writers by id, rows ascending within each.
+    Rows are ordered by writer id, then ascending within each writer.
 
     Args:
         storage: The root.
-        listing: What is there.
-        at: The snapshot to show; None: everything that was listed.
+        listing: The objects under the root.
+        at: The snapshot to show; None: all listed rows.
     """
 
     def to_arrow_batches(
@@ -75,11 +83,11 @@ class Dataset(DatasetSnapshot):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
     ) -> pa.RecordBatchReader:
-        """`to_arrow` as a stream of record batches of at most 32 MiB each, if a row has not more.
+        """`to_arrow` as a stream of record batches of at most 32 MiB each (more only if one row is larger).
 
-        A row group is read when its rows are asked for: memory stays bounded. Iterate over it, or give it to
-        DuckDB, Polars or ``pyarrow.dataset.write_dataset``. The arguments are those of `to_arrow`; errors of
-        the rows are raised while it is read.
+        Reads each row group on demand, so memory stays bounded. Iterate over the stream, or pass it to
+        DuckDB, Polars or ``pyarrow.dataset.write_dataset``. The arguments are those of `to_arrow`. The stream
+        raises the errors of damaged rows when it reads them.
         """
         from rlio.dataset.arrow_export import record_batches
 
@@ -96,35 +104,36 @@ class Dataset(DatasetSnapshot):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
     ) -> pa.Table:
-        """The live rows as one Arrow table in memory, one row a step, in the order of the data set.
+        """Return the live rows as one Arrow table in memory, one row per step, in the order of the data set.
 
-        The values are those that `rlio.DatasetReader` serves: ``new_obs`` in full, frame stacks in full, and
-        where a final observation is missing, zeros and False in ``new_obs_valid``. The rows are those that
-        were listed when the data set was opened, whatever is written, compacted or collected meanwhile.
+        The values are those that `rlio.DatasetReader` serves: full ``new_obs`` and full frame stacks. Where a
+        final observation is missing, ``new_obs`` holds zeros and ``new_obs_valid`` is False. The rows are
+        those listed when the data set was opened. Later writes, compactions and collections do not change
+        them.
 
-        Rows of several values are lists of fixed size (``fixed_size_list<float>[17]``), nested where they
-        have several axes. Objects (``infos``) are their JSON text. Nested columns come leaf by leaf
-        (``obs/position``). Of data recorded in sequences, ``seq_lens`` and ``state_in_k`` stand on the first
-        row of each sequence, and zeros on the others.
+        A row of several values is a list of fixed size (``fixed_size_list<float>[17]``), nested if the value
+        has several axes. Objects (``infos``) are JSON text. Nested columns are split into leaves
+        (``obs/position``). For data recorded in sequences, the first row of each sequence holds its
+        ``seq_lens`` and ``state_in_k``; the other rows hold zeros.
 
         Args:
             columns: Logical columns to read (``obs`` for all of its leaves); None: all.
-            filter: Which rows, as for `rlio.DatasetReader`: a text such as ``"rewards > 0"``, or a function
-                of a batch. What the bounds in the footers rule out is not read.
-            policy: Of several policies, the one whose rows are read. None: the rows of all, with the column
-                ``policy_id``, the rows of a joint step one after the other; the policies must then share
-                the columns that are read, with their types.
-            writers: Whether the column ``_writer`` says whose each row is: needed where the ``eps_id`` of
-                several writers are not unique.
+            filter: The rows to read, as for `rlio.DatasetReader`: a text such as ``"rewards > 0"``, or a
+                function of a batch. Skips the row groups that the footer bounds rule out.
+            policy: The policy whose rows to read. None: the rows of all policies, with the column
+                ``policy_id``; the rows of a joint step follow each other. The policies must then have the
+                read columns in common, with equal types.
+            writers: Whether to add the column ``_writer`` with the writer id of each row. You need it if
+                several writers use the same ``eps_id``.
             missing: What to do with columns that only some writers have: "error", "drop", or "fill" with
                 zeros.
-            on_error: What to do with damaged or missing rows: "raise", or "skip": log how many, and go on.
+            on_error: What to do with damaged or missing rows: "raise", or "skip" and log how many.
 
         Raises:
-            MissingColumn: There is no such column.
-            OptionError: Options do not fit each other or the data.
-            SchemaError: Policies do not share their columns, or Arrow has no such type (complex numbers).
-            CorruptData: Rows are damaged. (HoleError: they are missing.)
+            MissingColumn: A requested column does not exist.
+            OptionError: The options contradict each other or do not fit the data.
+            SchemaError: The policies do not share the columns, or Arrow has no such type (complex numbers).
+            CorruptData: Rows are damaged. (HoleError: rows are missing.)
         """
         return self.to_arrow_batches(
             columns=columns,
@@ -145,9 +154,9 @@ class Dataset(DatasetSnapshot):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
     ) -> pandas.DataFrame:
-        """`to_arrow` as a pandas data frame. ``numpy.stack(frame["obs"])`` is one array of all observations.
+        """Return `to_arrow` as a pandas data frame; ``numpy.stack(frame["obs"])`` is all observations.
 
-        Rows of several values are NumPy arrays of their shape: read-only views of the table.
+        A row of several values is a NumPy array of the value's shape: a read-only view of the table.
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -175,7 +184,7 @@ class Dataset(DatasetSnapshot):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
     ) -> polars.DataFrame:
-        """`to_arrow` as a Polars data frame; rows of several values are of its type ``Array``.
+        """Return `to_arrow` as a Polars data frame; a row of several values has the type ``Array``.
 
         Raises:
             MissingExtra: Polars is not installed.
@@ -183,6 +192,148 @@ class Dataset(DatasetSnapshot):
         from rlio.dataset.arrow_export import polars_frame
 
         return polars_frame(
+            self.to_arrow(
+                columns=columns,
+                filter=filter,
+                policy=policy,
+                writers=writers,
+                missing=missing,
+                on_error=on_error,
+            )
+        )
+
+    # ---- by number, and statistics ----
+
+    def take(
+        self,
+        rows: Sequence[int] | np.ndarray,
+        *,
+        columns: list[str] | None = None,
+        missing: Literal["error", "drop", "fill"] = "error",
+    ) -> SampleBatch:
+        """Return rows by their numbers, in the given order; a number may come twice.
+
+        The caller owns the rows. Decodes each row group in which a row lies, whole, and keeps the last one
+        for the next call; for many random draws, use a `rlio.ReplayStore`. For one thread at a time.
+
+        Args:
+            rows: Numbers in the order of the data set, from 0; negative ones count from the end.
+            columns: Logical columns; None: all, without those that have a row a sequence.
+            missing: What to do with columns that only some writers have: "error", "drop" or "fill".
+
+        Raises:
+            IndexError: There is no such row.
+            OptionError: The data is of several agents; or ``rows`` are not whole numbers, or none.
+            CorruptData: A row group is damaged. (HoleError: rows are missing.)
+        """
+        numbers = np.asarray(rows)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
+            raise OptionError(
+                f"take({excerpt(rows)}): expected a list of row numbers, at least one", uri=self.uri
+            )
+        numbers = numbers.astype(np.int64)
+        wrong = np.flatnonzero((numbers < -len(self)) | (numbers >= len(self)))
+        if len(wrong):
+            raise IndexError(f"no row {numbers[wrong[0]]} in {self.uri}, which has {len(self)} rows")
+        return self._access(columns, missing).take(np.where(numbers < 0, numbers + len(self), numbers))
+
+    def __getitem__(self, key: Any) -> Any:
+        """One row as a dict (``data[3]``), or a batch of the rows of a slice or an array; see `take`."""
+        if isinstance(key, slice):
+            return self.take(np.arange(len(self))[key])
+        if isinstance(key, int | np.integer) and not isinstance(key, bool):
+            return next(iter(self.take([operator.index(key)]).rows()))
+        found = np.asarray(key)
+        if found.dtype == np.bool_ and found.shape != (len(self),):
+            raise OptionError(f"a mask of shape {found.shape}: expected ({len(self)},)", uri=self.uri)
+        return self.take(np.flatnonzero(found) if found.dtype == np.bool_ else found)
+
+    @property
+    def episode_count(self) -> int:
+        """Number of episodes, unfinished ones included. The first call reads the footers of all shards."""
+        return self._access(None, "error").episode_count
+
+    def episode(self, number: int) -> Episode:
+        """Return an episode by its number, in the order of first rows; fragments and shards are joined.
+
+        Decodes the shards in which its rows lie. Rows without ``eps_id`` follow each other until one ends the
+        episode; the number is then the id. For one thread at a time.
+
+        Raises:
+            IndexError: There is no such episode.
+            MissingColumn: The data lacks obs, actions or rewards.
+            SchemaError: Rows of the episode are missing, or a ``new_obs`` is not the next ``obs``.
+            CorruptData: A row group is damaged. (HoleError: rows are missing.)
+        """
+        index, count = operator.index(number), self.episode_count
+        if not -count <= index < count:
+            raise IndexError(f"no episode {index} in {self.uri}, which has {count} episodes")
+        return self._access(None, "error").episode(index % count)
+
+    def _access(self, columns: list[str] | None, missing: Literal["error", "drop", "fill"]) -> RandomAccess:
+        from rlio.dataset.random_access import RandomAccess
+
+        key = (None if columns is None else tuple(columns), missing)
+        known = vars(self).get("_accessed")
+        if known is None or known[0] != key:
+            known = self._accessed = key, RandomAccess(self, columns, missing)
+        return known[1]
+
+    def stats(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        policy: str | None = None,
+        missing: Literal["error", "drop", "fill"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+        cache_folder: str | os.PathLike[str] | None = None,
+    ) -> Stats:
+        """Return mean, std, min, max, quantiles and count of columns, for each value of a row.
+
+        Reads the columns once, in bounded memory. Keeps the result in a small file, which the next call for
+        the same rows reads; rows that were added, trimmed or compacted are other rows.
+
+        Args:
+            columns: Logical columns with numbers. None: all of these except the ones that name rows
+                (``eps_id``, ``agent_index``, ``env_id``, ``env_seed``, ``unroll_id``), and ``new_obs``, which
+                repeats ``obs``.
+            policy: With several policies, the one whose rows count.
+            missing: What to do with columns that only some writers have: "error", "drop", or "fill": their
+                zeros count.
+            on_error: What to do with damaged or missing rows: "raise", or "skip" them; the result is then
+                not kept.
+            cache_folder: Folder of the files; None: ``rlio/stats`` in the user's cache folder. Never the
+                root. If it cannot be written, nothing is kept.
+
+        Raises:
+            MissingColumn: A named column does not exist.
+            OptionError: A named column has no numbers; there are several policies, or no rows.
+            CorruptData: Rows are damaged. (HoleError: rows are missing.)
+        """
+        from rlio.dataset.stats import read_stats
+
+        return read_stats(
+            self, columns, policy=policy, missing=missing, on_error=on_error, cache_folder=cache_folder
+        )
+
+    def to_hf(
+        self,
+        *,
+        columns: list[str] | None = None,
+        filter: str | RowFunction | RowFilter | None = None,
+        policy: str | None = None,
+        writers: bool = False,
+        missing: Literal["error", "drop", "fill"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> datasets.Dataset:
+        """Return `to_arrow` as a Hugging Face `datasets.Dataset` over the same memory.
+
+        Raises:
+            MissingExtra: datasets is not installed.
+        """
+        from rlio.dataset.arrow_export import hf_dataset
+
+        return hf_dataset(
             self.to_arrow(
                 columns=columns,
                 filter=filter,
@@ -202,26 +353,27 @@ def open_dataset(
     storage_options: Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Dataset:
-    """Open the data set under ``uri``: one listing and the header; no shard is read.
+    """Open the data set under ``uri``. Lists the root and reads the header, but no shard.
 
     Args:
         uri: A path or any fsspec URL.
-        at: A snapshot, as `Dataset.snapshot` gave it: exactly its rows are shown, whatever was appended or
-            compacted since. None: all that is there.
-        on_error: What to do where rows of the snapshot are not there: ``"raise"``, or ``"skip"`` them; then
+        at: A snapshot from `Dataset.snapshot`: shows exactly its rows, without later appends, and unchanged
+            by compaction. None: shows all rows that the root has.
+        on_error: What to do if rows of the snapshot are missing: ``"raise"``, or ``"skip"`` them; then
             `Dataset.lost_rows` counts them.
-        storage_options: For fsspec, and ``rlio_timeout`` and ``rlio_retries``.
-        limits: What the data may ask for: memory, names, depth.
+        storage_options: Options for fsspec, and ``rlio_timeout`` and ``rlio_retries``.
+        limits: The most that the data may ask for: memory, names, depth.
 
-    A data set without rows is no error; that rows of it wait in logs of this machine is logged.
+    A data set without rows is not an error. Logs a warning if its rows wait in write-ahead logs on this
+    machine.
 
     Raises:
-        DataNotFound: There is no data set.
-        HoleError: Rows of the snapshot are not there, or were trimmed since it was taken.
-        OptionError: It is in another format version, or ``at`` is no snapshot.
+        DataNotFound: ``uri`` has no data set.
+        HoleError: Rows of the snapshot are missing, or were trimmed since it was taken.
+        OptionError: The data set has another format version, or ``at`` is not a snapshot.
     """
     if on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error={excerpt(on_error)}: 'raise' or 'skip'")
+        raise OptionError(f"on_error={excerpt(on_error)}: expected 'raise' or 'skip'")
     dataset = dataset_on(Storage.open(uri, storage_options=storage_options, limits=limits), at=at)
     if at is not None and on_error == "raise":
         dataset.check_complete()
@@ -229,7 +381,7 @@ def open_dataset(
 
 
 def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
-    """`open_dataset` for a root that is open already; what is missing is counted."""
+    """`open_dataset` for a root that is already open. Counts missing rows instead of raising."""
     require_header(storage)
     found = Dataset.listed(storage, at=at)
     if at is None and not len(found) and (waiting := rows_waiting(storage)):
@@ -241,20 +393,21 @@ def require_header(storage: Storage) -> None:
     """Raise unless ``storage`` is the root of a data set.
 
     Raises:
-        DataNotFound: It is none. The message says what is there: rows in logs, the layout of another library,
-            a file, or the names of some files.
-        OptionError: It is one of a format version that this library does not read.
-        CorruptData: Its header is damaged.
+        DataNotFound: It is not. The message names what was found: rows in logs, the layout of another
+            library, a file, or the names of some files.
+        OptionError: The data set has a format version that this library does not read.
+        CorruptData: The header is damaged.
     """
     try:
         read_header(storage)
     except DataNotFound as error:
-        # Its writer may have died before the store could be reached.
+        # The writer may have died before it could reach the store.
         if waiting := rows_waiting(storage):
             raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
-        if layout := recognise(storage):
+        if found := recognise(storage):
+            title, advice = found.format.title, found.format.advice
             raise DataNotFound(
-                f"no data set of rlio: {HEADER} is not there; found {layout.name}'s layout: {layout.advice}",
+                f"no data set of rlio: {HEADER} is not there; found {title}'s layout: {advice}",
                 uri=storage.uri,
             ) from error
         raise
@@ -268,11 +421,11 @@ def opened(
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
 ) -> Dataset:
-    """`open_dataset`, or the data set that is open already.
+    """Open the data set with `open_dataset`, or return the one that is already open.
 
     Raises:
-        OptionError: As `open_dataset`; or options are given that an open data set has already.
-        DataNotFound: There is no data set.
+        OptionError: As `open_dataset`; or the call gives options that the open data set already has.
+        DataNotFound: The root has no data set.
         HoleError: Rows are missing.
     """
     if isinstance(root, Dataset):
@@ -286,14 +439,14 @@ def opened(
 
 
 def refuse_open_options(storage_options: Mapping[str, Any] | None, limits: Limits) -> None:
-    """Refuse options that a data set was opened with already.
+    """Refuse the options that only `open_dataset` takes, because the data set is already open.
 
     Raises:
-        OptionError: One is given.
+        OptionError: One of them is given.
     """
     for name, given in (
         ("storage_options", storage_options is not None),
         ("limits", limits != DEFAULT_LIMITS),
     ):
         if given:
-            raise OptionError(f"{name}= and an open Dataset, which has its own: give it to open_dataset()")
+            raise OptionError(f"found {name}= with an open Dataset: pass it to open_dataset() instead")

@@ -1,8 +1,8 @@
-"""Stored JSON shards, opened: each line is a group, and damage costs the line that it is in.
+"""Stored JSON shards, opened: each line is a group, and damage costs only its own line.
 
-A ``.jsonl`` shard is lines; a ``.jsonl.zst`` shard is one zstd frame a line, line end included, which
-``zstd -d`` turns into the same. Opening reads the shard once and keeps where its lines are; reading fetches
-those that are wanted, checked by their own CRC.
+A ``.jsonl`` shard is lines. A ``.jsonl.zst`` shard has one zstd frame per line, including the line end;
+``zstd -d`` turns it into the same lines. Opening reads the shard once and remembers where its lines are.
+Reading fetches the wanted lines and checks each line's own CRC.
 
 Example:
     >>> shard = JsonShard(storage, ref, schema_lookup(storage))              # doctest: +SKIP
@@ -42,15 +42,15 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["MAX_JSON_SHARD_BYTES", "JsonShard", "schema_lookup"]
 
-#: A shard is in memory while it is opened: writers make none that readers refuse by default.
+#: Opening a shard holds it in memory, so writers make none that readers refuse by default.
 MAX_JSON_SHARD_BYTES: Final = 1 << 30
 
 _MAX_LINES = 4_000_000
 _FREE_LINES = 1000
-# Lines of a shard of which none can be read that are looked at for the reason.
+# How many lines of a fully unreadable shard are examined for the reason.
 _LOOKED_AT = 10
-# A small shard stays in memory; of a large one, this much is fetched at once, so that remote lines that
-# follow each other cost one request.
+# A small shard stays in memory. From a large one, this much is fetched at once, so consecutive remote lines
+# cost one request.
 _HELD_BYTES = 8 << 20
 _BLOCK_BYTES = 4 << 20
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -58,9 +58,9 @@ _HEAD_BYTES = 512
 
 
 def schema_lookup(storage: Storage) -> SchemaLookup:
-    """Schemas of the data set at ``storage`` by hash, each read once; what decoding its lines needs.
+    """Return a function from hash to schema for the data set at ``storage``; it reads each schema once.
 
-    The function raises CorruptData where the schema's file is damaged, or not there.
+    The function raises CorruptData if the schema's file is damaged or missing.
     """
     known: dict[str, Schema] = {}
 
@@ -87,12 +87,12 @@ def _read_schema(storage: Storage, name: str) -> Schema:
 
 @dataclass(frozen=True)
 class _Line:
-    """Where a line is, and what it holds.
+    """The place and the content of a line.
 
     Attributes:
-        number: Of the line in its file, from 0.
-        start, stop: Byte range, its end or zstd frame included.
-        head: What its beginning says; None where it cannot be read.
+        number: Number of the line in its file, from 0.
+        start, stop: Byte range, including the line end or zstd frame.
+        head: The parsed beginning of the line; None if it is unreadable.
         is_damaged: Whether its CRC is known to fail.
     """
 
@@ -109,21 +109,21 @@ class JsonShard:
     Args:
         storage: The data set's root.
         ref: The shard.
-        schemas: Gives the schema of a hash; see `schema_lookup`.
+        schemas: Returns the schema of a hash; see `schema_lookup`.
 
     Raises:
-        CorruptData: No line of it can be read, or it holds other rows than its name says.
-        UnsafeData: It is too large to be opened.
+        CorruptData: No line is readable, or the shard holds other rows than its name says.
+        UnsafeData: The shard is too large to open.
     """
 
     def __init__(self, storage: Storage, ref: ShardRef, schemas: SchemaLookup) -> None:
-        self.uri = storage.uri_of(ref.path)
+        self.uri: str = storage.uri_of(ref.path)
         self._storage = storage
         self._limits = storage.limits
         self._ref = ref
         self._packed = ref.name.suffix == "jsonl.zst"
         data = self._load()
-        # Bytes of the shard in memory, and where they begin.
+        # Bytes of the shard in memory, and their first position.
         self._block = data if len(data) <= _HELD_BYTES else b""
         self._block_start = 0
         lines = list(self._scan(data))
@@ -132,18 +132,18 @@ class JsonShard:
         self._provenance_line = None
         if lines and not lines[0].is_damaged and is_provenance(self._beginning(data, lines[0])):
             self._provenance_line = lines.pop(0)
-        self.schema = self._find_schema(lines, schemas)
+        self.schema: Schema = self._find_schema(lines, schemas)
         lines = [self._checked(line) for line in lines]
-        self.rows = self._settle_rows(lines)
-        self.units = [self._units(line, rows) for line, rows in zip(lines, self.rows, strict=True)]
+        self.rows: list[int] = self._settle_rows(lines)
+        self.units: list[int] = [self._units(line, rows) for line, rows in zip(lines, self.rows, strict=True)]
         self._lines = lines
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What made the data; see `rlio.schemas.provenance`.
+        """The origin of the data; see `rlio.schemas.provenance`.
 
         Raises:
-            CorruptData: It is damaged, or missing.
+            CorruptData: The provenance is damaged or missing.
         """
         line = self._provenance_line
         return parse_provenance(b"" if line is None else self._line_bytes(line), uri=self.uri)
@@ -168,25 +168,25 @@ class JsonShard:
     def read_folded(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
     ) -> Folded:
-        """See `OpenShard`: there are no stacks in lines."""
+        """See `OpenShard`: lines hold no stacks."""
         return Folded(self.read(index, columns=columns, rows=rows))
 
     def check_line(self, index: int) -> None:
         """Compare a line of rows with its CRC, without decoding it.
 
         Raises:
-            CorruptData: It is damaged.
+            CorruptData: The line is damaged.
         """
         line = self._lines[index]
         if line.is_damaged or not is_intact(self._line_bytes(line)):
             raise self._lost(line, self.rows[index])
 
     def bounds(self, index: int) -> Mapping[str, Bounds]:
-        """See `OpenShard`: a line says nothing but its rows."""
+        """See `OpenShard`: a line has no bounds."""
         return {}
 
     def streams(self) -> Streams:
-        """See `OpenShard`. Decodes every line: a JSON shard has no such table of its own.
+        """See `OpenShard`. Decodes every line, because a JSON shard stores no such table.
 
         Raises:
             CorruptData: A line is damaged.
@@ -199,14 +199,14 @@ class JsonShard:
         return table.streams
 
     def _is_single(self, pid: str, column: str) -> bool:
-        """Whether the policy has the column, and it is not nested."""
+        """Whether the policy has the column, and the column is not nested."""
         leaves = self.schema.policies[pid].columns.get(column, [])
         return len(leaves) == 1 and not leaves[0].path
 
     # ---- the index ----
 
     def _load(self) -> bytes:
-        """The whole shard."""
+        """Read the whole shard."""
         size = self._ref.name.size
         most = self._limits.shard_bytes
         if size > most:
@@ -219,11 +219,11 @@ class JsonShard:
         return data
 
     def _scan(self, data: bytes) -> Iterator[_Line]:
-        """The lines, in order, none of them checked."""
-        # Where shards may be larger, as many lines more.
+        """Yield the lines in order, without checks."""
+        # If the limits allow larger shards, they allow proportionally more lines.
         most = _MAX_LINES * max(self._limits.shard_bytes, MAX_JSON_SHARD_BYTES) // MAX_JSON_SHARD_BYTES
         for number, (start, stop) in enumerate(_frames(data) if self._packed else _ranges(data)):
-            # A line without rows is a batch that had none.
+            # A line without rows is an empty batch.
             if number >= min(most, 2 * self._ref.name.rows + _FREE_LINES):
                 raise UnsafeData(
                     f"more than {number} lines in a shard of {self._ref.name.rows} rows", uri=self.uri
@@ -239,24 +239,24 @@ class JsonShard:
             yield replace(line, head=head)
 
     def _beginning(self, data: bytes, line: _Line) -> bytes:
-        """The first bytes of a line; none if they cannot be had."""
+        """Return the first bytes of a line; none if they are unreadable."""
         if not self._packed:
             return data[line.start : min(line.stop, line.start + _HEAD_BYTES)]
         return begin(data[line.start : line.stop], _HEAD_BYTES, limits=self._limits)
 
     def _marked(self, data: bytes, lines: list[_Line]) -> list[_Line]:
-        """The lines of a shard that has changed since it was written, those that fail their CRC marked."""
+        """Mark the lines that fail their CRC, in a shard that has changed since it was written."""
         return [
             replace(line, is_damaged=not is_intact(self._unpacked(data[line.start : line.stop])))
             for line in lines
         ]
 
     def _find_schema(self, lines: list[_Line], schemas: SchemaLookup) -> Schema:
-        """The one schema of the lines."""
+        """Return the one schema of the lines."""
         hashes = Counter(line.head.schema for line in lines if line.head and not line.is_damaged)
         if not hashes:
             for line in lines[:_LOOKED_AT]:
-                self._line_bytes(line)  # Raises where a frame is no damage, but asks for too much.
+                self._line_bytes(line)  # Raises if a frame is not damaged but asks for too much.
             raise CorruptData(f"no line can be read: all {self._ref.name.rows} rows are lost", uri=self.uri)
         return schemas(hashes.most_common(1)[0][0])
 
@@ -266,12 +266,12 @@ class JsonShard:
         return self.schema
 
     def _checked(self, line: _Line) -> _Line:
-        """The line, damaged if it cannot be read at all."""
+        """Return the line, marked as damaged if it is unreadable."""
         is_ours = line.head is not None and line.head.schema == self.schema.hash
         return line if is_ours or line.is_damaged else replace(line, is_damaged=True)
 
     def _settle_rows(self, lines: list[_Line]) -> list[int]:
-        """Rows of each line: what intact ones say; damaged ones share what the name leaves for them."""
+        """Return the rows of each line: as stated in intact lines, the rest for damaged ones."""
         said = [line.head.rows if line.head else 0 for line in lines]
         kept = sum(rows for rows, line in zip(said, lines, strict=True) if not line.is_damaged)
         damaged = [index for index, line in enumerate(lines) if line.is_damaged]
@@ -281,7 +281,7 @@ class JsonShard:
                 f"the lines hold {kept} rows and the shard's name says {self._ref.name.rows}", uri=self.uri
             )
         if sum(said[index] for index in damaged) != lost:
-            # Their heads are damaged as well: the first stands for all.
+            # The heads of damaged lines are damaged too: the first of these lines counts all lost rows.
             for index in damaged:
                 said[index] = 0
             if damaged:
@@ -289,7 +289,7 @@ class JsonShard:
         return said
 
     def _units(self, line: _Line, rows: int) -> int:
-        """What readers count. A damaged line has at least one, so that it is come across, unless rowless."""
+        """Return the units of a line. A damaged line with rows has at least one, so that readers meet it."""
         policies = self.schema.policies.values()
         if not self.schema.multi_agent and not any(policy.has_sequences for policy in policies):
             return rows
@@ -300,7 +300,7 @@ class JsonShard:
     # ---- lines ----
 
     def _line_bytes(self, line: _Line) -> bytes:
-        """The bytes of a line."""
+        """Return the bytes of a line; none if it is damaged."""
         packed = self._stored_bytes(line)
         try:
             return self._inflated(packed)
@@ -310,7 +310,7 @@ class JsonShard:
             return b""
 
     def _stored_bytes(self, line: _Line) -> bytes:
-        """The bytes of a line with its end or frame, fetched with some of those that follow it."""
+        """Return the bytes of a line with its end or frame; fetches some following lines with it."""
         offset = line.start - self._block_start
         if offset < 0 or offset + line.stop - line.start > len(self._block):
             stop = min(max(line.stop, line.start + _BLOCK_BYTES), self._ref.name.size)
@@ -319,17 +319,17 @@ class JsonShard:
         return self._block[offset : offset + line.stop - line.start]
 
     def _unpacked(self, packed: bytes) -> bytes:
-        """A line without its end; nothing if it cannot be had."""
+        """Return a line without its end; nothing if it is unreadable."""
         try:
             return self._inflated(packed)
         except CorruptData:
             return b""
 
     def _inflated(self, packed: bytes) -> bytes:
-        """A line without its end.
+        """Return a line without its end.
 
         Raises:
-            CorruptData: It is no zstd frame. (UnsafeData: it asks for too much.)
+            CorruptData: It is not a zstd frame. (UnsafeData: it asks for too much.)
         """
         if self._packed:
             packed = inflate(packed, most=self._limits.line_bytes + 1, limits=self._limits)
@@ -337,7 +337,7 @@ class JsonShard:
 
     def _lost(self, line: _Line, rows: int) -> CorruptData:
         return CorruptData(
-            f"bytes {line.start} to {line.stop - 1} are no line of the shard's that matches its CRC-32: "
+            f"bytes {line.start} to {line.stop - 1} hold no line that matches its CRC-32: "
             f"{rows} rows are lost; restore the shard, or read with on_error='skip'",
             uri=self.uri,
             record=line.number,
@@ -345,7 +345,7 @@ class JsonShard:
 
 
 def _ranges(data: bytes) -> Iterator[tuple[int, int]]:
-    """Byte ranges of lines, their ends included."""
+    """Yield the byte ranges of lines, including their ends."""
     start = 0
     while start < len(data):
         found = data.find(b"\n", start)
@@ -355,21 +355,21 @@ def _ranges(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, int]]:
-    """Byte ranges of zstd frames, and of what lies between them where there is damage."""
+    """Yield the byte ranges of zstd frames, and of damaged bytes between them."""
     start = 0
     while start < len(data):
         stop = _frame_end(data, start)
         if stop is None or (stop < len(data) and not data.startswith(_FRAME_MAGIC, stop)):
             found = data.find(_FRAME_MAGIC, start + 1)
             following = len(data) if found < 0 else found
-            # A frame that seems to reach into the next has a damaged length.
+            # A frame that seems to reach into the next one has a damaged length.
             stop = following if stop is None else min(stop, following)
         yield start, stop
         start = stop
 
 
 def _frame_end(data: bytes, start: int) -> int | None:
-    """Where the zstd frame at ``start`` ends, by the sizes of its blocks (RFC 8878, 3.1.1); None: nowhere."""
+    """Return the end of the zstd frame at ``start``, from its block sizes (RFC 8878, 3.1.1); None: no end."""
     try:
         head = data[start : start + 18]
         checksum = 4 if zstandard.get_frame_parameters(head).has_checksum else 0

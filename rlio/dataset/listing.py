@@ -1,8 +1,8 @@
-"""Reading what is committed: the listing is the manifest.
+"""Lists the committed shards: the listing is the manifest.
 
-A shard is a range of one writer's rows. Ranges may repeat and overlap (compaction, retries); a reader walks
-a cursor over them and so gets every row exactly once, whatever shards there are. Of several attempts at one
-part of a job, each a writer of its own, the first one that is sealed is taken (docs/design/attempts.md).
+A shard is a range of one writer's rows. Ranges may repeat and overlap (compaction, retries). A reader moves a
+cursor over them, and so gets every row exactly once, whatever shards exist. Each attempt at a part of a job
+is a writer. Of several attempts at one part, the first sealed one is taken (docs/design/attempts.md).
 
 Example:
     >>> def shard(first, rows):
@@ -48,6 +48,7 @@ __all__ = [
     "cover_rows",
     "list_settled",
     "list_shards",
+    "list_with_times",
     "list_writer",
     "load_shard",
 ]
@@ -55,13 +56,13 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class HoleCheck:
-    """When a hole is believed: a listing of a growing data set is no snapshot, and may lack what was stored.
+    """When to believe a hole: a listing of a growing data set is not a snapshot, and may miss stored rows.
 
     Attributes:
-        listings: Listings that must all lack the rows.
-        seconds: Time between two of them. Stores that list page by page are right the next time; the wait is
-            for those that take a moment to show what was put.
-        sleep: Waits that many seconds.
+        listings: Number of listings that must all lack the rows.
+        seconds: Time between two listings. For stores that list page by page the next listing is right; the
+            wait is for stores that show a put with a delay.
+        sleep: Waits for that many seconds.
     """
 
     listings: int = 3
@@ -73,14 +74,14 @@ class HoleCheck:
             raise OptionError(f"{self}: expected listings >= 1 and seconds >= 0")
 
 
-#: What holds unless a caller says otherwise; tests shorten it.
+#: The default, if a caller gives none; tests shorten it.
 HOLE_CHECK = HoleCheck()
 
 
 class ShardRef(NamedTuple):
-    """A shard that is stored: whose it is, what its name certifies, and its path below the root.
+    """A stored shard: its writer, the facts that its name certifies, and its path below the root.
 
-    The path is kept because a foreign tool may have written the same numbers with another padding.
+    The path is kept because another tool may have written the same numbers with another padding.
     """
 
     writer: str
@@ -89,7 +90,7 @@ class ShardRef(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The part of a shard that is served: ``rows`` rows from its row ``skip`` on."""
+    """The served part of a shard: ``rows`` rows from its row ``skip`` on."""
 
     ref: ShardRef
     skip: int
@@ -97,12 +98,12 @@ class Segment(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Row number, within the writer, of the first row served."""
+        """Row number, within the writer, of the first served row."""
         return self.ref.name.first + self.skip
 
     @property
     def end(self) -> int:
-        """The row after the last one served."""
+        """The row after the last served one."""
         return self.first + self.rows
 
 
@@ -114,7 +115,7 @@ class Rejected(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """The rows of one writer: what serves them, and which are missing."""
+    """The rows of one writer: the segments that serve them, and the missing ranges."""
 
     segments: list[Segment]
     holes: list[range]
@@ -122,13 +123,13 @@ class Coverage(NamedTuple):
 
 @dataclass(frozen=True)
 class PassedOver:
-    """An attempt at a part of a job of which no row is served: it is not sealed, or another one is taken.
+    """An attempt at a part of a job whose rows are not served: it is unsealed, or another one is taken.
 
     Attributes:
         shards: Its shards, by first row.
-        rejected: Its objects that are neither shards nor markers, or have another size than their name.
-        sealed: Its rows, if it is closed for good: a snapshot or a follower that began with it stays with it.
-        trimmed: The row of its marker; None without one.
+        rejected: Its objects that are neither shards nor markers, or have another size than in their name.
+        sealed: Its rows, if it is closed for good: a snapshot or a follower that started with it keeps it.
+        trimmed: The row of its trim marker; None without one.
     """
 
     shards: list[ShardRef]
@@ -139,16 +140,16 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Listing:
-    """What one listing of a data set found.
+    """The result of listing a data set.
 
     Attributes:
         shards: Writer id -> its shards, by first row; writers by id. Of several attempts at a part of a job,
-            the one that is taken.
-        rejected: Objects under the data folder that are neither shards nor markers, or whose size is not
-            that of their name (being uploaded, or torn).
+            the taken one.
+        rejected: Objects under the data folder that are neither shards nor markers, or have another size than
+            in their name (being uploaded, or torn).
         sealed: Writer id -> rows, for writers that are closed for good.
-        trimmed: Writer id -> row, for writers whose rows below it are gone on purpose. Of parts that were
-            begun and have no sealed attempt yet, each attempt, with row 0: something may still come.
+        trimmed: Writer id -> row; the rows below it were removed on purpose. Also has each attempt at a part
+            without a sealed attempt, with row 0, because rows may still come.
         passed_over: Writer id -> the attempts that are not taken.
     """
 
@@ -164,16 +165,16 @@ class Listing:
         return sorted(self.shards.keys() | self.sealed.keys())
 
     def cover(self, writer: str, *, start: int = 0, end: int | None = None) -> Coverage:
-        """The rows of ``writer``, its markers honoured.
+        """Return the rows of ``writer``, respecting its markers.
 
         Args:
-            writer: Its id; one that is not listed has no rows.
-            start: Row below which nothing is wanted. Rows below the mark of a trim are not either, although
-                a late retry may have stored them again.
-            end: Row from which on nothing is wanted; None: all that there are, or were promised by a seal.
+            writer: The writer's id; one that is not listed has no rows.
+            start: First wanted row. Rows below a trim marker are never wanted, although a late retry may have
+                stored them again.
+            end: Row after the last wanted one; None: all stored rows, and those that a seal promises.
 
-        An attempt that is not taken has its rows all the same if it is sealed: whoever names it began with it
-        when no other was. One that is not sealed has none.
+        An attempt that is not taken still has its rows if it is sealed, because a reader that names it
+        started with it before another one was sealed. An unsealed one has no rows.
         """
         passed = self.passed_over.get(writer)
         if passed is None:
@@ -188,12 +189,12 @@ class Listing:
         return cover_rows(refs, trim=max(start, trim or 0), sealed=sealed, end=end)
 
     def trimmed_below(self, writer: str) -> int:
-        """The row below which rows of ``writer``, also of an attempt not taken, are gone on purpose."""
+        """Return the row below which rows of ``writer`` are trimmed, also for an attempt not taken."""
         passed = self.passed_over.get(writer)
         return (self.trimmed.get(writer) if passed is None else passed.trimmed) or 0
 
     def torn(self) -> dict[str, list[tuple[Rejected, ShardName]]]:
-        """Writer id -> the objects that are named like its shards but have another size."""
+        """Return writer id -> objects that have a name of its shards but another size."""
         found: dict[str, list[tuple[Rejected, ShardName]]] = {}
         for rejected in self.rejected:
             parts = rejected.path.split("/")
@@ -202,7 +203,7 @@ class Listing:
         return found
 
     def joined(self, later: Listing) -> Listing:
-        """What either listing saw. Shards never change, so that one which was seen once was stored."""
+        """Return the union of both listings. A shard never changes, so one that was seen once was stored."""
         one, other = self._with_all(), later._with_all()
         shards = {}
         for writer in sorted(one.shards.keys() | other.shards.keys()):
@@ -216,16 +217,16 @@ class Listing:
         )._chosen()
 
     def staying_with(self, begun: Collection[str]) -> Listing:
-        """This listing for whoever has begun to read some writers: of a part, no other attempt is taken.
+        """Return the listing for a reader that has started some writers: keeps their attempts as taken.
 
         Args:
-            begun: Ids of writers; those that are no attempts do not matter.
+            begun: Ids of writers; ids that are not of attempts do not matter.
         """
         kept = {part: writer for writer in begun if (part := part_of(writer)) is not None}
         return self._with_all()._chosen(kept) if kept else self
 
     def _with_all(self) -> Listing:
-        """This listing with every attempt among the writers, whether it is taken or not."""
+        """Return this listing with every attempt among the writers, taken or not."""
         if not self.passed_over:
             return self
         found = Listing({**self.shards}, [*self.rejected], {**self.sealed}, {**self.trimmed})
@@ -240,17 +241,17 @@ class Listing:
         return replace(found, shards=dict(sorted(found.shards.items())))
 
     def _chosen(self, kept: Mapping[str, str] = MappingProxyType({})) -> Listing:
-        """This listing, of which every attempt is among the writers, with one attempt taken of each part.
+        """Choose one attempt of each part in this listing, which has every attempt among its writers.
 
-        The first sealed one: of those that are sealed, the one with the smallest id.
+        Takes the first sealed one: among the sealed attempts, the one with the smallest id.
 
         Args:
-            kept: Part -> the attempt at it that is taken, whatever others there are.
+            kept: Part -> the attempt to take for it, whatever others there are.
         """
         torn: dict[str, list[Rejected]] = {}
         for rejected in self.rejected:
             torn.setdefault(_writer_of(rejected.path.rpartition("/")[0]) or "", []).append(rejected)
-        # What else lies in a folder (a file browser's notes) is no sign of an attempt.
+        # Other files in a folder (notes of a file browser) are not a sign of an attempt.
         begun = {writer for writer, found in torn.items() if any(map(_is_shard, found))}
         known = self.shards.keys() | self.sealed.keys() | self.trimmed.keys() | begun
         attempts: dict[str, list[str]] = {}
@@ -277,37 +278,47 @@ class Listing:
         return found
 
 
-# Equal rows take the fewest bytes: 65,536 of them some 500. A name that claims more could make readers walk
-# rows for years that are not there.
+# Equal rows take the fewest bytes: 65,536 of them take about 500. A name that claims more could make readers
+# walk missing rows for years.
 _ROWS_PER_BYTE = 1000
 _FREE_ROWS = 1 << 24
 
 
 def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
-    """List the data set at ``storage`` in one pass, with no object opened.
+    """List the data set at ``storage`` in one pass, without opening an object.
 
-    A listing of a growing data set is no snapshot: a later shard may be seen and an earlier one not yet.
-    Whoever finds a hole lists again before believing it.
+    A listing of a growing data set is not a snapshot: it may have a later shard but not an earlier one. List
+    again before you believe a hole.
 
     Raises:
-        UnsafeData: There are more than ``limit`` names.
+        UnsafeData: The data set has more than ``limit`` names.
     """
     return _listing_of(storage.list(DATA_DIR, limit=limit))
 
 
+def list_with_times(storage: Storage) -> tuple[Listing, dict[str, float | None]]:
+    """`list_shards`, and path -> when each object was stored; see `Storage.list_with_times`.
+
+    Raises:
+        UnsafeData: There are more names than a listing may have.
+    """
+    entries, times = storage.list_with_times(DATA_DIR)
+    return _listing_of(entries), times
+
+
 def list_writer(storage: Storage, writer: str) -> Listing:
-    """List the folder of one writer: a request, however many others there are."""
+    """List the folder of one writer: one request, however many other writers exist."""
     return _listing_of(storage.list(writer_dir(writer)))
 
 
 def _listing_of(entries: Iterable[tuple[str, int | None]]) -> Listing:
-    """What the names and sizes of objects say.
+    """Build the listing from the names and sizes of objects.
 
     Args:
         entries: Path and bytes of each, sorted by path.
     """
     listing = Listing()
-    # Those of one folder come one after the other, but for what is deeper.
+    # The entries of one folder are consecutive, except those of its subfolders.
     folder: str = ""
     writer: str | None = None
     refs: list[ShardRef] = []
@@ -342,7 +353,7 @@ def _is_shard(rejected: Rejected) -> bool:
 
 
 def _writer_of(folder: str) -> str | None:
-    """The writer whose shards are directly in ``folder``, a path below the root; None: it is no writer's."""
+    """Return the writer whose shards are in ``folder``, a path below the root; None if it has no writer."""
     parts = folder.split("/")
     return parts[1] if len(parts) == 2 and is_writer_id(parts[1]) else None
 
@@ -351,24 +362,24 @@ def list_settled(
     storage: Storage,
     *,
     lacks: Callable[[Listing], bool],
-    patience: HoleCheck | None = None,
+    hole_check: HoleCheck | None = None,
 ) -> Listing:
     """List until nothing is lacking, or until several listings together lack it.
 
     Args:
         storage: The data set's root.
         lacks: Whether rows are missing in a listing.
-        patience: How often and how long apart; None for the default.
+        hole_check: How many listings, and the time between them; None for the default.
 
     Returns:
-        What the listings saw together: a row that is missing here was in none of them.
+        The union of the listings: a row that is missing here was in none of them.
     """
-    patience = patience or HOLE_CHECK
+    hole_check = hole_check or HOLE_CHECK
     found = list_shards(storage)
-    for _ in range(patience.listings - 1):
+    for _ in range(hole_check.listings - 1):
         if not lacks(found):
             break
-        patience.sleep(patience.seconds)
+        hole_check.sleep(hole_check.seconds)
         found = found.joined(list_shards(storage))
     return found
 
@@ -384,11 +395,11 @@ def _take_marker(listing: Listing, writer: str, text: str, path: str) -> None:
     elif row is not None:
         listing.trimmed[writer] = max(row, listing.trimmed.get(writer, 0))
     else:
-        listing.rejected.append(Rejected(path, "the name is that of no shard and no marker"))
+        listing.rejected.append(Rejected(path, "the name is not that of a shard or a marker"))
 
 
 _first_row = attrgetter("name.first")
-# Makes a tuple of a class at once; what NamedTuple makes of its fields calls this, too, in twice the time.
+# Creates a NamedTuple directly; the class's own constructor calls this too, in twice the time.
 _new = tuple.__new__
 
 
@@ -401,15 +412,15 @@ def cover_rows(
 ) -> Coverage:
     """Choose the shards that serve one writer's rows, each row exactly once.
 
-    The rule, for the next row c: among the shards with first <= c < first + rows, the one with the largest
-    end (of equal ones, the smallest path), from its row c - first on; then c is its end. Larger covers win:
-    a compacted shard is used at once, and the shards that it covers may go.
+    The rule for the next row c: of the shards with first <= c < first + rows, take the one with the largest
+    end (of equal ones, the smallest path), from its row c - first on. Then c is its end. Larger shards win: a
+    compacted shard is used at once, and the shards that it covers may be removed.
 
     Args:
         refs: Shards of one writer, in any order.
-        trim: Row below which nothing is wanted or missed.
+        trim: First wanted row; rows below it are not missed.
         sealed: Rows that the writer had when it was closed for good; None while it may grow.
-        end: Row from which on nothing is wanted, and up to which everything is, whatever ``sealed`` says.
+        end: Row after the last wanted one. All rows up to it are expected, whatever ``sealed`` says.
 
     Returns:
         Segments in row order, and the ranges of rows from ``trim`` on that no shard holds although a later
@@ -419,7 +430,8 @@ def cover_rows(
     holes: list[range] = []
     cursor = trim
     waiting = sorted(refs, key=_first_row)
-    # The best of all shards that start at or before the cursor; its end, reach, says whether it goes past it.
+    # The best shard that starts at or before the cursor. Its end, reach, shows whether it goes past the
+    # cursor.
     best: ShardRef | None = None
     reach = best_first = i = 0
     count = len(waiting)
@@ -449,19 +461,20 @@ def cover_rows(
 
 
 def load_shard(storage: Storage, ref: ShardRef) -> bytes:
-    """Read a whole shard. Its size is checked; its CRCs are the decoder's to check, before anything else.
+    """Read a whole shard. Checks its size; the decoder must check its CRCs before anything else.
 
     Raises:
         CorruptData: It has more or fewer bytes than its name says.
         DataNotFound: It is gone (covered by a larger one and collected): list again.
     """
-    # One byte more than expected: an object that was swapped for a larger one is seen, and never read whole.
+    # One byte more than expected, to detect an object that was replaced by a larger one without reading it
+    # whole.
     data = storage.read_range(ref.path, 0, ref.name.size + 1)
     if len(data) != ref.name.size:
         found = f"more than {ref.name.size}" if len(data) > ref.name.size else str(len(data))
         raise CorruptData(
             f"the shard has {found} bytes and its name says {ref.name.size}: it is torn or was changed; "
-            "copy it again from where it came",
+            "copy it again from its source",
             uri=storage.uri_of(ref.path),
         )
     return data

@@ -1,8 +1,8 @@
-"""Markers in a writer's folder: that it is closed for good, and that its oldest rows are gone on purpose.
+"""Markers in a writer's folder: the writer is closed for good, or its oldest rows were removed on purpose.
 
-A marker is an object whose name says everything; its content repeats the name for people who look into it. Of
-several of one kind the one with the largest number counts, so that putting one is right at any time, in any
-order, and as often as one likes.
+A marker is an object whose name states everything; its content repeats the name for people who open it. Of
+several markers of one kind, the largest number counts, so a marker can be put at any time, in any order, and
+repeatedly.
 
 Example:
     >>> from rlio.storage.filesystem import Storage
@@ -24,41 +24,41 @@ __all__ = ["claim", "disclaim", "seal", "trim"]
 
 
 def seal(storage: Storage, writer: str, rows: int) -> None:
-    """Say that ``writer`` is closed for good, after ``rows`` rows: who follows it knows the end.
+    """Mark ``writer`` as closed for good after ``rows`` rows, so that a reader that follows it sees the end.
 
     Raises:
         PublishError: The marker could not be stored.
-        OptionError: There is no such writer id or number of rows.
+        OptionError: The writer id or the number of rows is illegal.
     """
     _put(storage, writer, sealed_name(rows))
 
 
 def trim(storage: Storage, writer: str, row: int) -> None:
-    """Say that the rows of ``writer`` below ``row`` are gone: no shard brings them back.
+    """Mark the rows of ``writer`` below ``row`` as removed: no shard brings them back.
 
     Raises:
         PublishError: The marker could not be stored.
-        OptionError: There is no such writer id or row.
+        OptionError: The writer id or the row is illegal.
     """
     _put(storage, writer, trim_name(row))
 
 
 def claim(storage: Storage, writer: str) -> None:
-    """Say that ``writer`` is there, before it has stored a row: no row of it is gone.
+    """Announce ``writer`` before it has stored a row; the claim is a trim marker at row 0.
 
-    Who follows the data set then waits for it, though all others are closed; and a writer id that was given,
-    and not drawn, cannot be given again while rows of it are in a log somewhere, whose numbers would then
-    stand for other rows.
+    Readers that follow the data set then wait for this writer, even if all others are closed. The claim also
+    reserves an id that the user gave: it cannot be used again while a log still holds rows of it, because
+    their numbers would then mean other rows.
 
     Raises:
         PublishError: The marker could not be stored.
-        OptionError: There is no such writer id.
+        OptionError: The writer id is illegal.
     """
     trim(storage, writer, 0)
 
 
 def disclaim(storage: Storage, writer: str) -> None:
-    """Remove what `claim` has put: ``writer`` is sealed, or has no rows and never will."""
+    """Remove the marker of `claim`: ``writer`` is sealed, or has no rows and never will."""
     storage.remove(f"{writer_dir(writer)}/{trim_name(0)}")
 
 

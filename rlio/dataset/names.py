@@ -1,6 +1,6 @@
-"""The names in a data set: a shard's own says which rows it holds and what its bytes must be.
+"""The names in a data set: the name of a shard states which rows it holds and what its bytes must be.
 
-Names are what readers trust, so each is one strict grammar: what does not match is not ours.
+Readers trust names, so each kind has one strict grammar: a name that does not match is not from rlio.
 
 Example:
     >>> name = ShardName(first=4096, rows=2048, size=913422, crc32=0x9F0C11AA, footer_crc32=0x1B)
@@ -50,15 +50,15 @@ __all__ = [
 HEADER: Final = "_rlio.json"
 SCHEMA_DIR: Final = "_schema"
 DATA_DIR: Final = "data"
-#: What early versions left as advice to readers: it is not used, and `gc` removes it.
+#: Folder that early versions left as a hint for readers: it is not used, and `gc` removes it.
 INDEX_DIR: Final = "_index"
 WAL_DIR: Final = "_wal"
 
 Suffix: TypeAlias = Literal["parquet", "jsonl", "jsonl.zst"]
 _SUFFIXES: Final = get_args(Suffix)
 
-#: Rows of one shard, its bytes, and the last row of a writer: bounds that arithmetic in any language keeps
-#: exact (int64), far above what can be written and far below what a hostile name could ask for.
+#: Upper bounds of the rows and bytes of one shard, and of a writer's last row. Arithmetic in any language
+#: keeps them exact (int64). They are far above real data, and far below what a hostile name could ask for.
 MAX_ROWS: Final = 2**48
 MAX_SHARD_BYTES: Final = 2**48
 MAX_ROW: Final = 2**62
@@ -79,7 +79,7 @@ _SCHEMA_HASH = re.compile(r"[0-9a-f]{8,64}")
 
 
 class _Certified(NamedTuple):
-    """The fields of a `ShardName`, unchecked: a tuple is made several times faster than a dataclass."""
+    """The fields of a `ShardName`, unchecked; creating a tuple is several times faster than a dataclass."""
 
     first: int
     rows: int
@@ -90,16 +90,16 @@ class _Certified(NamedTuple):
 
 
 class ShardName(_Certified):
-    """What a shard's name certifies. Immutable.
+    """The facts that a shard's name certifies. Immutable.
 
     Attributes:
         first: Row number, within its writer, of the first row.
         rows: Rows in the shard, at least 1.
-        size: Its bytes.
+        size: Bytes of the shard.
         crc32: zlib's CRC-32 of all its bytes.
-        footer_crc32: CRC-32 of a Parquet shard's footer (thrift metadata, its length and magic); of a JSON
-            shard, of whatever the encoding declares, or 0.
-        suffix: What the bytes are.
+        footer_crc32: CRC-32 of a Parquet shard's footer (thrift metadata, its length and magic); for a JSON
+            shard, the value that the encoding declares, or 0.
+        suffix: The file format.
 
     Raises:
         OptionError: A value is out of bounds.
@@ -134,22 +134,22 @@ class ShardName(_Certified):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The arguments are keywords, and a tuple is pickled with positions.
+        # The arguments are keywords, but a tuple is pickled by position.
         return _unpickled, tuple(self)
 
     @property
     def end(self) -> int:
-        """The row after the last."""
+        """The row after the last one."""
         return self.first + self.rows
 
     def format(self) -> str:
-        """The file name."""
+        """Return the file name."""
         crcs = f"{self.crc32:08x}-{self.footer_crc32:08x}"
         return f"{self.first:012d}-{self.rows}-{self.size}-{crcs}.{self.suffix}"
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
-        """The shard that the file name ``name`` (no folder) declares, or None if it is no shard's name."""
+        """Parse the file name ``name`` (without folder); None if it is not the name of a shard."""
         match = _SHARD.fullmatch(name)
         if match is None:
             return None
@@ -157,8 +157,8 @@ class ShardName(_Certified):
         first, rows, size = int(first_text), int(rows_text), int(size_text)
         if not (1 <= rows <= MAX_ROWS and first + rows <= MAX_ROW and 1 <= size <= MAX_SHARD_BYTES):
             return None
-        # Not by __new__, which would check again what the pattern and the line above have: large data sets
-        # have hundreds of thousands of names.
+        # Bypasses __new__, which would repeat the checks of the pattern and of the line above: large data
+        # sets have hundreds of thousands of names.
         return tuple.__new__(cls, (first, rows, size, int(crc32, 16), int(footer_crc32, 16), suffix))
 
 
@@ -167,7 +167,7 @@ def _unpickled(first: int, rows: int, size: int, crc32: int, footer_crc32: int, 
 
 
 def make_writer_id(worker_index: int) -> str:
-    """A new id, ``w<worker_index:05d>-<8 hex>``: no other process start has it, on any machine.
+    """Return a new id, ``w<worker_index:05d>-<8 hex>``; no other process start has it, on any machine.
 
     Raises:
         OptionError: ``worker_index`` is negative.
@@ -178,38 +178,39 @@ def make_writer_id(worker_index: int) -> str:
 
 
 def is_writer_id(text: object) -> bool:
-    """Whether ``text`` may be a writer's id, an attempt's included, and so a folder's name."""
+    """Whether ``text`` is a legal writer id (or the id of an attempt), and so a folder's name."""
     return isinstance(text, str) and (_WRITER.fullmatch(text) is not None or part_of(text) is not None)
 
 
 def check_writer_id(writer_id: str) -> str:
-    """Return ``writer_id`` if it may be one.
+    """Return ``writer_id`` if it is legal.
 
     Raises:
-        OptionError: It is not 1 to 64 of ``a-z 0-9 -``, or starts with ``-``; nor is it an attempt's id.
+        OptionError: It is not 1 to 64 of ``a-z 0-9 -``, or starts with ``-``, and is not the id of an
+            attempt.
     """
     if not is_writer_id(writer_id):
         raise OptionError(
             f"writer_id={excerpt(writer_id)}: expected 1 to 64 of the characters a-z, 0-9 and '-', "
-            "the first no '-'"
+            "not starting with '-'"
         )
     return writer_id
 
 
 def is_job(text: object) -> bool:
-    """Whether ``text`` may name a job whose parts are written by attempts."""
+    """Whether ``text`` is a legal name of a job whose parts are written by attempts."""
     return isinstance(text, str) and _JOB.fullmatch(text) is not None
 
 
 def part_id(job: str, number: int) -> str:
-    """What all attempts at one part of a job share: ``x<job>-<number:06d>``.
+    """Return the prefix that all attempts at one part of a job share: ``x<job>-<number:06d>``.
 
     Raises:
         OptionError: ``job`` is not 1 to 31 of ``a-z 0-9 -`` or starts with ``-``, or the number is too large.
     """
     if not is_job(job):
         raise OptionError(
-            f"job={excerpt(job)}: expected 1 to 31 of the characters a-z, 0-9 and '-', the first no '-'"
+            f"job={excerpt(job)}: expected 1 to 31 of the characters a-z, 0-9 and '-', not starting with '-'"
         )
     if not 0 <= number <= _MAX_PART:
         raise OptionError(f"part {number}: a job has at most {_MAX_PART + 1}; give each more rows")
@@ -217,14 +218,14 @@ def part_id(job: str, number: int) -> str:
 
 
 def make_attempt_id(part: str, number: int) -> str:
-    """A new writer id, ``<part>~<number:04d>-<8 hex>``: no other attempt at the part has it.
+    """Return a new writer id, ``<part>~<number:04d>-<8 hex>``; no other attempt at the part has it.
 
     Args:
         part: From `part_id`.
-        number: From 0; that of a later attempt is larger than those of all that are known.
+        number: From 0; a later attempt has a larger number than all known ones.
 
     Raises:
-        OptionError: There were too many attempts.
+        OptionError: The part has had too many attempts.
     """
     if not 0 <= number <= _MAX_ATTEMPT:
         raise OptionError(f"attempt {number} at {part}: after {_MAX_ATTEMPT + 1}, give the job another name")
@@ -232,7 +233,7 @@ def make_attempt_id(part: str, number: int) -> str:
 
 
 def part_of(writer_id: str) -> str | None:
-    """The part that an attempt is at; None: it is the id of no attempt.
+    """Return the part that an attempt writes; None if ``writer_id`` is not the id of an attempt.
 
     Example:
         >>> part_of("xnightly-000007~0001-9b1c22aa"), part_of("w00000-0a1b2c3d")
@@ -243,20 +244,20 @@ def part_of(writer_id: str) -> str | None:
 
 
 def writer_dir(writer_id: str) -> str:
-    """The folder of a writer's shards, relative to the root."""
+    """Return the folder of a writer's shards, relative to the root."""
     return f"{DATA_DIR}/{check_writer_id(writer_id)}"
 
 
 def shard_path(writer_id: str, name: ShardName) -> str:
-    """Where a shard is, relative to the root."""
+    """Return the path of a shard, relative to the root."""
     return f"{writer_dir(writer_id)}/{name.format()}"
 
 
 def schema_path(schema_hash: str) -> str:
-    """Where the schema with that hash (8 to 64 lower-case hex digits) is, relative to the root.
+    """Return the path of the schema with that hash (8 to 64 lower-case hex digits), relative to the root.
 
     Raises:
-        OptionError: ``schema_hash`` is none.
+        OptionError: ``schema_hash`` is not such a hash.
     """
     if _SCHEMA_HASH.fullmatch(schema_hash) is None:
         raise OptionError(f"schema hash {excerpt(schema_hash)}: expected 8 to 64 lower-case hex digits")
@@ -264,22 +265,22 @@ def schema_path(schema_hash: str) -> str:
 
 
 def sealed_name(rows: int) -> str:
-    """Name of the marker that says: the writer is closed for good, after ``rows`` rows."""
+    """Return the name of the marker that closes a writer for good, after ``rows`` rows."""
     return f"_sealed-{_check_row(rows)}"
 
 
 def trim_name(row: int) -> str:
-    """Name of the marker that says: rows below ``row`` are gone on purpose."""
+    """Return the name of the marker that rows below ``row`` were removed on purpose."""
     return f"_trim-{_check_row(row)}"
 
 
 def parse_sealed(name: str) -> int | None:
-    """Rows that a `sealed_name` declares, or None if ``name`` is none."""
+    """Return the rows that a `sealed_name` declares, or None if ``name`` is not one."""
     return _parse_row(_SEALED, name)
 
 
 def parse_trim(name: str) -> int | None:
-    """Row that a `trim_name` declares, or None if ``name`` is none."""
+    """Return the row that a `trim_name` declares, or None if ``name`` is not one."""
     return _parse_row(_TRIM, name)
 
 

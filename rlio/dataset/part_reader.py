@@ -1,7 +1,7 @@
-"""A part of a data set as Arrow tables, read a row group at a time; and how a data set is cut into parts.
+"""Reads parts of a data set as Arrow tables, one row group at a time, and splits a data set into parts.
 
-A part is a range of rows of each of some writers, so that it means the same rows whatever is compacted,
-collected or written meanwhile. Exports read a data set as one part, Ray Data one part a task.
+A part is a range of rows of each of some writers. It means the same rows whatever is compacted, collected or
+written meanwhile. Exports read a data set as one part; Ray Data reads one part per task.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["PartReader", "Plan", "Rows", "plan_of", "split"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 Missing = Literal["error", "drop", "fill"]
 
-# A table has at most so many bytes, or is one row: what is decoded at once, where stacks are looked up.
+# Largest table in bytes (or one row): the amount that is decoded at once, where stacks are looked up.
 _TABLE_BYTES: Final = 32 << 20
-# A task reads at most so many bytes of shards, or one shard.
+# Most bytes of shards that one task reads (or one shard).
 _TASK_BYTES: Final = 64 << 20
-# Few bytes are shared out, too, into so many tasks at most, of a megabyte at least: by the data alone.
+# Small data is split too: into at most this many tasks of at least a megabyte, decided by the data alone.
 _TASKS: Final = 32
 _LEAST_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A range of a writer's rows, and the shards that held them when they were listed."""
+    """A range of a writer's rows, and the shards that held them at the listing."""
 
     writer: str
     first: int
@@ -69,18 +69,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is read of a data set, and how it comes.
+    """What to read of a data set, and the form of the tables.
 
     Attributes:
-        options: What is read of each group.
+        options: What to read of each group.
         layout: The columns of the tables.
-        policy: Of several policies, the one whose rows are read; None: all, or the only one.
-        row_filter: Which rows; None: all.
-        filter_options: What is read of each group to find them.
-        schemas: Of all writers, by hash.
-        writers: Whether a column says whose each row is.
-        row_bytes: What a row takes in memory; texts are guessed.
-        shown: Columns of the tables, where the layout has others that are only needed to make them.
+        policy: Of several policies, the one whose rows to read; None: all, or the only one.
+        row_filter: Chooses rows; None: all.
+        filter_options: What to read of each group for the filter.
+        schemas: Schemas of all writers, by hash.
+        writers: Whether a column names the writer of each row.
+        row_bytes: Bytes of a row in memory; texts are estimated.
+        shown: Columns of the tables, if the layout has others that are only needed to make them.
     """
 
     options: GroupOptions
@@ -94,20 +94,20 @@ class Plan:
     shown: tuple[str, ...] | None = None
 
     def shows(self, table: pa.Table) -> pa.Table:
-        """What is asked for of a table that has all columns of the layout."""
+        """Select the requested columns of a table that has all columns of the layout."""
         return table if self.shown is None else table.select(list(self.shown))
 
     def only(self, names: Sequence[str]) -> Plan:
-        """The same rows with some of the columns.
+        """Return a plan for the same rows with only some of the columns.
 
         Raises:
-            MissingColumn: There is no such column.
+            MissingColumn: A column does not exist.
         """
         for name in names:
             if name not in self.layout.names:
                 raise MissingColumn(f"the table has only {', '.join(self.layout.names)}", column=name)
         layout = self.layout.only(names)
-        # A table without columns would have no rows either: Ray counts them by one, and drops it.
+        # A table without columns has no rows either. Ray counts rows by one column, and drops it.
         if not layout.columns:
             layout = replace(layout, columns=self.layout.columns[:1])
         needed = layout.logical
@@ -130,11 +130,11 @@ def plan_of(
     filter: str | RowFilter | Any | None,
     writers: bool,
 ) -> Plan:
-    """Check what is asked for, before anything is read.
+    """Check the request before anything is read, and return the plan.
 
     Raises:
-        OptionError: Options do not fit each other or the data.
-        MissingColumn: There is no such column.
+        OptionError: The options contradict each other or do not fit the data.
+        MissingColumn: A requested column does not exist.
         SchemaConflict: Only some writers have a column, and ``missing`` is "error".
         SchemaError: The policies' columns differ.
     """
@@ -142,14 +142,14 @@ def plan_of(
     joint = any(schema.multi_agent for schema in schemas)
     policies = sorted({pid for schema in schemas for pid in schema.policies})
     if policy is not None and policy not in policies and policies:
-        raise OptionError(f"policy={excerpt(policy)}: there are {excerpt(policies)}", uri=dataset.uri)
+        raise OptionError(f"policy={excerpt(policy)}: the data set has {excerpt(policies)}", uri=dataset.uri)
     pids = [policy] if policy is not None else policies or [DEFAULT_POLICY_ID]
     wanted = None if options.columns is None else with_step_columns(dataset, options.columns)
     shared = common_columns(dataset, missing=missing, wanted=wanted)
     wanted = shared if missing == "drop" else wanted
     chosen = group_options(dataset, replace(options, columns=wanted), missing)
     row_filter = None if filter is None else RowFilter.of(filter)
-    if not schemas:  # There are no rows to choose among.
+    if not schemas:  # The data set has no rows to choose among.
         row_filter = None
     searched = chosen
     if row_filter is not None:
@@ -161,7 +161,7 @@ def plan_of(
         joint=joint and policy is None,
         uri=dataset.uri,
     )
-    if options.columns is not None and joint:  # Those that joint steps are told apart by are read, not given.
+    if options.columns is not None and joint:  # The columns that identify joint steps are read but not shown.
         given = {*options.columns, Columns.NEXT_OBS_VALID}
         layout = replace(layout, columns=tuple(c for c in layout.columns if c.column in given))
     for name in options.columns or () if missing != "drop" else ():
@@ -184,7 +184,7 @@ def plan_of(
 
 
 def _check_chooses_rows(dataset: DatasetSnapshot, options: GroupOptions, *, joint: bool) -> None:
-    """Refuse a filter where single rows are not units.
+    """Refuse a filter if single rows are not units.
 
     Raises:
         OptionError: The data has sequences; or the joint steps of several agents are read (``joint``).
@@ -194,24 +194,24 @@ def _check_chooses_rows(dataset: DatasetSnapshot, options: GroupOptions, *, join
         what = "sequences (seq_lens)" if sequences else "joint steps of several agents"
         hint = "leave filter= out, and" if sequences else "name one policy=, or"
         raise OptionError(
-            f"filter chooses among rows, and the data has {what}: {hint} filter the result",
+            f"filter chooses among rows, but the data has {what}: {hint} filter the result",
             uri=dataset.uri,
         )
 
 
 def _with_writers(layout: Layout, *, uri: str) -> Layout:
-    """The columns, and one that says whose each row is."""
+    """Add a column that names the writer of each row."""
     if WRITER in layout.logical:
-        raise OptionError("writers=True: the data has a column '_writer' already", uri=uri)
+        raise OptionError("writers=True: the data already has a column '_writer'", uri=uri)
     return replace(layout, columns=(*layout.columns, TableColumn(WRITER, WRITER, (), "<U", ())))
 
 
 def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layout:
-    """The columns that all policies have.
+    """Return the layout that all policies share.
 
     Raises:
         OptionError: Several agents have sequences.
-        SchemaError: One lacks a column of another, or has it of another type.
+        SchemaError: A policy lacks a column of another, or has it with another type.
     """
     (first, layout), *others = layouts.items()
     for pid, other in others:
@@ -219,8 +219,8 @@ def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layo
         if unlike:
             names = excerpt(sorted({column.name for column in unlike}))
             raise SchemaError(
-                f"policies {first!r} and {pid!r} differ in {names}, and a table has one type a column: name "
-                "one policy=, or columns=[...] that they share",
+                f"policies {first!r} and {pid!r} differ in {names}, but a table has one type per column: "
+                "name one policy=, or columns=[...] that they share",
                 uri=uri,
                 column=min(c.name for c in unlike),
             )
@@ -236,12 +236,17 @@ def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layo
 
 
 def split(dataset: DatasetSnapshot, *, tasks: int | None = None) -> list[list[Rows]]:
-    """Cut a data set into parts of about equal bytes; a shard is never cut.
+    """Split a data set into parts of about equal bytes; never splits a shard.
 
     Args:
-        dataset: It.
-        tasks: At most so many parts, and as many where there are shards enough. None: by the bytes.
+        dataset: The data set.
+        tasks: Largest number of parts; exactly this many if the shards allow it. None: decided by the bytes.
+
+    Raises:
+        OptionError: ``tasks`` is not a whole number, or below 1.
     """
+    if tasks is not None and not (type(tasks) is int and tasks >= 1):
+        raise OptionError(f"tasks={excerpt(tasks)}: a number of tasks, at least 1, or None")
     total = dataset.bytes()
     if tasks is None:
         target = min(_TASK_BYTES, max(_LEAST_BYTES, -(-total // _TASKS)))
@@ -251,7 +256,7 @@ def split(dataset: DatasetSnapshot, *, tasks: int | None = None) -> list[list[Ro
     done, at = 0, -1
     for segment in dataset.segments:
         size = segment.ref.name.size
-        # By where a shard's middle lies: there are never more parts than asked for.
+        # The middle of a shard decides its part, so the number of parts never exceeds ``tasks``.
         number = (2 * done + size) // (2 * target)
         done += size
         if number != at:
@@ -271,11 +276,11 @@ def _append(part: list[Rows], segment: Segment) -> None:
 
 @dataclass(frozen=True)
 class PartReader:
-    """Reads one part; travels to the task by pickle.
+    """Reads one part; can be pickled for the task.
 
     Args:
         storage: The root.
-        plan: What is read.
+        plan: What to read.
         rows: The part.
     """
 
@@ -284,7 +289,7 @@ class PartReader:
     rows: Sequence[Rows]
 
     def tables(self) -> Iterator[pa.Table]:
-        """The rows as tables; one without rows where there are none."""
+        """Yield the rows as tables; one empty table if the part has no rows."""
         empty = True
         for batch in self.batches():
             empty = False
@@ -293,7 +298,7 @@ class PartReader:
             yield self.plan.shows(self.plan.layout.empty())
 
     def batches(self) -> Iterator[Batch]:
-        """The rows in batches of at most 32 MiB, if a row has not more.
+        """Yield the rows in batches of at most 32 MiB (more only if one row is larger).
 
         Raises:
             CorruptData: Rows are damaged or missing; with ``on_error="skip"`` they are counted and logged.
@@ -304,7 +309,7 @@ class PartReader:
                     yield self._finished(batch, rows.writer)
 
     def _finished(self, batch: Batch, writer: str) -> Batch:
-        """The batch as the layout has it."""
+        """Return the batch in the form of the layout."""
         if self.plan.layout.joint:
             batch = batch.as_multi_agent()
         if not self.plan.writers:
@@ -326,7 +331,7 @@ class PartReader:
             if listing is None:
                 dataset = dataset.refresh()
             self._check(dataset)
-            # Known already: else each task would read the files of all of them.
+            # Set here, because otherwise each task would read the schema files of all writers.
             vars(dataset)["schemas"] = dict(self.plan.schemas)
             options, searched = self.plan.options, self.plan.filter_options
             reader = SegmentReader(dataset, options, counting_of(dataset, options.columns), given_up=given_up)
@@ -351,7 +356,7 @@ class PartReader:
     def _of_span(
         self, reader: SegmentReader, segment: Segment, span: Span, chosen: NDArray[np.int64] | None
     ) -> Iterator[Batch]:
-        """The chosen rows of a row group, of the policy that is read; None: all."""
+        """Yield the chosen rows of a row group, of the policy that is read; None: all."""
         if chosen is not None and not len(chosen):
             return
         folded = reader.read_folded(segment, span)
@@ -371,7 +376,7 @@ class PartReader:
             yield unfold([part])
 
     def _passing(self, search: SegmentReader, segment: Segment, span: Span) -> NDArray[np.int64] | None:
-        """The rows of the policy in a group that the filter lets pass; None: there is no filter."""
+        """Return the rows of the policy in a group that pass the filter; None: no filter."""
         row_filter = self.plan.row_filter
         if row_filter is None:
             return None
@@ -381,5 +386,5 @@ class PartReader:
 
 
 def _signed(batch: SampleBatch, writer: str) -> SampleBatch:
-    """The batch with a column that says whose rows they are."""
+    """Return the batch with a column that names the writer of its rows."""
     return batch._like({**batch, WRITER: np.full(batch.count, writer, object)})

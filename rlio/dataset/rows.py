@@ -1,7 +1,7 @@
-"""Numbers of stored rows: decoded groups cut at them, and sets of them as lists of ranges.
+"""Numbers of stored rows: cuts decoded groups at row numbers, and handles sets of rows as lists of ranges.
 
-A group is cut where a snapshot or a cursor falls into it. Where several agents were recorded, the rows of a
-written batch are stored policy by policy, so that a range of rows is a range of each policy's own.
+A snapshot or a cursor may cut a group. With several agents, the rows of a written batch are stored policy by
+policy. A range of rows is then one range of each policy's rows.
 
 Example:
     >>> import numpy as np
@@ -40,13 +40,13 @@ def cut_rows(
     *,
     uri: str,
 ) -> SampleBatch | MultiAgentBatch:
-    """The part of a group's batch that lies in ``rows``, as views.
+    """Return the part of a group's batch that lies in ``rows``, as views.
 
     Args:
         batch: The whole group.
         rows: Numbers of rows within the group.
-        owners: Policy id -> the numbers of its rows, ascending (None: all of them); None where the rows
-            follow policy by policy.
+        owners: Policy id -> the numbers of its rows, ascending (None: all rows). None if the rows are ordered
+            policy by policy.
         uri: The shard, for messages.
 
     Raises:
@@ -77,7 +77,7 @@ def cut_rows(
 
 
 def joined(ranges: Iterable[range]) -> list[range]:
-    """The same rows as ascending ranges that do not touch each other."""
+    """Return the same rows as ascending ranges that do not touch each other."""
     found: list[range] = []
     for part in sorted((part for part in ranges if part), key=lambda part: part.start):
         if found and part.start <= found[-1].stop:
@@ -88,7 +88,7 @@ def joined(ranges: Iterable[range]) -> list[range]:
 
 
 def without(ranges: Iterable[range], others: Iterable[range]) -> list[range]:
-    """The rows of ``ranges`` that are not in ``others``."""
+    """Return the rows of ``ranges`` that are not in ``others``."""
     left: list[range] = []
     holes = joined(others)
     for part in joined(ranges):
@@ -107,6 +107,6 @@ def without(ranges: Iterable[range], others: Iterable[range]) -> list[range]:
 
 
 def common(ranges: Iterable[range], others: Iterable[range]) -> list[range]:
-    """The rows in both."""
+    """Return the rows that are in both."""
     ours = joined(ranges)
     return without(ours, without(ours, others))

@@ -1,6 +1,6 @@
-"""The schema files of a root: reading them, and whether they agree.
+"""Reads the schema files of a root, and checks that they agree.
 
-Readers take the schemas of all writers together, so that a column must have one type throughout a root.
+Readers combine the schemas of all writers, so a column must have one type throughout a root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["check_agreement", "read_schemas"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/[0-9a-f]{{16}}\.json")
 
@@ -30,24 +30,24 @@ class _Torn(CorruptData):
 
 
 def read_schemas(storage: Storage, *, torn: Literal["raise", "skip"] = "raise") -> dict[str, Schema]:
-    """Hash -> schema, of every schema file under a root.
+    """Read every schema file under a root: hash -> schema.
 
     Args:
         storage: The root.
-        torn: What to do with a file that ends too early: where puts are not atomic it is being uploaded, or
-            was when its writer died. "raise" looks again first, as often as `listing.HOLE_CHECK` says. "skip"
-            is for writers, whom no other writer's accident may stop.
+        torn: What to do with a file that ends too early. Where puts are not atomic, it is being uploaded, or
+            its writer died then. "raise" first reads again, as often as `listing.HOLE_CHECK` says. "skip" is
+            for writers, because the accident of one writer must not stop another.
 
     Raises:
-        CorruptData: A file does not hold the schema of its name.
+        CorruptData: The content of a file does not match its name.
     """
-    patience = listing.HOLE_CHECK
-    for _ in range(patience.listings - 1):
+    hole_check = listing.HOLE_CHECK
+    for _ in range(hole_check.listings - 1):
         try:
             return _read_once(storage, torn)
         except _Torn as error:
             logger.debug("%s", error)
-            patience.sleep(patience.seconds)
+            hole_check.sleep(hole_check.seconds)
     return _read_once(storage, torn)
 
 
@@ -55,9 +55,9 @@ def _read_once(storage: Storage, torn: Literal["raise", "skip"]) -> dict[str, Sc
     found, left = {}, storage.limits.schema_bytes
     for entry in storage.list(SCHEMA_DIR):
         if not _SCHEMA_PATH.fullmatch(entry.path):
-            continue  # Not ours: what file managers and synchronisation leave behind.
+            continue  # Not from rlio: for example left by a file manager or a synchronisation tool.
         uri = storage.uri_of(entry.path)
-        # The bound is that of all of them together: a folder of a thousand large ones is none of ours.
+        # The limit is for all files together: a folder of a thousand large ones is not from rlio.
         text = storage.read(entry.path, limit=left)
         left -= len(text)
         try:
@@ -70,8 +70,8 @@ def _read_once(storage: Storage, torn: Literal["raise", "skip"]) -> dict[str, Sc
             if torn == "raise":
                 raise _Torn(
                     f"not a schema: it ends after {len(text)} bytes; another writer is uploading it, or died "
-                    "then. Read again later; `rlio recover`, or `rlio verify --repair`, puts it where rows "
-                    "need it; where none do, remove it",
+                    "then. Read again later; `rlio recover`, or `rlio verify --repair`, restores it if rows "
+                    "need it; if no rows do, remove it",
                     uri=uri,
                 ) from error
             logger.warning("%s ends after %d bytes: torn, or not uploaded yet", uri, len(text))
@@ -83,11 +83,11 @@ def _read_once(storage: Storage, torn: Literal["raise", "skip"]) -> dict[str, Sc
 
 
 def _ends_early(text: bytes) -> bool:
-    """Whether ``text`` is the beginning of a JSON text, and not all of it."""
+    """Whether ``text`` is an incomplete JSON text."""
     try:
         json.loads(text.decode("utf-8", "ignore"))
     except json.JSONDecodeError as error:
-        # The last token may be cut too: a literal, or a string.
+        # The last token may be cut too, if it is a literal or a string.
         return error.pos >= len(error.doc) - len("false") or error.msg.startswith("Unterminated string")
     except (ValueError, RecursionError):
         return False
@@ -102,10 +102,10 @@ def check_agreement(
     Args:
         schemas: Hash -> schema.
         uri: The root, for the message.
-        columns: Logical columns that matter; None: all.
+        columns: Logical columns to check; None: all.
 
     Raises:
-        SchemaConflict: Two of them do; the message names both.
+        SchemaConflict: Two schemas differ; the message names both.
     """
     seen: dict[tuple[str, str, tuple[str | int, ...]], tuple[str, ColumnSpec]] = {}
     for name, schema in sorted(schemas.items()):

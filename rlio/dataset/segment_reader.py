@@ -1,6 +1,6 @@
-"""The live parts of shards, a row group at a time: opened, checked, cut to what is live, filled up.
+"""Reads the live parts of shards, one row group at a time: opens, checks, cuts and fills them.
 
-Not here: in which order they are read (`rlio.readers.group_source`, `rlio.following.follow`).
+`rlio.readers.group_source` and `rlio.following.follow` decide the order of reading.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ __all__ = [
     "with_step_columns",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
 
-# Footers of this many shards stay parsed; a window of row groups seldom spans more.
+# The footers of this many shards stay parsed; a window of row groups seldom spans more.
 _OPEN_SHARDS = 16
 
-#: Rows of a batch where the user asks for none in particular, if no row group is smaller: large enough that
-#: calls cost nothing (2 us of overhead over 4096 rows), small enough that a batch stays in the cache.
+#: Rows of a batch if the user gives no size and no row group is smaller. Large enough that calls cost nothing
+#: (2 us of overhead per 4096 rows), small enough that a batch stays in the cache.
 OWN_SIZE = 4096
 
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """What is read of each group.
+    """What to read of each group.
 
     Attributes:
         columns: Logical columns; None: all.
-        skip_damage: Whether damage is counted and passed over instead of raised.
-        filling: Adds the columns that a shard lacks; None where none may be lacking.
+        skip_damage: Whether damage is counted and skipped instead of raised.
+        filling: Adds the columns that a shard lacks; None if no column may be missing.
     """
 
     columns: list[str] | None = None
@@ -73,7 +73,7 @@ class GroupOptions:
 
 @dataclass(frozen=True)
 class Counting:
-    """What readers count: rows, unless there are sequences or several agents."""
+    """The unit that readers count: rows, unless the data has sequences or several agents."""
 
     unit: Unit
     by_row: bool
@@ -83,11 +83,11 @@ class Span(NamedTuple):
     """The live part of a row group.
 
     Attributes:
-        group: Its number; -1 for a shard that is damaged as a whole, which is one group.
-        rows: Rows of the group that are live (of the shard, for a damaged one).
-        first: Number of the first of them within the writer.
-        units: What readers count of them; 0 where that cannot be known, as all is lost.
-        whole: Whether that is all of the group.
+        group: Number of the group; -1 for a shard that is damaged as a whole, which is one group.
+        rows: Live rows of the group (of the shard, for a damaged one).
+        first: Number of the first live row within the writer.
+        units: Number of units in these rows; 0 if unknown, because all are lost.
+        whole: Whether these are all rows of the group.
     """
 
     group: int
@@ -98,12 +98,12 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Number, within the writer, of the row after the last."""
+        """Number, within the writer, of the row after the last one."""
         return self.first + len(self.rows)
 
 
 class ShardGone(Exception):
-    """A shard that was listed is not there: it was compacted and collected, or it is lost. List again."""
+    """A listed shard is missing: it was compacted and collected, or it is lost. List again."""
 
     def __init__(self, segment: Segment, error: DataNotFound) -> None:
         super().__init__(segment.ref.path)
@@ -112,14 +112,14 @@ class ShardGone(Exception):
 
 
 class GoneShards:
-    """Shards that are listed and not there: each is looked for in a few listings, and then it is lost.
+    """Listed shards that are missing: each is looked for in a few listings, then counts as lost.
 
     Args:
         storage: The root.
-        on_error: What to do with a shard that is lost: "raise", or "skip": its rows are damage.
+        on_error: What to do with a lost shard: "raise", or "skip" to treat its rows as damage.
 
     Attributes:
-        given_up: Paths of the shards that are lost.
+        given_up: Paths of the lost shards.
     """
 
     def __init__(self, storage: Storage, on_error: Literal["raise", "skip"]) -> None:
@@ -129,18 +129,18 @@ class GoneShards:
         self._attempts: Counter[str] = Counter()
 
     def miss(self, gone: ShardGone) -> None:
-        """Note that a shard is gone, before the caller lists again; wait where that has not helped before.
+        """Record a missing shard before the caller lists again. Waits from the second time on.
 
         Raises:
-            HoleError: Listings have named it too often.
+            HoleError: Too many listings have named the missing shard.
         """
         path = gone.segment.ref.path
         self._attempts[path] += 1
-        attempts, patience = self._attempts[path], listing.HOLE_CHECK
-        if attempts <= patience.listings:
+        attempts, hole_check = self._attempts[path], listing.HOLE_CHECK
+        if attempts <= hole_check.listings:
             logger.info("%s is gone: listing again", self._storage.uri_of(path))
             if attempts > 1:
-                patience.sleep(patience.seconds)
+                hole_check.sleep(hole_check.seconds)
         elif self._on_error == "skip":
             self.given_up.add(path)
         else:
@@ -159,12 +159,13 @@ class SegmentReader:
     """Opens shards and reads their groups; used from one thread at a time.
 
     Args:
-        dataset: Opens shards; its schemas are those that are known.
-        options: What is read.
-        counting: What is counted.
-        given_up: Paths of shards that are listed and, in several attempts, not there: damage; may grow.
-        learn: Called where a shard has a schema that is not known; may replace `dataset` and `options`.
-        weigh: Says how many rows count as lost with a span, or, if that is None, with a whole segment.
+        dataset: Opens shards; has the known schemas.
+        options: What to read.
+        counting: What to count.
+        given_up: Paths of shards that are listed but were missing in several attempts, so count as damage;
+            may grow.
+        learn: Called if the schema of a shard is unknown; may replace `dataset` and `options`.
+        weigh: Returns how many rows count as lost with a span, or, for None, with a whole segment.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class SegmentReader:
         self.options = options
         self.counting = counting
         #: Rows lost to damage.
-        self.skipped = 0
+        self.skipped: int = 0
         self._given_up = given_up
         self._learn = learn
         self._weigh = weigh or _all_rows
@@ -189,23 +190,23 @@ class SegmentReader:
         self._damaged: set[tuple[str, int]] = set()
 
     def with_options(self, options: GroupOptions, counting: Counting) -> SegmentReader:
-        """A reader of other columns that shares the open shards: each footer is read once."""
+        """Return a reader of other columns that shares the open shards, so each footer is read once."""
         other = SegmentReader(self.dataset, options, counting, given_up=self._given_up)
         other._open = self._open
         return other
 
     def open(self, segment: Segment) -> OpenShard | None:
-        """The shard of a segment; None if it is damaged as a whole, which is then counted.
+        """Open the shard of a segment; None if the whole shard is damaged, which is then counted.
 
         Raises:
-            ShardGone: It is not there.
+            ShardGone: The shard is missing.
         """
         path = segment.ref.path
         shard = self._open.get(path)
         if shard is not None:
             return shard
         if (path, -1) in self._damaged:
-            return None  # Its rows are passed over batch by batch, and looked at once.
+            return None  # Its rows are skipped batch by batch, but it is opened only once.
         try:
             shard = self.dataset.open_shard(segment)
         except (CorruptData, DataNotFound) as error:
@@ -215,7 +216,7 @@ class SegmentReader:
         return self._open.add(path, shard)
 
     def _check_schema(self, shard: OpenShard, segment: Segment) -> None:
-        """Raise where the schemas by which units are told apart do not have this shard's."""
+        """Raise if the known schemas, which define the units, do not include this shard's."""
         if shard.schema.hash not in self.dataset.schemas and self._learn is not None:
             self._learn()
         if shard.schema.hash not in self.dataset.schemas:
@@ -226,12 +227,12 @@ class SegmentReader:
             )
 
     def spans(self, segment: Segment) -> list[Span]:
-        """The groups of a segment that have live rows.
+        """Return the groups of a segment that have live rows.
 
-        A shard that is damaged as a whole is one group of its rows: what is lost is counted when reached.
+        A shard that is damaged as a whole is one group. Its lost rows are counted when a reader reaches them.
 
         Raises:
-            ShardGone: The shard is not there.
+            ShardGone: The shard is missing.
         """
         shard = self.open(segment)
         live = range(segment.skip, segment.skip + segment.rows)
@@ -252,7 +253,7 @@ class SegmentReader:
         return found
 
     def _count(self, segment: Segment, shard: OpenShard, group: int, rows: range) -> int:
-        """The units of a part of a group; only its rows can tell."""
+        """Count the units of a part of a group; this needs its rows."""
         if self.counting.by_row:
             return len(rows)
         try:
@@ -263,16 +264,16 @@ class SegmentReader:
         return count_units(part, self.counting.unit)
 
     def read(self, segment: Segment, span: Span) -> Batch | None:
-        """The units of a span, filled up as the options say; None if they are lost.
+        """Read the units of a span, with missing columns filled; None if they are lost.
 
         Raises:
-            ShardGone: The shard is not there.
+            ShardGone: The shard is missing.
         """
         folded = self.read_folded(segment, span)
         return None if folded is None else unfold([folded])
 
     def read_folded(self, segment: Segment, span: Span) -> Folded | None:
-        """`read`, but that frame stacks are not looked up yet."""
+        """Read like `read`, but without looking up frame stacks yet."""
         shard = self.open(segment)
         if shard is None or span.group < 0:
             return None
@@ -287,12 +288,12 @@ class SegmentReader:
         return replace(folded, batch=self.filled(folded.batch))
 
     def filled(self, batch: Batch) -> Batch:
-        """The batch with every column that is known by now, if columns are filled."""
+        """Return the batch with every column known so far, if columns are filled."""
         filling = self.options.filling
         return batch if filling is None else filling.fill(batch)
 
     def _check(self, batch: Batch, span: Span, segment: Segment) -> None:
-        """Positions count what the shard says about its groups, so that it must be so."""
+        """Check the counts that the shard states for its group, because positions rely on them."""
         unit = self.counting.unit
         found = count_units(batch, unit)
         if found != span.units:
@@ -309,12 +310,12 @@ class SegmentReader:
             )
 
     def _columns(self, shard: OpenShard) -> list[str] | None:
-        """The wanted columns; with filling, those that this shard has."""
+        """Return the wanted columns; with filling, those that this shard has."""
         columns = self.options.columns
         if columns is None or self.options.filling is None:
             return columns
         has = [column for policy in shard.schema.policies.values() for column in policy.columns]
-        # Rows of which everything is filled are counted by a column that goes again.
+        # If all wanted columns are filled, one other column is read to count the rows, and dropped.
         found = [column for column in columns if column in has]
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
@@ -322,7 +323,7 @@ class SegmentReader:
         """Count lost rows once, or raise.
 
         Raises:
-            ShardGone: The shard is not there, and another listing may show where its rows are.
+            ShardGone: The shard is missing, and another listing may show where its rows are.
         """
         path = segment.ref.path
         if isinstance(error, DataNotFound) and path not in self._given_up:
@@ -340,21 +341,21 @@ def _all_rows(segment: Segment, span: Span | None) -> int:
 
 
 class Ahead(Generic[T]):
-    """Loads in a background thread what will be wanted next, one item ahead."""
+    """Loads the next wanted item in a background thread, one item ahead."""
 
     def __init__(self, load: Callable[[Any], T]) -> None:
         self._load = load
         self._thread = BackgroundThread("rlio-ahead")
-        #: What was announced, and what comes of it.
+        #: The announced key, and its future result.
         self._announced: tuple[Hashable, Future[T]] | None = None
 
     def get(self, key: Any) -> T:
-        """The item of ``key``, from the background if it was announced."""
+        """Return the item of ``key``, from the background if it was announced."""
         announced = self._take()
         if announced is not None:
             if announced[0] == key:
                 return announced[1].result()
-            wait([announced[1]])  # The loader is not to run in two threads at once.
+            wait([announced[1]])  # The loader must not run in two threads at once.
         return self._load(key)
 
     def _take(self) -> tuple[Hashable, Future[T]] | None:
@@ -362,11 +363,11 @@ class Ahead(Generic[T]):
         return None if self._thread.was_forked() else announced
 
     def announce(self, key: Any) -> None:
-        """Begin to load the item of ``key``."""
+        """Start to load the item of ``key``."""
         self._announced = key, self._thread.submit(self._load, key)
 
     def forget(self) -> None:
-        """Drop what was announced, once it is loaded: it is not wanted any more."""
+        """Drop the announced item after it is loaded, because it is no longer wanted."""
         announced = self._take()
         if announced is not None:
             wait([announced[1]])
@@ -378,10 +379,10 @@ class Ahead(Generic[T]):
 
 
 def counting_of(dataset: DatasetSnapshot, columns: list[str] | None) -> Counting:
-    """What is counted of a data set, of which only ``columns`` are read.
+    """Return what to count in a data set if only ``columns`` are read.
 
     Raises:
-        OptionError: The columns by which units are told apart are not among them.
+        OptionError: ``columns`` lacks columns that identify the units.
     """
     schemas = dataset.schemas.values()
     joint = any(schema.multi_agent for schema in schemas)
@@ -396,26 +397,26 @@ def counting_of(dataset: DatasetSnapshot, columns: list[str] | None) -> Counting
 
 
 def _check_columns(dataset: DatasetSnapshot, columns: list[str] | None) -> None:
-    """Refuse a choice of columns without those by which units are told apart."""
+    """Refuse ``columns`` that lack the columns that identify the units."""
     if columns is None:
         return
     states = [name for name in columns if is_per_sequence(name)]
     if states and Columns.SEQ_LENS not in columns:
         raise OptionError(
-            f"columns={columns}: {states[0]} has a row a sequence; add 'seq_lens', or leave it out"
+            f"columns={columns}: {states[0]} has one row per sequence; add 'seq_lens', or leave it out"
         )
     for schema in dataset.schemas.values():
         for policy in schema.policies.values() if schema.multi_agent else ():
             for name in (Columns.EPS_ID, Columns.T):
                 if name in policy.columns and name not in columns:
                     raise OptionError(
-                        f"columns={columns}: joint steps of several agents are told apart by eps_id and t; "
+                        f"columns={columns}: eps_id and t identify the joint steps of several agents; "
                         f"add {name!r}"
                     )
 
 
 def with_step_columns(dataset: DatasetSnapshot, columns: list[str]) -> list[str]:
-    """The columns, and those by which joint steps of several agents are told apart."""
+    """Return the columns, plus those that identify the joint steps of several agents."""
     known = {
         name
         for schema in dataset.schemas.values()
@@ -429,7 +430,7 @@ def with_step_columns(dataset: DatasetSnapshot, columns: list[str]) -> list[str]
 def group_options(
     dataset: DatasetSnapshot, options: ReadOptions, missing: Literal["error", "drop", "fill"]
 ) -> GroupOptions:
-    """What to read of each group, by the rule for columns that some writers lack; see `common_columns`."""
+    """Return what to read of each group, under the rule for missing columns; see `common_columns`."""
     shared = common_columns(dataset, missing=missing, wanted=options.columns)
     chosen = options.columns if missing == "fill" else shared
     filling = Filling(dataset.schemas.values(), columns=chosen)
@@ -441,12 +442,12 @@ def group_options(
 
 
 def own_size(dataset: DatasetSnapshot) -> int:
-    """Units of a batch where the user asks for none in particular."""
+    """Return the units of a batch if the user gives no size."""
     return min([OWN_SIZE, *(schema.batch_rows for schema in dataset.schemas.values())])
 
 
 def split_batch(batch: Batch, start: int, stop: int, unit: Unit) -> tuple[Batch, Batch]:
-    """Units ``start`` to ``stop - 1`` of a batch, and those after them, as views."""
+    """Return units ``start`` to ``stop - 1`` of a batch, and the units after them, as views."""
     if unit == "steps" and isinstance(batch, SampleBatch):
         return (batch if start == 0 and stop == len(batch) else batch[start:stop]), batch[stop:]
     rest = split_units(batch, start, unit)[1] if start else batch

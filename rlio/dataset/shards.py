@@ -1,4 +1,4 @@
-"""Stored shards, opened: the same few operations on Parquet and JSON shards.
+"""Stored shards, opened: the same few operations for Parquet and JSON shards.
 
 Example:
     >>> shard = open_shard(storage, ref)                                     # doctest: +SKIP
@@ -29,24 +29,28 @@ __all__ = ["OpenShard", "ParquetShard", "open_shard"]
 
 
 class OpenShard(Protocol):
-    """A shard whose structure is known; its rows are decoded a group at a time. Not thread-safe."""
+    """A shard with a known structure; decodes its rows one group at a time. Not thread-safe."""
 
     schema: Schema
-    #: Rows of each group.
+    #: Number of rows of each group.
     rows: list[int]
-    #: Steps, sequences or joint steps of each group.
+    #: Number of steps, sequences or joint steps of each group.
     units: list[int]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What made the data; see `rlio.schemas.provenance`."""
 
     def read(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
     ) -> SampleBatch | MultiAgentBatch:
-        """Check and decode one group into a batch that nobody else holds.
+        """Check and decode one group into a new batch, which the caller owns.
 
         Args:
             index: Number of the group.
             columns: Logical columns; None: all.
-            rows: Those of the group's rows to give, where only a part of it is live: whole written batches,
-                or any rows where there are neither sequences nor several agents. None: all.
+            rows: The rows of the group to return, if only a part of it is live: whole written batches, or any
+                rows if the data has neither sequences nor several agents. None: all.
 
         Raises:
             CorruptData: The group is damaged; ``uri`` and ``record`` say where.
@@ -55,13 +59,13 @@ class OpenShard(Protocol):
     def read_folded(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
     ) -> Folded:
-        """`read`, but that frame stacks are not looked up yet."""
+        """Read like `read`, but without looking up frame stacks yet."""
 
     def bounds(self, index: int) -> Mapping[str, Bounds]:
-        """The least and greatest values of a group, by physical column, as far as they are known unread."""
+        """Return a group's least and greatest values by physical column, if known without reading it."""
 
     def streams(self) -> Streams:
-        """The table of streams: which episodes have rows here."""
+        """Return the table of streams: the episodes that have rows in this shard."""
 
 
 class ParquetShard:
@@ -75,9 +79,9 @@ class ParquetShard:
             uri=storage.uri_of(ref.path),
             limits=storage.limits,
         )
-        self.schema = self._file.schema
-        self.rows = [info.rows for info in self._file.groups]
-        self.units = [info.units for info in self._file.groups]
+        self.schema: Schema = self._file.schema
+        self.rows: list[int] = [info.rows for info in self._file.groups]
+        self.units: list[int] = [info.units for info in self._file.groups]
         if sum(self.rows) != ref.name.rows:
             raise CorruptData(
                 f"the shard holds {sum(self.rows)} rows and its name says {ref.name.rows}",
@@ -86,7 +90,7 @@ class ParquetShard:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What made the data; see `rlio.schemas.provenance`."""
+        """The origin of the data; see `rlio.schemas.provenance`."""
         return self._file.provenance
 
     def read(
@@ -120,11 +124,12 @@ def open_shard(storage: Storage, ref: ShardRef, *, schemas: SchemaLookup | None 
     Args:
         storage: The data set's root.
         ref: The shard.
-        schemas: Gives schemas by hash to JSON shards, which name them; None reads them from ``storage``.
+        schemas: Returns schemas by hash for JSON shards, which only name them; None reads them from
+            ``storage``.
 
     Raises:
-        CorruptData: What says how to read it is damaged.
-        DataNotFound: It is not there any more.
+        CorruptData: The parts that describe the shard are damaged.
+        DataNotFound: The shard no longer exists.
     """
     if ref.name.suffix == "parquet":
         return ParquetShard(storage, ref)

@@ -1,4 +1,4 @@
-"""`DatasetSnapshot`: the live rows of a root as of one listing. Users get it as a `rlio.Dataset`."""
+"""`DatasetSnapshot`: the live rows of a root as of one listing. Users have it as a `rlio.Dataset`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from rlio.log.spool import Spool, find_logs, spool_of
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.spaces import space_from_json
 from rlio.storage.filesystem import Storage
+from rlio.support.described import Described
 from rlio.support.forks import cached_property
 
 __all__ = ["DatasetSnapshot", "EpisodeInfo", "Snapshot", "common_columns", "rows_waiting"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: Writer id -> rows, or [first row, rows] where the rows below the first were trimmed already.
+#: Writer id -> rows, or [first row, rows] if the rows below the first were already trimmed.
 Snapshot: TypeAlias = Mapping[str, int | list[int]]
 
 
@@ -44,10 +45,10 @@ class EpisodeInfo:
 
     Attributes:
         writer: Id of the writer.
-        policy, eps_id, agent_index, env_id: What names the episode; None where the data has no such column.
+        policy, eps_id, agent_index, env_id: Identify the episode; None where the data has no such column.
         rows: Rows in this shard.
-        t0: ``t`` of the first of them.
-        end: "terminated", "truncated" or "open" (it goes on in another shard, or was cut).
+        t0: ``t`` of the first of these rows.
+        end: "terminated", "truncated" or "open" (another shard continues the episode, or it was cut).
         reward: Sum of the rewards in this shard.
     """
 
@@ -62,15 +63,15 @@ class EpisodeInfo:
     reward: float | None
 
 
-class DatasetSnapshot:
-    """The shards under one root, as listed: which rows are live, where they lie, and what columns they have.
+class DatasetSnapshot(Described):
+    """The listed shards of one root: which rows are live, which shard holds them, and their columns.
 
-    The order of the rows is: writers by id, rows ascending within each.
+    Rows are ordered by writer id, then ascending within each writer.
 
     Args:
         storage: The root.
-        listing: What is there.
-        at: The snapshot to show; None: everything that was listed.
+        listing: The objects under the root.
+        at: The snapshot to show; None: all listed rows.
     """
 
     def __init__(self, storage: Storage, listing: Listing, *, at: Snapshot | None = None) -> None:
@@ -79,12 +80,12 @@ class DatasetSnapshot:
         self._at = None if at is None else _ranges_of(at)
         self._segments: list[Segment] = []
         self._schema_of = schema_lookup(storage)
-        #: Rows that should be there and are not: writer id -> ranges of row numbers.
+        #: Rows that should exist but are missing: writer id -> ranges of row numbers.
         self.holes: dict[str, list[range]] = {}
         #: Rows of the snapshot that were trimmed since it was taken: writer id -> row numbers.
         self.trimmed_since: dict[str, range] = {}
         self._torn = {w: torn for w, torn in listing.torn().items() if self._at is None or w in self._at}
-        # Writer id -> the row after its last.
+        # Writer id -> the row after the writer's last row.
         self._stops: dict[str, int] = {}
         for writer in listing.writers if self._at is None else sorted(self._at):
             coverage = self._cover(writer)
@@ -96,7 +97,7 @@ class DatasetSnapshot:
 
     @classmethod
     def listed(cls, storage: Storage, *, at: Snapshot | None = None) -> Self:
-        """What is there, listed again where rows are missing, or are being uploaded."""
+        """List the root. Lists again if rows are missing or being uploaded."""
         seen: list[Self] = []
 
         def lacks(listing: Listing) -> bool:
@@ -108,7 +109,7 @@ class DatasetSnapshot:
         for writer, rows in found._unfinished():
             if not found._is_closed(writer):
                 logger.warning(
-                    "rows %s of writer %s in %s are being uploaded, or torn (`rlio verify` tells): left out",
+                    "left out rows %s of writer %s in %s: being uploaded, or torn; `rlio verify` shows which",
                     _text(rows),
                     writer,
                     storage.uri,
@@ -116,7 +117,7 @@ class DatasetSnapshot:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What was listed travels to other processes, so that they need not list again and see the same.
+        # Pickle the listing too: other processes see the same rows and need not list again.
         return _restored, (
             type(self),
             self.storage,
@@ -125,7 +126,7 @@ class DatasetSnapshot:
         )
 
     def _cover(self, writer: str) -> Coverage:
-        """What serves the rows of a writer that this data set shows."""
+        """Return the segments that serve the rows of ``writer`` in this data set."""
         if self._at is None:
             return self._listing.cover(writer)
         wanted = self._at[writer]
@@ -141,26 +142,31 @@ class DatasetSnapshot:
 
     @property
     def pinned(self) -> bool:
-        """Whether it shows a snapshot that was asked for, and not all that was there."""
+        """Whether this shows a requested snapshot instead of all listed rows."""
         return self._at is not None
 
     @property
     def segments(self) -> list[Segment]:
-        """The parts of shards that hold the rows, in order; do not modify."""
+        """The parts of shards that hold the live rows, in order; do not modify."""
         return self._segments
 
     def __len__(self) -> int:
         return sum(segment.rows for segment in self._segments)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.uri!r}: {len(self)} rows, {len(self.files())} shards)"
+    def _describe(self) -> Iterator[str]:
+        yield repr(self.uri)
+        yield f"{len(self)} rows"
+        yield f"{len(self.files())} shards"
+        yield f"{len(self._stops)} writers"
+        if self.pinned:
+            yield "a snapshot"
 
     def snapshot(self) -> dict[str, int | list[int]]:
-        """The version of the data set, and what makes orders reproducible: JSON for ``at=``.
+        """Return the version of the data set, as JSON for ``at=``. It makes orders reproducible.
 
         Returns:
-            Writer id -> the number of rows that it had written, which is the row after its last. Where the
-            first of them were trimmed, ``[first row that is left, rows]``.
+            Writer id -> the number of rows written so far (the row after the last one). If the first rows
+            were trimmed, ``[first remaining row, rows]``.
         """
         if self._at is not None:
             ranges = self._at
@@ -169,45 +175,45 @@ class DatasetSnapshot:
         return {w: [rows.start, rows.stop] if rows.start else rows.stop for w, rows in ranges.items() if rows}
 
     def refresh(self, *, at: Snapshot | None = None) -> Self:
-        """The same root, listed again: one request, and the header is not read.
+        """Return the same root, listed again: one request, without reading the header.
 
         Args:
-            at: The snapshot to show. None: this one's if it shows a snapshot, else all that is there now.
+            at: The snapshot to show. None: the same snapshot if this shows one, else all rows there are now.
         """
         if at is None and self._at is not None:
             at = self.snapshot()
         return self.listed(self.storage, at=at)
 
     def part(self, at: Snapshot) -> Self:
-        """The rows of ``at``, out of what was listed: nothing is asked of the storage."""
+        """Return the rows of ``at`` from the existing listing, without a request to the storage."""
         return type(self)(self.storage, self._listing, at=at)
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits that name the snapshot."""
+        """16 hex digits that identify the snapshot."""
         return hashlib.blake2b(canonical_json(self.snapshot()).encode(), digest_size=8).hexdigest()
 
     def why_empty(self) -> str:
-        """What to say where it has no rows: also that rows wait in logs of this machine, if some do."""
+        """Return the message for a data set without rows. It names rows that wait in logs on this machine."""
         return f"the data set has no rows{rows_waiting(self.storage)}"
 
     def files(self) -> list[str]:
-        """URIs of the live Parquet and JSON shards, for other tools (DuckDB, Polars, pandas).
+        """Return the URIs of the live Parquet and JSON shards, for other tools (DuckDB, Polars, pandas).
 
-        A shard that a larger one covers is not among them, so that after `compact`, and before the covered
-        ones are collected, each row is counted once. Tools read whole files, though: where only a part of a
-        shard is live (`cut_files`) they also count the rest of it, rows that another file has too, or that
-        were trimmed, or that came after the snapshot. Compact the data set first, or leave those rows out.
+        Leaves out shards that a larger shard covers. After `compact`, each row counts once, even before the
+        covered shards are collected. But tools read whole files. If only a part of a shard is live
+        (`cut_files`), they also count its other rows: rows that another file has too, that were trimmed, or
+        that were written after the snapshot. Compact the data set first, or filter those rows out.
 
-        Parquet shards have no column ``new_obs``: it has to be filled in. Where ``_next`` is k > 0, it is the
-        ``obs`` of the k-th row below in the same file; where it is 0, it is in ``_new_obs``; where it is -1,
-        it is missing. docs/format.md has the SQL. Frame stacks have only their newest frame in ``obs``.
-        `to_arrow`, `to_pandas` and `to_polars` fill in both.
+        Parquet shards have no column ``new_obs``; compute it. Where ``_next`` is k > 0, it is the ``obs`` of
+        the row k below in the same file; where it is 0, it is in ``_new_obs``; where it is -1, it is missing.
+        docs/format.md has the SQL. For frame stacks, ``obs`` holds only the newest frame. `to_arrow`,
+        `to_pandas` and `to_polars` fill in both.
         """
         return [self.storage.uri_of(segment.ref.path) for segment in self._segments]
 
     def cut_files(self) -> list[str]:
-        """Those of `files` of which not all rows are live; none, as long as shards do not overlap in part."""
+        """Return the `files` that are only partly live; empty unless shards overlap in part."""
         return [
             self.storage.uri_of(segment.ref.path)
             for segment in self._segments
@@ -215,15 +221,15 @@ class DatasetSnapshot:
         ]
 
     def bytes(self) -> int:
-        """Bytes of the live shards."""
+        """Return the size of the live shards in bytes."""
         return sum(segment.ref.name.size for segment in self._segments)
 
     @cached_property
     def schemas(self) -> dict[str, Schema]:
         """Hash -> schema of every writer's rows; read from the root at first use.
 
-        Of a snapshot, those that its rows have: what writers that came later brought does not change it. To
-        tell them apart, footers are read until each schema was found, all of them if one is not used.
+        For a snapshot, the schemas of its rows only: schemas of later writers are left out. To find them,
+        reads footers until each schema was found; reads all footers if a schema is not used.
 
         Raises:
             CorruptData: A schema file is damaged.
@@ -236,14 +242,14 @@ class DatasetSnapshot:
             try:
                 used.add(self.open_shard(segment).schema.hash)
             except (CorruptData, DataNotFound):
-                continue  # Found again, and raised or counted, by whoever reads its rows.
+                continue  # The reader of its rows finds the damage again, and raises or counts it.
             if used >= found.keys():
                 break
         return {name: schema for name, schema in found.items() if name in used}
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Policy id -> its columns, of all writers together, in the order they were first written in."""
+        """Policy id -> its columns in all writers, in the order in which they were first written."""
         merged: dict[str, dict[str, None]] = {}
         for schema in self.schemas.values():
             for pid, policy in schema.policies.items():
@@ -252,10 +258,10 @@ class DatasetSnapshot:
 
     @property
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Policy id -> (observation space, action space), of the policies for which writers stored them.
+        """Policy id -> (observation space, action space), for each policy with stored spaces.
 
         Raises:
-            SchemaConflict: Writers stored unlike spaces for one policy.
+            SchemaConflict: Writers stored different spaces for one policy.
         """
         stored: dict[str, Mapping[str, Any]] = {}
         for schema in self.schemas.values():
@@ -264,9 +270,9 @@ class DatasetSnapshot:
                     continue
                 if stored.setdefault(pid, policy.spaces) != policy.spaces:
                     raise SchemaConflict(
-                        f"writers stored unlike spaces for policy {excerpt(pid)}: {excerpt(stored[pid])} and "
-                        f"{excerpt(policy.spaces)}; read those of one kind, writers=[...], and make the "
-                        "spaces yourself",
+                        f"writers stored different spaces for policy {excerpt(pid)}: {excerpt(stored[pid])} "
+                        f"and {excerpt(policy.spaces)}; read writers with equal spaces, writers=[...], and "
+                        "make the spaces yourself",
                         uri=self.uri,
                     )
         return {
@@ -276,26 +282,26 @@ class DatasetSnapshot:
 
     @property
     def spaces(self) -> tuple[Any, Any]:
-        """(observation space, action space) of the one policy that was recorded.
+        """(observation space, action space) of the only recorded policy.
 
         Training from stored data needs no environment: ``policy.bind(*data.spaces)``.
 
         Raises:
             SchemaError: No writer stored spaces.
-            OptionError: Several policies were recorded: take theirs from `policy_spaces`.
-            SchemaConflict: Writers stored unlike spaces.
+            OptionError: Several policies were recorded: use `policy_spaces`.
+            SchemaConflict: Writers stored different spaces.
         """
         found = self.policy_spaces
         if len(found) > 1:
             raise OptionError(
-                f"the data set has the spaces of {len(found)} policies: take "
+                f"the data set has the spaces of {len(found)} policies: use "
                 f"policy_spaces[{min(found)!r}] or another of {', '.join(map(excerpt, sorted(found)))}",
                 uri=self.uri,
             )
         if not found:
             raise SchemaError(
-                "the data set does not say its spaces: workers and RecordExperience store them; of a writer "
-                "of your own they are an argument, spaces={policy_id: (observation_space, action_space)}",
+                "the data set has no stored spaces: workers and RecordExperience store them; pass "
+                "spaces={policy_id: (observation_space, action_space)} to a writer of your own",
                 uri=self.uri,
             )
         return next(iter(found.values()))
@@ -305,20 +311,21 @@ class DatasetSnapshot:
         return open_shard(self.storage, segment.ref, schemas=self._schema_of)
 
     def episodes(self) -> Iterator[EpisodeInfo]:
-        """What the shards' tables say about episodes, shard by shard: an episode cut by a shard is in both.
+        """Yield the episodes that the tables of the shards list, shard by shard.
 
-        Reads the footers, not the rows.
+        Reads the footers, not the rows. An episode that spans two shards appears in both.
         """
         for segment in self._segments:
             table = self.open_shard(segment).streams()
             for *values, writer in zip(*vars(table).values(), strict=True):
-                # Of writers that were merged, the table says whose episode it is.
+                # In a shard of merged writers, the table names the writer of the episode.
                 yield EpisodeInfo(segment.ref.writer if writer is None else writer, *values)
 
     def missing_shards(self) -> list[tuple[str, str, int]]:
-        """Objects that are named like shards but cannot be: (URI, reason, rows that no other shard has).
+        """Return the objects that have a shard's name but cannot be that shard.
 
-        At the end of a writer that is not closed, such an object is one that is not there yet.
+        Each is (URI, reason, rows that no other shard has). For a writer that is not closed, such an object
+        at the end is one that is still being uploaded.
         """
         lost = []
         covered = self._ends()
@@ -332,21 +339,21 @@ class DatasetSnapshot:
         return lost
 
     def lost_rows(self) -> list[tuple[str, int]]:
-        """What `check_complete` would raise for, counted: (where, rows that should be there and are not)."""
+        """Return the rows for which `check_complete` raises: (where, number of missing rows)."""
         gone = [(f"{w}: rows {_text(rows)}, trimmed", len(rows)) for w, rows in self.trimmed_since.items()]
         lost = [(f"{w}: rows {_text(hole)}", len(hole)) for w, holes in self.holes.items() for hole in holes]
         return gone + lost + [(f"{w}: rows {_text(rows)}", len(rows)) for w, rows in self._torn_ends()]
 
     def _torn_ends(self) -> list[tuple[str, range]]:
-        """The rows at the ends of writers that only torn shards are named for."""
+        """Return the rows at the ends of closed writers that only torn shards hold."""
         return [(writer, rows) for writer, rows in self._unfinished() if self._is_closed(writer)]
 
     def _is_closed(self, writer: str) -> bool:
-        """Whether all rows of a writer should be there: what is torn is not still being uploaded."""
+        """Whether all rows of ``writer`` should exist: a torn shard is then not an upload in progress."""
         return self._at is None and writer in self._listing.sealed
 
     def _unfinished(self) -> list[tuple[str, range]]:
-        """The rows after the last shard of a writer that only objects of another size are named for."""
+        """Return the rows after each writer's last shard that only objects of a wrong size hold."""
         found: list[tuple[str, range]] = []
         ends = self._ends()
         for writer, torn in self._torn.items() if self._at is None else ():
@@ -358,11 +365,11 @@ class DatasetSnapshot:
         return found
 
     def _ends(self) -> dict[str, int]:
-        """Writer id -> the row up to which rows are there, or gone on purpose."""
+        """Writer id -> the row up to which all rows exist or were trimmed."""
         return self._listing.trimmed | self._stops
 
     def check_complete(self) -> None:
-        """Raise where rows that were stored are not there.
+        """Raise if stored rows are missing.
 
         Raises:
             CorruptData: A shard is torn.
@@ -371,7 +378,7 @@ class DatasetSnapshot:
         for writer, rows in self.trimmed_since.items():
             raise HoleError(
                 f"rows {_text(rows)} of writer {writer!r} were trimmed since the snapshot was taken: take a "
-                "new snapshot, or read what is left with on_error='skip'",
+                "new snapshot, or read the remaining rows with on_error='skip'",
                 uri=self.uri,
             )
         for uri, reason, count in self.missing_shards():
@@ -387,7 +394,7 @@ class DatasetSnapshot:
             )
 
     def _expected(self, writer: str) -> str:
-        """Why a writer's rows are missed, where the shards around them do not say it."""
+        """Return why rows of ``writer`` are expected, if the shards around them do not show it."""
         if self._at is not None:
             known = "" if writer in self._listing.writers else ", and so is everything else of that writer"
             return f" of the {self._at[writer].stop} rows that the snapshot has{known}"
@@ -396,7 +403,7 @@ class DatasetSnapshot:
 
 
 def rows_waiting(storage: Storage) -> str:
-    """What is to be said of a root without rows: that some wait in logs, and where; "" if none do."""
+    """Return the message that rows wait in logs, and where, for a root without rows; "" if none do."""
     folder = spool_of(storage, Spool())
     try:
         count = 0 if folder is None else sum(log.has_rows() for log in find_logs(folder))
@@ -406,8 +413,8 @@ def rows_waiting(storage: Storage) -> str:
         return ""
     logs = "one log" if count == 1 else f"{count} logs"
     return (
-        f", but rows wait in {logs} in {folder}: a living writer stores them at flush(), at close() or when "
-        f"a shard is full; those of a dead one, `rlio recover {storage.uri}`"
+        f", but rows wait in {logs} in {folder}: a live writer stores them at flush(), at close() or when "
+        f"a shard is full; if the writer is dead, run `rlio recover {storage.uri}`"
     )
 
 
@@ -416,9 +423,9 @@ def _text(rows: range) -> str:
 
 
 def _ranges_of(at: Snapshot) -> dict[str, range]:
-    """The rows of each writer, checked: a snapshot may come from a file."""
+    """Return the rows of each writer, checked, because a snapshot may come from a file."""
     if not isinstance(at, Mapping):
-        raise OptionError(f"at={excerpt(at)}: expected the dict that snapshot() gave")
+        raise OptionError(f"at={excerpt(at)}: expected the dict that snapshot() returns")
     found = {}
     for writer, rows in at.items():
         bounds = rows if isinstance(rows, list | tuple) else [0, rows]
@@ -426,7 +433,7 @@ def _ranges_of(at: Snapshot) -> dict[str, range]:
         if not is_writer_id(writer) or not whole or not 0 <= bounds[0] <= bounds[1] <= MAX_ROW:
             raise OptionError(
                 f"at[{excerpt(writer)}] is {excerpt(rows)}: expected a writer's id, and its rows or "
-                "[first row, rows], as snapshot() gives them"
+                "[first row, rows], as snapshot() returns them"
             )
         if bounds[0] < bounds[1]:
             found[writer] = range(bounds[0], bounds[1])
@@ -434,7 +441,7 @@ def _ranges_of(at: Snapshot) -> dict[str, range]:
 
 
 def _ends_first(segments: list[Segment]) -> Iterator[Segment]:
-    """The first and last segment of each writer, where its schema is likely to differ, then the others."""
+    """Yield the first and last segment of each writer first: their schemas are most likely to differ."""
     ends: list[Segment] = []
     others: list[Segment] = []
     for index, segment in enumerate(segments):
@@ -446,9 +453,9 @@ def _ends_first(segments: list[Segment]) -> Iterator[Segment]:
 
 
 def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] | None) -> list[str] | None:
-    """The logical columns to read under a rule for those that only some writers have.
+    """Return the logical columns to read, under the rule for columns that only some writers have.
 
-    ``new_obs_valid`` is no such column: where it is absent, every final observation is there.
+    The rule does not apply to ``new_obs_valid``: where it is absent, every final observation is present.
 
     Args:
         dataset: The data set.
@@ -456,16 +463,16 @@ def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] 
         wanted: The columns that the user asked for; None: all.
 
     Returns:
-        ``wanted``, or, with "drop", those of them that all writers have; None: all.
+        ``wanted``, or, with "drop", those that all writers have; None: all.
 
     Raises:
-        OptionError: ``missing`` is none of the three, or no column is left.
+        OptionError: ``missing`` is not one of the three, or no column remains.
         MissingColumn: No writer has a wanted column.
         SchemaConflict: Only some writers have a column, and ``missing`` is "error"; or two writers give a
             column different types.
     """
     if missing not in ("error", "drop", "fill"):
-        raise OptionError(f"missing={missing!r}: 'error', 'drop' or 'fill'")
+        raise OptionError(f"missing={missing!r}: expected 'error', 'drop' or 'fill'")
     check_agreement(dataset.schemas, uri=dataset.uri, columns=wanted)
     by_policy: dict[str, list[tuple[str, set[str]]]] = {}
     for name, schema in sorted(dataset.schemas.items()):
@@ -504,5 +511,5 @@ def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] 
 def _restored(
     kind: type[DatasetSnapshot], storage: Storage, listing: Listing, at: Snapshot | None
 ) -> DatasetSnapshot:
-    """One that was pickled."""
+    """Rebuild a pickled snapshot."""
     return kind(storage, listing, at=at)

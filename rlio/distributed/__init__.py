@@ -1,7 +1,7 @@
-"""Many machines on Ray (extra ``rlio[ray]``): a group of worker actors, data sets in and out of Ray Data.
+"""Many machines on Ray (extra ``rlio[ray]``): a group of worker actors, and data sets to and from Ray Data.
 
-Nothing here is needed to share a data set: writers never coordinate, and readers are cut by ``shard=(rank,
-world)`` without any engine. Ray is imported by what uses it, when it is used.
+You do not need this package to share a data set: writers never coordinate, and ``shard=(rank, world)``
+divides rows among readers. The functions here import Ray when you call them.
 """
 
 from rlio.support.lazy import lazy_exports

@@ -1,4 +1,4 @@
-"""`require_ray`: Ray, imported where it is used, so that nothing else needs it."""
+"""`require_ray`: imports Ray on use, so that nothing else needs it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["require_ray"]
 
 
 def require_ray() -> Any:  # Any: Ray's own types are not checked here.
-    """The module ``ray``.
+    """Return the module ``ray``.
 
     Raises:
-        MissingExtra: It is not installed.
+        MissingExtra: Ray is not installed.
     """
     try:
         import ray

@@ -1,11 +1,11 @@
-"""Environments: making them, stepping any of them in one way, and replacing them where they fail.
+"""Environments: making them, stepping all kinds in the same way, and replacing those that fail.
 
-`make` turns what a user names into environments and a `vector.Stepper`: `local` for those in this process,
-`process_stepper` for those in `processes` of their own, `vector.VectorStepper` for vector environments in any
-autoreset mode. `restarts` says which environments are replaced and when, `seeds` what each episode is seeded
-with, `checking` what is wrong with an environment. `context` is what a function that makes environments is
-given, `leaves` the arrays that a space's values are made of. `atari` prepares games. `multi_agent` and
-`pettingzoo` have several agents. `external` is for environments that call.
+`make` turns a user's argument into environments and a `vector.Stepper`: `local` for environments in this
+process, `process_stepper` for those in their own `processes`, and `vector.VectorStepper` for vector
+environments in any autoreset mode. `restarts` decides which environments to replace and when, `seeds` derives
+the seed of each episode, and `checking` reports what is wrong with an environment. `context` is the argument
+of functions that make environments, and `leaves` are the arrays of a space's values. `atari` prepares games.
+`multi_agent` and `pettingzoo` have several agents. `external` is for environments that drive the loop.
 """
 
 from rlio.support.lazy import lazy_exports

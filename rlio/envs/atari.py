@@ -1,4 +1,4 @@
-"""`make_atari`: games of the Arcade Learning Environment as DQN's paper prepares them.
+"""`make_atari`: games of the Arcade Learning Environment, prepared as in DQN's paper.
 
 Example:
     >>> from functools import partial
@@ -7,7 +7,7 @@ Example:
     ((4, 84, 84), dtype('uint8'))
     >>> env.close()
 
-A function that makes them is what runners take: ``EnvRunner(partial(make_atari, "ALE/Pong-v5"), policy)``.
+Pass runners a function that makes them: ``EnvRunner(partial(make_atari, "ALE/Pong-v5"), policy)``.
 
 Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning"; Machado et al. 2018,
 "Revisiting the Arcade Learning Environment".
@@ -26,25 +26,25 @@ from rlio.errors import MissingExtra, OptionError, excerpt
 
 __all__ = ["AtariOptions", "make_atari", "wrap_atari"]
 
-# Any: gymnasium's generic parameters, which say nothing here.
+# Any: gymnasium's generic parameters carry no information here.
 _Env = gym.Env[Any, Any]
 _Wrapper = gym.Wrapper[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtariOptions:
-    """How a game is prepared.
+    """How to prepare a game.
 
     Attributes:
-        frame_stack: Frames in an observation, the newest last; 1: the frame alone, without that axis.
+        frame_stack: Frames in an observation, the newest last; 1 gives the frame without that axis.
         screen_size: Height and width in pixels.
-        frame_skip: Frames for which an action is repeated; the last two are pooled.
-        noop_max: Up to so many steps without action begin a game.
-        grayscale: Whether colours are dropped; else frames have a last axis of 3.
-        sticky: Probability that the game repeats the action before, frame by frame.
-        episodic_life: Whether losing a life ends an episode, but not the game.
-        fire_reset: Begin with FIRE, where the game waits for it.
-        clip_rewards: Rewards are -1, 0 or 1. Metrics have the points all the same.
+        frame_skip: Frames for which an action is repeated; the last two are max-pooled.
+        noop_max: Maximum number of steps without action at the beginning of a game.
+        grayscale: Whether to drop colours; else frames have a last axis of 3.
+        sticky: Probability that the game repeats the previous action, frame by frame.
+        episodic_life: Whether losing a life ends the episode, but not the game.
+        fire_reset: Begin with FIRE if the game waits for it.
+        clip_rewards: Clip rewards to -1, 0 or 1. Metrics still report the points.
 
     Raises:
         OptionError: A number is out of range.
@@ -55,7 +55,7 @@ class AtariOptions:
     frame_skip: int = 4
     noop_max: int = 30
     grayscale: bool = True
-    # Machado et al. 2018: what ALE/*-v5 stands for. DQN's paper has 0.
+    # Machado et al. 2018, the value of ALE/*-v5. DQN's paper has 0.
     sticky: float = 0.25
     episodic_life: bool = True
     fire_reset: bool = True
@@ -65,22 +65,22 @@ class AtariOptions:
         for name, least in (("frame_stack", 1), ("screen_size", 1), ("frame_skip", 1), ("noop_max", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"{name}={excerpt(value)}: a whole number, at least {least}")
+                raise OptionError(f"{name}={excerpt(value)}: expected a whole number, at least {least}")
         if not 0 <= self.sticky < 1:
-            raise OptionError(f"sticky={self.sticky}: a probability below 1")
+            raise OptionError(f"sticky={self.sticky}: expected a probability below 1")
 
 
 def make_atari(env_id: str, options: AtariOptions | None = None, **keywords: Any) -> _Env:
     """Make a game and prepare it.
 
     Args:
-        env_id: Such as ``"ALE/Pong-v5"``.
-        options: How to prepare it; None: the defaults.
-        keywords: Further ones of the game's own, such as ``full_action_space`` and ``render_mode``.
+        env_id: Id of the game, such as ``"ALE/Pong-v5"``.
+        options: How to prepare it; None uses the defaults.
+        keywords: Further keyword arguments of the game, such as ``full_action_space`` and ``render_mode``.
 
     Raises:
         MissingExtra: ale-py or OpenCV is not installed.
-        gymnasium.error.Error: There is no such game.
+        gymnasium.error.Error: The game is unknown.
     """
     try:
         import ale_py
@@ -90,7 +90,7 @@ def make_atari(env_id: str, options: AtariOptions | None = None, **keywords: Any
     gym.register_envs(ale_py)
     env = gym.make(
         env_id,
-        frameskip=1,  # Skipped below, where frames are pooled too.
+        frameskip=1,  # The wrapper below skips and pools frames.
         repeat_action_probability=options.sticky,
         disable_env_checker=True,
         **keywords,
@@ -103,7 +103,8 @@ def wrap_atari(env: _Env, options: AtariOptions | None = None) -> _Env:
 
     Args:
         env: The game.
-        options: How; None: the defaults. ``sticky`` is the game's own business.
+        options: How to prepare it; None uses the defaults. ``sticky`` has no effect here, because the game
+            was made already.
 
     Raises:
         MissingExtra: OpenCV is not installed.
@@ -158,12 +159,12 @@ class _CountGames(_Wrapper):
 
 
 class _EpisodicLife(_Wrapper):
-    """Ends an episode with a life; the game goes on with the next reset, whose seed is not used then."""
+    """Ends an episode with each life; the game continues at the next reset, which then ignores its seed."""
 
     def __init__(self, env: _Env) -> None:
         super().__init__(env)
         self._lives, self._is_over = 0, True
-        #: A game that ended in a reset, whose info nobody sees: told with the next life that ends.
+        #: A game that ended in a reset, whose info is not visible; reported with the next life that ends.
         self._untold: Game | None = None
 
     @property
@@ -175,7 +176,7 @@ class _EpisodicLife(_Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         begun = None
         if not self._is_over:
-            # One step without action goes on from the lost life. The game may be over by it: by time.
+            # One step without action continues after the lost life. It may end the game by the time limit.
             obs, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
                 self._untold = info[GAME]
@@ -198,7 +199,7 @@ class _EpisodicLife(_Wrapper):
 
 
 class _FireReset(_Wrapper):
-    """Presses FIRE at the start: some games show nothing before."""
+    """Presses FIRE at the start, because some games show nothing before."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.env.reset(seed=seed, options=options)

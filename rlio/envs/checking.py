@@ -1,6 +1,6 @@
-"""`EnvCheck`: whether an environment keeps to gymnasium's interface, seen at its first reset and first step.
+"""`EnvCheck`: checks an environment against gymnasium's interface, at its first reset and first step.
 
-Nothing is stepped or reset for it: what the environment gives anyway is looked at once.
+The check makes no extra step or reset: it inspects the first results once.
 
 Example:
     >>> import gymnasium as gym
@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvCheck", "VectorCheck", "check_methods", "check_observation", "check_spaces"]
 
-_HINT = "check_env=False goes on without looking"
+_HINT = "check_env=False skips this check"
 
 
 class EnvCheck:
-    """Looks at the spaces and methods of ``env`` now, at a reset and a step when they are there.
+    """Checks the spaces and methods of ``env`` at once, and a reset and a step when they happen.
 
     Args:
         env: The environment.
-        name: Which one, for messages.
+        name: Name of the environment, for messages.
 
     Raises:
-        EnvError: What is wrong with it, and where; so do the methods.
+        EnvError: The environment breaks the interface; the message says what and where. The methods raise it
+            too.
     """
 
     def __init__(self, env: gym.Env[Any, Any], name: str) -> None:
@@ -53,14 +54,14 @@ class EnvCheck:
         self._leaves = leaves_of(env.observation_space)
 
     def reset(self, result: Any) -> None:
-        """Look at what ``reset()`` gave."""
+        """Check the result of ``reset()``."""
         where = f"{self._where}, reset()"
         obs, info = _tuple_of(result, "(observation, info)", where)
         check_observation(self._leaves, obs, where)
         _check_info(info, where)
 
     def step(self, result: Any) -> None:
-        """Look at what ``step()`` gave."""
+        """Check the result of ``step()``."""
         where = f"{self._where}, step()"
         expected = "(observation, reward, terminated, truncated, info)"
         obs, reward, terminated, truncated, info = _tuple_of(result, expected, where)
@@ -76,13 +77,13 @@ class EnvCheck:
 
 
 class VectorCheck:
-    """The same for a vector environment: what it gives must have a row for each of its environments.
+    """Checks a vector environment, whose results must have one row per environment.
 
     Args:
         envs: The vector environment.
 
     Raises:
-        EnvError: From the methods: what is wrong, and where.
+        EnvError: Raised by the methods, with what is wrong and where.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
@@ -90,14 +91,14 @@ class VectorCheck:
         self._leaves = leaves_of(envs.single_observation_space)
 
     def reset(self, result: Any) -> None:
-        """Look at what ``reset()`` gave."""
+        """Check the result of ``reset()``."""
         where = f"{self._where}, reset()"
         obs, infos = _tuple_of(result, "(observations, infos)", where)
         self._check_rows(obs, where)
         _check_info(infos, where)
 
     def step(self, result: Any) -> None:
-        """Look at what ``step()`` gave."""
+        """Check the result of ``step()``."""
         where = f"{self._where}, step()"
         expected = "(observations, rewards, terminations, truncations, infos)"
         obs, rewards, terminateds, truncateds, infos = _tuple_of(result, expected, where)
@@ -115,29 +116,29 @@ class VectorCheck:
             rows = _part(obs, leaf, where)
             if len(rows) != self._num_envs:
                 raise _wrong(
-                    where, f"the observations{_place(leaf)} are {len(rows)} rows: expected {self._num_envs}"
+                    where, f"the observations{_place(leaf)} have {len(rows)} rows: expected {self._num_envs}"
                 )
             for env, row in enumerate(rows):
                 _check_leaf(leaf, row, f"{where}: the observation{_place(leaf)} of environment {env}")
 
 
 def _tuple_of(result: Any, expected: str, where: str) -> tuple[Any, ...]:
-    """``result``, a tuple of as many parts as ``expected`` names."""
+    """Check that ``result`` is a tuple with as many parts as ``expected`` names."""
     if not isinstance(result, tuple) or len(result) != expected.count(",") + 1:
-        raise _wrong(where, f"gave {_shape_of(result)}: expected {expected}")
+        raise _wrong(where, f"returned {_shape_of(result)}: expected {expected}")
     return result
 
 
 def check_observation(leaves: Sequence[Leaf], obs: Any, where: str) -> None:
-    """Check that ``obs`` has the dtypes, or some that can be cast, shapes and bounds of a space.
+    """Check that ``obs`` has the shapes and bounds of a space, and its dtypes or castable ones.
 
     Args:
-        leaves: Of the space.
+        leaves: Leaves of the space.
         obs: One observation.
-        where: Who gave it, for messages.
+        where: Source of the observation, for messages.
 
     Raises:
-        EnvError: It has not.
+        EnvError: The observation does not fit.
     """
     for leaf in leaves:
         _check_leaf(leaf, _part(obs, leaf, where), f"{where}: the observation{_place(leaf)}")
@@ -151,7 +152,7 @@ def _part(obs: Any, leaf: Leaf, where: str) -> Any:
     try:
         return leaf_of(obs, leaf.path)
     except SchemaError as error:
-        raise _wrong(where, f"the observation has nothing{_place(leaf)}: {_shape_of(obs)}") from error
+        raise _wrong(where, f"the observation has no value{_place(leaf)}: {_shape_of(obs)}") from error
 
 
 def _check_leaf(leaf: Leaf, value: Any, what: str) -> None:
@@ -171,11 +172,11 @@ def _check_leaf(leaf: Leaf, value: Any, what: str) -> None:
 
 
 def _outside(leaf: Leaf, value: np.ndarray[Any, Any]) -> str:
-    """The first number that is out of bounds, of a Box; else the value."""
+    """The first number of a Box value that is out of bounds; else the value."""
     low, high = getattr(leaf.space, "low", None), getattr(leaf.space, "high", None)
     if low is None or high is None:
         return excerpt(value.tolist())
-    # Written so that NaN is found too.
+    # This form also finds NaN.
     wrong = np.argwhere(~((value >= low) & (value <= high)))
     if not len(wrong):
         return excerpt(value.tolist())
@@ -201,10 +202,10 @@ def _shape_of(value: Any) -> str:
 
 
 def check_spaces(env: gym.Env[Any, Any], where: str) -> None:
-    """Check that ``env`` has spaces of gymnasium's.
+    """Check that ``env`` has gymnasium spaces.
 
     Raises:
-        EnvError: It has none.
+        EnvError: A space is missing or of another type.
     """
     from gymnasium import Space
 
@@ -218,7 +219,7 @@ def check_methods(env: gym.Env[Any, Any], where: str) -> None:
     """Check that ``env`` can be stepped with one action, and reset with a seed.
 
     Raises:
-        EnvError: It cannot.
+        EnvError: A method does not take these arguments.
     """
     for name, arguments, keywords in (("step", (None,), {}), ("reset", (), {"seed": None})):
         method = getattr(env.unwrapped, name)

@@ -1,4 +1,4 @@
-"""`EnvContext`: what a function that makes environments is told of the one it makes.
+"""`EnvContext`: the argument of functions that make environments.
 
 Example:
     >>> def make(context):
@@ -6,8 +6,8 @@ Example:
     >>> context = EnvContext({"port": 6000}, worker_index=2)
     >>> create(make, context.with_index(3))
     'port 6003 for worker 2'
-    >>> create(lambda: "whatever it is told", EnvContext(worker_index=2))
-    'whatever it is told'
+    >>> create(lambda: "no argument", EnvContext(worker_index=2))
+    'no argument'
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _NAMES = ("config", "context", "env_config", "env_context")
 
 
 class EnvContext(dict[str, Any]):
-    """The ``env_config``, and for whom an environment is made.
+    """The ``env_config``, with the position of the environment that is made.
 
     Args:
         env_config: The items.
-        worker_index: Of the worker: 0 for a local one, 1 to ``num_workers`` for others.
-        vector_index: Of the environment among those of its worker.
-        num_workers: Workers in all.
-        remote: Whether it is made in a process of its own.
-        recreated_worker: Whether the worker replaces one that failed.
-        recreated: Whether the environment replaces one that failed.
+        worker_index: Index of the worker: 0 for a local one, 1 to ``num_workers`` for others.
+        vector_index: Index of the environment in its worker.
+        num_workers: Total number of workers.
+        remote: Whether the environment is made in its own process.
+        recreated_worker: Whether the worker replaces a failed one.
+        recreated: Whether the environment replaces a failed one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class EnvContext(dict[str, Any]):
         self.recreated = recreated
 
     def copy_with_overrides(self, env_config: Mapping[str, Any] | None = None, **changes: Any) -> EnvContext:
-        """A copy with other items in place of some, and with other attributes."""
+        """A copy with some items and attributes replaced."""
         return EnvContext({**self, **(env_config or {})}, **{**vars(self), **changes})
 
     def with_index(self, vector_index: int, **changes: Any) -> EnvContext:
@@ -65,13 +65,13 @@ class EnvContext(dict[str, Any]):
         return self.copy_with_overrides(vector_index=vector_index, **changes)
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Take those of ``defaults`` that are not there."""
+        """Add the items of ``defaults`` that are missing."""
         for name, value in defaults.items():
             self.setdefault(name, value)
 
 
 def takes_context(make: Callable[..., Any]) -> bool:
-    """Whether ``make`` wants an argument: a positional one without a default."""
+    """Whether ``make`` has a positional argument without a default."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # Written in C, without a signature.
@@ -80,20 +80,21 @@ def takes_context(make: Callable[..., Any]) -> bool:
 
 
 def create(make: Callable[..., Any], context: EnvContext) -> Any:
-    """``make(context)``, or ``make()`` if it takes none.
+    """Call ``make(context)``, or ``make()`` if it takes no context.
 
-    It takes one if it has a positional argument without a default, or if its first one is called ``config``,
-    ``context``, ``env_config`` or ``env_context``, as in RLlib's ``__init__(self, config=None)``.
+    ``make`` takes a context if it has a positional argument without a default, or if its first argument is
+    called ``config``, ``context``, ``env_config`` or ``env_context``, as in RLlib's ``__init__(self,
+    config=None)``.
 
     Raises:
-        OptionError: The context has items, and ``make`` would never see them.
+        OptionError: The context has items, but ``make`` does not take it.
     """
     if takes_context(make) or _first_argument(make) in _NAMES:
         return make(context)
     if context:
         raise OptionError(
-            f"env_config={excerpt(dict(context))}, but env={excerpt(make)} takes no argument for it: let it "
-            "take an EnvContext"
+            f"env_config={excerpt(dict(context))}, but env={excerpt(make)} takes no argument for it: add an "
+            "EnvContext argument"
         )
     return make()
 

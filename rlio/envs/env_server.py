@@ -1,4 +1,4 @@
-"""`EnvServer`: makes and resets one environment, and steps it on request for a stepper in another process.
+"""`EnvServer`: makes, resets and steps one environment on request of a stepper in another process.
 
 Example:
     >>> import gymnasium as gym
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "EnvServer", "EnvTraits", "Transition"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: What was asked for, or the error that it failed with.
+#: The result, or the error of the request.
 Answer = tuple[Any, Exception | None]
 
 
 class Transition(NamedTuple):
-    """What a step in another process gave; the observation after it comes beside it.
+    """The result of a step in another process; the next observation is sent separately.
 
     Attributes:
-        reward: Of the step.
-        terminated: Whether it ended the episode.
-        truncated: Whether it cut it.
-        info: Of the step, not of the reset after it.
-        final: The leaves of the final observation, where the step ended the episode; else None.
-        error: What the reset after it failed with.
-        reset_info: What came with that reset, if it was asked for.
+        reward: Reward of the step.
+        terminated: Whether the step terminated the episode.
+        truncated: Whether the step truncated the episode.
+        info: Info of the step, not of the reset after it.
+        final: The leaves of the final observation, if the step ended the episode; else None.
+        error: The error of the reset after it.
+        reset_info: The info of that reset, if requested.
     """
 
     reward: float
@@ -62,7 +62,7 @@ class Transition(NamedTuple):
 
 
 class EnvTraits(NamedTuple):
-    """What an environment is, as far as those must know who do not have it."""
+    """The properties of an environment that other processes need."""
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
@@ -72,24 +72,24 @@ class EnvTraits(NamedTuple):
 
     @classmethod
     def of(cls, env: gym.Env[Any, Any]) -> EnvTraits:
-        """Those of ``env``."""
+        """Return the traits of ``env``."""
         return cls(env.observation_space, env.action_space, env.metadata, env.render_mode, env.spec)
 
     @property
     def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Of observations and actions."""
+        """Observation space and action space."""
         return self.observation_space, self.action_space
 
 
 class EnvServer:
-    """Serves environment ``index``, one request after the other.
+    """Serves environment ``index``, one request at a time.
 
     Args:
-        index: Which environment.
-        make: Makes it, given its index and whether it takes the place of one that failed.
-        spaces: What its observations and actions must be; None: what they are the first time.
-        buffer: Where its observations go, in row ``index``; None: each comes with its answer.
-        check: Whether to check its first reset and step.
+        index: Index of the environment.
+        make: Makes the environment from its index and whether it replaces a failed one.
+        spaces: The expected observation and action spaces; None takes those of the first environment.
+        buffer: Receives the observations in row ``index``; None sends each with its answer.
+        check: Whether to check the first reset and step.
 
     Attributes:
         env: The environment; None before it is made.
@@ -112,15 +112,15 @@ class EnvServer:
         self._checking: EnvCheck | None = None
 
     def answer(self, command: str, arguments: tuple[Any, ...]) -> Answer:
-        """Call the method that is named, and give what it returned, or the error that it raised."""
+        """Call the named method, and return its result or its error."""
         try:
             return getattr(self, command)(*arguments), None
-        # Whatever it is, it is raised there.
+        # The requesting process raises any error.
         except Exception as error:
             return None, portable(error)
 
     def pid(self) -> int:
-        """The id of the process that this is."""
+        """The id of this process."""
         return os.getpid()
 
     def close(self) -> None:
@@ -130,19 +130,17 @@ class EnvServer:
             env.close()
 
     def make(self, recreated: bool) -> CloudpickleWrapper:
-        """Make it, in place of the one that is there; returns its `EnvTraits`, wrapped for cloudpickle.
+        """Make the environment, replacing any existing one; returns its `EnvTraits`, wrapped for cloudpickle.
 
         Raises:
-            SchemaError: It has other spaces than the first one.
-            Exception: What making it raised.
+            SchemaError: The environment's spaces differ from those of the first one.
+            Exception: The error raised while making the environment.
         """
         try:
             self.close()
         except Exception as error:
-            # It failed before, which was told; what counts is the one in its place.
-            logger.warning(
-                "environment %s, which failed, cannot be closed: %s", self._index, excerpt(str(error))
-            )
+            # Its earlier failure was reported already; only its replacement matters.
+            logger.warning("failed environment %s cannot be closed: %s", self._index, excerpt(str(error)))
         env = self._make(self._index, recreated)
         spaces = env.observation_space, env.action_space
         if self._spaces is None:
@@ -158,10 +156,10 @@ class EnvServer:
         return CloudpickleWrapper(traits)
 
     def reset(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
-        """Reset it.
+        """Reset the environment.
 
         Returns:
-            Its observation, None if that lies in ``buffer``; and the info if that is wanted, else None.
+            The observation, or None if it was written to ``buffer``; and the info if requested, else None.
         """
         result = self.env.reset(seed=seed)
         if self._checking is not None:
@@ -170,26 +168,26 @@ class EnvServer:
         return self._shown(obs), info if keeps_info else None
 
     def check_step(self, result: Any) -> None:
-        """Check what its first step gave; later ones are not looked at.
+        """Check the result of the first step; does not check later ones.
 
         Raises:
-            EnvError: It is no legal step.
+            EnvError: The result is not a valid step.
         """
         if self._checking is not None:
             self._checking.step(result)
             self._checking = None
 
-    def make_anew(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
-        """`make` another one in its place, and `reset` it."""
+    def recreate(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
+        """Make another environment in its place, and reset it."""
         self.make(True)
         return self.reset(seed, keeps_info)
 
     def step(self, action: Any, next_reset: tuple[int | None, bool]) -> tuple[Transition, Any]:
-        """Step it; where that ends the episode, reset it with ``next_reset``, the arguments of `reset`."""
+        """Step the environment; if that ends the episode, `reset` it with the arguments ``next_reset``."""
         result = self.env.step(action)
         self.check_step(result)
         obs, reward, terminated, truncated, info = result
-        # float: what is no number fails here, where it belongs.
+        # float() raises here if the reward is not a number.
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
         if not (terminated or truncated):
             return Transition(reward, terminated, truncated, info, None, None), self._shown(obs)
@@ -202,17 +200,17 @@ class EnvServer:
         return Transition(reward, terminated, truncated, info, final, failed, reset_info), shown
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of it, or get an attribute."""
+        """Call a method of the environment, or get an attribute."""
         found = self.env.render if name == "render" else self.env.get_wrapper_attr(name)
         return found(*args, **kwargs) if callable(found) else found
 
     def set_attr(self, name: str, value: Any) -> None:
-        """Set an attribute of it."""
+        """Set an attribute of the environment."""
         self.env.set_wrapper_attr(name, value)
 
     @property
     def _buffer(self) -> ObservationBuffer:
-        """The shared one; or one for a single row, for its checks of what is written."""
+        """The shared buffer, or a private one with a single row, which checks what is written."""
         if self._shared is None:
             assert self._spaces is not None, "make comes first"
             self._shared = ObservationBuffer(self._spaces[0], num_envs=1)
@@ -224,17 +222,17 @@ class EnvServer:
 
 
 def other_spaces(index: int, found: tuple[Any, Any], expected: tuple[Any, Any]) -> SchemaError:
-    """Environment ``index`` does not have the ``expected`` spaces."""
+    """The error for environment ``index`` without the ``expected`` spaces."""
     return SchemaError(
-        f"environment {index} has other spaces, {found[0]} and {found[1]}, than the first one, "
-        f"{expected[0]} and {expected[1]}"
+        f"environment {index} has the spaces {found[0]} and {found[1]}, but the first one has {expected[0]} "
+        f"and {expected[1]}: expected equal spaces"
     )
 
 
 def portable(error: Exception) -> Exception:
-    """``error``, or what can be said of it where it does not come through a pipe."""
+    """Return ``error``, or a RuntimeError with its text if it cannot be sent through a pipe."""
     try:
-        # As the pipe does it: whether the other end would get the error, and no error of its own.
+        # Pickle as the pipe does, to see whether the other end gets the error and not one of pickling.
         ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:  # The environment's own error class may raise anything in __reduce__ or __init__.
         return RuntimeError(f"{type(error).__name__}: {excerpt(str(error), 500)}")

@@ -1,4 +1,4 @@
-"""`ExternalEnv`: an environment that has the loop itself, such as a simulator or a game server.
+"""`ExternalEnv`: an environment that drives the loop, such as a simulator or a game server.
 
 Example:
     >>> from gymnasium.spaces import Box, Discrete
@@ -33,7 +33,7 @@ __all__ = ["EpisodeSink", "ExternalEnv"]
 
 
 class EpisodeSink(Protocol):
-    """Who answers loops: `rlio.sampling.external_episodes.ExternalEpisodes`, or a client of a server."""
+    """Answers loops: `rlio.sampling.external_episodes.ExternalEpisodes`, or a client of a server."""
 
     def start(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str: ...
 
@@ -47,14 +47,14 @@ class EpisodeSink(Protocol):
 
 
 class ExternalEnv:
-    """Override `run`, which gets a thread of its own, and call the other methods in it, in any threads.
+    """Base class of environments that drive the loop. Override `run`, which gets its own thread.
 
-    Any number of episodes may run side by side; their actions are chosen together. Policies act in
-    ``observation_space`` and ``action_space``.
+    `run` calls the other methods, from any thread. Any number of episodes may run side by side; their actions
+    are chosen together. Policies act in ``observation_space`` and ``action_space``.
 
     Args:
-        observation_space: Of the observations that are reported.
-        action_space: Of the actions that are wanted.
+        observation_space: Space of the reported observations.
+        action_space: Space of the requested actions.
     """
 
     def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
@@ -65,26 +65,26 @@ class ExternalEnv:
     def run(self) -> None:
         """Play episodes.
 
-        An error in it surfaces where experience is sampled, and its end is the end of the data.
+        An error in it is raised where experience is sampled. When it returns, the data ends.
         """
         raise OptionError(
             f"{type(self).__name__} has no run(): override it with the loop that plays episodes"
         )
 
     def attach(self, sink: EpisodeSink) -> None:
-        """Say who answers; done by `ExternalRunner`.
+        """Set the object that answers; called by `ExternalRunner`.
 
         Raises:
-            OptionError: Somebody does already.
+            OptionError: The environment already has a runner.
         """
         if self._sink is not None:
-            raise OptionError("this ExternalEnv has a runner already: make another one")
+            raise OptionError("this ExternalEnv already has a runner: make another ExternalEnv")
         self._sink = sink
 
     @property
     def _attached(self) -> EpisodeSink:
         if self._sink is None:
-            raise OptionError(f"nobody samples this {type(self).__name__}: give it to an ExternalRunner")
+            raise OptionError(f"this {type(self).__name__} has no runner: pass it to an ExternalRunner")
         return self._sink
 
     def start_episode(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
@@ -100,7 +100,7 @@ class ExternalEnv:
         self._attached.log_action(episode_id, observation, action, **columns)
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
-        """Report a reward for the last action; see `ExternalEpisodes.log_returns`."""
+        """Report a reward for the latest action; see `ExternalEpisodes.log_returns`."""
         self._attached.log_returns(episode_id, reward, info)
 
     def end_episode(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None:

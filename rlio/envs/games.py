@@ -1,8 +1,8 @@
-"""`Game`: what an environment tells of a game of which its episodes are parts, such as lives.
+"""`Game`: an environment's report on a game that spans several episodes, such as lives.
 
-An environment whose episodes are shorter than its games, or whose rewards are not the game's points, puts a
-`Game` into the info of the step that ends a game, under the key `GAME`, and None into that of a step which
-ends an episode alone. Metrics count games then.
+An environment may have episodes shorter than its games, or rewards other than the game's points. Its info of
+the step that ends a game then has a `Game` under the key `GAME`; its info of a step that ends only an episode
+has None there. Metrics then count games.
 
 Example:
     >>> infos = [{GAME: None}, {}, {GAME: Game(21.0, 900)}]
@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 
 __all__ = ["GAME", "Game", "finished_games", "tells_games"]
 
-#: Key of an info.
+#: The key in an info.
 GAME = "game"
 
 
 class Game(NamedTuple):
-    """A game that is over.
+    """A finished game.
 
     Attributes:
-        total_reward: Its points: the sum of rewards before they were clipped.
-        length: Its steps, as an agent counts them.
+        total_reward: Points of the game: the sum of unclipped rewards.
+        length: Steps of the game, as an agent counts them.
     """
 
     total_reward: float
@@ -34,7 +34,7 @@ class Game(NamedTuple):
 
 
 def finished_games(infos: Sequence[Any], envs: Iterable[int]) -> dict[int, Game | None]:
-    """What the environments ``envs``, whose episodes ended, tell of their games, if they tell anything."""
+    """The games reported by the environments ``envs``, whose episodes ended, if they report any."""
     found: dict[int, Game | None] = {}
     for env in envs:
         info = infos[env]
@@ -45,7 +45,7 @@ def finished_games(infos: Sequence[Any], envs: Iterable[int]) -> dict[int, Game 
 
 
 def tells_games(infos: Any) -> bool:
-    """Whether it may be worth looking: ``infos`` are a list, or gymnasium's arrays and have the key."""
+    """Whether ``infos`` may report games: they are a list, or gymnasium's arrays with the key."""
     if isinstance(infos, list):
         return True
     return GAME in infos or GAME in infos.get("final_info", ())

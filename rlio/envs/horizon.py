@@ -1,4 +1,4 @@
-"""`with_horizon`: environments whose episodes are truncated after a number of steps.
+"""`with_horizon`: truncates environments' episodes after a number of steps.
 
 Example:
     >>> import gymnasium as gym
@@ -22,11 +22,11 @@ __all__ = ["with_horizon"]
 
 
 def with_horizon(env: EnvLike, horizon: int) -> EnvLike:
-    """What makes the environments of ``env``, truncated after ``horizon`` steps.
+    """Return ``env``, or what makes its environments, with episodes truncated after ``horizon`` steps.
 
     Raises:
-        OptionError: ``env`` is a vector environment, or makes one: its environments are out of reach.
-        gymnasium.error.Error: There is no environment of that id.
+        OptionError: ``env`` is a vector environment or makes one, whose environments cannot be wrapped.
+        gymnasium.error.Error: The environment id is unknown.
     """
     import gymnasium as gym
     from gymnasium.envs.registration import EnvSpec
@@ -41,7 +41,7 @@ def with_horizon(env: EnvLike, horizon: int) -> EnvLike:
         spec.max_episode_steps = min(horizon, spec.max_episode_steps or horizon)
         return spec
     if not callable(env):
-        return env  # whoever makes environments says what is wrong with it
+        return env  # the error comes when environments are made
     make = env
 
     @functools.wraps(make)
@@ -62,6 +62,6 @@ def _limited(env: Any, horizon: int) -> gym.Env[Any, Any]:
 
 def _out_of_reach(env: Any) -> OptionError:
     return OptionError(
-        f"horizon is for single environments, not for {excerpt(env)}: give that a time limit of its own, or "
-        "set soft_horizon=True"
+        f"horizon applies to single environments, not to {excerpt(env)}: give it its own time limit, or set "
+        "soft_horizon=True"
     )

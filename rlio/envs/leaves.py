@@ -1,4 +1,4 @@
-"""The arrays that a space's values are made of: where they are, and what they look like.
+"""The arrays in a space's values: their paths, dtypes and shapes.
 
 Example:
     >>> import numpy as np
@@ -25,7 +25,7 @@ __all__ = ["Leaf", "leaf_of", "leaves_of"]
 
 
 class Leaf(NamedTuple):
-    """One array of a space's values: its path, and its dtype and shape for a single value.
+    """One array in a space's values: its path, and its dtype and shape for a single value.
 
     Values of Text, Sequence, Graph and OneOf spaces are objects: dtype object, shape ().
     """
@@ -54,7 +54,10 @@ def _collect(space: gym.Space[Any], path: Path, found: list[Leaf]) -> None:
     if isinstance(space, spaces.Dict):
         for key, child in space.spaces.items():
             if not isinstance(key, str):
-                raise SchemaError(f"a Dict space has the key {excerpt(key)}: columns are nested by str keys")
+                raise SchemaError(
+                    f"a Dict space has the key {excerpt(key)}: expected a str, because columns are nested "
+                    "by str keys"
+                )
             _collect(child, (*path, key), found)
     elif isinstance(space, spaces.Tuple):
         for i, child in enumerate(space.spaces):
@@ -69,7 +72,7 @@ def leaf_of(value: Any, path: Path) -> Any:
     """The part of ``value`` at ``path``.
 
     Raises:
-        SchemaError: ``value`` is not nested so.
+        SchemaError: ``value`` is not nested this way.
     """
     try:
         for part in path:

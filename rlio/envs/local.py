@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalStepper"]
 
-MakeAnew = Callable[[int], "gym.Env[Any, Any]"]
+Recreate = Callable[[int], "gym.Env[Any, Any]"]
 
 
 class LocalStepper(SubEnvStepper):
-    """Steps the environments that ``envs`` holds; its autoreset mode is of no meaning here.
+    """Steps the environments in ``envs``, whose autoreset mode has no effect here.
 
     Args:
-        envs: Holds them; one that failed is replaced in ``envs.envs``.
-        make: Makes environment number i anew; None: they cannot be.
+        envs: Holds the environments; a failed one is replaced in ``envs.envs``.
+        make: Makes environment number i again; None: environments cannot be recreated.
         check: Check the first reset and the first step of each.
-        options: Of `SubEnvStepper`.
+        options: Options of `SubEnvStepper`.
 
     Raises:
-        OptionError: There are ``restarts``, but no ``make``.
+        OptionError: ``restarts`` are given without ``make``.
     """
 
     def __init__(
-        self, envs: SyncVectorEnv, *, make: MakeAnew | None = None, check: bool = False, **options: Any
+        self, envs: SyncVectorEnv, *, make: Recreate | None = None, check: bool = False, **options: Any
     ) -> None:
         super().__init__(envs, **options)
         if self._restarts.policy is not None and make is None:
             raise OptionError(
-                "restart_failed_sub_environments=True, but env is an object, which cannot be made anew: "
+                "restart_failed_sub_environments=True, but env is an object, which cannot be recreated: "
                 "pass a function that makes it"
             )
         self._envs: list[gym.Env[Any, Any]] = envs.envs
@@ -71,7 +71,7 @@ class LocalStepper(SubEnvStepper):
         """Step all environments.
 
         Raises:
-            EnvError: An environment failed, and is not to be made anew, or failed too often.
+            EnvError: An environment failed and must not be recreated, or failed too often.
         """
         outcome = self._new_outcome()
         down, failing, unchecked = self._restarts.down, self._restarts.failing, self._unchecked
@@ -92,7 +92,7 @@ class LocalStepper(SubEnvStepper):
                     outcome.finals.append((i, self._buffer.leaves_of(obs)))
                 else:
                     write(i, obs)
-            # Whatever it is: an environment is other people's code.
+            # Any exception, because environments are user code.
             except Exception as error:
                 outcome.is_none(i)
                 outcome.rewards[i] = 0
@@ -106,7 +106,7 @@ class LocalStepper(SubEnvStepper):
         return outcome.step(self._buffer.value)
 
     def _begin(self, env: int, outcome: Outcome) -> None:
-        """Start the next episode of ``env``, which ended one in this step."""
+        """Start the next episode of ``env``, whose episode ended in this step."""
         self._steps[env] = -1
         try:
             self._reset_one(env, self._next_seed(env))
@@ -125,10 +125,10 @@ class LocalStepper(SubEnvStepper):
     def _failed(self, env: int, error: Exception, *, where: str) -> None:
         self._note(env, error, where=where, episode=True)
         if self._restarts.is_due(env):
-            self._make_anew(env)
+            self._recreate(env)
 
     def _make_due(self) -> set[int]:
-        """Make anew what is due, and return what is none of this step: what was, and what still is down."""
+        """Recreate environments that are due; returns those that take no part in this step."""
         down = self._restarts.down
         waiting = set(down)
         if len(down) == self.num_envs:
@@ -136,22 +136,22 @@ class LocalStepper(SubEnvStepper):
         for env in sorted(waiting):
             self._outcome.is_none(env)
             if self._restarts.is_due(env):
-                self._make_anew(env)
+                self._recreate(env)
         return waiting
 
-    def _make_anew(self, env: int) -> None:
-        """Try to; what comes out of it is in the outcome and in `Restarts.down`."""
+    def _recreate(self, env: int) -> None:
+        """Try to recreate ``env``; the result is in the outcome and in `Restarts.down`."""
         try:
             self._servers[env].make(True)
             self._envs[env] = self._servers[env].env
             self._reset_one(env, self._next_seed(env))
         except Exception as error:
-            self._note(env, error, where=" when it was made anew", episode=False)
+            self._note(env, error, where=" when it was recreated", episode=False)
         else:
-            self._restarts.made_anew(env)
+            self._restarts.recreated(env)
             self._outcome.starts[env] = True
             self._steps[env] = -1
-            self._tell_made_anew(env)
+            self._tell_recreated(env)
 
     def _reset_all(self, seed: int | None) -> None:
         self._steps[:] = 0
@@ -167,13 +167,13 @@ class LocalStepper(SubEnvStepper):
             time.sleep(self._restarts.seconds_until_due())
             for env in sorted(self._restarts.down):
                 if self._restarts.is_due(env):
-                    self._make_anew(env)
+                    self._recreate(env)
         self._steps[:] = 0
         self._untold = outcome.errors
 
 
-def _given_or_made(given: Any, make: MakeAnew | None, index: int, recreated: bool) -> Any:
-    """The environment that is there already, or another one in its place."""
+def _given_or_made(given: Any, make: Recreate | None, index: int, recreated: bool) -> Any:
+    """Return the existing environment, or make its replacement."""
     if not recreated:
         return given
     assert make is not None

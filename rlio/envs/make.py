@@ -1,4 +1,4 @@
-"""`make_stepper`: makes environments of what a user names (an id, a function, an object), and their stepper.
+"""`make_stepper`: makes environments from an id, a function or an object, and their stepper.
 
 Example:
     >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=3, restarts=RestartPolicy()))
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 __all__ = ["EnvLike", "EnvSetup", "ExternalEnvMade", "make_stepper", "set_environs"]
 
-# Any: gymnasium's generic parameters, which say nothing here.
+# Any: gymnasium's generic parameters carry no information here.
 if TYPE_CHECKING:
     EnvLike: TypeAlias = (
         str
@@ -45,34 +45,36 @@ else:
 
 
 class ExternalEnvMade(OptionError):
-    """A function made an environment that has the loop itself: nobody steps it.
+    """A function made an environment that drives the loop, which no runner can step.
 
     Attributes:
         env: The environment.
     """
 
     def __init__(self, env: ExternalEnv, name: str) -> None:
-        super().__init__(f"env={name} gave an ExternalEnv, which has the loop itself: use ExternalRunner")
+        super().__init__(f"env={name} returned an ExternalEnv, which drives the loop: use ExternalRunner")
         self.env = env
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSetup:
-    """How environments are made and stepped; the fields of `RolloutConfig` that concern them.
+    """How to make and step environments: the environment fields of `RolloutConfig`.
 
     Attributes:
-        num_envs: How many. A given vector environment has its own number: then 1 means "as it is".
-        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`; or ``"actors"``, its
-            ``remote_worker_envs``.
-        context: What functions that make environments are told: its items are the ``env_config``. Of an
-            environment's id the items are keywords.
-        check: Check what environments are and give, once.
-        validate: Called with each environment and its context where it is made; raises if it will not do.
-        restarts: When failed environments are made anew; None: failures are raised.
+        num_envs: Number of environments. A vector environment that is passed has its own number; then 1 keeps
+            it.
+        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`; or ``"actors"``, which
+            is its ``remote_worker_envs``.
+        context: Argument of functions that make environments; its items are the ``env_config``. For an
+            environment given by id, the items are keyword arguments.
+        check: Check each environment and its results, once.
+        validate: Called with each environment and its context, in the process that makes it; raises to reject
+            it.
+        restarts: When to recreate failed environments; None raises failures.
         step_timeout: Seconds for a step or reset, with ``"async"`` or ``"actors"``.
         batch_wait_ms: See ``remote_env_batch_wait_ms`` of `RolloutConfig`.
-        render: Make environments of an id with ``render_mode="rgb_array"``.
-        environs: Variables of the process's environment, set where environments live in other processes.
+        render: Make environments given by id with ``render_mode="rgb_array"``.
+        environs: Environment variables, set in the other processes that run environments.
     """
 
     num_envs: int = 1
@@ -88,37 +90,37 @@ class EnvSetup:
 
 
 def set_environs(environs: Mapping[str, str]) -> None:
-    """Set variables of the process's environment, which processes that it starts inherit.
+    """Set environment variables of this process, which its child processes inherit.
 
     Raises:
-        OptionError: A name or a value is no str.
+        OptionError: A name or a value is not a str.
     """
     for name, value in environs.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise OptionError(
-                f"extra_python_environs has {excerpt(name)}: {excerpt(value)}: names and values are str"
+                f"extra_python_environs has {excerpt(name)}: {excerpt(value)}: expected str names and values"
             )
     os.environ.update(environs)
 
 
 def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
-    """Make environments, and what steps them.
+    """Make environments and their stepper.
 
-    Single environments are reset here, each episode with a seed of its own, and can be replaced one by one.
-    A vector environment resets itself and is seeded once; its errors are raised as they are.
+    The stepper resets single environments, gives each episode its own seed, and can replace them one by one.
+    A vector environment resets itself and is seeded once; its errors are raised unchanged.
 
     Args:
-        env: A gymnasium id or spec; a function that makes an environment, or, but not for ``"async"``, a
-            vector environment, and that may take an `EnvContext`; an environment, which cannot be multiplied;
-            or a vector environment.
-        setup: How; None: the defaults.
+        env: A gymnasium id or spec; a function that makes an environment (or, except for ``"async"``, a
+            vector environment) and may take an `EnvContext`; an environment, which cannot be copied; or a
+            vector environment.
+        setup: How to make and step them; None uses the defaults.
 
     Returns:
-        The stepper, which the caller closes, and with it the environments, also a given one.
+        The stepper. The caller closes it, which also closes the environments, even one that was passed in.
 
     Raises:
-        OptionError: They cannot be made, or not so; the message says why.
-        EnvError: One is no legal environment.
+        OptionError: The environments cannot be made as requested; the message says why.
+        EnvError: An environment breaks gymnasium's API.
     """
     from gymnasium import Env
     from gymnasium.envs.registration import EnvSpec
@@ -127,21 +129,21 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     setup = setup if setup is not None else EnvSetup()
     if isinstance(env, (VectorEnv, Env)) and setup.context:
         raise OptionError(
-            f"env_config={excerpt(dict(setup.context))} is for making environments, but {excerpt(env)} is "
-            "there already: pass its id, or a function that makes it"
+            f"env_config={excerpt(dict(setup.context))} is used to make environments, but {excerpt(env)} "
+            "exists already: pass its id, or a function that makes it"
         )
     if isinstance(env, VectorEnv):
         return _stepper_of(env, setup)
     if isinstance(env, Env):
         if setup.vectorize_mode != "sync":
             raise OptionError(
-                f"{_mode(setup)}, but {excerpt(env)} is in this process already: pass its id, or a function "
+                f"{_mode(setup)}, but {excerpt(env)} is already in this process: pass its id, or a function "
                 "that makes it"
             )
         if setup.num_envs != 1:
             raise OptionError(
-                f"num_envs={setup.num_envs} but env is one environment, {excerpt(env)}: "
-                "pass a function that makes it"
+                f"num_envs={setup.num_envs}, but env is one environment, {excerpt(env)}: pass a function "
+                "that makes it"
             )
         given_env = env
         return _local(_made("env", lambda: _sync([lambda: given_env])), setup, None)
@@ -150,11 +152,13 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
         raise _unknown(env)
     name = excerpt(getattr(env, "id", env))
     if setup.vectorize_mode == "native":
-        given: Any = env  # Any: `named` has told which it is.
+        given: Any = env  # Any: `named` tells the type.
         make = partial(_native, given, setup) if named else partial(create, given, setup.context)
         made = _made(name, make)
         if not isinstance(made, VectorEnv):
-            raise OptionError(f"env={name} gave {excerpt(made)}: 'native' needs a vector environment")
+            raise OptionError(
+                f"env={name} returned {excerpt(made)}: expected a vector environment, which 'native' needs"
+            )
         return _stepper_of(made, setup)
     one = _EnvMaker(env, setup)
     if setup.vectorize_mode in ("async", "actors"):
@@ -165,13 +169,13 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     if isinstance(first, ExternalEnv):
         raise ExternalEnvMade(first, name)
     if not isinstance(first, Env):
-        raise OptionError(f"env={name} gave {excerpt(first)}: expected a gymnasium environment")
+        raise OptionError(f"env={name} returned {excerpt(first)}: expected a gymnasium environment")
     makers = [lambda: first, *(partial(one, index) for index in range(1, setup.num_envs))]
     return _local(_made(name, partial(_sync, makers)), setup, partial(one, recreated=True))
 
 
 class _EnvMaker:
-    """Makes environment number ``index``, in whatever process."""
+    """Makes environment number ``index``, in any process."""
 
     def __init__(self, env: Any, setup: EnvSetup) -> None:
         self._env, self._context, self._validate = env, setup.context, setup.validate
@@ -209,7 +213,7 @@ def _local(
 
 
 def _apart(make: Callable[[int, bool], Any], setup: EnvSetup) -> Stepper:
-    """What steps environments that live in processes or actors of their own."""
+    """The stepper of environments that live in their own processes or actors."""
     from rlio.envs.process_stepper import ProcessStepper
     from rlio.envs.served_envs import ServedEnvs
 
@@ -238,25 +242,25 @@ def _apart(make: Callable[[int, bool], Any], setup: EnvSetup) -> Stepper:
 def _one_elsewhere(
     make: Callable[[int, bool], Any], environs: Mapping[str, str], index: int, recreated: bool
 ) -> Any:
-    """Environment ``index``, in a process of its own."""
+    """Make environment ``index``, in its own process."""
     from gymnasium import Env
 
     set_environs(environs)
     env = make(index, recreated)
     if not isinstance(env, Env):
-        raise TypeError(f"it is a {type(env).__name__}, not one gymnasium environment")
+        raise TypeError(f"expected one gymnasium environment, found a {type(env).__name__}")
     return env
 
 
 def _mode(setup: EnvSetup) -> str:
-    """How a user said where environments live."""
+    """The user's option that says where environments live."""
     actors = setup.vectorize_mode == "actors"
     return "remote_worker_envs=True" if actors else f"vectorize_mode={setup.vectorize_mode!r}"
 
 
 def _stepper_of(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> Stepper:
-    """What steps a vector environment that a user gave, or whose function did."""
-    # Its environments are its own: nothing else can replace, move or time one of them.
+    """The stepper of a vector environment that a user passed or whose function made one."""
+    # A vector environment steps its own environments; they cannot be replaced, moved or timed one by one.
     for name, value in (
         ("restart_failed_sub_environments", setup.restarts is not None),
         ("remote_worker_envs", setup.vectorize_mode == "actors"),
@@ -265,12 +269,12 @@ def _stepper_of(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> Stepper:
     ):
         if value is not None and value is not False:
             raise OptionError(
-                f"{name}={value}, but {excerpt(envs)} steps all its environments by itself: pass a function "
+                f"{name}={value}, but {excerpt(envs)} steps all its environments itself: pass a function "
                 "that makes one of them"
             )
     if setup.num_envs not in (1, envs.num_envs):
         raise OptionError(
-            f"num_envs={setup.num_envs} but the vector environment has {envs.num_envs}: leave num_envs at 1"
+            f"num_envs={setup.num_envs}, but the vector environment has {envs.num_envs}: leave num_envs at 1"
         )
     return VectorStepper(envs, check=setup.check)
 
@@ -283,11 +287,11 @@ def _unknown(env: object) -> OptionError:
 
 
 def _made(name: str, make: Callable[[], T]) -> T:
-    """``make()``, its failure told as an OptionError."""
+    """Call ``make()``, turning its failure into an OptionError."""
     try:
         return make()
     except (EnvError, MissingExtra, OptionError):
-        raise  # They say what is wrong already.
+        raise  # These already say what is wrong.
     except Exception as error:
         raise OptionError(
             f"env={name} cannot be made: {type(error).__name__}: {excerpt(str(error), 500)}"
@@ -297,7 +301,7 @@ def _made(name: str, make: Callable[[], T]) -> T:
 def _make(env: str | EnvSpec, **keywords: Any) -> gym.Env[Any, Any]:
     import gymnasium as gym
 
-    # Its checker looks at every step, and warns only: ours looks once, and raises.
+    # gymnasium's checker checks every step and only warns; ours checks once and raises.
     return gym.make(env, disable_env_checker=True, **keywords)
 
 
@@ -309,8 +313,8 @@ def _native(env: str | EnvSpec, setup: EnvSetup) -> VectorEnv[Any, Any, Any]:
     )
 
 
-# SAME_STEP: every step is a transition, where NEXT_STEP spends one on each reset. copy=False: rows are
-# copied into the recorder's columns anyway.
+# SAME_STEP: every step is a transition, whereas NEXT_STEP spends one on each reset. copy=False: the recorder
+# copies rows into its columns anyway.
 
 
 def _sync(makers: list[Any]) -> VectorEnv[Any, Any, Any]:

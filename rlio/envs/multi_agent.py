@@ -1,7 +1,7 @@
-"""`MultiAgentEnv`: an environment in which several agents act, as dicts by agent id.
+"""`MultiAgentEnv`: an environment in which several agents act, with dicts by agent id.
 
-PettingZoo's environments become one through `rlio.envs.pettingzoo`; stepping and checking one is in
-`rlio.envs.multi_agent_stepping`.
+`rlio.envs.pettingzoo` converts PettingZoo's environments. `rlio.envs.multi_agent_stepping` steps and checks
+an environment.
 
 Example:
     >>> env = make_multi_agent("CartPole-v1")(num_agents=2)
@@ -32,35 +32,35 @@ __all__ = [
     "make_multi_agent",
 ]
 
-#: What names an agent.
+#: Id of an agent.
 AgentId: TypeAlias = int | str
-#: Values by agent. Any: observations, actions and infos are what the spaces and environments say.
+#: Values by agent. Any: spaces and environments define observations, actions and infos.
 MultiAgentDict: TypeAlias = dict[Any, Any]
 
-#: The key of ``terminateds`` and ``truncateds`` that says whether the episode is over for everybody.
+#: The key of ``terminateds`` and ``truncateds`` that says whether the episode ended for all agents.
 ALL_AGENTS = "__all__"
-#: The key of infos for what concerns no agent in particular.
+#: The key of the info that belongs to no particular agent.
 COMMON_INFO = "__common__"
 
 
 class MultiAgentEnv(ABC):
     """An environment with agents that may join late, leave early, and act in turns.
 
-    To write one, set the three attributes and implement `reset` and `step`. Who gets an observation acts in
-    the next step; who gets none does not. An agent whose id is not among `possible_agents` may appear where
-    `get_observation_space` and `get_action_space` know its spaces.
+    To write one, set the three attributes and implement `reset` and `step`. An agent that gets an observation
+    acts in the next step; an agent that gets none does not. An agent whose id is not among `possible_agents`
+    may appear if `get_observation_space` and `get_action_space` know its spaces.
 
     Attributes:
-        possible_agents: Ids, int or str, of all agents that may appear. The position of an agent is its
-            ``agent_index`` in what is recorded.
-        observation_spaces: Agent id -> the space of its observations.
-        action_spaces: Agent id -> the space of its actions.
+        possible_agents: Ids, int or str, of all agents that may appear. An agent's position is its
+            ``agent_index`` in recorded rows.
+        observation_spaces: Agent id -> space of its observations.
+        action_spaces: Agent id -> space of its actions.
     """
 
     metadata: ClassVar[dict[str, Any]] = {}
     render_mode: str | None = None
 
-    # Set by authors; class-level defaults, so that those who override the two methods below need none.
+    # Authors set these. Class-level defaults serve those who override the two methods below instead.
     possible_agents: Sequence[AgentId] = ()
     observation_spaces: Mapping[AgentId, gym.Space[Any]] = {}
     action_spaces: Mapping[AgentId, gym.Space[Any]] = {}
@@ -72,8 +72,8 @@ class MultiAgentEnv(ABC):
         """Start an episode.
 
         Args:
-            seed: Of all that is random in the environment from now on; None goes on as it is.
-            options: For the environment.
+            seed: Seed of all randomness in the environment from now on; None keeps the current generators.
+            options: Options for the environment.
 
         Returns:
             Observations of the agents that act first, and infos, by agent id.
@@ -86,22 +86,23 @@ class MultiAgentEnv(ABC):
         """Take one step.
 
         Args:
-            actions: Agent id -> action, of every agent that got an observation last and has not ended.
+            actions: Agent id -> action, for every agent that got an observation in the last step and has not
+                ended.
 
         Returns:
-            observations: Of the agents that act next, and final ones of agents that have ended.
-            rewards: Of any agent that has appeared: also of those without an observation.
-            terminateds: Agent id -> whether it ended by the rules; ``"__all__"``: whether the episode did,
-                for every agent that has no True of its own.
-            truncateds: The same for what was cut off.
-            infos: By agent id; ``"__common__"`` for all.
+            observations: Observations of the agents that act next, and final ones of agents that ended.
+            rewards: Rewards of any agents that have appeared, including those without an observation.
+            terminateds: Agent id -> whether it terminated; ``"__all__"``: whether the episode did, for every
+                agent without a True of its own.
+            truncateds: Agent id -> whether it was truncated, in the same form.
+            infos: Infos by agent id; ``"__common__"`` for all agents.
         """
 
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
         """The space of the observations of ``agent_id``.
 
         Raises:
-            OptionError: There is no such agent.
+            OptionError: The agent is unknown.
         """
         return _space_of(self, "observation_spaces", agent_id)
 
@@ -109,16 +110,16 @@ class MultiAgentEnv(ABC):
         """The space of the actions of ``agent_id``.
 
         Raises:
-            OptionError: There is no such agent.
+            OptionError: The agent is unknown.
         """
         return _space_of(self, "action_spaces", agent_id)
 
     def render(self) -> Any:
-        """A picture, as the render mode says; None where there is none."""
+        """Return a frame in the render mode; None if there is none."""
         return None
 
     def close(self) -> None:  # noqa: B027 - optional hook
-        """Give up what the environment holds."""
+        """Release the environment's resources."""
 
 
 def _space_of(env: MultiAgentEnv, name: str, agent_id: AgentId) -> gym.Space[Any]:
@@ -127,8 +128,8 @@ def _space_of(env: MultiAgentEnv, name: str, agent_id: AgentId) -> gym.Space[Any
         return spaces[agent_id]  # type: ignore[no-any-return] # one of two attributes, each typed
     except KeyError:
         raise OptionError(
-            f"{type(env).__name__}.{name} has no agent {excerpt(agent_id)}: it knows "
-            f"{excerpt(list(spaces))}; put it there, or name the agent as there"
+            f"{type(env).__name__}.{name} has no agent {excerpt(agent_id)}: it has {excerpt(list(spaces))}; "
+            "add the agent, or use one of these ids"
         ) from None
 
 
@@ -136,7 +137,7 @@ def _space_of(env: MultiAgentEnv, name: str, agent_id: AgentId) -> gym.Space[Any
 
 
 class _Copies(MultiAgentEnv):
-    """Agents 0, 1, ... in environments of their own. The episode is over when it is for each of them."""
+    """Agents 0, 1, ... with one environment each. The episode ends when all their episodes have ended."""
 
     def __init__(self, makers: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
         self.envs = [make() for make in makers]
@@ -149,7 +150,7 @@ class _Copies(MultiAgentEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[MultiAgentDict, MultiAgentDict]:
         self._ended = {}
-        # Copies seeded alike would do the same.
+        # Copies with the same seed would behave alike.
         starts = [
             env.reset(seed=None if seed is None else seed + i, options=options)
             for i, env in enumerate(self.envs)
@@ -179,18 +180,18 @@ class _Copies(MultiAgentEnv):
 
 
 def make_multi_agent(env: str | Callable[[], gym.Env[Any, Any]]) -> Callable[..., MultiAgentEnv]:
-    """Make a maker of environments in which each agent has a copy of ``env`` of its own.
+    """Make a function that makes environments in which each agent has its own copy of ``env``.
 
     Args:
         env: A gymnasium id, or a function that makes an environment.
 
     Returns:
-        A function of ``num_agents`` (1 unless given), also as the key of a mapping, RLlib's way:
+        A function of ``num_agents`` (default 1), which may also be a key of a mapping, as in RLlib:
         ``make_multi_agent("CartPole-v1")({"num_agents": 2})``. Agents are 0, 1, ...; an agent that has ended
         waits for the others.
 
     Raises:
-        OptionError: ``env`` is neither; or, when called, ``num_agents`` is below 1.
+        OptionError: ``env`` is neither; or, in the call, ``num_agents`` is below 1.
     """
     make: Callable[[], gym.Env[Any, Any]]
     if isinstance(env, str):
@@ -204,14 +205,16 @@ def make_multi_agent(env: str | Callable[[], gym.Env[Any, Any]]) -> Callable[...
     elif callable(env):
         make = env
     else:
-        raise OptionError(f"env={excerpt(env)}: a gymnasium id, or a function that makes an environment")
+        raise OptionError(
+            f"env={excerpt(env)}: expected a gymnasium id, or a function that makes an environment"
+        )
 
     def make_copies(
         config: Mapping[str, Any] | None = None, *, num_agents: int | None = None
     ) -> MultiAgentEnv:
         wanted = (config or {}).get("num_agents", 1) if num_agents is None else num_agents
         if not isinstance(wanted, int) or wanted < 1:
-            raise OptionError(f"num_agents={excerpt(wanted)}: a whole number, at least 1")
+            raise OptionError(f"num_agents={excerpt(wanted)}: expected a whole number, at least 1")
         return _Copies([make] * wanted)
 
     return make_copies

@@ -1,4 +1,4 @@
-"""`MultiAgentProcess`: steps a multi-agent environment that lives in a process of its own.
+"""`MultiAgentProcess`: steps a multi-agent environment that lives in its own process.
 
 Example:
     >>> from rlio.envs.multi_agent import make_multi_agent
@@ -38,7 +38,7 @@ __all__ = ["AgentsElsewhere", "MultiAgentProcess", "ready"]
 
 
 class _Traits(NamedTuple):
-    """What an environment is, as far as the runner must know."""
+    """The properties of an environment that the runner needs."""
 
     possible_agents: list[AgentId]
     spaces: dict[AgentId, tuple[gym.Space[Any], gym.Space[Any]]]
@@ -47,13 +47,13 @@ class _Traits(NamedTuple):
 
 
 class MultiAgentServer(EnvServer):
-    """Serves multi-agent environment ``index``, one request after the other.
+    """Serves multi-agent environment ``index``, one request at a time.
 
     Args:
-        index: Which environment.
-        make: Makes it, given its index and whether it takes the place of one that failed.
-        horizon: As for `MultiAgentStepper`.
-        check: As for `MultiAgentStepper`.
+        index: Index of the environment.
+        make: Makes the environment from its index and whether it replaces a failed one.
+        horizon: As in `MultiAgentStepper`.
+        check: As in `MultiAgentStepper`.
     """
 
     def __init__(
@@ -68,8 +68,9 @@ class MultiAgentServer(EnvServer):
         self._horizon, self._checks = horizon, check
 
     def make_agents(self, recreated: bool) -> _Traits:
-        """Make it, and say what it is."""
-        self.env = env = self._make(self._index, recreated)
+        """Make the environment, and return its traits."""
+        env = self._make(self._index, recreated)
+        self.env: Any = env
         self._stepper = MultiAgentStepper(env, horizon=self._horizon, check=self._checks)
         agents = list(env.possible_agents)
         inner = getattr(env, "env", env)
@@ -89,23 +90,23 @@ class MultiAgentServer(EnvServer):
         return self._stepper.step(actions)
 
     def render(self) -> Any:
-        """A frame."""
+        """Return a frame."""
         return self.env.render()
 
 
 class AgentsElsewhere(MultiAgentEnv):
-    """Stands for an environment in a process: has its spaces, and what it renders."""
+    """Proxy of an environment in another process, with its spaces and its frames."""
 
     def __init__(self, traits: _Traits, call: Callable[..., Any]) -> None:
-        self.possible_agents = traits.possible_agents
-        self.metadata = traits.metadata  # type: ignore[misc]  # Each environment has its own.
-        self.render_mode = traits.render_mode
+        self.possible_agents: list[AgentId] = traits.possible_agents
+        self.metadata: dict[str, Any] = traits.metadata  # type: ignore[misc]  # Each environment has its own.
+        self.render_mode: str | None = traits.render_mode
         self._spaces, self._call = traits.spaces, call
 
     def _spaces_of(self, agent_id: AgentId) -> tuple[gym.Space[Any], gym.Space[Any]]:
         if agent_id in self._spaces:
             return self._spaces[agent_id]
-        # Not kept: an environment may name ever more agents that are not in possible_agents.
+        # Not kept, because the number of agents outside possible_agents is unlimited.
         spaces: tuple[gym.Space[Any], gym.Space[Any]] = self._call("spaces_of", agent_id)
         return spaces
 
@@ -125,26 +126,26 @@ class AgentsElsewhere(MultiAgentEnv):
         return self._call("render")
 
     def _misused(self) -> OptionError:
-        return OptionError("this environment lives in a process of its own, and its runner steps it")
+        return OptionError("this environment lives in its own process; only its runner can step it")
 
 
 class MultiAgentProcess:
-    """Steps one environment in a process of its own, which it ends.
+    """Steps one environment in its own process, and ends the process.
 
     Args:
-        index: Which environment.
-        make: Makes it, given its index and whether it takes the place of one that failed.
-        recreated: Whether it does.
-        horizon: As for `MultiAgentStepper`.
-        check: As for `MultiAgentStepper`.
-        timeout: Seconds after which a step or reset is a failure; None for no limit.
+        index: Index of the environment.
+        make: Makes the environment from its index and whether it replaces a failed one.
+        recreated: Whether it replaces a failed one.
+        horizon: As in `MultiAgentStepper`.
+        check: As in `MultiAgentStepper`.
+        timeout: Seconds after which a step or reset counts as failed; None sets no limit.
 
     Attributes:
-        env: Stands for the environment.
+        env: Proxy of the environment.
         steps: Steps of the episode so far.
 
     Raises:
-        Exception: What making it raised.
+        Exception: The error raised while making the environment.
     """
 
     def __init__(
@@ -157,10 +158,10 @@ class MultiAgentProcess:
         check: bool = False,
         timeout: float | None = None,
     ) -> None:
-        self.steps = 0
+        self.steps: int = 0
         self._index, self._timeout = index, timeout
         self._owner = Owner()
-        #: Of requests that were not answered: until when there is time for them, on the monotonic clock.
+        #: Deadlines of the unanswered requests, on the monotonic clock.
         self._due: list[float | None] = []
         self._lost: ProcessDied | None = None
         # Any: gymnasium's wrapper is annotated for functions without arguments.
@@ -177,7 +178,7 @@ class MultiAgentProcess:
 
     @property
     def pipe(self) -> Any:
-        """What becomes readable when there is an answer."""
+        """The pipe that becomes readable when an answer arrives."""
         return self._running().pipe
 
     @property
@@ -186,45 +187,45 @@ class MultiAgentProcess:
         return self._running().pid
 
     def _running(self) -> EnvProcess:
-        self._owner.check("environment in a process of its own")
+        self._owner.check("environment in its own process")
         if self._process is None:
             raise ProcessDied(f"the process of environment {self._index} is gone", env_index=self._index)
         return self._process
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process is known to be gone: `step` says so."""
+        """Whether the process is known to be gone; `step` then raises."""
         return self._process is None or self._lost is not None
 
     @property
     def seconds_left(self) -> float | None:
-        """For the request that is under way; None: no limit."""
+        """Seconds left for the running request; None means no limit."""
         due = self._due[0] if self._due else None
         return None if due is None else max(0.0, due - time.monotonic())
 
     def reset(self, *, seed: int | None = None) -> MultiAgentStep:
-        """Start an episode; a step that is under way is waited for."""
+        """Start an episode; waits for a running step."""
         while self._due:
-            with suppress(Exception):  # Of an episode that is given up.
+            with suppress(Exception):  # Its episode is abandoned.
                 self._answer()
         self.steps = 0
         made: MultiAgentStep = self._call("reset_agents", seed)
         return made
 
     def send(self, actions: MultiAgentDict) -> None:
-        """Begin a step, which `step` gives."""
+        """Begin a step; `step` returns its result."""
         try:
             self._ask("step_agents", actions)
         except ProcessDied as error:
             self._lost = error
 
     def step(self) -> MultiAgentStep:
-        """The step that `send` began.
+        """Return the result of the step that `send` began.
 
         Raises:
-            TimeoutError: It takes too long.
+            TimeoutError: The step takes too long.
             ProcessDied: The process is gone.
-            Exception: What the environment raised.
+            Exception: The environment's error.
         """
         if self._lost is not None:
             raise self._lost
@@ -250,7 +251,7 @@ class MultiAgentProcess:
         return process.receive()
 
     def close(self) -> None:
-        """End the process: it is killed if it does not in 2 s. A fork leaves it to its parent."""
+        """End the process, and kill it after 2 s. A forked process leaves it to its parent."""
         if self._owner.is_here:
             self._end(kill=False)
 
@@ -262,7 +263,7 @@ class MultiAgentProcess:
 
 
 def ready(processes: Mapping[int, MultiAgentProcess], *, wait_ms: float) -> list[int]:
-    """Those whose step is there or overdue; waits for the first one, and ``wait_ms`` for others."""
+    """Environments whose step is ready or overdue. Waits for the first, then ``wait_ms`` for others."""
     found = {index for index, each in processes.items() if each.is_lost}
     pipes = {each.pipe: index for index, each in processes.items() if not each.is_lost}
     limits = [left for each in processes.values() if (left := each.seconds_left) is not None]

@@ -1,4 +1,4 @@
-"""`MultiAgentStepper`: what happened to each agent in a step, checked and sorted out.
+"""`MultiAgentStepper`: checks the results of a step, and sorts them by agent.
 
 Example:
     >>> from rlio.envs.multi_agent import make_multi_agent
@@ -25,25 +25,25 @@ from rlio.errors import OptionError, SchemaError, excerpt
 
 __all__ = ["MultiAgentStep", "MultiAgentStepper", "check_multi_agent_env"]
 
-# Nobody has acted in so many steps: agents that join late come sooner.
+# Maximum number of steps without an action; agents that join late arrive sooner.
 _IDLE_STEPS = 10_000
 
 _STEP_GIVES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
 class MultiAgentStep(NamedTuple):
-    """What one step, or a reset, gave.
+    """The result of a step or a reset.
 
     Attributes:
-        observations: Of the agents that act next.
-        finals: Final observations of agents that have ended in this step.
-        rewards: As the environment gave them.
-        ended: Agent id -> (terminated, truncated), of the agents that have ended in this step.
-        infos: By agent id.
-        common: The info for all.
-        is_over: Whether the episode is.
-        terminated: Whether it ended by the rules.
-        truncated: Whether it was cut off.
+        observations: Observations of the agents that act next.
+        finals: Final observations of agents that ended in this step.
+        rewards: The environment's rewards.
+        ended: Agent id -> (terminated, truncated), for the agents that ended in this step.
+        infos: Infos by agent id.
+        common: The info for all agents.
+        is_over: Whether the episode ended.
+        terminated: Whether the episode terminated.
+        truncated: Whether the episode was truncated.
     """
 
     observations: dict[AgentId, Any]
@@ -58,17 +58,18 @@ class MultiAgentStep(NamedTuple):
 
 
 class MultiAgentStepper:
-    """Steps one environment, which it closes, and refuses what makes no sense.
+    """Steps one environment, refuses invalid results, and closes the environment.
 
-    An agent has ended where its own flag is True, or ``"__all__"`` is. Flags of its own count for it first:
-    where the episode terminates, an agent that was truncated stays so. An agent that has its first
-    observation when it ends ("born done") never acts. What an environment says once more of an agent that
-    has ended is passed over, except for its rewards; that such an agent is back is an error.
+    An agent has ended if its own flag or ``"__all__"`` is True. Its own flags take precedence: if the episode
+    terminates, an agent that was truncated stays truncated. An agent whose first observation comes when it
+    ends ("born done") never acts. Further results for an ended agent are ignored, except its rewards. An
+    ended agent that returns is an error.
 
     Args:
-        env: Made anew after an error: a step that failed half-way cannot be gone on from.
-        horizon: Steps after which an episode is truncated; None: what the environment says.
-        check: Whether the values of the first reset and the first step are checked against the spaces.
+        env: The environment; make a new one after an error, because a step that failed halfway cannot be
+            continued.
+        horizon: Steps after which an episode is truncated; None leaves it to the environment.
+        check: Whether to check the values of the first reset and the first step against the spaces.
 
     Attributes:
         env: The environment.
@@ -77,34 +78,34 @@ class MultiAgentStepper:
 
     def __init__(self, env: MultiAgentEnv, *, horizon: int | None = None, check: bool = False) -> None:
         self.env = env
-        self.steps = 0
+        self.steps: int = 0
         self._horizon = horizon
         self._unchecked = {"reset", "step"} if check else set()
         self._possible: frozenset[AgentId] = frozenset(env.possible_agents)
         for agent in self._possible:
             _check_id(agent, "possible_agents")
-        #: Those, and the others of this episode.
+        #: The possible agents and the other agents of this episode.
         self._known: set[AgentId] = set(self._possible)
         self._acting: dict[AgentId, Any] = {}
-        #: Of this episode: who has appeared, and who of them has ended.
+        #: Agents that have appeared in this episode, and those of them that have ended.
         self._seen: set[AgentId] = set()
         self._gone: set[AgentId] = set()
         self._idle = 0
 
     @property
     def agents(self) -> frozenset[AgentId]:
-        """Who has appeared in this episode and not ended."""
+        """Agents that have appeared in this episode and not ended."""
         return frozenset(self._seen - self._gone)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> MultiAgentStep:
         """Start an episode.
 
         Raises:
-            SchemaError: The environment gave no pair of dicts, or an agent that it does not know.
+            SchemaError: The environment returned no pair of dicts, or an unknown agent.
         """
         made = self.env.reset(seed=seed, options=options)
         if not isinstance(made, tuple) or len(made) != 2:
-            raise self._wrong("reset", f"gave {excerpt(made)}: expected (observations, infos)")
+            raise self._wrong("reset", f"returned {excerpt(made)}: expected (observations, infos)")
         obs = self._dict("reset", "observations", made[0])
         infos, common = _split_common(self._dict("reset", "infos", made[1]))
         self._known = set(self._possible)
@@ -118,15 +119,15 @@ class MultiAgentStepper:
         """Take one step.
 
         Raises:
-            SchemaError: An action is of an agent that has no observation; or the environment gave something
-                else than five dicts, lacks ``"__all__"``, or names an agent that it does not know or that has
-                ended before.
+            SchemaError: An action belongs to an agent without an observation; or the environment returned
+                something other than five dicts, left out ``"__all__"``, or named an agent that is unknown or
+                has ended.
         """
         if actions.keys() != self._acting.keys():
             raise self._wrong_actions(actions)
         made = self.env.step(actions)
         if not isinstance(made, tuple) or len(made) != 5:
-            raise self._wrong("step", f"gave {excerpt(made)}: expected ({', '.join(_STEP_GIVES)})")
+            raise self._wrong("step", f"returned {excerpt(made)}: expected ({', '.join(_STEP_GIVES)})")
         for what, part in zip(_STEP_GIVES, made, strict=True):
             if type(part) is not dict:
                 self._dict("step", what, part)
@@ -135,17 +136,19 @@ class MultiAgentStepper:
         for what, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
             if ALL_AGENTS not in flags:
                 raise self._wrong(
-                    "step", f"gave {what} without {ALL_AGENTS!r}: whether the episode is over for everybody"
+                    "step",
+                    f"returned {what} without {ALL_AGENTS!r}, which says whether the episode ended for "
+                    "all agents",
                 )
         self._check_agents("step", obs)
         if not rewards.keys() <= self._known:
             agent = next(agent for agent in rewards if agent not in self._known)
-            raise self._wrong("step", f"gave a reward to agent {excerpt(agent)}, which it does not know")
+            raise self._wrong("step", f"returned a reward for agent {excerpt(agent)}, which it does not know")
         self.steps += 1
         self._idle = 0 if actions else self._idle + 1
         if self._idle > _IDLE_STEPS:
             raise self._wrong(
-                "step", f"had nobody to act for {_IDLE_STEPS} steps, and the episode is not over"
+                "step", f"had no agent to act for {_IDLE_STEPS} steps, but the episode has not ended"
             )
         terminated, truncated = bool(terminateds[ALL_AGENTS]), bool(truncateds[ALL_AGENTS])
         if self._horizon is not None and self.steps >= self._horizon and not terminated:
@@ -173,7 +176,7 @@ class MultiAgentStepper:
         terminated: bool,
         truncated: bool,
     ) -> dict[AgentId, tuple[bool, bool]]:
-        """Who has ended in this step, and how."""
+        """The agents that ended in this step: agent id -> (terminated, truncated)."""
         ended: dict[AgentId, tuple[bool, bool]] = {}
         for flags in (terminateds, truncateds):
             for agent, flag in flags.items():
@@ -187,15 +190,15 @@ class MultiAgentStepper:
                 if not (terminateds.get(agent) or truncateds.get(agent)):
                     raise self._wrong(
                         "step",
-                        f"gave an observation of agent {excerpt(agent)}, which has ended before: give who "
-                        "comes back another id",
+                        f"returned an observation of agent {excerpt(agent)}, which has ended before: give a "
+                        "returning agent another id",
                     )
         return ended
 
     # ---- checks ----
 
     def _checked(self, method: str, step: MultiAgentStep) -> MultiAgentStep:
-        """``step``, whose values are looked at where it is the first of its kind."""
+        """Return ``step``; checks its values if it is the first of its kind."""
         if method in self._unchecked:
             self._unchecked.remove(method)
             _check_values(self.env, step)
@@ -204,7 +207,7 @@ class MultiAgentStepper:
     def _dict(self, method: str, what: str, value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict):
             raise self._wrong(
-                method, f"gave {what} that are a {type(value).__name__}: expected a dict by agent id"
+                method, f"returned {what} of type {type(value).__name__}: expected a dict by agent id"
             )
         return value
 
@@ -218,7 +221,7 @@ class MultiAgentStepper:
             except (KeyError, ValueError) as error:
                 raise self._wrong(
                     method,
-                    f"gave an observation of agent {excerpt(agent)}, which it does not know: its "
+                    f"returned an observation of agent {excerpt(agent)}, which it does not know: its "
                     f"possible_agents are {excerpt(list(self.env.possible_agents))}",
                 ) from error
             self._known.add(agent)
@@ -228,11 +231,11 @@ class MultiAgentStepper:
         if extra:
             return self._wrong(
                 "step",
-                f"got an action of agent {excerpt(extra[0])}, which has no observation to act on: "
-                f"agents to act are {excerpt(list(self._acting))}",
+                f"got an action of agent {excerpt(extra[0])}, which has no observation to act on: expected "
+                f"actions of {excerpt(list(self._acting))}",
             )
         lacking = [agent for agent in self._acting if agent not in actions]
-        return self._wrong("step", f"got no action of agent {excerpt(lacking[0])}, which is to act")
+        return self._wrong("step", f"got no action of agent {excerpt(lacking[0])}, which must act")
 
     def _wrong(self, method: str, text: str) -> SchemaError:
         return SchemaError(f"{type(self.env).__name__}.{method}() {text} (step {self.steps} of the episode)")
@@ -252,27 +255,27 @@ def _split_common(infos: dict[Any, Any]) -> tuple[Mapping[AgentId, Any], Mapping
 def _check_id(agent: Any, where: str) -> None:
     if not isinstance(agent, (int, str)) or isinstance(agent, bool) or agent in (ALL_AGENTS, COMMON_INFO):
         raise OptionError(
-            f"{where} has the agent id {excerpt(agent)}: ids are int or str, and neither {ALL_AGENTS!r} nor "
-            f"{COMMON_INFO!r}"
+            f"{where} has the agent id {excerpt(agent)}: expected an int or str other than {ALL_AGENTS!r} "
+            f"and {COMMON_INFO!r}"
         )
 
 
 def check_multi_agent_env(env: MultiAgentEnv, *, seed: int = 0, steps: int = 20) -> None:
-    """Play a little with random actions, and raise an error that says what is wrong, if anything is.
+    """Play some steps with random actions, and raise an error if anything is wrong.
 
-    It looks at spaces, ids, dicts and flags as `MultiAgentStepper` does in every step, and besides that
-    whether observations are in their spaces and rewards are numbers. The environment is left in the middle of
-    an episode.
+    Checks spaces, ids, dicts and flags, as `MultiAgentStepper` does in every step. Also checks that
+    observations are in their spaces and that rewards are numbers. Leaves the environment in the middle of an
+    episode.
 
     Args:
-        env: Is not closed.
-        seed: Of the environment and the actions.
-        steps: How many.
+        env: The environment; not closed.
+        seed: Seed of the environment and the actions.
+        steps: Number of steps.
 
     Raises:
         SchemaError: Something does not fit.
         EnvError: An observation is not in its space.
-        OptionError: An id is no id, or an agent has no space.
+        OptionError: An id is invalid, or an agent has no space.
     """
     stepper = MultiAgentStepper(env)
     rng = np.random.default_rng(seed)
@@ -301,5 +304,6 @@ def _check_values(env: MultiAgentEnv, step: MultiAgentStep) -> None:
     for agent, reward in step.rewards.items():
         if isinstance(reward, bool) or not isinstance(reward, (int, float, np.number)):
             raise SchemaError(
-                f"{type(env).__name__} gave agent {excerpt(agent)} the reward {excerpt(reward)}: a number"
+                f"{type(env).__name__} gave agent {excerpt(agent)} the reward {excerpt(reward)}: expected a "
+                "number"
             )

@@ -1,4 +1,4 @@
-"""`ObservationBuffer`: the current observations of N environments, batched, and written row by row.
+"""`ObservationBuffer`: the current observations of N environments, batched and written row by row.
 
 Example:
     >>> from gymnasium.spaces import Box, Dict, Discrete
@@ -29,18 +29,18 @@ class ObservationBuffer:
     """Observations of ``num_envs`` environments.
 
     Args:
-        space: Of one environment.
-        num_envs: Rows.
+        space: Space of one environment's observations.
+        num_envs: Number of rows.
 
     Attributes:
-        value: All of them, nested as ``space``: the arrays themselves, always the same ones.
+        value: All observations, nested as ``space``: the arrays themselves, always the same ones.
     """
 
     def __init__(self, space: gym.Space[Any], *, num_envs: int) -> None:
         self._leaves: list[Leaf] = leaves_of(space)
         self._arrays = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         self._only = self._arrays[0] if self._leaves[0].path == () else None
-        # Of `_only`: looked at for each observation, and an array makes them anew each time.
+        # Properties of `_only`, cached because arrays recompute them and each observation needs them.
         self._dtype, self._shape = self._arrays[0].dtype, self._arrays[0].shape[1:]
         paths = [leaf.path for leaf in self._leaves]
         self.value: Any = unflatten(paths, self._arrays) if self._only is None else self._only
@@ -52,7 +52,7 @@ class ObservationBuffer:
             SchemaError: ``obs`` does not fit the space in nesting, shape or dtype.
         """
         only = self._only
-        # (`is`: NumPy has one object for each of its own dtypes. Others take the longer way.)
+        # (`is`: NumPy has one object for each builtin dtype. Other dtypes take the slower path.)
         if (
             only is not None
             and type(obs) is np.ndarray
@@ -70,7 +70,7 @@ class ObservationBuffer:
             array[env] = value
 
     def leaves_of(self, obs: Any) -> list[Any]:
-        """The leaves of one environment's ``obs``, copied: environments may use their arrays again."""
+        """Copy the leaves of one environment's ``obs``, because environments may reuse their arrays."""
         found = [leaf_of(obs, leaf.path) if leaf.path else obs for leaf in self._leaves]
         return [value.copy() if isinstance(value, np.ndarray) else value for value in found]
 
@@ -78,5 +78,6 @@ class ObservationBuffer:
 def _misfit(leaf: Leaf, found: NDArray[Any]) -> SchemaError:
     place = f" at {path_text(leaf.path)}" if leaf.path else ""
     return SchemaError(
-        f"an observation{place} is {found.dtype} {found.shape}, but the space says {leaf.dtype} {leaf.shape}"
+        f"an observation{place} is {found.dtype} {found.shape}, but the space expects {leaf.dtype} "
+        f"{leaf.shape}"
     )

@@ -1,6 +1,7 @@
-"""PettingZoo's environments, parallel and AEC, as `MultiAgentEnv`.
+"""Adapters from PettingZoo's parallel and AEC environments to `MultiAgentEnv`.
 
-PettingZoo itself (``pip install rlio[pettingzoo]``) is imported by whoever makes the environment, not here.
+This module does not import PettingZoo (``pip install rlio[pettingzoo]``); the code that makes the environment
+does.
 
 Example:
     >>> from gymnasium.spaces import Discrete
@@ -44,39 +45,43 @@ def is_pettingzoo(env: Any) -> bool:
     spaces = callable(getattr(env, "observation_space", None)) and callable(
         getattr(env, "action_space", None)
     )
-    # Environments of others have their spaces as attributes, which nobody can call.
+    # Other environments have their spaces as attributes, which are not callable.
     return spaces and (_is_aec(env) or (hasattr(env, "step") and hasattr(env, "possible_agents")))
 
 
 def from_pettingzoo(env: Any) -> MultiAgentEnv:
-    """``env``, parallel or AEC, as a `MultiAgentEnv`, which closes it.
+    """Return ``env``, parallel or AEC, as a `MultiAgentEnv`, which closes it.
 
     Raises:
-        OptionError: It is no environment of PettingZoo's.
+        OptionError: ``env`` is not a PettingZoo environment.
     """
     if not is_pettingzoo(env):
         raise OptionError(
-            f"{excerpt(env)} has not the methods of PettingZoo's environments: give one that parallel_env() "
-            "or env() of a PettingZoo module made"
+            f"{excerpt(env)} lacks the methods of a PettingZoo environment: pass one made by parallel_env() "
+            "or env() of a PettingZoo module"
         )
     return PettingZooAEC(env) if _is_aec(env) else PettingZooParallel(env)
 
 
 class _PettingZoo(MultiAgentEnv):
-    """What both kinds have in common."""
+    """Base class of both kinds."""
 
     def __init__(self, env: Any) -> None:
-        #: The environment of PettingZoo's.
+        #: The PettingZoo environment.
         self.env = env
-        self.render_mode = getattr(env, "render_mode", None)
+        self.render_mode: str | None = getattr(env, "render_mode", None)
         try:
-            self.possible_agents = list(env.possible_agents)
+            self.possible_agents: list[AgentId] = list(env.possible_agents)
         except AttributeError as error:
             raise OptionError(
-                f"{excerpt(env)} has no possible_agents: without them neither spaces nor policies are known"
+                f"{excerpt(env)} has no possible_agents, which are needed to find spaces and policies"
             ) from error
-        self.observation_spaces = {agent: env.observation_space(agent) for agent in self.possible_agents}
-        self.action_spaces = {agent: env.action_space(agent) for agent in self.possible_agents}
+        self.observation_spaces: dict[AgentId, Any] = {
+            agent: env.observation_space(agent) for agent in self.possible_agents
+        }
+        self.action_spaces: dict[AgentId, Any] = {
+            agent: env.action_space(agent) for agent in self.possible_agents
+        }
 
     @property
     def unwrapped(self) -> Any:
@@ -93,7 +98,7 @@ class _PettingZoo(MultiAgentEnv):
 
 
 def _with_all(terminateds: MultiAgentDict, truncateds: MultiAgentDict, *, over: bool) -> None:
-    """PettingZoo has a flag for each agent, and nobody left when the episode is over."""
+    """Add ``"__all__"`` flags: PettingZoo has a flag per agent, and no agents once the episode is over."""
     cut = any(truncateds.values())
     terminateds[ALL_AGENTS] = over and not cut
     truncateds[ALL_AGENTS] = over and cut
@@ -118,8 +123,8 @@ class PettingZooParallel(_PettingZoo):
 class PettingZooAEC(_PettingZoo):
     """An AEC environment: agents act in turns, one in each step.
 
-    An agent's reward is what `last` gives at its turn: all that came since it acted. Agents that have ended
-    are taken out at once, with their final observation and reward.
+    An agent's reward is the result of `last` at its turn: the sum since its last action. Agents that end are
+    removed at once, with their final observation and reward.
     """
 
     def reset(
@@ -133,24 +138,24 @@ class PettingZooAEC(_PettingZoo):
         agent: AgentId = self.env.agent_selection
         if agent not in actions:
             raise SchemaError(
-                f"it is the turn of agent {excerpt(agent)}, but actions are of {excerpt(list(actions))}"
+                f"it is the turn of agent {excerpt(agent)}, but the actions are for {excerpt(list(actions))}"
             )
         self.env.step(actions[agent])
         return self._until_a_turn()
 
     def _until_a_turn(self) -> _Step:
-        """Take out agents that have ended, until one is to act or none is left."""
+        """Remove ended agents until one must act or none is left."""
         found: _Step = ({}, {}, {}, {}, {})
         obs, rewards, terminateds, truncateds, infos = found
         while self.env.agents:
             agent = self.env.agent_selection
             seen, rewards[agent], terminateds[agent], truncateds[agent], info = self.env.last()
-            infos[agent] = dict(info)  # the environment goes on writing into its own
+            infos[agent] = dict(info)  # the environment keeps writing into its own
             if seen is not None:
                 obs[agent] = seen
             if not (terminateds[agent] or truncateds[agent]):
                 break
-            # A copy: the environment goes on, and may write over what it gave.
+            # A copy, because the environment continues and may overwrite its arrays.
             obs |= {agent: map_structure(copy.copy, obs[agent])} if agent in obs else {}
             self.env.step(None)
         _with_all(terminateds, truncateds, over=not self.env.agents)
@@ -158,10 +163,11 @@ class PettingZooAEC(_PettingZoo):
 
 
 def as_multi_agent_env(made: Any) -> MultiAgentEnv:
-    """``made`` as a `MultiAgentEnv`: one of ours, of PettingZoo's (parallel or AEC), or one like RLlib's.
+    """Return ``made`` as a `MultiAgentEnv`: one of ours, of PettingZoo's (parallel or AEC), or of RLlib's
+    kind.
 
     Raises:
-        OptionError: It is something else, such as an environment with one agent.
+        OptionError: ``made`` is something else, such as an environment with one agent.
     """
     if isinstance(made, MultiAgentEnv):
         return made
@@ -172,7 +178,7 @@ def as_multi_agent_env(made: Any) -> MultiAgentEnv:
         return made  # type: ignore[no-any-return] # RLlib's MultiAgentEnv has these names and meanings
     hint = ""
     if hasattr(made, "action_space"):
-        hint = ": it has one agent; use EnvRunner, or make_multi_agent for independent copies"
+        hint = ". It has one agent: use EnvRunner, or make_multi_agent for independent copies"
     raise OptionError(
-        f"env gave {excerpt(made)}, expected a MultiAgentEnv or an environment of PettingZoo{hint}"
+        f"env returned {excerpt(made)}: expected a MultiAgentEnv or a PettingZoo environment{hint}"
     )

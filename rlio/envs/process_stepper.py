@@ -1,4 +1,4 @@
-"""`ProcessStepper`: steps environments in processes of their own, and does not wait for slow or broken ones.
+"""`ProcessStepper`: steps environments in their own processes, and skips slow or broken ones.
 
 Example:
     >>> import gymnasium as gym
@@ -28,29 +28,30 @@ from rlio.errors import OptionError
 
 __all__ = ["ProcessStepper"]
 
-# Seconds to make an environment and reset it: it may import and load much before its first step.
+# Seconds to make and reset an environment: it may import and load much before its first step.
 _MAKING_SECONDS = 60.0
 
 
 class _Is(Enum):
-    """What an environment is doing."""
+    """State of an environment."""
 
-    FREE = 0  #: It waits for an action.
-    STEPPING = 1  #: It has one.
-    STARTING = 2  #: It is reset, or made anew and reset.
-    DOWN = 3  #: It failed, and waits to be made anew.
+    FREE = 0  #: Waits for an action.
+    STEPPING = 1  #: Works on an action.
+    STARTING = 2  #: Is being reset, or recreated and reset.
+    DOWN = 3  #: Failed, and waits to be recreated.
 
 
 class ProcessStepper(SubEnvStepper):
-    """Steps the environments of ``envs``, all at the same time.
+    """Steps the environments of ``envs`` in parallel.
 
     Args:
         envs: The environments.
-        step_timeout: Seconds after which a step or reset has failed, and its process is killed; None: no
-            limit. Whatever makes an environment anew has a minute at least.
-        batch_wait_ms: Milliseconds to wait for others when one is ready; 0: none; None: `step` waits for all
-            that have an action. Those that are made anew are waited for only where nobody else is left.
-        options: Of `SubEnvStepper`.
+        step_timeout: Seconds after which a step, with the reset that follows it, counts as failed and its
+            process is killed; None sets no limit. Calls of `reset` and restarts get at least a minute.
+        batch_wait_ms: Milliseconds to wait for other environments when one is ready; 0 does not wait; None
+            makes `step` wait for all that have an action. `step` waits for environments that are being
+            recreated only if no other is left.
+        options: Options of `SubEnvStepper`.
 
     Raises:
         OptionError: A time is negative.
@@ -66,7 +67,7 @@ class ProcessStepper(SubEnvStepper):
     ) -> None:
         for name, value in (("step_timeout", step_timeout), ("batch_wait_ms", batch_wait_ms)):
             if value is not None and not value >= 0:
-                raise OptionError(f"{name}={value}: at least 0, or None")
+                raise OptionError(f"{name}={value}: expected a number, at least 0, or None")
         super().__init__(envs, **options)
         self._processes = envs
         envs.patience = step_timeout
@@ -86,12 +87,12 @@ class ProcessStepper(SubEnvStepper):
     # ---- stepping ----
 
     def step(self, actions: Any) -> VectorStep:
-        """Send actions to the environments that wait for one, and return what has happened.
+        """Send actions to the environments that wait for one, and return the results.
 
-        Waits until something has, and for as many others as the options say.
+        Waits for the first result, and for others as the options say.
 
         Raises:
-            EnvError: An environment failed, and is not to be made anew, or failed too often.
+            EnvError: An environment failed and must not be recreated, or failed too often.
         """
         outcome = self._new_outcome(idle=True)
         self._news = 0
@@ -105,7 +106,7 @@ class ProcessStepper(SubEnvStepper):
         return outcome.step(self._buffer.value)
 
     def _collect(self) -> None:
-        """Take answers until it is enough."""
+        """Take answers until the options are satisfied."""
         until: float | None = None
         while True:
             if self._news:
@@ -119,7 +120,7 @@ class ProcessStepper(SubEnvStepper):
             self._take_answers(until)
 
     def _take_answers(self, until: float | None = None) -> None:
-        """Wait for something to happen, up to ``until``, and take note of all that has."""
+        """Wait up to ``until`` for a change, and process all changes."""
         for env in self._processes.ready(self._seconds(until)):
             self._take(env)
         if self._has_limits:
@@ -128,7 +129,7 @@ class ProcessStepper(SubEnvStepper):
             self._make_due()
 
     def _seconds(self, until: float | None) -> float | None:
-        """How long to wait for answers."""
+        """Seconds to wait for answers."""
         ends = [] if until is None else [until]
         if self._has_limits:
             for state, since in zip(self._state, self._since, strict=True):
@@ -154,7 +155,7 @@ class ProcessStepper(SubEnvStepper):
         state = self._state[env]
         try:
             answer = self._processes.answer(env)
-        # Whatever it is: an environment is other people's code.
+        # Any exception, because environments are user code.
         except Exception as error:
             self._failed(env, error)
             return
@@ -184,7 +185,7 @@ class ProcessStepper(SubEnvStepper):
         if made.error is None:
             self._started(env, obs, made.reset_info)
         else:
-            self._state[env] = _Is.STEPPING  # As if the reset were a step that failed.
+            self._state[env] = _Is.STEPPING  # Treat the reset as a failed step.
             self._failed(env, made.error, where=" in reset")
 
     def _started(self, env: int, obs: Any, info: dict[str, Any] | None) -> None:
@@ -195,16 +196,16 @@ class ProcessStepper(SubEnvStepper):
         self._steps[env] = 0
         if env in self._unmade or env in self._restarts.down:
             self._unmade.discard(env)
-            self._restarts.made_anew(env)
-            self._tell_made_anew(env)
+            self._restarts.recreated(env)
+            self._tell_recreated(env)
 
     # ---- failures ----
 
     def _failed(self, env: int, error: Exception, *, where: str = "") -> None:
-        """Take note that ``env`` failed in what it was doing.
+        """Record that ``env`` failed.
 
         Raises:
-            EnvError: It is not to be made anew.
+            EnvError: The environment must not be recreated.
         """
         self._news += 1
         starting = self._state[env] is _Is.STARTING
@@ -214,7 +215,7 @@ class ProcessStepper(SubEnvStepper):
             self._unmade.add(env)
         self._state[env] = _Is.DOWN
         if not where:
-            again = " when it was made anew" if env in self._restarts.down else " in reset"
+            again = " when it was recreated" if env in self._restarts.down else " in reset"
             where = again if starting else f" in step {self._steps[env]}"
         self._note(env, error, where=where, episode=not starting)
 
@@ -226,22 +227,22 @@ class ProcessStepper(SubEnvStepper):
                 self._failed(env, TimeoutError(f"no answer for {limit:g} s, see env_step_timeout"))
 
     def _make_due(self) -> None:
-        """Begin to make anew what is due."""
+        """Begin to recreate environments that are due."""
         for env in sorted(self._restarts.down):
             if self._state[env] is _Is.DOWN and self._restarts.is_due(env):
                 self._unmade.add(env)
                 self._start(env, self._next_seed(env))
 
     def _start(self, env: int, seed: int | None) -> None:
-        """Begin a reset, of an environment that is made anew where it must be."""
+        """Begin a reset; recreates the environment first if necessary."""
         try:
             if not self._processes.is_alive(env):
                 self._processes.spawn(env)
-        except OSError as error:  # No memory for one more process, or too many of them.
+        except OSError as error:  # No memory for another process, or too many processes.
             self._state[env] = _Is.STARTING
             self._failed(env, error)
             return
-        command = "make_anew" if env in self._unmade else "reset"
+        command = "recreate" if env in self._unmade else "reset"
         self._ask(env, _Is.STARTING, command, seed, self.keeps_reset_infos)
 
     # ---- resetting ----
@@ -251,7 +252,7 @@ class ProcessStepper(SubEnvStepper):
         return super().reset(seed=seed, seeds=seeds)
 
     def _abandon(self) -> None:
-        """Wait for answers that nobody wants any more."""
+        """Wait for answers that are no longer needed, and drop them."""
         for env, state in enumerate(self._state):
             if state not in (_Is.STEPPING, _Is.STARTING):
                 continue
@@ -259,7 +260,7 @@ class ProcessStepper(SubEnvStepper):
                 if not self._processes.is_ready(env, self._limits[state]):
                     raise TimeoutError
                 self._processes.answer(env)
-            # What failed is abandoned with its episode; the reset that follows will show what still does.
+            # A failure is abandoned with its episode; the following reset reports any that persists.
             except Exception as error:
                 if isinstance(error, (ProcessDied, TimeoutError)):
                     self._processes.drop(env)
@@ -272,7 +273,7 @@ class ProcessStepper(SubEnvStepper):
         outcome: Outcome = self._new_outcome(idle=True)
         for env in range(self.num_envs):
             if self._state[env] is _Is.DOWN and env in self._restarts.down:
-                continue  # Its time comes below.
+                continue  # The loop below restarts it.
             self._start(env, self._next_seed(env) if seed is None else seed + env)
         while any(state is not _Is.FREE for state in self._state):
             self._take_answers()

@@ -1,6 +1,6 @@
-"""`EnvProcesses`: environments that live in processes of their own.
+"""`EnvProcesses`: environments that live in their own processes.
 
-A process answers one request after the other. One that died or was killed is started anew.
+A process answers one request at a time. A process that died or was killed is replaced.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["EnvProcess", "EnvProcesses"]
 
 
 class EnvProcesses(ServedEnvs):
-    """N environments in a process each. `rlio.envs.process_stepper.ProcessStepper` steps them.
+    """N environments with a process each. `rlio.envs.process_stepper.ProcessStepper` steps them.
 
     Args:
-        make: Makes one, given its index and whether it takes the place of one that failed.
-        num_envs: How many.
+        make: Makes an environment from its index and whether it replaces a failed one.
+        num_envs: Number of environments.
         check: Check the first reset and the first step of each.
 
     Raises:
-        SchemaError: They have unlike spaces.
-        Exception: What making one raised.
+        SchemaError: The environments have different spaces.
+        Exception: The error raised while making an environment.
     """
 
     def __init__(
@@ -69,16 +69,18 @@ class EnvProcesses(ServedEnvs):
 
 
 class EnvProcess(ServerHandle):
-    """The process of environment ``index``, seen from here.
+    """Handle of the process of environment ``index``.
 
     Args:
-        index: Which environment.
+        index: Index of the environment.
         work: Arguments of `_serve` after the ends of the pipe.
-        context: Of `multiprocessing`.
+        context: Context of `multiprocessing`.
     """
 
     def __init__(self, index: int, work: tuple[Any, ...], context: Any) -> None:
         super().__init__(index)
+        # Any: `Pipe` gives another class on each platform.
+        self.pipe: Any
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(theirs, self.pipe, *work), name=f"rlio-env-{index}", daemon=True
@@ -87,7 +89,7 @@ class EnvProcess(ServerHandle):
             with clear_mpi_env_vars():
                 self._process.start()
         finally:
-            # Else its end would not be seen: the pipe would stay open.
+            # Else the pipe would stay open, and the end of the process would go unnoticed.
             theirs.close()
 
     def send(self, command: str, *arguments: Any) -> None:
@@ -118,7 +120,7 @@ class EnvProcess(ServerHandle):
         return int(self._process.pid or 0)
 
     def tell_to_end(self) -> None:
-        with suppress(ConnectionError, OSError):  # It is gone, or about to.
+        with suppress(ConnectionError, OSError):  # The process is gone or ending.
             self.pipe.send(("close", ()))
 
     def stop(self, *, kill: bool = False) -> None:
@@ -139,22 +141,24 @@ def _serve(
     options: dict[str, Any],
     kind: Callable[..., EnvServer] = EnvServer,
 ) -> None:
-    """Make environment ``index`` in this process and step it on request, until told to end or left alone.
+    """Make environment ``index`` in this process and step it on request, until told to end or the pipe
+    closes.
 
     Args:
-        pipe: Where requests come from and answers go.
-        other_end: The parent's end of it.
-        index: Which environment.
-        make: Holds, for cloudpickle, what makes it; see `EnvServer`.
-        options: Of the server.
+        pipe: Receives requests and sends answers.
+        other_end: The parent's end of the pipe.
+        index: Index of the environment.
+        make: Wraps, for cloudpickle, the function that makes it; see `EnvServer`.
+        options: Options of the server.
         kind: Makes the server.
     """
     other_end.close()
-    # An interrupt is the parent's business, which closes the pipe; and what it holds is not ours to free.
+    # The parent handles interrupts and closes the pipe. freeze() keeps this process from freeing the parent's
+    # objects.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     server = kind(index, make.fn, **options)
-    with suppress(EOFError, ConnectionError):  # The parent has closed the pipe, or died.
+    with suppress(EOFError, ConnectionError):  # The parent closed the pipe, or died.
         while True:
             command, arguments = pipe.recv()
             if command == "close":
@@ -163,7 +167,7 @@ def _serve(
                 pipe.send(server.answer(command, arguments))
             except ConnectionError:
                 raise
-            # An answer that cannot be pickled; nothing of it was sent.
+            # The answer cannot be pickled; no part of it was sent.
             except Exception as error:
                 pipe.send((None, portable(error)))
     server.close()

@@ -1,14 +1,7 @@
-"""`EnvActors`: environments that are Ray actors, on this machine or on others (``pip install 'rlio[ray]'``).
+"""`EnvActors`: environments as Ray actors, on this machine or on others (``pip install 'rlio[ray]'``).
 
-An actor answers one request after the other, as a process of `rlio.envs.processes` does. One that died or
-was killed is started again, where Ray finds room.
-
-Example::
-
-    import ray
-    ray.init(address="auto")
-    config = rlio.RolloutConfig(num_envs=32, remote_worker_envs=True, remote_env_batch_wait_ms=5)
-    worker = rlio.RolloutWorker("CartPole-v1", policy, rollout=config)
+An actor answers one request at a time, like a process of `rlio.envs.processes`. An actor that died or was
+killed is started again where Ray finds room.
 """
 
 from __future__ import annotations
@@ -28,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvActors"]
 
-# Ray places what needs nothing anywhere; spread, environments use the processors of all machines. Restarts
-# are counted, and begin another episode, which is not Ray's to know.
+# Ray places actors without requirements anywhere; SPREAD uses the processors of all machines. rlio counts
+# restarts and begins new episodes after them, so Ray must not restart actors.
 _ACTOR_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
     "max_restarts": 0,
@@ -39,20 +32,20 @@ _ACTOR_OPTIONS: dict[str, Any] = {
 
 
 class EnvActors(ServedEnvs):
-    """N environments in an actor each. `rlio.envs.process_stepper.ProcessStepper` steps them.
+    """N environments with an actor each. `rlio.envs.process_stepper.ProcessStepper` steps them.
 
-    Arrays in infos and final observations are Ray's, and read-only. Ray is used as it is: call ``ray.init()``
-    before, or Ray starts itself on this machine.
+    Arrays in infos and final observations belong to Ray and are read-only. Call ``ray.init()`` before, or Ray
+    starts on this machine.
 
     Args:
-        make: Makes one, given its index and whether it takes the place of one that failed; Ray pickles it.
-        num_envs: How many.
+        make: Makes an environment from its index and whether it replaces a failed one; Ray pickles it.
+        num_envs: Number of environments.
         check: Check the first reset and the first step of each.
 
     Raises:
         MissingExtra: Ray is not installed.
-        SchemaError: They have unlike spaces.
-        Exception: What making one raised.
+        SchemaError: The environments have different spaces.
+        Exception: The error raised while making an environment.
     """
 
     def __init__(
@@ -60,7 +53,7 @@ class EnvActors(ServedEnvs):
     ) -> None:
         super().__init__(num_envs)
         self._ray = _connected_ray()
-        # Stored once, however many actors take it.
+        # Stored once for all actors.
         self._make, self._check = self._ray.put(make), check
         self._make_all()
 
@@ -77,22 +70,22 @@ class EnvActors(ServedEnvs):
             time.sleep(timeout or 0)
             return []
         found, rest = self._ray.wait(list(asked), timeout=timeout)
-        if found and rest:  # It returns with the first one: who else is ready?
+        if found and rest:  # wait() returns after the first one, so check the rest.
             found += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         return [asked[ref] for ref in found]
 
 
 class _EnvActor(ServerHandle):
-    """The actor of environment ``index``, seen from here.
+    """Handle of the actor of environment ``index``.
 
     Args:
-        index: Which environment.
+        index: Index of the environment.
         make: Ray's reference to the function that makes it.
-        ray: The module.
-        options: Of `EnvServer`.
+        ray: The Ray module.
+        options: Options of `EnvServer`.
     """
 
-    # Any: Ray may not be installed, and its types say nothing of actors.
+    # Any: Ray may not be installed, and its types do not describe actors.
     def __init__(self, index: int, make: Any, ray: Any, **options: Any) -> None:
         super().__init__(index)
         self._ray = ray
@@ -101,13 +94,15 @@ class _EnvActor(ServerHandle):
             self._actor = kind.options(name=None).remote(index, make, **options)
             self._pid = self._actor.pid.remote()
         except ray.exceptions.RayError as error:
-            raise OSError(f"Ray starts no actor for environment {index}: {excerpt(str(error))}") from error
+            raise OSError(
+                f"Ray could not start an actor for environment {index}: {excerpt(str(error))}"
+            ) from error
         self._asked: deque[Any] = deque()
         self._ending: Any = None
 
     @property
     def oldest(self) -> Any:
-        """The reference of the oldest request that was not answered; None if there is none."""
+        """The reference of the oldest unanswered request; None if there is none."""
         return self._asked[0] if self._asked else None
 
     @property
@@ -115,7 +110,7 @@ class _EnvActor(ServerHandle):
         return int(self._get(self._pid))
 
     def send(self, command: str, *arguments: Any) -> None:
-        if not self._ray.is_initialized():  # Else Ray would start anew, in silence, for this call.
+        if not self._ray.is_initialized():  # Else Ray would silently start again for this call.
             raise self.died("this process is no longer connected to Ray")
         try:
             self._asked.append(self._actor.answer.remote(command, arguments))
@@ -136,33 +131,33 @@ class _EnvActor(ServerHandle):
         try:
             return self._ray.get(ref)
         except exceptions.RayTaskError as error:
-            # A request or an answer that cannot be pickled: what fails in the environment is in the answer.
+            # The request or the answer cannot be pickled; errors of the environment are in the answer.
             raise RuntimeError(excerpt(str(error.cause), 500)) from error
         except exceptions.RayError as error:
             raise self.died(_reason(error)) from error
 
     def tell_to_end(self) -> None:
         if self._ray.is_initialized():
-            with suppress(self._ray.exceptions.RayError):  # It is gone, or about to.
+            with suppress(self._ray.exceptions.RayError):  # The actor is gone or ending.
                 self._ending = self._actor.close.remote()
 
     def stop(self, *, kill: bool = False) -> None:
         self._asked.clear()
         if not self._ray.is_initialized():
-            return  # Its actors went with the connection.
+            return  # The actors ended with the connection.
         if not kill and self._ending is not None:
             self._ray.wait([self._ending], timeout=LAST_WORDS)
         self._ray.kill(self._actor)
 
 
 def _reason(error: Exception) -> str:
-    """What Ray says first; the rest is in the error's cause."""
+    """The first line of Ray's message; the rest is in the error's cause."""
     first, *_ = [*str(error).splitlines(), ""]
     return f"{type(error).__name__}: {excerpt(first, 300)}"
 
 
 def _connected_ray() -> Any:
-    """Ray, which starts on this machine where this process is not connected to a cluster."""
+    """Import Ray, and start it on this machine if this process is not connected to a cluster."""
     try:
         import ray
     except ImportError as error:

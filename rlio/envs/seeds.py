@@ -1,4 +1,4 @@
-"""`episode_seed`: what each episode of each environment of each worker is seeded with.
+"""`episode_seed`: the seed of each episode of each environment of each worker.
 
 Example:
     >>> seeds = EpisodeSeeds(7, worker_index=1, num_envs=2)
@@ -15,47 +15,47 @@ import numpy as np
 
 __all__ = ["EpisodeSeeds", "episode_seed"]
 
-# A SeedSequence costs 10 us: one gives the seeds of so many episodes.
+# A SeedSequence costs 10 us, so each one gives the seeds of this many episodes.
 _BLOCK = 256
 
 
 def _block(seed: int, worker_index: int, restart: int, env_index: int, block: int) -> list[int]:
-    # In the tree of seeds, runners use (worker, restart, 0) and (worker, restart, 1).
+    # In the seed tree, runners use (worker, restart, 0) and (worker, restart, 1).
     sequence = np.random.SeedSequence(seed, spawn_key=(worker_index, restart, 2, env_index, block))
     # 31 bits: some environments take a signed 32-bit int.
     return [int(number) for number in sequence.generate_state(_BLOCK) >> 1]
 
 
 def episode_seed(seed: int, worker_index: int, env_index: int, episode: int, *, restart: int = 0) -> int:
-    """The seed of one episode, in [0, 2^31): what ``reset(seed=...)`` gets.
+    """The seed of one episode, in [0, 2^31), which is passed to ``reset(seed=...)``.
 
     Args:
-        seed: The runner's: ``runner.seeds["seed"]``.
-        worker_index: Its worker index.
-        env_index: The environment, as in the column ``env_id``.
-        episode: How many episodes that environment had begun before, those included that failed.
-        restart: How often the runner had loaded a state (``state_dict()["restarts"]``).
+        seed: The runner's seed: ``runner.seeds["seed"]``.
+        worker_index: The runner's worker index.
+        env_index: Index of the environment, as in the column ``env_id``.
+        episode: Number of episodes that the environment began before, including failed ones.
+        restart: Number of times that the runner loaded a state (``state_dict()["restarts"]``).
     """
     block, at = divmod(episode, _BLOCK)
     return _block(seed, worker_index, restart, env_index, block)[at]
 
 
 class EpisodeSeeds:
-    """The seeds of the next episodes of ``num_envs`` environments, and of those that run.
+    """The seeds of the next and the running episodes of ``num_envs`` environments.
 
     Args:
-        seed: As for `episode_seed`, like the next two.
-        worker_index: Of the worker.
-        restart: Of the runner.
-        num_envs: Environments.
+        seed: As in `episode_seed`, like the next two.
+        worker_index: Index of the worker.
+        restart: Restart count of the runner.
+        num_envs: Number of environments.
 
     Attributes:
-        episodes: Episodes that each environment has begun.
-        current: The seed of each environment's last begun episode.
+        episodes: Number of episodes that each environment has begun.
+        current: Seed of each environment's latest episode.
     """
 
     def __init__(self, seed: int, *, worker_index: int = 0, restart: int = 0, num_envs: int) -> None:
-        self.episodes = [0] * num_envs
+        self.episodes: list[int] = [0] * num_envs
         self.current: list[int | None] = [None] * num_envs
         self._key = seed, worker_index, restart
         self._blocks: list[list[int]] = [[] for _ in range(num_envs)]
@@ -70,7 +70,7 @@ class EpisodeSeeds:
         return self._blocks[env][at]
 
     def next(self, env: int) -> int:
-        """The seed of the next episode of environment ``env``, which begins now."""
+        """Return the seed of the next episode of environment ``env``, and count the episode as begun."""
         self.current[env] = seed = self.peek(env)
         self.episodes[env] += 1
         return seed

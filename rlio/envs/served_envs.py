@@ -1,6 +1,7 @@
-"""`ServedEnvs`: N environments, each with a server in a process of its own, here or on another machine.
+"""`ServedEnvs`: N environments, each with a server in its own process, local or on another machine.
 
-What a process is, its subclasses say: `EnvProcesses` and `EnvActors`. `ProcessStepper` steps them.
+The subclasses `EnvProcesses` and `EnvActors` define the kind of process. `ProcessStepper` steps the
+environments.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Any
 
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -18,7 +21,7 @@ from rlio.support.forks import Owner
 
 __all__ = ["LAST_WORDS", "ProcessDied", "ServedEnvs", "ServerHandle"]
 
-#: Seconds for a process that was told to end, before it is killed.
+#: Seconds that a process gets to end before it is killed.
 LAST_WORDS = 2.0
 
 
@@ -27,7 +30,7 @@ class ProcessDied(EnvError):
 
 
 class ServerHandle(ABC):
-    """The server of environment ``index``, seen from here; it answers in the order of the requests."""
+    """Handle of the server of environment ``index``, which answers requests in order."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -39,82 +42,82 @@ class ServerHandle(ABC):
 
     @abstractmethod
     def send(self, command: str, *arguments: Any) -> None:
-        """Ask for a call of a method of its `EnvServer`.
+        """Request a call of a method of its `EnvServer`.
 
         Raises:
-            ProcessDied: It cannot be asked.
+            ProcessDied: The process is gone.
         """
 
     @abstractmethod
     def is_ready(self, timeout: float | None) -> bool:
-        """Whether `receive` would not wait; waits up to ``timeout`` seconds for it."""
+        """Whether an answer is available; waits up to ``timeout`` seconds for it."""
 
     @abstractmethod
     def receive(self) -> Any:
-        """The answer to the oldest request that was not answered.
+        """Return the answer to the oldest unanswered request.
 
         Raises:
-            ProcessDied: It will not come.
-            Exception: What it failed with there.
+            ProcessDied: The process is gone, and the answer will not come.
+            Exception: The error of the request.
         """
 
     @abstractmethod
     def tell_to_end(self) -> None:
-        """Ask it to close its environment and end."""
+        """Request that it closes its environment and ends."""
 
     @abstractmethod
     def stop(self, *, kill: bool = False) -> None:
-        """Wait until it has ended, for `LAST_WORDS`, or kill it."""
+        """Wait up to `LAST_WORDS` for the process to end, or kill it."""
 
     def died(self, how: str) -> ProcessDied:
-        """The error that says so."""
+        """Make the error that reports the end of the process."""
         return ProcessDied(f"the process of environment {self.index} is gone ({how})", env_index=self.index)
 
 
 class ServedEnvs(VectorEnv[Any, Any, Any]):
-    """N environments in a process each, none of them in this one. Subclasses call `_make_all`.
+    """N environments with a process each, none of them in this one. Subclasses call `_make_all`.
 
     Args:
-        num_envs: How many.
+        num_envs: Number of environments.
 
     Attributes:
-        patience: Seconds to wait for steps that are under way, where something else is asked; None: as long
-            as they take.
+        patience: Seconds that other requests wait for running steps; None sets no limit.
     """
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self.patience: float | None = None
-        #: Of observations and actions, once the environments are made.
+        #: Observation and action space, once the environments are made.
         self._spaces: tuple[Any, Any] | None = None
         self._owner = Owner()
         self._servers: list[ServerHandle | None] = [None] * num_envs
-        #: Requests that were not answered, and answers that nobody took.
+        #: Unanswered requests, and answers that were received early.
         self._asked = [0] * num_envs
         self._early: list[list[tuple[Any, Exception | None]]] = [[] for _ in range(num_envs)]
 
     def _describe(self, traits: EnvTraits) -> None:
-        """Set gymnasium's attributes: those of the first environment."""
+        """Set gymnasium's attributes from those of the first environment."""
         self._spaces = traits.spaces
-        self.metadata = {**traits.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
-        self.render_mode = traits.render_mode
-        self.spec = traits.spec
-        self.single_observation_space, self.single_action_space = traits.spaces
-        self.observation_space = batch_space(traits.observation_space, self.num_envs)
-        self.action_space = batch_space(traits.action_space, self.num_envs)
+        self.metadata: dict[str, Any] = {**traits.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.render_mode: str | None = traits.render_mode
+        self.spec: EnvSpec | None = traits.spec
+        self.single_observation_space: gym.Space[Any] = traits.observation_space
+        self.single_action_space: gym.Space[Any] = traits.action_space
+        self.observation_space: gym.Space[Any] = batch_space(traits.observation_space, self.num_envs)
+        self.action_space: gym.Space[Any] = batch_space(traits.action_space, self.num_envs)
 
     def _make_all(self) -> None:
-        """Start all servers, and let them make their environments side by side.
+        """Start all servers, and make their environments in parallel.
 
         Raises:
-            SchemaError: They have unlike spaces.
-            Exception: What making one raised.
+            SchemaError: The environments have different spaces.
+            Exception: The error raised while making an environment.
         """
         try:
             for env in range(self.num_envs):
                 self.spawn(env)
                 self.ask(env, "make", False)
-            # Wrapped for pickle: a spec may name a function that only cloudpickle takes along.
+            # Wrapped for pickle, because a spec may name a function that only cloudpickle can send.
             each: list[EnvTraits] = [self.answer(env).fn for env in range(self.num_envs)]
             for env, traits in enumerate(each):
                 if traits.spaces != each[0].spaces:
@@ -131,30 +134,30 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         """Start a server for ``env``.
 
         Raises:
-            OSError: There is no room for it now.
+            OSError: The process cannot be started now.
         """
 
     @abstractmethod
     def _wait(self, timeout: float | None) -> list[int]:
-        """Environments whose servers are ready, after up to ``timeout`` seconds for the first one."""
+        """Environments whose servers are ready; waits up to ``timeout`` seconds for the first one."""
 
     def is_alive(self, env: int) -> bool:
-        """Whether ``env`` has a process, as far as is known."""
+        """Whether ``env`` has a process, as far as known."""
         return self._servers[env] is not None
 
     def pid(self, env: int) -> int:
-        """The id of its process.
+        """The id of the process of ``env``.
 
         Raises:
-            ProcessDied: It has none.
+            ProcessDied: The environment has no process.
         """
         return self._server(env).pid
 
     def spawn(self, env: int) -> None:
-        """Start a process for ``env``, which has none.
+        """Start a process for ``env``, which must have none.
 
         Raises:
-            OSError: There is no room for it now.
+            OSError: The process cannot be started now.
         """
         self._servers[env] = self._start(env)
 
@@ -170,7 +173,7 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         server.stop(kill=True)
 
     def _server(self, env: int) -> ServerHandle:
-        self._owner.check("environment in a process of its own")
+        self._owner.check("environment in its own process")
         server = self._servers[env]
         if server is None:
             raise ProcessDied(f"the process of environment {env} is gone", env_index=env)
@@ -182,26 +185,26 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         """Send a request.
 
         Raises:
-            ProcessDied: Nobody is there.
+            ProcessDied: The process is gone.
         """
         self._server(env).send(command, *arguments)
         self._asked[env] += 1
 
     def ready(self, timeout: float | None) -> list[int]:
-        """Environments whose answers can be taken; waits up to ``timeout`` seconds for the first one."""
+        """Environments whose answers are available; waits up to ``timeout`` seconds for the first one."""
         early = [env for env, answers in enumerate(self._early) if answers]
         return sorted({*early, *self._wait(0 if early else timeout)})
 
     def is_ready(self, env: int, timeout: float | None) -> bool:
-        """Whether an answer of ``env`` can be taken; waits up to ``timeout`` seconds for it."""
+        """Whether an answer of ``env`` is available; waits up to ``timeout`` seconds for it."""
         return bool(self._early[env]) or self._server(env).is_ready(timeout)
 
     def answer(self, env: int) -> Any:
-        """The answer to the oldest request; waits for it.
+        """Return the answer to the oldest request; waits for it.
 
         Raises:
-            ProcessDied: It will not come.
-            Exception: What it failed with there.
+            ProcessDied: The process is gone, and the answer will not come.
+            Exception: The error of the request.
         """
         if self._early[env]:
             answer, error = self._early[env].pop(0)
@@ -212,14 +215,16 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         return self._server(env).receive()
 
     def _settle(self, env: int) -> bool:
-        """Wait for answers of ``env`` and keep them for `answer`; whether all came within `patience`."""
+        """Receive all answers of ``env`` and keep them for `answer`; returns whether all came within
+        `patience`.
+        """
         while self._asked[env] > 0:
             if not self._server(env).is_ready(self.patience):
                 return False
             try:
                 self._asked[env] -= 1
                 self._early[env].append((self._server(env).receive(), None))
-            # It is raised when the answer is taken.
+            # Raised when the answer is taken.
             except Exception as error:
                 self._early[env].append((None, error))
         return True
@@ -227,27 +232,27 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
     # ---- gymnasium's interface ----
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each environment, or get an attribute; None of those that do not answer.
+        """Call a method of each environment, or get an attribute; None for environments that do not answer.
 
-        Steps that are under way are waited for, up to `patience`, and are not lost.
+        Waits for running steps, up to `patience`, and keeps their results.
 
         Raises:
-            Exception: What one of them raised.
+            Exception: The error of an environment.
         """
         asked: list[int] = []
         for env in range(self.num_envs):
             if self._settle(env) and self.is_alive(env):
-                with suppress(ProcessDied):  # The next step will find that out.
+                with suppress(ProcessDied):  # The next step reports it.
                     self._server(env).send("call", name, args, kwargs)
                     asked.append(env)
         found: dict[int, Any] = {}
         failed: list[Exception] = []
         for env in asked:
-            # Every answer is taken, or it would be taken for that to the next request.
+            # Take every answer, else a later request would get it.
             try:
                 found[env] = self._server(env).receive()
             except ProcessDied:
-                continue  # Likewise.
+                continue  # The next step reports it.
             except Exception as error:
                 failed.append(error)
         if failed:
@@ -259,11 +264,11 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of each environment: to its own of a list, or to the same."""
+        """Set an attribute of each environment, from a list with one value each, or to the same value."""
         each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
         for env, value in zip(range(self.num_envs), each, strict=True):
             if not self._settle(env):
-                raise TimeoutError(f"environment {env} does not answer: its step takes too long")
+                raise TimeoutError(f"environment {env} does not answer, because its step takes too long")
             self._server(env).send("set_attr", name, value)
             self._server(env).receive()
 
@@ -272,7 +277,7 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         return self.call("render")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the processes: those that do not in 2 s are killed. A fork leaves them to its parent."""
+        """End the processes, and kill them after 2 s. A forked process leaves them to its parent."""
         if not self._owner.is_here:
             return
         for server in self._servers:

@@ -1,6 +1,6 @@
-"""`SubEnvStepper`: what steppers of N single environments share. `Outcome`: the result of one of their steps.
+"""`SubEnvStepper`: base class of steppers of N single environments. `Outcome`: the result of one step.
 
-An outcome is filled in environment by environment, as their answers come.
+An outcome is filled environment by environment, as answers arrive.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["Outcome", "SubEnvStepper", "action_iterator"]
 
 
 class SubEnvStepper(Stepper):
-    """Steps the environments of ``envs`` one by one: each ends and begins its episodes by itself.
+    """Steps the environments of ``envs`` one by one; each has its own episodes.
 
     Args:
         envs: Holds the environments.
-        restarts: When failed ones are made anew; None: failures are raised.
+        restarts: When to recreate failed environments; None raises failures.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class SubEnvStepper(Stepper):
         self._restarts = Restarts(restarts, num_envs=self.num_envs)
         self._buffer = ObservationBuffer(self.observation_space, num_envs=self.num_envs)
         self._outcome = Outcome(self.num_envs)
-        #: Failures since the last step that no step has told of: those in `reset`.
+        #: Failures since the last step that no step has reported: those in `reset`.
         self._untold: dict[int, Exception] = {}
         self._seeds: EpisodeSeeds | None = None
         self._steps = np.zeros(self.num_envs, np.int64)
-        #: Called with the index of each environment that was made anew.
-        self.on_made_anew: Callable[[int], None] | None = None
+        #: Called with the index of each recreated environment.
+        self.on_recreated: Callable[[int], None] | None = None
 
     @property
     def failures(self) -> int:
-        """How often environments failed so far, in steps, resets and restarts."""
+        """Number of environment failures so far, in steps, resets and restarts."""
         return self._restarts.count
 
     @property
@@ -64,16 +64,16 @@ class SubEnvStepper(Stepper):
     def reset(self, *, seed: int | None = None, seeds: EpisodeSeeds | None = None) -> Any:
         """Start a new episode in every environment and return the first observations.
 
-        Waits for those that are being made anew.
+        Waits for environments that are being recreated.
 
         Args:
-            seed: Of the first environment; the others' follow it, one by one. Later episodes go on with the
+            seed: Seed of the first environment; the others get the following numbers. Later episodes use the
                 environments' own generators.
-            seeds: In its place: the seed of each episode of each environment, from now on. With neither,
-                the seeds given before are used up further; without any, the environments have their own.
+            seeds: Replaces ``seed``: seeds each episode of each environment from now on. With neither,
+                earlier seeds continue; without earlier ones, the environments seed themselves.
 
         Raises:
-            EnvError: An environment failed, and is not to be made anew, or failed too often.
+            EnvError: An environment failed and must not be recreated, or failed too often.
         """
         if seeds is not None or seed is not None:
             self._seeds = seeds
@@ -91,14 +91,14 @@ class SubEnvStepper(Stepper):
     # ---- failures ----
 
     def _next_seed(self, env: int) -> int | None:
-        """What the next reset of ``env`` is seeded with."""
+        """Seed of the next reset of ``env``."""
         return None if self._seeds is None else self._seeds.next(env)
 
     def _note(self, env: int, error: Exception, *, where: str, episode: bool) -> None:
-        """Take note of a failure.
+        """Record a failure.
 
         Raises:
-            EnvError: The environment is not to be made anew.
+            EnvError: The environment must not be recreated.
         """
         self._outcome.failed(env, error, episode=episode)
         self._restarts.failed(
@@ -116,13 +116,13 @@ class SubEnvStepper(Stepper):
             self._untold = {}
         return outcome
 
-    def _tell_made_anew(self, env: int) -> None:
-        if self.on_made_anew is not None:
-            self.on_made_anew(env)
+    def _tell_recreated(self, env: int) -> None:
+        if self.on_recreated is not None:
+            self.on_recreated(env)
 
 
 def action_iterator(single: gym.Space[Any], batched: gym.Space[Any]) -> Callable[[Any], Any]:
-    """Return a function that gives the actions of a batch one after the other."""
+    """Return a function that iterates over the actions in a batch."""
     from gymnasium import spaces
     from gymnasium.vector.utils import iterate
 
@@ -132,11 +132,11 @@ def action_iterator(single: gym.Space[Any], batched: gym.Space[Any]) -> Callable
 
 
 class Outcome:
-    """A `VectorStep` in the making; its attributes are those of it.
+    """A `VectorStep` under construction, with the same attributes.
 
     Args:
-        num_envs: Environments.
-        idle: Whether rows stay empty until one is filled in; else each is a transition.
+        num_envs: Number of environments.
+        idle: Whether rows are empty until filled; else each row is a transition.
     """
 
     __slots__ = (
@@ -144,10 +144,10 @@ class Outcome:
     )  # fmt: skip
 
     def __init__(self, num_envs: int, *, idle: bool = False) -> None:
-        self.rewards = np.zeros(num_envs)
-        self.terminateds = np.zeros(num_envs, bool)
-        self.truncateds = np.zeros(num_envs, bool)
-        self.starts = np.zeros(num_envs, bool)
+        self.rewards: NDArray[np.float64] = np.zeros(num_envs)
+        self.terminateds: NDArray[np.bool_] = np.zeros(num_envs, bool)
+        self.truncateds: NDArray[np.bool_] = np.zeros(num_envs, bool)
+        self.starts: NDArray[np.bool_] = np.zeros(num_envs, bool)
         self._valid = np.zeros(num_envs, bool) if idle else None
         self.faulty: NDArray[np.bool_] | None = None
         self.errors: dict[int, Exception] = {}
@@ -155,18 +155,18 @@ class Outcome:
         self.infos: list[dict[str, Any]] = [{}] * num_envs
 
     def is_transition(self, env: int) -> None:
-        """Say that row ``env`` is one, where rows are nothing at first."""
+        """Mark row ``env`` as a transition, if rows start empty."""
         if self._valid is not None:
             self._valid[env] = True
 
     def is_none(self, env: int) -> None:
-        """Say that row ``env`` is no transition."""
+        """Mark row ``env`` as not a transition."""
         if self._valid is None:
             self._valid = np.ones(len(self.rewards), bool)
         self._valid[env] = False
 
     def failed(self, env: int, error: Exception, *, episode: bool) -> None:
-        """Say that ``env`` failed with ``error``, and whether an ``episode`` is lost by it."""
+        """Record that ``env`` failed with ``error``, and whether that lost an ``episode``."""
         self.errors[env] = error
         if episode:
             if self.faulty is None:
@@ -174,9 +174,9 @@ class Outcome:
             self.faulty[env] = True
 
     def step(self, obs: Any) -> VectorStep:
-        """The step, with the observations after it."""
+        """Return the step, with the observations after it."""
         valid = self._valid
-        self.finals.sort(key=itemgetter(0))  # As they came: processes answer in any order.
+        self.finals.sort(key=itemgetter(0))  # Processes answer in any order.
         return VectorStep(
             obs,
             self.rewards,

@@ -1,9 +1,9 @@
-"""Stepping a vector environment: its true transitions, whatever its autoreset mode.
+"""Stepping a vector environment: its true transitions, in every autoreset mode.
 
-Gymnasium knows three modes. With NEXT_STEP, the step after an episode's last is a reset: its action is
-ignored and its row is no transition. With SAME_STEP, the step that ends an episode returns the first
-observation of the next, and the final one in its info. With DISABLED, whoever steps resets. `VectorStepper`
-gives the same in all three.
+Gymnasium has three modes. With NEXT_STEP, the step after an episode's last is a reset: its action is ignored,
+and its row is not a transition. With SAME_STEP, the step that ends an episode returns the first observation
+of the next, and the final one in its info. With DISABLED, the caller resets. `VectorStepper` returns the same
+results in all three.
 
 Example:
     >>> import numpy as np
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Stepper", "VectorStep", "VectorStepper"]
 
-# In the infos of a reset that SAME_STEP does by itself: what belongs to the episode before.
+# Keys in the infos of SAME_STEP's automatic reset that belong to the previous episode.
 _OF_THE_LAST = ("final_obs", "final_info")
 
 
 class VectorStep(NamedTuple):
-    """What one step of N environments gave.
+    """The result of one step of N environments.
 
-    A row is a transition (`valid`), a reset, which gives the first observation of an episode (`starts`), both
-    (where a step ends an episode and begins the next), or neither: then its environment still works on an
-    earlier action, or waits to be made anew; its row of `obs` is as it was, and the action sent to it now is
-    not used. An action that was sent when the row was a transition or a start will be answered in a later
-    step, and is the one to be recorded then.
+    A row is a transition (`valid`), a reset with the first observation of an episode (`starts`), both (if a
+    step ends an episode and begins the next), or neither. A row that is neither belongs to an environment
+    that still works on an earlier action or waits to be recreated: its row of `obs` is unchanged, and the
+    action sent now is not used. An action sent while the row was a transition or a start is answered in a
+    later step, and is the one to record then.
 
     Attributes:
-        obs: What the policy sees next, batched. May be the environment's own buffer, valid until it steps
-            again.
+        obs: The policy's next observations, batched. May be the environment's own buffer, valid until the
+            next step.
         rewards: Shape (N,).
         terminateds: Shape (N,), bool.
         truncateds: Shape (N,), bool.
-        valid: Which rows are transitions, shape (N,), bool; None if all are.
-        starts: Which rows of `obs` are the first of an episode, shape (N,), bool.
-        finals: The final observation of each episode that ended where `obs` is not it: (environment, the
+        valid: Mask of the rows that are transitions, shape (N,), bool; None if all are.
+        starts: Mask of the rows of `obs` that are the first of an episode, shape (N,), bool.
+        finals: The final observation of each episode that ended, if `obs` does not hold it: (environment, the
             leaves of the observation in the space's order).
-        infos: As the vector environment gave them; see `env_infos`.
-        faulty: Where an environment failed, shape (N,), bool; None if none did. Rows of the episode that was
-            running are to be discarded: of the next one, if this row is the last of an episode.
-        errors: What environments failed with in this step, by index; also those that failed once more while
-            they were made anew, which are not `faulty` again.
+        infos: The vector environment's infos; see `env_infos`.
+        faulty: Mask of the environments that failed, shape (N,), bool; None if none did. Discard the rows of
+            the running episode, or of the next one if this row is the last of an episode.
+        errors: Errors of the environments that failed in this step, by index. Includes environments that
+            failed again while they were recreated, which are not marked `faulty` again.
     """
 
     obs: Any
@@ -80,47 +80,47 @@ class VectorStep(NamedTuple):
 
 
 class Stepper(ABC):
-    """Steps N environments and tells transitions from resets.
+    """Steps N environments and distinguishes transitions from resets.
 
     Args:
-        envs: The environments, which `close` closes.
+        envs: The environments; `close` closes them.
 
     Attributes:
-        envs: The vector environment: what callbacks get to see.
-        num_envs: Environments.
-        keeps_reset_infos: Whether the infos of resets are wanted in `reset_infos`; set by whoever steps.
-        reset_infos: Of each environment, what came with its last reset, where they are kept.
+        envs: The vector environment, which callbacks get.
+        num_envs: Number of environments.
+        keeps_reset_infos: Whether to keep the infos of resets in `reset_infos`; set by the caller.
+        reset_infos: The info of each environment's last reset, if kept.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         self.envs = envs
-        self.num_envs = envs.num_envs
+        self.num_envs: int = envs.num_envs
         self.keeps_reset_infos = False
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
 
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """Of one environment."""
+        """Observation space of one environment."""
         return self.envs.single_observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:
-        """Of one environment."""
+        """Action space of one environment."""
         return self.envs.single_action_space
 
     @property
     def has_reset_steps(self) -> bool:
-        """Whether a step of an environment is a reset, and no transition, after each episode."""
+        """Whether the reset after each episode takes a step of its environment, which is not a transition."""
         return False
 
     @property
     def failures(self) -> int:
-        """How often environments failed so far."""
+        """Number of environment failures so far."""
         return 0
 
     @property
     def env_seeds(self) -> NDArray[np.int64]:
-        """What the reset of each environment's running episode was seeded with, (N,); -1 if with nothing."""
+        """Seed of the reset that began each environment's running episode, (N,); -1 without a seed."""
         return np.full(self.num_envs, -1, np.int64)
 
     @abstractmethod
@@ -128,12 +128,12 @@ class Stepper(ABC):
         """Start a new episode in every environment and return the first observations.
 
         Args:
-            seed: Of the first environment; the others' follow it, one by one.
-            seeds: In its place: the seed of each episode of each environment, from now on, as far as the
-                environments can be told. With neither, things go on as they were seeded.
+            seed: Seed of the first environment; the others get the following numbers.
+            seeds: Replaces ``seed``: seeds each episode of each environment from now on, as far as the
+                environments accept seeds. With neither, earlier seeding continues.
 
         Raises:
-            EnvError: An environment failed, and is not to be made anew, or failed too often.
+            EnvError: An environment failed and must not be recreated, or failed too often.
         """
 
     @abstractmethod
@@ -141,15 +141,15 @@ class Stepper(ABC):
         """Step all environments that wait for an action.
 
         Raises:
-            EnvError: An environment failed, and is not to be made anew, or failed too often.
+            EnvError: An environment failed and must not be recreated, or failed too often.
         """
 
     @abstractmethod
     def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
-        """The info of each environment that belongs to the transition, not to the reset after it."""
+        """The info of each environment's transition, not of the reset after it."""
 
     def render(self) -> tuple[Any, ...]:
-        """A frame of each environment, as its render mode says; None where there is none."""
+        """A frame of each environment in its render mode; None if there is none."""
         return tuple(self.envs.render() or (None,) * self.num_envs)
 
     def close(self) -> None:
@@ -158,14 +158,14 @@ class Stepper(ABC):
 
 
 class VectorStepper(Stepper):
-    """Steps a vector environment of gymnasium's, in any autoreset mode. Its errors are raised as `EnvError`.
+    """Steps a gymnasium vector environment, in any autoreset mode. Raises its errors as `EnvError`.
 
     Args:
-        envs: A gymnasium vector environment whose metadata say its autoreset mode.
+        envs: A gymnasium vector environment whose metadata state its autoreset mode.
         check: Check the first reset and the first step.
 
     Raises:
-        OptionError: The metadata do not say it.
+        OptionError: The metadata do not state the autoreset mode.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], *, check: bool = False) -> None:
@@ -177,8 +177,8 @@ class VectorStepper(Stepper):
             self._mode = AutoresetMode(mode)
         except ValueError as error:
             raise OptionError(
-                f"{type(envs).__name__}.metadata['autoreset_mode'] is {excerpt(mode)}: it must be one of "
-                "gymnasium.vector.AutoresetMode, or resets could not be told from transitions"
+                f"{type(envs).__name__}.metadata['autoreset_mode'] is {excerpt(mode)}: expected a member of "
+                "gymnasium.vector.AutoresetMode, which distinguishes resets from transitions"
             ) from error
         self._leaves = [leaf.path for leaf in leaves_of(envs.single_observation_space)]
         self._ended = np.zeros(self.num_envs, bool)
@@ -194,11 +194,11 @@ class VectorStepper(Stepper):
 
     @property
     def is_reset_by_caller(self) -> bool:
-        """Whether nothing begins an episode but `reset` (DISABLED)."""
+        """Whether only `reset` begins episodes (DISABLED)."""
         return not self._next_step and not self._same_step
 
     def forget(self) -> None:
-        """All environments were reset by somebody else."""
+        """Record that the caller reset all environments."""
         self._ended = np.zeros(self.num_envs, bool)
 
     @property
@@ -209,7 +209,7 @@ class VectorStepper(Stepper):
         self._seeds = seeds if seeds is not None else None if seed is not None else self._seeds
         self._ended = np.zeros(self.num_envs, bool)
         given: Any = seed
-        # (Vector environments with one generator for all take one number only.)
+        # (Vector environments with one generator for all accept only one number.)
         if self._seeds is not None and seed is None:
             of_each = [self._seeds.next(env) for env in range(self.num_envs)]
             given = of_each if _seeds_each(self.envs) else of_each[0]
@@ -225,10 +225,10 @@ class VectorStepper(Stepper):
         return obs
 
     def _called(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """What a method of the vector environment returns."""
+        """Call a method of the vector environment, turning its errors into `EnvError`."""
         try:
             return getattr(self.envs, method)(*arguments, **keywords)
-        # Whatever it is: an environment is other people's code.
+        # Any exception, because environments are user code.
         except Exception as error:
             raise EnvError(
                 f"{type(self.envs).__name__}.{method}() failed: {type(error).__name__}: "
@@ -237,7 +237,7 @@ class VectorStepper(Stepper):
             ) from error
 
     def _keep_infos(self, infos: dict[str, Any], envs: Iterable[int]) -> None:
-        """Keep what came with the resets of ``envs``, if it is wanted."""
+        """Keep the infos of the resets of ``envs``, if requested."""
         if self.keeps_reset_infos:
             for env in envs:
                 info = _info_of(infos, env)
@@ -248,7 +248,7 @@ class VectorStepper(Stepper):
 
         Raises:
             SchemaError: An episode ended without the final observation that SAME_STEP promises.
-            EnvError: They failed.
+            EnvError: The environments failed.
         """
         result = self._called("step", actions)
         if self._check is not None:
@@ -264,7 +264,7 @@ class VectorStepper(Stepper):
         return step
 
     def _reset_some(self, ended: NDArray[np.bool_]) -> Any:
-        """Reset those that ``ended``, where nobody else does."""
+        """Reset the environments that ``ended``, if the vector environment does not."""
         self._current[ended] = -1
         seeds: list[int | None] | None = None
         if self._seeds is not None and _seeds_each(self.envs):
@@ -275,9 +275,9 @@ class VectorStepper(Stepper):
         return obs
 
     def read(self, result: tuple[Any, Any, Any, Any, dict[str, Any]]) -> VectorStep:
-        """What ``result``, which the environments' ``step`` gave, says of transitions and episodes.
+        """Convert ``result``, returned by the environments' ``step``, to transitions and episodes.
 
-        With autoreset DISABLED, ``obs`` are the final ones still: whoever steps resets.
+        With autoreset DISABLED, ``obs`` still holds the final observations, because the caller resets.
 
         Raises:
             SchemaError: An episode ended without the final observation that SAME_STEP promises.
@@ -298,7 +298,7 @@ class VectorStepper(Stepper):
         return VectorStep(obs, rewards, terminateds, truncateds, valid, starts, finals, infos)
 
     def _row(self, obs: Any, env: int) -> list[Any]:
-        """A copy of one environment's observation, which the reset is about to overwrite."""
+        """Copy one environment's observation before the reset overwrites it."""
         leaves = [leaf_of(obs, path)[env] for path in self._leaves]
         return [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
 
@@ -309,9 +309,7 @@ class VectorStepper(Stepper):
                 f"{type(self.envs).__name__} ended an episode in environment {env} without "
                 "infos['final_obs'], which its autoreset mode SAME_STEP promises"
             )
-        if isinstance(
-            final, (dict, tuple)
-        ):  # batched as observations are, not an object for each environment
+        if isinstance(final, (dict, tuple)):  # batched like observations, not one object per environment
             return [leaf_of(final, path)[env] for path in self._leaves]
         return [leaf_of(final[env], path) for path in self._leaves]
 
@@ -324,14 +322,14 @@ class VectorStepper(Stepper):
 
 
 def _seeds_each(envs: VectorEnv[Any, Any, Any]) -> bool:
-    """Whether ``envs`` takes a seed for each environment."""
+    """Whether ``envs`` accepts a seed for each environment."""
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
     return isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
 
 
 def _info_of(infos: dict[str, Any], env: int) -> dict[str, Any]:
-    """Environment ``env``'s info out of gymnasium's arrays; ``key`` counts where the mask ``_key`` does."""
+    """Environment ``env``'s info from gymnasium's arrays; ``key`` applies where the mask ``_key`` is True."""
     found: dict[str, Any] = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")

@@ -1,8 +1,9 @@
-"""Off-policy evaluation: what a policy would earn, by what another one recorded. See docs/evaluation.md.
+"""Off-policy evaluation: estimates a policy's return from another policy's record. See docs/evaluation.md.
 
-`evaluate_offline` reads a data set; `OffPolicyEvaluator` takes batches as they come. `weighting` has the
-estimators' arithmetic as pure functions of arrays, `intervals` says how far they may be off, `fitted_q` fits
-the values of actions, and `feature_importance` says which parts of observations a policy looks at.
+`evaluate_offline` reads a data set; `OffPolicyEvaluator` takes batches as they arrive. `weighting` has the
+estimators' arithmetic as pure functions of arrays, `intervals` their uncertainty, `fitted_q` fits action
+values, and `feature_importance` measures which parts of observations a policy depends on.
+`normalised_score` puts returns on the scale of D4RL and Minari.
 """
 
 from rlio.evaluation.estimates import Measured, OffPolicyEstimate, Overlap
@@ -11,6 +12,7 @@ from rlio.evaluation.evaluator import OffPolicyEvaluator, evaluate_offline
 from rlio.evaluation.feature_importance import feature_importance
 from rlio.evaluation.fitted_q import FittedQ
 from rlio.evaluation.intervals import IntervalOptions
+from rlio.evaluation.scores import normalised_score, normalized_score
 from rlio.evaluation.target import Target
 
 __all__ = [
@@ -25,4 +27,6 @@ __all__ = [
     "Target",
     "evaluate_offline",
     "feature_importance",
+    "normalised_score",
+    "normalized_score",
 ]

@@ -1,7 +1,8 @@
-"""`EpisodeAssembler`: puts episodes together from rows that come in parts, and says which are not whole.
+"""`EpisodeAssembler`: joins episodes from rows that arrive in parts, and finds incomplete ones.
 
-Parts of an episode are told by its id and the agent. They may come in any order, from fragments, batches and
-shards; whole are those with every step from 0 to one that ended them. Only what is not whole yet is kept.
+The episode id and the agent identify the parts of an episode. They may arrive in any order, from fragments,
+batches and shards. An episode is whole if it has every step from 0 to one that ended it. Only parts of
+incomplete episodes are kept.
 
 Example:
     >>> import numpy as np
@@ -39,13 +40,13 @@ _Key: TypeAlias = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Episodes:
-    """Whole episodes, one after the other.
+    """Consecutive whole episodes.
 
     Attributes:
         columns: Name -> values of all rows.
         lengths: Rows of each episode, int64, at least 1.
-        eps_id: Of each episode.
-        agent: Likewise; None where there is one agent.
+        eps_id: Id of each episode.
+        agent: Agent of each episode; None if there is one agent.
     """
 
     columns: dict[str, Column]
@@ -54,7 +55,7 @@ class Episodes:
     agent: NDArray[Any] | None
 
     def take(self, episodes: NDArray[np.int64]) -> Episodes:
-        """Those of the given numbers, in that order."""
+        """Return the episodes with the given numbers, in that order."""
         lengths = self.lengths[episodes]
         starts = (np.cumsum(self.lengths) - self.lengths)[episodes]
         rows = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
@@ -63,7 +64,7 @@ class Episodes:
 
 
 def join_episodes(parts: Sequence[Episodes]) -> Episodes:
-    """All episodes of ``parts``, of which there is at least one."""
+    """Return all episodes of ``parts``, which is not empty."""
     if len(parts) == 1:
         return parts[0]
     columns = _joined_columns([part.columns for part in parts])
@@ -75,7 +76,7 @@ def join_episodes(parts: Sequence[Episodes]) -> Episodes:
 
 
 def join_ids(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Ids of any kinds as one array: objects where they are of several kinds, as no id may be rounded."""
+    """Join ids as one array: as objects if they have several types, because ids must not be rounded."""
     kinds = {part.dtype.kind if part.dtype.kind == "U" else part.dtype.str for part in parts}
     return np.concatenate([part if len(kinds) == 1 else part.astype(object) for part in parts])
 
@@ -92,13 +93,13 @@ def _agents(part: Episodes) -> NDArray[Any]:
 
 
 class EpisodePart(NamedTuple):
-    """Consecutive rows of an episode that is not whole yet.
+    """Consecutive rows of an incomplete episode.
 
     Attributes:
-        eps_id, agent: Whose they are.
+        eps_id, agent: The episode and its agent.
         first: Step of the first row.
-        rows: How many.
-        ends: Whether the last one ended the episode.
+        rows: Number of rows.
+        ends: Whether the last row ended the episode.
         columns: Their values.
     """
 
@@ -112,11 +113,11 @@ class EpisodePart(NamedTuple):
 
 @dataclass
 class _Running:
-    """The parts of one episode that came so far, by their first step."""
+    """The parts of one episode so far, by their first step."""
 
     parts: dict[int, EpisodePart] = field(default_factory=dict)
     rows: int = 0
-    last: int | None = None  # the step that ended it
+    last: int | None = None  # The step that ended it.
 
     @property
     def is_whole(self) -> bool:
@@ -124,27 +125,27 @@ class _Running:
 
 
 class EpisodeAssembler:
-    """Puts episodes together; see the module.
+    """Joins episodes; see the module.
 
     Args:
-        most_rows: Rows of episodes that are not whole yet that are kept, at most: where more would wait, and
-            where a step came twice, what waits of those episodes is dropped and counted. None: any number,
-            and a step that came twice is an error.
+        most_rows: Most rows of incomplete episodes to keep. If more would wait, or a step came twice, the
+            waiting rows of those episodes are dropped and counted. None: no limit, and a step that came twice
+            is an error.
 
     Attributes:
-        waiting: Rows of episodes that are not whole yet.
-        dropped: Episodes of which rows were dropped, with ``most_rows``.
+        waiting: Rows of incomplete episodes.
+        dropped: Episodes with dropped rows, with ``most_rows``.
     """
 
     def __init__(self, *, most_rows: int | None = None) -> None:
         self._most_rows = most_rows
         self._running: dict[_Key, _Running] = {}
-        self.waiting = 0
-        self.dropped = 0
+        self.waiting: int = 0
+        self.dropped: int = 0
 
     @property
     def incomplete(self) -> int:
-        """Episodes that are not whole yet."""
+        """Number of incomplete episodes."""
         return len(self._running)
 
     def add(self, rows: LoggedRows) -> Episodes:
@@ -161,7 +162,7 @@ class EpisodeAssembler:
         is_whole = np.repeat(whole, stops - starts)
         found = [self.add(_selected(rows, np.flatnonzero(is_whole)))]
         rest = _selected(rows, np.flatnonzero(~is_whole))
-        # Rows of vectorised environments alternate between episodes: sorted, there are fewer parts.
+        # Rows of vectorised environments alternate between episodes; sorting them gives fewer parts.
         rest = _selected(rest, np.lexsort((rest.t, _codes(rest))))
         starts, stops = _parts(rest)
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -169,7 +170,7 @@ class EpisodeAssembler:
         return join_episodes(found)
 
     def put(self, part: EpisodePart) -> list[Episodes]:
-        """Take one part of an episode; the episode, if it is whole by that.
+        """Take one part of an episode; returns the episode if it is now whole.
 
         Raises:
             SchemaError: A step came twice.
@@ -192,7 +193,7 @@ class EpisodeAssembler:
         return self._finished(key, episode)
 
     def _finished(self, key: _Key, episode: _Running) -> list[Episodes]:
-        """The episode, if it has as many rows as steps because it has each of them."""
+        """Return the episode, which has as many rows as steps, if it has each step once."""
         parts, expected = [], 0
         for first, part in sorted(episode.parts.items(), key=_first):
             if first != expected:
@@ -207,7 +208,7 @@ class EpisodeAssembler:
         return [Episodes(columns, np.array([expected]), _boxed(key[0]), agent)]
 
     def _came_twice(self, key: _Key, step: int) -> None:
-        """Raise, or drop what waits of the episode."""
+        """Raise, or drop the waiting rows of the episode."""
         if self._most_rows is None:
             raise _twice(key, step)
         self._drop(key)
@@ -217,12 +218,12 @@ class EpisodeAssembler:
         self.dropped += 1
 
     def running(self) -> Iterator[EpisodePart]:
-        """The parts of episodes that are not whole yet."""
+        """Yield the parts of incomplete episodes."""
         for episode in self._running.values():
             yield from episode.parts.values()
 
     def why_incomplete(self) -> str:
-        """What is known of the first episode that is not whole, for a message."""
+        """Describe the first incomplete episode, for a message."""
         (eps_id, agent), episode = next(iter(self._running.items()))
         spans = [
             f"{first} to {first + part.rows - 1}" for first, part in sorted(episode.parts.items(), key=_first)
@@ -231,7 +232,7 @@ class EpisodeAssembler:
         return (
             f"episode {excerpt(eps_id)}{whose} has the steps {', '.join(spans[:5])}"
             + (f" and {len(spans) - 5} more parts" if len(spans) > 5 else "")
-            + (", and no end" if episode.last is None else f", the last being its end, step {episode.last}")
+            + (", and no end" if episode.last is None else f", and its end is step {episode.last}")
         )
 
 
@@ -240,7 +241,7 @@ def _first(item: tuple[int, Any]) -> int:
 
 
 def _part(rows: LoggedRows, start: int, stop: int) -> EpisodePart:
-    """Rows ``start`` to ``stop``; copies, as a view would keep all of the batch."""
+    """Return rows ``start`` to ``stop`` as copies, because a view would keep the whole batch."""
     eps_id, agent = rows.eps_id[start], None if rows.agent is None else rows.agent[start]
     columns = map_structure(lambda leaf: leaf[start:stop].copy(), rows.columns)
     ends = bool(rows.ends[stop - 1])
@@ -248,7 +249,7 @@ def _part(rows: LoggedRows, start: int, stop: int) -> EpisodePart:
 
 
 def _boxed(value: Any) -> NDArray[Any]:
-    """``value`` as the only one of an array: numbers and text as such, anything else as an object."""
+    """Return an array with the one ``value``: numbers and text as such, anything else as an object."""
     if isinstance(value, int | float | str):
         return np.array([value])
     found = np.empty(1, object)
@@ -262,15 +263,14 @@ def _plain(value: Any) -> Any:
 
 def _twice(key: _Key, step: int) -> SchemaError:
     return SchemaError(
-        f"step {step} of episode {excerpt(key[0])} came twice: two runs gave their episodes the same ids "
-        "(evaluate "
-        "them one by one, and give each a seed of its own), or rows were read again (epochs=1)",
+        f"step {step} of episode {excerpt(key[0])} came twice: two runs used the same episode ids (evaluate "
+        "them separately, and give each its own seed), or rows were read twice (pass epochs=1)",
         column=Columns.EPS_ID,
     )
 
 
 def _parts(rows: LoggedRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First row, and the row after the last, of each run of consecutive steps of one episode."""
+    """Return the first row, and the row after the last, of each run of consecutive steps of one episode."""
     new = rows.ends[:-1] | (rows.t[1:] != rows.t[:-1] + 1) | (rows.eps_id[1:] != rows.eps_id[:-1])
     if rows.agent is not None:
         new |= rows.agent[1:] != rows.agent[:-1]
@@ -281,14 +281,14 @@ def _parts(rows: LoggedRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _codes(rows: LoggedRows) -> NDArray[np.int64]:
-    """A number for each row: the same for rows of one episode and agent."""
+    """Return a number for each row, equal for rows of one episode and agent."""
     agents = np.zeros(len(rows), np.int64) if rows.agent is None else _numbered(rows.agent)
     found: NDArray[np.int64] = _numbered(rows.eps_id) * (agents.max(initial=0) + 1) + agents
     return found
 
 
 def _numbered(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Numbers from 0 for the distinct ``values``; those in object arrays may have no order."""
+    """Number the distinct ``values`` from 0; those in object arrays may be unsortable."""
     if values.dtype != object:
         return np.unique(values, return_inverse=True)[1].astype(np.int64)
     numbers: dict[Any, int] = {}

@@ -1,4 +1,4 @@
-"""`OffPolicyEstimate`: what an estimator says, how sure it is, and how far the two policies are apart.
+"""`OffPolicyEstimate`: an estimate, its uncertainty, and how far the two policies are apart.
 
 Example:
     >>> import numpy as np
@@ -27,8 +27,8 @@ from rlio.evaluation.weighting import Contributions, rescaled
 __all__ = ["Measured", "OffPolicyEstimate", "Overlap", "measured"]
 
 Floats = NDArray[np.float64]
-# What an interval needs, by measurement: docs/evaluation.md, "When an interval is reliable". Intervals that
-# fail one of these hold the truth far less often than they say.
+# Thresholds by measurement: docs/evaluation.md, "When an interval is reliable". Intervals beyond one of these
+# hold the true value far less often than stated.
 _LEAST_SAMPLE_SIZE = 30
 _LEAST_ERROR_SIZE = 20
 _MOST_WEIGHT_OFF = 0.1
@@ -37,17 +37,18 @@ _QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
 
 @dataclass(frozen=True)
 class Measured:
-    """A number that was estimated.
+    """An estimated number.
 
     Attributes:
         value: The estimate.
-        standard_error: Of it, to first order; NaN for one episode.
+        standard_error: Standard error to first order; NaN for one episode.
         interval: Bootstrap interval at the result's `confidence`; see `Resampling.interval`.
-        concentration: Interval that holds at least so often whatever the distribution is; None where no
-            bounds of the weighted return were given, or the estimator has none.
-        error_sample_size: How many episodes the standard error rests on: (sum of i^2)^2 / sum of i^4, where i
-            is what an episode adds to the estimate; about a third of the episodes where i is normal.
-        doubts: Why the standard error and the interval are not reliable; empty where they are.
+        concentration: Interval that holds at least that often for any distribution; None without bounds of
+            the weighted return, or if the estimator has none.
+        error_sample_size: Number of episodes on which the standard error rests: (sum of i^2)^2 / sum of i^4,
+            where i is an episode's contribution to the estimate; about a third of the episodes if i is
+            normal.
+        doubts: Why the standard error and the interval are not reliable; empty if they are.
     """
 
     value: float
@@ -59,7 +60,7 @@ class Measured:
 
     @property
     def reliable(self) -> bool:
-        """Whether the interval may be expected to hold the true value as often as its confidence says."""
+        """Whether the interval should hold the true value as often as its confidence states."""
         return not self.doubts
 
     def __float__(self) -> float:
@@ -79,15 +80,15 @@ def measured(
     *,
     doubts: Sequence[str] | None = None,
 ) -> Measured:
-    """The first of ``parts``, minus the second if there is one, with its errors.
+    """Return the first of ``parts``, minus the second if present, with its errors.
 
     Args:
         parts: One or two.
-        draws: Of their episodes.
-        options: Of intervals.
-        concentration: Passed on.
-        doubts: About the interval of an estimate that uses weights or a model; those that ``parts`` give are
-            added. None: it is a plain mean, whose interval is not in doubt.
+        draws: Bootstrap draws of their episodes.
+        options: Options of intervals.
+        concentration: Stored in the result.
+        doubts: Doubts about an estimate that uses weights or a model; doubts from ``parts`` are added. None:
+            a plain mean, whose interval is not doubted.
     """
     log_scale = parts[0].log_scale
     value = parts[0].value - (parts[1].value if len(parts) > 1 else 0.0)
@@ -98,7 +99,7 @@ def measured(
     total = float(squares.sum())
     error = largest * math.sqrt(total / (count - 1) / count) if count > 1 else math.nan
     interval = draws.interval(on_scale, confidence=options.confidence)
-    # NumPy multiplies for a square; for a fourth power it calls pow, 30 times as slow.
+    # NumPy squares by multiplication; for a fourth power it calls pow, 30 times as slow.
     rests_on = total**2 / float((squares**2).sum()) if total else float(count)
     found = list(doubts or ())
     if doubts is not None and rests_on < _LEAST_ERROR_SIZE:
@@ -124,13 +125,13 @@ def _on_scale(part: Contributions, log_scale: float) -> Contributions:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much the episodes say about the other policy: of the weights of whole episodes.
+    """How much the episodes tell about the other policy, from the weights of whole episodes.
 
     Attributes:
         effective_sample_size: (sum of w)^2 / sum of w^2: how many episodes of the judged policy these are
-            worth, from 1 to `OffPolicyEstimate.episodes`; 0 where all weights are 0.
-        largest_weight_share: The largest weight's part of their sum; where it is near 1, one episode decides.
-        mean_weight: About 1, if the recorded probabilities are right.
+            worth, from 1 to `OffPolicyEstimate.episodes`; 0 if all weights are 0.
+        largest_weight_share: The largest weight as a share of their sum; near 1, one episode decides.
+        mean_weight: About 1 if the recorded probabilities are right.
         log_weight_quantiles: Quantile -> log of the weight, for 0, 0.01, 0.25, 0.5, 0.75, 0.99 and 1.
         impossible: Episodes with an action that the judged policy never takes.
     """
@@ -143,10 +144,10 @@ class Overlap:
 
     @classmethod
     def of(cls, log_weights: Floats) -> Overlap:
-        """Of episodes with the given log-weights, (n,), n > 0."""
+        """Compute the overlap from log-weights, (n,), n > 0."""
         largest = float(log_weights.max())
         impossible = int((log_weights == -np.inf).sum())
-        # No interpolation: half way to -inf there is nothing.
+        # No interpolation, because no value lies between a number and -inf.
         quantiles = np.quantile(log_weights, _QUANTILES, method="lower").tolist()
         table = dict(zip(_QUANTILES, quantiles, strict=True))
         if largest == -np.inf:
@@ -158,7 +159,7 @@ class Overlap:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why intervals of estimates that use these weights are not reliable; empty where they are."""
+        """Why intervals of estimates with these weights are not reliable; empty if they are."""
         found = []
         if self.effective_sample_size < _LEAST_SAMPLE_SIZE:
             found.append(
@@ -167,8 +168,8 @@ class Overlap:
             )
         if not abs(self.mean_weight - 1.0) <= _MOST_WEIGHT_OFF:
             found.append(
-                f"the mean weight is {self.mean_weight:.3g}, more than {_MOST_WEIGHT_OFF} from 1: episodes "
-                "that would count are missing, or there are too many of them"
+                f"the mean weight is {self.mean_weight:.3g}, more than {_MOST_WEIGHT_OFF} from 1: the data "
+                "has too few or too many of the episodes that count"
             )
         return tuple(found)
 
@@ -187,20 +188,20 @@ class Overlap:
 
 @dataclass(frozen=True)
 class OffPolicyEstimate:
-    """What one estimator says about a policy.
+    """The estimate of one estimator for a policy.
 
     Attributes:
         estimator: Its name.
-        v_behavior: Mean discounted return of the episodes, as they were recorded.
-        v_target: The same if the judged policy had acted.
-        v_gain: v_target - v_behavior, with the error of the difference: both are of the same episodes.
-        v_gain_ratio: v_target / v_behavior; None where v_behavior is not above 0 and a ratio means nothing.
-        overlap: None for the direct method, which weighs nothing.
-        episodes: That were evaluated.
-        steps: In them.
-        left_out: Episodes that are not whole, with ``incomplete="drop"``.
-        gamma: Discount a step.
-        confidence: Of the intervals.
+        v_behavior: Mean discounted return of the recorded episodes.
+        v_target: Estimated mean if the judged policy had acted.
+        v_gain: v_target - v_behavior, with the error of the difference: both use the same episodes.
+        v_gain_ratio: v_target / v_behavior; None if v_behavior is not above 0, where a ratio means nothing.
+        overlap: None for the direct method, which uses no weights.
+        episodes: Number of evaluated episodes.
+        steps: Number of their steps.
+        left_out: Number of incomplete episodes, with ``incomplete="drop"``.
+        gamma: Discount per step.
+        confidence: Confidence of the intervals.
     """
 
     estimator: str
@@ -217,16 +218,16 @@ class OffPolicyEstimate:
 
     @property
     def reliable(self) -> bool:
-        """Whether the intervals of `v_target` and `v_gain` may be expected to hold as often as they say."""
+        """Whether the intervals of `v_target` and `v_gain` should hold as often as stated."""
         return not self.doubts
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why they may not; empty where they may."""
+        """Why they should not; empty if they should."""
         return self.v_target.doubts or self.v_gain.doubts
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON takes it."""
+        """Return everything as JSON values."""
         found = asdict(self) | {"reliable": self.reliable, "doubts": self.doubts}
         for name in ("v_behavior", "v_target", "v_gain"):
             found[name]["reliable"] = not found[name]["doubts"]

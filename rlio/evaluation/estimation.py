@@ -1,4 +1,4 @@
-"""`Estimation`: which estimators there are, and what they say of `Evidence`.
+"""`Estimation`: the estimators, and how they turn `Evidence` into estimates.
 
 Example:
     >>> import numpy as np
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, TypedDict
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from rlio.evaluation.weighting import (
     weighted_per_decision,
 )
 
-__all__ = ["ESTIMATORS", "Estimation"]
+__all__ = ["ESTIMATORS", "Estimation", "EstimationKeywords"]
 
 _BY_EPISODE: Final = {"is": importance_sampling, "pdis": per_decision, "wis": weighted_importance_sampling}
 _BY_STEP: Final = {
@@ -53,24 +53,36 @@ _BY_STEP: Final = {
     "wdr": weighted_doubly_robust,
 }
 _BY_MODEL: Final = ("dm", "dr", "wdr")
-#: Every estimator's name.
+#: Names of all estimators.
 ESTIMATORS: Final = (*_BY_EPISODE, *_BY_STEP)
+
+
+class EstimationKeywords(TypedDict, total=False):
+    """The fields of `Estimation` that have defaults."""
+
+    estimators: Annotated[Sequence[str], ("is", "pdis", "wis", "wpdis")]
+    bandit: Annotated[bool, False]
+    incomplete: Annotated[Literal["raise", "drop"], "raise"]
+    q_model: Annotated[QModel | None, None]
+    folds: Annotated[int, 2]
+    intervals: Annotated[IntervalOptions | None, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimation:
-    """What is estimated, and how.
+    """The estimators and their options.
 
     Attributes:
-        gamma: Discount a step, from 0 to 1.
-        estimators: Names, of `ESTIMATORS`.
-        bandit: Each row is an episode of one step: ``eps_id`` and ``t`` are not read.
+        gamma: Discount per step, from 0 to 1.
+        estimators: Names from `ESTIMATORS`.
+        bandit: Each row is an episode of one step: ``eps_id`` and ``t`` are ignored.
         incomplete: What to do with episodes that lack steps or an end: ``"raise"``, or ``"drop"``, which
-            leaves them out and counts them. Longer episodes are cut more often: what is left may be biased.
-        q_model: What fits the values of actions, for ``dm``, ``dr`` and ``wdr``; None: `FittedQ()`.
-        folds: Each of so many parts of the episodes is judged by a model that was fitted to the others, so
-            that no reward counts twice; 1: one model, fitted to all.
-        intervals: How intervals are made; None: the defaults.
+            leaves them out and counts them. Longer episodes are cut more often, so the remaining ones may be
+            biased.
+        q_model: Model of the action values, for ``dm``, ``dr`` and ``wdr``; None: `FittedQ()`.
+        folds: Number of parts of the episodes. A model that was fitted to the other parts judges each part,
+            so that no reward counts twice; 1: one model, fitted to all.
+        intervals: Options of intervals; None: the defaults.
 
     Raises:
         OptionError: A value is out of range.
@@ -87,14 +99,16 @@ class Estimation:
     def __post_init__(self) -> None:
         unknown = [name for name in self.estimators if name not in ESTIMATORS]
         if unknown or not self.estimators or isinstance(self.estimators, str):
-            raise OptionError(f"estimators={excerpt(self.estimators)}: a list of {', '.join(ESTIMATORS)}")
+            raise OptionError(
+                f"estimators={excerpt(self.estimators)}: expected a list of {', '.join(ESTIMATORS)}"
+            )
         object.__setattr__(self, "estimators", tuple(dict.fromkeys(self.estimators)))
         if not 0.0 <= self.gamma <= 1.0:
-            raise OptionError(f"gamma={self.gamma}: a discount a step, from 0 to 1")
+            raise OptionError(f"gamma={self.gamma}: expected a discount per step, from 0 to 1")
         if self.incomplete not in ("raise", "drop"):
-            raise OptionError(f"incomplete={excerpt(self.incomplete)}: 'raise' or 'drop'")
+            raise OptionError(f"incomplete={excerpt(self.incomplete)}: expected 'raise' or 'drop'")
         if self.folds < 1:
-            raise OptionError(f"folds={self.folds}: parts of the episodes, at least 1")
+            raise OptionError(f"folds={self.folds}: expected a number of parts, at least 1")
 
     @property
     def fits(self) -> bool:
@@ -107,16 +121,16 @@ class Estimation:
         return any(name != "dm" for name in self.estimators)
 
     def evidence(self, *, most_rows: int | None = None) -> Evidence:
-        """Evidence without any row, of the kind that these estimators need."""
+        """Return empty evidence of the kind that these estimators need."""
         keep_steps = any(name in _BY_STEP for name in self.estimators)
         return Evidence(gamma=self.gamma, keep_steps=keep_steps, most_rows=most_rows)
 
     def of(self, evidence: Evidence, target: Target | None = None) -> dict[str, OffPolicyEstimate]:
-        """What the estimators say by the episodes of ``evidence`` that are whole, by name.
+        """Return the estimates from the whole episodes of ``evidence``, by name.
 
         Args:
-            evidence: As `evidence` made it, and others filled it.
-            target: The policy that is judged, where a model is fitted.
+            evidence: Evidence from `evidence`, filled with rows.
+            target: The judged policy; required if a model is fitted.
 
         Raises:
             SchemaError: An episode lacks steps or its end, and ``incomplete="raise"``; or none is whole.
@@ -126,9 +140,8 @@ class Estimation:
         if left_out and self.incomplete == "raise":
             raise SchemaError(
                 f"{left_out} {'episode is' if left_out == 1 else 'episodes are'} incomplete: "
-                f"{evidence.why_incomplete()}. Add the rows that are "
-                "missing, or leave such episodes out, which favours short ones: incomplete='drop', or "
-                "--drop-incomplete of `rlio evaluate`",
+                f"{evidence.why_incomplete()}. Add the missing rows, or leave such episodes out, which "
+                "favours short ones: pass incomplete='drop', or --drop-incomplete to `rlio evaluate`",
                 column=Columns.T,
             )
         weights, episodes = evidence.joined()
@@ -145,11 +158,11 @@ class Estimation:
         return {name: found[name] for name in self.estimators}
 
     def _steps(self, episodes: Episodes, target: Target | None) -> WeightedSteps:
-        """The steps, with a model's values if they are needed."""
+        """Return the steps, with a model's values if they are needed."""
         if not self.fits:
             return weighted_steps(episodes, self.gamma)
         if target is None:
-            raise OptionError(f"{', '.join(_BY_MODEL)} fit a model of the policy that is judged: give it too")
+            raise OptionError(f"{', '.join(_BY_MODEL)} fit a model of the judged policy: pass target=")
         values = cross_fitted(
             FittedQ() if self.q_model is None else self.q_model,
             Transitions.of(episodes, bandit=self.bandit),
@@ -166,12 +179,12 @@ _MODEL_ERROR: Final = "the interval does not include the error of the model"
 
 
 class _Results:
-    """Makes estimates of contributions, all by the same episodes and draws.
+    """Turns contributions into estimates, all with the same episodes and draws.
 
     Args:
-        estimation: How.
-        weights: Of the episodes.
-        left_out: Episodes that are not whole.
+        estimation: The options.
+        weights: Weights of the episodes.
+        left_out: Number of incomplete episodes.
     """
 
     def __init__(self, estimation: Estimation, weights: EpisodeWeights, left_out: int) -> None:
@@ -184,7 +197,7 @@ class _Results:
         self._behavior = measured([self._logged], self._draws, self._intervals)
 
     def of(self, contributions: Mapping[str, Contributions]) -> dict[str, OffPolicyEstimate]:
-        """The estimates, by name."""
+        """Return the estimates by name."""
         overlap = Overlap.of(self._weights.log_weights) if self._estimation.weighs else None
         return {
             name: self._estimate(name, found, None if name == "dm" else overlap)
@@ -215,7 +228,7 @@ class _Results:
         options = self._intervals
         if options.value_bounds is None:
             return None
-        # On this scale numbers that are too large are infinite, and outside of any bounds.
+        # On this scale, numbers that are too large become infinite, and outside of any bounds.
         with np.errstate(over="ignore"):
             values = found.numerators * np.exp(found.log_scale)
         return empirical_bernstein(values, bounds=options.value_bounds, confidence=options.confidence)

@@ -1,4 +1,4 @@
-"""`OffPolicyEvaluator` and `evaluate_offline`: how much a policy would earn, by what another one recorded.
+"""`OffPolicyEvaluator` and `evaluate_offline`: estimate a policy's return from another policy's record.
 
 Example:
     >>> import numpy as np
@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias, Unpack
 
 import numpy as np
 
@@ -31,8 +31,8 @@ from rlio.batch.nested import map_structure
 from rlio.dataset.dataset import Dataset
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
-from rlio.evaluation.estimation import Estimation
-from rlio.evaluation.evidence import LOG_RATIOS
+from rlio.evaluation.estimation import Estimation, EstimationKeywords
+from rlio.evaluation.evidence import LOG_RATIOS, Evidence
 from rlio.evaluation.logged_rows import (
     LoggedRows,
     StepNumbers,
@@ -47,25 +47,26 @@ from rlio.reader import InputReader
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.read_options import ReadOptions
 from rlio.resolve import read
+from rlio.support.options import checked_keywords
 
 __all__ = ["Logged", "OffPolicyEvaluator", "evaluate_offline", "keeps_order"]
 
-#: What rows may come from: a root, path or glob, whatever else `rlio.read` opens, a reader, or batches.
+#: Sources of rows: a root, path or glob, anything else that `rlio.read` opens, a reader, or batches.
 Logged: TypeAlias = "str | os.PathLike[str] | Dataset | InputReader | Batch | Iterable[Batch]"
 
 
 class OffPolicyEvaluator:
-    """Estimates what a policy would earn, from batches that come one by one.
+    """Estimates a policy's return from batches that arrive one at a time.
 
-    ``is``, ``pdis`` and ``wis`` keep five numbers of each whole episode, beside two a step of those that are
-    not whole yet; ``wpdis`` and ``stepwise_wis`` (RLlib's ``WeightedImportanceSampling``) keep two numbers a
-    step of all; ``dm``, ``dr`` and ``wdr`` keep all rows, since a model is fitted to them.
+    ``is``, ``pdis`` and ``wis`` keep five numbers of each whole episode, and two per step of incomplete ones;
+    ``wpdis`` and ``stepwise_wis`` (RLlib's ``WeightedImportanceSampling``) keep two numbers per step of all;
+    ``dm``, ``dr`` and ``wdr`` keep all rows, because they fit a model to them.
 
     Args:
-        policy: The one to judge: a bound `Policy`, a function (obs, actions) -> logs of probabilities, or a
-            `Target`, which says how to act epsilon-greedily and more.
-        estimation: What is estimated, and how.
-        policy_id: Whose rows count, where batches have those of several policies.
+        policy: The policy to judge: a bound `Policy`, a function (obs, actions) -> log-probabilities, or a
+            `Target`, for example with epsilon-greedy actions.
+        estimation: The estimators and their options.
+        policy_id: Recorded policy whose rows to use, if batches have several.
 
     Raises:
         OptionError: The policy cannot be judged.
@@ -79,35 +80,36 @@ class OffPolicyEvaluator:
         policy_id: str | None = None,
     ) -> None:
         self.estimation = estimation
-        self.target = as_target(policy)
+        self.target: Target = as_target(policy)
         self._policy_id = policy_id
         self._rows: dict[Hashable, int] = {}
         self._steps: dict[Hashable, StepNumbers] = {}
-        #: What the rows said so far: it can be sent elsewhere, and added to that of other evaluators.
-        self.evidence = self.estimation.evidence()
+        #: Evidence of the rows so far: it can be sent elsewhere, and added to that of other evaluators.
+        self.evidence: Evidence = self.estimation.evidence()
 
     def renewed(self) -> OffPolicyEvaluator:
-        """One like this that has seen nothing yet; the policy is the same object."""
+        """Return an evaluator like this one without rows; it shares the policy object."""
         found = copy.copy(self)
         found.evidence, found._rows, found._steps = self.estimation.evidence(), {}, {}
         return found
 
     def add(self, batch: Batch, *, source: Hashable = None, in_order: bool = True) -> None:
-        """Take the rows of ``batch``: of any episodes, or parts of them, in any order.
+        """Add the rows of ``batch``: any episodes, or parts of them, in any order.
 
-        Rows without ``t`` must come in the order in which they were recorded: their steps are counted, and
-        the first row of an episode is taken for its first step.
+        Rows without ``t`` must arrive in the order in which they were recorded: their steps are counted, and
+        the first row of an episode counts as its first step.
 
         Args:
             batch: The rows.
-            source: Where ``eps_id`` means an episode of its own, such as a writer's id: rows of two sources
-                are never of one episode. Sources of one evaluator must be sortable.
-            in_order: Whether all rows of an episode come here, one after the other; else they need ``t``.
+            source: Scope of ``eps_id``, such as a writer's id: rows of two sources never belong to one
+                episode. Sources of one evaluator must be sortable.
+            in_order: Whether this evaluator receives all rows of an episode, in order; otherwise they need
+                ``t``.
 
         Raises:
-            MissingColumn: A column is absent that is needed.
-            SchemaError: A probability or reward cannot be, or a step came twice.
-            OptionError: The policy cannot say how likely the actions are.
+            MissingColumn: A required column is absent.
+            SchemaError: A probability or reward is impossible, or a step came twice.
+            OptionError: The policy cannot compute the likelihood of the actions.
         """
         rows = rows_of(batch, self._policy_id)
         if not len(rows):
@@ -123,7 +125,7 @@ class OffPolicyEvaluator:
         self.evidence.add(judged, source=source)
 
     def _columns(self, rows: SampleBatch) -> dict[str, Column]:
-        """What is kept of rows until their episode is whole."""
+        """Return the columns that are kept until the episode is whole."""
         kept: dict[str, Column] = {Columns.REWARDS: read_rewards(rows)}
         obs, actions = read_nested(rows, Columns.OBS), read_nested(rows, Columns.ACTIONS)
         if self.estimation.weighs:
@@ -137,12 +139,12 @@ class OffPolicyEvaluator:
             for name in (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.TERMINATEDS):
                 if name in rows:
                     kept[name] = read_nested(rows, name)
-            # Copies: who reads with out= overwrites what was added.
+            # Copied, because a reader with out= overwrites its batches.
             kept = {name: map_structure(np.copy, column) for name, column in kept.items()}
         return kept
 
     def estimate(self) -> dict[str, OffPolicyEstimate]:
-        """What the estimators say by the episodes that are whole so far, by name.
+        """Return the estimates from the whole episodes so far, by name.
 
         Raises:
             SchemaError: An episode lacks steps or its end, and ``incomplete="raise"``; or none is whole.
@@ -151,26 +153,28 @@ class OffPolicyEvaluator:
         return self.estimation.of(self.evidence, self.target)
 
 
+@checked_keywords
 def evaluate_offline(
     data: Logged,
     policy: Policy | LogProbabilities | Target,
     *,
     gamma: float,
     policy_id: str | None = None,
-    **options: Any,
+    **options: Unpack[EstimationKeywords],
 ) -> dict[str, OffPolicyEstimate]:
-    """What a policy would earn, by rows that another one recorded.
+    """Estimate a policy's return from rows that another policy recorded.
 
     Args:
-        data: A root, path or glob, or whatever else `rlio.read` opens: read once, in order. Or a reader that
-            comes to an end, which is closed by nobody but its owner; or a batch, or batches.
-        policy: The one to judge.
-        gamma: What a reward a step later counts, 0 to 1.
-        policy_id: Whose rows count, where batches have those of several policies.
-        options: The other fields of `Estimation`; see there and `OffPolicyEvaluator.add` for what is raised.
+        data: A root, path or glob, or anything else that `rlio.read` opens, read once, in order; or a reader
+            that ends, which stays open; or a batch, or batches.
+        policy: The policy to judge.
+        gamma: Discount per step, 0 to 1.
+        policy_id: Recorded policy whose rows to use, if batches have several.
+        options: ``estimators``, ``bandit``, ``incomplete``, ``q_model``, ``folds`` and ``intervals``: see
+            `Estimation`; see there and `OffPolicyEvaluator.add` for the errors.
 
     Returns:
-        Name of the estimator -> what it says.
+        Name of the estimator -> its estimate.
     """
     evaluator = OffPolicyEvaluator(policy, Estimation(gamma=gamma, **options), policy_id=policy_id)
     in_order = not isinstance(data, InputReader) or keeps_order(data)
@@ -180,9 +184,9 @@ def evaluate_offline(
 
 
 def keeps_order(reader: InputReader) -> bool:
-    """Whether it is known that ``reader`` gives all rows that were recorded, in the order in which they were.
+    """Whether ``reader`` is known to return all recorded rows in the order in which they were recorded.
 
-    Then rows need not say which step of their episode they are.
+    If so, rows do not need the step of their episode.
     """
     options = getattr(reader, "options", None)
     if not isinstance(options, ReadOptions):
@@ -193,7 +197,7 @@ def keeps_order(reader: InputReader) -> bool:
 
 
 def _sourced(data: Logged) -> Iterator[tuple[Hashable, Batch]]:
-    """Batches, and the writers that they are of: only a data set of ours tells them apart."""
+    """Yield batches and their writers; only an rlio data set distinguishes writers."""
     if isinstance(data, str | os.PathLike):
         with read(os.fspath(data), epochs=1) as reader:
             if not isinstance(reader, DatasetReader):

@@ -1,8 +1,8 @@
-"""`Evidence`: what logged episodes said about a policy, before anything is estimated from it.
+"""`Evidence`: the data about a policy from logged episodes, before estimation.
 
-Of each whole episode it keeps a few numbers, and of others the rows that came so far. Evidence of parts of
-the data, gathered anywhere, adds up (`absorb`) to the evidence of all of it: to the last bit, as episodes
-are put in the order of their ids before anything is summed.
+It keeps a few numbers of each whole episode, and the rows of incomplete ones. Evidence of parts of the data,
+gathered anywhere, adds up (`absorb`) to the evidence of all of it: to the last bit, because episodes are
+sorted by id before anything is summed.
 
 Example:
     >>> import numpy as np
@@ -39,12 +39,12 @@ from rlio.evaluation.weighting import EpisodeWeights, WeightedSteps
 
 __all__ = ["LOG_RATIOS", "Evidence", "weighted_steps"]
 
-#: Log of the judged policy's probability of each action over the acting one's.
+#: Log of the ratio of the judged policy's probability of each action to the acting policy's.
 LOG_RATIOS: Final = "log_ratios"
 
 
 def weighted_steps(episodes: Episodes, gamma: float, values: ModelValues | None = None) -> WeightedSteps:
-    """The steps of ``episodes``, with a model's values if there are any."""
+    """Return the steps of ``episodes``, with a model's values if given."""
     columns: Mapping[str, Any] = episodes.columns
     steps = columns[LOG_RATIOS], columns[Columns.REWARDS], episodes.lengths, gamma
     if values is None:
@@ -54,7 +54,7 @@ def weighted_steps(episodes: Episodes, gamma: float, values: ModelValues | None 
 
 @dataclass(frozen=True)
 class _Judged:
-    """Some whole episodes of one source: their ids, and what is kept of them."""
+    """Whole episodes of one source: their ids, and the data kept of them."""
 
     source: Hashable
     eps_id: NDArray[Any]
@@ -64,11 +64,11 @@ class _Judged:
 
 
 class Evidence:
-    """What logged episodes said; see the module.
+    """Evidence from logged episodes; see the module.
 
     Args:
-        gamma: Discount a step.
-        keep_steps: Whether all columns of whole episodes are kept, for estimators that look at steps; else a
+        gamma: Discount per step.
+        keep_steps: Whether to keep all columns of whole episodes, for estimators that use steps; otherwise a
             few numbers of each.
         most_rows: As in `EpisodeAssembler`.
     """
@@ -77,7 +77,7 @@ class Evidence:
         self.gamma = gamma
         self.keep_steps = keep_steps
         self._most_rows = most_rows
-        # Ids are those of a source: two writers may number their episodes alike.
+        # Ids are unique only within a source: two writers may use the same episode numbers.
         self._assemblers: dict[Hashable, EpisodeAssembler] = {}
         self._judged: list[_Judged] = []
         self._whole = 0
@@ -85,25 +85,25 @@ class Evidence:
 
     @property
     def episodes(self) -> int:
-        """Whole episodes."""
+        """Number of whole episodes."""
         return self._whole
 
     @property
     def incomplete(self) -> int:
-        """Episodes that lack steps, or their end, and those that were given up."""
+        """Number of episodes that lack steps or their end, including dropped ones."""
         assemblers = self._assemblers.values()
         return self._dropped + sum(assembler.incomplete + assembler.dropped for assembler in assemblers)
 
     def why_incomplete(self) -> str:
-        """What is known of the first episode that is not whole, for a message."""
+        """Describe the first incomplete episode, for a message."""
         return next(a.why_incomplete() for a in self._assemblers.values() if a.incomplete)
 
     def add(self, rows: LoggedRows, *, source: Hashable = None) -> None:
-        """Take rows with the columns `LOG_RATIOS`, rewards, and whatever else is to be kept.
+        """Add rows with the columns `LOG_RATIOS`, rewards, and any others to keep.
 
         Args:
-            rows: Of any episodes, or parts of them, in any order.
-            source: Where episodes have ids of their own; sources must be sortable.
+            rows: Rows of any episodes, or parts of them, in any order.
+            source: Scope of the episode ids; sources must be sortable.
 
         Raises:
             SchemaError: A step came twice.
@@ -122,14 +122,14 @@ class Evidence:
         self._whole += len(episodes.lengths)
 
     def absorb(self, other: Evidence) -> None:
-        """Take all of ``other``, which stays as it is: parts of episodes that are here and there are joined.
+        """Add all of ``other``, which does not change; parts of the same episode are joined.
 
         Raises:
-            OptionError: It is of another discount, or kept other things.
+            OptionError: It has another discount, or keeps other data.
             SchemaError: A step came twice.
         """
         if (self.gamma, self.keep_steps) != (other.gamma, other.keep_steps):
-            raise OptionError("evidence adds up if it is of the same gamma and the same kind of estimators")
+            raise OptionError("cannot add evidence: expected the same gamma and the same kind of estimators")
         self._judged += other._judged
         self._whole += other._whole
         self._dropped += other._dropped
@@ -140,19 +140,19 @@ class Evidence:
                     self._judge(source, episodes)
 
     def rename_source(self, source: Hashable) -> None:
-        """Say where all of it is from, after it was added as from one place.
+        """Set the source of all evidence, which was added as from one source.
 
         Raises:
-            OptionError: It is from several.
+            OptionError: The evidence is from several sources.
         """
         if len(self._assemblers) > 1:
-            raise OptionError(f"the evidence is of {len(self._assemblers)} sources: they cannot be one")
+            raise OptionError(f"the evidence is from {len(self._assemblers)} sources: expected one")
         if self._assemblers:
             self._assemblers = {source: self._assemblers.popitem()[1]}
         self._judged = [replace(part, source=source) for part in self._judged]
 
     def taken(self) -> Evidence:
-        """What was judged since the last call, as evidence of its own; here, episodes go on that run."""
+        """Return the evidence of newly whole episodes since the last call; incomplete ones stay here."""
         found = Evidence(gamma=self.gamma, keep_steps=self.keep_steps, most_rows=self._most_rows)
         found._judged, self._judged = self._judged, []
         found._whole, self._whole = self._whole, 0
@@ -164,25 +164,25 @@ class Evidence:
 
     @property
     def has_weight(self) -> bool:
-        """Whether any whole episode could be the judged policy's."""
+        """Whether the judged policy could have produced any whole episode."""
         return any(bool((part.weights.log_weights > -np.inf).any()) for part in self._judged)
 
     def keep_last(self, episodes: int) -> None:
-        """Forget the oldest whole episodes where there are more than so many, some more than need be."""
+        """Drop the oldest whole episodes, and maybe some more, if there are more than ``episodes``."""
         if self._whole <= episodes:
             return
         while self._whole > episodes // 2 and len(self._judged) > 1:
             self._whole -= len(self._judged.pop(0).eps_id)
 
     def joined(self) -> tuple[EpisodeWeights, Episodes | None]:
-        """All whole episodes, in the order of their sources and ids; with their steps, if those are kept.
+        """Return all whole episodes, ordered by source and id, with their steps if those are kept.
 
         Raises:
-            SchemaError: There are none.
+            SchemaError: No episode is whole.
         """
         if not self._judged:
             raise SchemaError(
-                f"there is no complete episode to evaluate ({self.incomplete} are incomplete)",
+                f"no episode to evaluate is complete ({self.incomplete} are incomplete)",
                 column=Columns.T,
             )
         parts, order = self._judged, _order(self._judged)
@@ -196,7 +196,7 @@ class Evidence:
 
 
 def _order(parts: list[_Judged]) -> NDArray[np.int64]:
-    """The order of all episodes by source, id and agent."""
+    """Return the order of all episodes by source, id and agent."""
     counts = [len(part.eps_id) for part in parts]
     keys = [_sortable(join_ids([part.eps_id for part in parts]))]
     if any(part.agent is not None for part in parts):
@@ -205,7 +205,7 @@ def _order(parts: list[_Judged]) -> NDArray[np.int64]:
             for part, count in zip(parts, counts, strict=True)
         ]
         keys.insert(0, _sortable(join_ids(agents)))
-    found = sorted({part.source for part in parts})  # type: ignore[type-var] # sortable, as `add` asks
+    found = sorted({part.source for part in parts})  # type: ignore[type-var] # sortable, as `add` requires
     if len(found) > 1:
         ranks = {source: rank for rank, source in enumerate(found)}
         keys.append(np.repeat([ranks[part.source] for part in parts], counts))
@@ -213,7 +213,7 @@ def _order(parts: list[_Judged]) -> NDArray[np.int64]:
 
 
 def _sortable(ids: NDArray[Any]) -> NDArray[Any]:
-    """``ids``, or, of objects, which may have no order, text that has one."""
+    """Return ``ids``, or, for objects, which may be unsortable, sortable text."""
     if ids.dtype != object:
         return ids
     names = {value: f"{type(value).__name__} {value!r}" for value in set(ids.tolist())}

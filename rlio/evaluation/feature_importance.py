@@ -1,4 +1,4 @@
-"""`feature_importance`: which parts of observations a policy's actions depend on.
+"""`feature_importance`: measures which parts of observations a policy's actions depend on.
 
 Example:
     >>> import numpy as np
@@ -46,34 +46,34 @@ def feature_importance(
     limit_fraction: float = 1.0,
     seed: int | None = None,
 ) -> NDArray[np.float64]:
-    """How much a policy's actions change when one number of the observations is taken from other rows.
+    """Measure how a policy's actions change when one number of the observations is taken from other rows.
 
-    Actions are those without exploration, so that nothing else changes them.
+    Actions are computed without exploration, so that nothing else changes them.
 
     Args:
-        policy: Bound, and not recurrent.
-        batch: With ``obs``, an array (N, ...); it is not changed.
+        policy: A bound policy that is not recurrent.
+        batch: Rows with ``obs``, an array (N, ...); not changed.
         repeat: Permutations of each feature, whose effects are averaged.
-        perturb: Gives other values of a feature; None: a permutation of them.
-        limit_fraction: Part of the rows that is used, drawn at random, above 0.
-        seed: Of permutations and rows; None draws one from the OS and logs it.
+        perturb: Returns other values of a feature; None: a permutation of them.
+        limit_fraction: Fraction of the rows to use, drawn at random, above 0.
+        seed: Seed of permutations and rows; None draws one from the OS and logs it.
 
     Returns:
-        Importances in the shape of an observation, float64, 0 or above: the part of actions that are another
-        one, where actions are whole numbers; else the mean distance between actions.
+        Importances in the shape of an observation, float64, 0 or above: the fraction of actions that differ,
+        for integer actions; otherwise the mean distance between actions.
 
     Raises:
-        MissingColumn: There is no ``obs``.
-        OptionError: Observations are nested, or there are none, or a value is out of range.
+        MissingColumn: The batch has no ``obs``.
+        OptionError: Observations are nested, or the batch is empty, or a value is out of range.
 
     Source: Breiman, "Random forests" (2001), section 10.
     """
     if Columns.OBS not in batch:
-        raise MissingColumn("features are those of observations", column=Columns.OBS)
+        raise MissingColumn("the batch has no observations to measure", column=Columns.OBS)
     if repeat < 1 or not 0.0 < limit_fraction <= 1.0:
         raise OptionError(f"repeat={repeat}, limit_fraction={limit_fraction}: at least 1; above 0, at most 1")
     if policy.is_recurrent:
-        raise OptionError("actions of a recurrent policy depend on more than an observation")
+        raise OptionError("the policy is recurrent, so its actions depend on more than an observation")
     if isinstance(batch[Columns.OBS], dict | tuple) or not len(batch):
         raise OptionError(
             f"observations are {excerpt(repr(batch))}: expected an array with rows; flatten nested ones"
@@ -99,7 +99,7 @@ def feature_importance(
 
 
 def _difference(actions: Any, others: Any) -> float:
-    """Part of the rows that differ, or, of numbers, their mean distance; summed over nested parts."""
+    """Return the fraction of rows that differ, or the mean distance of floats; summed over nested parts."""
     total = 0.0
     for (_, a), (_, b) in zip(leaves(actions), leaves(others), strict=True):
         a, b = np.asarray(a).reshape(len(a), -1), np.asarray(b).reshape(len(b), -1)

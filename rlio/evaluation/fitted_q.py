@@ -1,4 +1,4 @@
-"""`FittedQ`: fitted Q evaluation, a model of what actions are worth when a given policy acts from then on.
+"""`FittedQ`: fitted Q evaluation, a model of action values under a given policy.
 
 Example:
     >>> import numpy as np
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 __all__ = ["FittedQ", "ModelValues", "QModel", "QValues", "Transitions", "cross_fitted"]
 
 Floats = NDArray[np.float64]
-# Rows that go through a network at once where nothing is learned.
+# Rows in one pass through a network without training.
 _ROWS = 65_536
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """Steps of whole episodes, one after the other.
+    """Consecutive steps of whole episodes.
 
     Attributes:
-        obs: (N, ...), nested as the space is.
+        obs: (N, ...), nested like the space.
         actions: Likewise.
         rewards: (N,).
-        new_obs: As ``obs``; anything where it is not known.
+        new_obs: Like ``obs``; arbitrary where it is unknown.
         known: Whether ``new_obs`` is known, (N,) bool.
-        terminated: Whether nothing comes after the step, (N,) bool.
+        terminated: Whether the step ended its episode by termination, (N,) bool.
     """
 
     obs: Column
@@ -71,10 +71,10 @@ class Transitions:
 
     @classmethod
     def of(cls, episodes: Episodes, *, bandit: bool) -> Transitions:
-        """The steps of ``episodes``. Without ``new_obs``, it is the next step's ``obs``.
+        """Return the steps of ``episodes``. Without ``new_obs``, uses the next step's ``obs``.
 
         Raises:
-            MissingColumn: It is not said which episodes terminated.
+            MissingColumn: The column that shows which episodes terminated is absent.
         """
         columns: Any = episodes.columns
         rows = len(columns[Columns.REWARDS])
@@ -84,7 +84,7 @@ class Transitions:
             terminated = columns[Columns.TERMINATEDS].astype(bool)
         else:
             raise MissingColumn(
-                "a model needs to know after which steps there is nothing more to earn",
+                "a model needs to know which steps terminated their episode",
                 column=Columns.TERMINATEDS,
             )
         obs = columns[Columns.OBS]
@@ -99,26 +99,26 @@ class Transitions:
         return cls(obs, columns[Columns.ACTIONS], columns[Columns.REWARDS], new_obs, known, terminated)
 
     def take(self, index: NDArray[np.int64]) -> Transitions:
-        """The steps ``index``."""
+        """Return the steps ``index``."""
         taken = (map_structure(lambda leaf: take_leaf(leaf, index), value) for value in vars(self).values())
         return Transitions(*taken)
 
 
 class QValues(Protocol):
-    """What a model knows once it was fitted."""
+    """Values of a fitted model."""
 
     def action_values(self, obs: Any, actions: Any) -> Floats:
-        """The worth of each action, (N,)."""
+        """Return the value of each action, (N,)."""
 
     def state_values(self, obs: Any) -> Floats:
-        """The worth of each observation when the judged policy acts, (N,)."""
+        """Return the value of each observation under the judged policy, (N,)."""
 
 
 class QModel(Protocol):
-    """What can be fitted: `FittedQ`, or anything else with this method."""
+    """A model that can be fitted: `FittedQ`, or any object with this method."""
 
     def fit(self, transitions: Transitions, target: Target, *, gamma: float) -> QValues:
-        """Fit the values of ``target``, and leave the model itself as it is: it is fitted several times."""
+        """Fit the values of ``target`` without changing the model itself, which is fitted several times."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ class ModelValues:
     Attributes:
         states: (N,).
         actions: (N,).
-        finals: After the last step of each episode, (n,): 0 where it terminated or nothing is known.
+        finals: Value after the last step of each episode, (n,): 0 if it terminated or the observation is
+            unknown.
     """
 
     states: Floats
@@ -145,22 +146,23 @@ def cross_fitted(
     gamma: float,
     folds: int,
 ) -> ModelValues:
-    """Values of each episode's steps by a model that was fitted to other episodes.
+    """Return values of each episode's steps by a model that was fitted to other episodes.
 
     Args:
-        model: What is fitted, ``folds`` times.
+        model: The model, fitted ``folds`` times.
         transitions: N steps.
         lengths: Steps of each episode, (n,).
-        target: The policy that is judged.
-        gamma: Discount a step.
+        target: The judged policy.
+        gamma: Discount per step.
         folds: Parts of the episodes; 1: the model is fitted to all of them.
 
     Raises:
         OptionError: There are fewer episodes than folds.
     """
     if folds > len(lengths):
-        raise OptionError(f"folds={folds}, but there are {len(lengths)} episodes: at least one a fold")
-    # Drawn: what alternates in the data, as the arms of a trial do, would put all of a kind into one fold.
+        raise OptionError(f"folds={folds}, but only {len(lengths)} episodes: expected at least one per fold")
+    # Drawn at random, because data that alternates, as the arms of a trial do, would put all of a kind into
+    # one fold.
     fold_of = np.random.default_rng(0).permutation(len(lengths)) % folds
     rows_of = np.repeat(fold_of, lengths)
     last = np.cumsum(lengths) - 1
@@ -179,22 +181,22 @@ def cross_fitted(
 
 @dataclass(frozen=True, kw_only=True)
 class FittedQ:
-    """How a network is fitted: Q(s, a) to r + gamma * (what the policy expects of the network at s').
+    """Options for fitting a network: Q(s, a) to r + gamma * E[Q(s', a')], with a' from the policy.
 
-    The network is a perceptron over observations with an output an action, where actions are Discrete, and
-    the expectation is exact. Otherwise it takes observations and actions, and the expectation is the mean
-    over actions that the policy takes. An episode that terminated has nothing after it; one that was
-    truncated goes on, so that values are those without the time limit.
+    The network is a perceptron. For Discrete actions, it takes observations and has one output per action,
+    and the expectation is exact. Otherwise it takes observations and actions, and the expectation is the mean
+    over drawn actions of the policy. The value after a terminated episode is 0; a truncated one continues, so
+    values are those without the time limit.
 
     Attributes:
-        hidden: Sizes of its layers; (): linear, which is a table where observations are Discrete.
-        iterations: Steps of the optimizer, Adam.
-        batch_size: Steps of the data in each.
-        learning_rate: At first; it falls to 0, so that the values settle.
-        tau: Part by which the network that targets are made of goes along with each step.
-        action_samples: Actions in an expectation, where they are not Discrete.
-        seed: Of weights, batches and actions.
-        device: Where the network is.
+        hidden: Sizes of its layers; (): linear, which is a table for Discrete observations.
+        iterations: Steps of the Adam optimizer.
+        batch_size: Data steps in each.
+        learning_rate: Initial rate; it decreases to 0, so that the values settle.
+        tau: Fraction by which the target network follows at each step.
+        action_samples: Actions per expectation, if they are not Discrete.
+        seed: Seed of weights, batches and actions.
+        device: Torch device of the network.
 
     Raises:
         OptionError: A value is out of range.
@@ -212,21 +214,21 @@ class FittedQ:
     def __post_init__(self) -> None:
         for name in ("iterations", "batch_size", "action_samples"):
             if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)}: at least 1")
+                raise OptionError(f"{name}={getattr(self, name)}: expected at least 1")
         if not self.learning_rate > 0:
-            raise OptionError(f"learning_rate={self.learning_rate}: above 0")
+            raise OptionError(f"learning_rate={self.learning_rate}: expected a number above 0")
         if not 0.0 < self.tau <= 1.0:
-            raise OptionError(f"tau={self.tau}: above 0, at most 1")
+            raise OptionError(f"tau={self.tau}: expected a number above 0, at most 1")
 
     def fit(self, transitions: Transitions, target: Target, *, gamma: float) -> QValues:
-        """The values of ``target``.
+        """Fit and return the values of ``target``.
 
         Raises:
-            OptionError: The spaces are not known, or no step can be learned from.
+            OptionError: The spaces are unknown, or no step is usable.
         """
         usable = np.flatnonzero(transitions.terminated | transitions.known)
         if not len(usable):
-            raise OptionError("no step says what came after it (new_obs), or that it ended its episode")
+            raise OptionError("no step has a next observation (new_obs), or terminates its episode")
         kind = _NumberQ if target.choices is None else _ChoiceQ
         network = kind(target, self)
         network.learn(transitions.take(usable), gamma)
@@ -234,14 +236,16 @@ class FittedQ:
 
 
 class _Network(ABC):
-    """A torch module that is fitted, and then answers with its values."""
+    """A torch module that is fitted, and then returns its values."""
 
     def __init__(self, target: Target, options: FittedQ) -> None:
         import torch
 
         seen, acts = target.observation_space, target.action_space
         if seen is None or acts is None:
-            raise OptionError("a model needs the spaces: Target(function, observation_space=, action_space=)")
+            raise OptionError(
+                "a model needs spaces: pass Target(function, observation_space=, action_space=)"
+            )
         self._target, self._options = target, options
         self._rng = np.random.default_rng(options.seed)
         self._scale = 1.0
@@ -252,19 +256,19 @@ class _Network(ABC):
     def _new_module(
         self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
     ) -> torch.nn.Module:
-        """The module, given the observation and the action space."""
+        """Return the module for the observation and action spaces."""
 
     @abstractmethod
     def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
-        """The module's values of actions, (N,), by tensors of N rows."""
+        """Return the module's values of actions, (N,), from tensors of N rows."""
 
     @abstractmethod
     def _following(self, obs: Any) -> Any:
-        """Arrays of N rows that say how the policy acts at N observations."""
+        """Return arrays of N rows that describe the policy's actions at N observations."""
 
     @abstractmethod
     def _expected(self, module: torch.nn.Module, obs: Any, following: Any) -> torch.Tensor:
-        """The module's values of observations, (N,), where the policy acts as `_following` says."""
+        """Return the module's values of observations, (N,), under the actions from `_following`."""
 
     def _tensors(self, value: Any) -> Any:
         import torch
@@ -276,9 +280,9 @@ class _Network(ABC):
         import torch
 
         options = self._options
-        # Rewards of any size are learned at the same rate.
+        # Normalised, so that rewards of any size are learned at the same rate.
         self._scale = float(np.sqrt((steps.rewards**2).mean())) or 1.0
-        # What stands after the end of an episode may be anything, NaN too.
+        # Observations after the end of an episode may be anything, NaN too.
         following_obs = map_structure(lambda leaf: _zeroed(leaf, steps.terminated), steps.new_obs)
         discounts = np.where(steps.terminated, 0.0, gamma)
         obs, actions, new_obs, following, rewards, after = self._tensors(
@@ -310,13 +314,13 @@ class _Network(ABC):
                     old.lerp_(new, options.tau)
 
     def action_values(self, obs: Any, actions: Any) -> Floats:
-        """The worth of each action, (N,)."""
+        """Return the value of each action, (N,)."""
         return self._in_parts(
             lambda rows: self._values(self._module, *self._tensors(_at((obs, actions), rows))), obs
         )
 
     def state_values(self, obs: Any) -> Floats:
-        """The worth of each observation when the judged policy acts, (N,)."""
+        """Return the value of each observation under the judged policy, (N,)."""
 
         def values(rows: slice) -> torch.Tensor:
             seen = _at(obs, rows)
@@ -336,7 +340,7 @@ class _Network(ABC):
 
 
 class _ChoiceQ(_Network):
-    """Discrete actions: an output each."""
+    """Discrete actions: one output each."""
 
     def _new_module(
         self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
@@ -361,7 +365,7 @@ class _ChoiceQ(_Network):
 
 
 class _NumberQ(_Network):
-    """Any other actions: they are inputs, and the policy's are drawn."""
+    """Other actions: they are inputs, and the policy's actions are drawn."""
 
     def _new_module(
         self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
@@ -388,12 +392,12 @@ class _NumberQ(_Network):
 
 
 def _at(value: Any, rows: Any) -> Any:
-    """The rows of each array or tensor in ``value``."""
+    """Return the rows of each array or tensor in ``value``."""
     return map_structure(lambda leaf: leaf[rows], value)
 
 
 def _zeroed(leaf: NDArray[Any], rows: NDArray[np.bool_]) -> NDArray[Any]:
-    """``leaf`` with zeros in ``rows``."""
+    """Return ``leaf`` with zeros in ``rows``."""
     found = leaf.copy()
     found[rows] = 0
     return found

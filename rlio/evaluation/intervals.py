@@ -1,4 +1,4 @@
-"""`Resampling` and `empirical_bernstein`: how far an estimate may be off.
+"""`Resampling` and `empirical_bernstein`: intervals of estimates.
 
 Example:
     >>> import numpy as np
@@ -27,42 +27,42 @@ from rlio.errors import OptionError, excerpt
 from rlio.evaluation.weighting import Contributions, rescaled
 from rlio.support.forks import cached_property
 
-__all__ = ["IntervalOptions", "Resampling", "empirical_bernstein", "influences_of"]
+__all__ = ["IntervalOptions", "Resampling", "empirical_bernstein", "influences_of", "rescaled_interval"]
 
 Floats = NDArray[np.float64]
 
-# Up to so many episodes are drawn one by one. More are put into groups, which are drawn: the time does not
-# grow with the episodes then, and the interval of a sum of many does not change by it.
+# Up to this many episodes are drawn singly. More are drawn in groups, so the time does not grow with the
+# episodes; the interval of a sum of many does not change by it.
 _DRAWN, _GROUPS = 2000, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalOptions:
-    """How intervals are made.
+    """Options of intervals.
 
     Attributes:
-        confidence: How often an interval is to hold the true value, above 0 and below 1.
+        confidence: How often an interval should hold the true value, above 0 and below 1.
         resamples: Draws of the bootstrap.
-        seed: Of the bootstrap.
-        value_bounds: (least, greatest) that an episode's weighted return can be, by what is known of the
-            problem and not by what was seen: for concentration bounds of the estimators ``is`` and ``pdis``.
-            None: none are made.
+        seed: Seed of the bootstrap.
+        value_bounds: (least, greatest) possible weighted return of an episode, from knowledge of the problem,
+            not from the data: for concentration bounds of the estimators ``is`` and ``pdis``. None: no such
+            bounds.
 
     Raises:
         OptionError: A value is out of range.
     """
 
     confidence: float = 0.95
-    resamples: int = 2000  # the interval's width then varies by 2 % with the seed
+    resamples: int = 2000  # The interval's width then varies by 2 % with the seed.
     seed: int = 0
     value_bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.confidence < 1.0:
-            raise OptionError(f"confidence={self.confidence}: above 0 and below 1, such as 0.95")
+            raise OptionError(f"confidence={self.confidence}: expected above 0 and below 1, such as 0.95")
         if self.resamples < 100:
             raise OptionError(
-                f"resamples={self.resamples}: at least 100, as an interval is made of their ends"
+                f"resamples={self.resamples}: expected at least 100, because the interval uses their tails"
             )
         match self.value_bounds:
             case None:
@@ -74,12 +74,12 @@ class IntervalOptions:
 
 
 class Resampling:
-    """Bootstrap draws of the same n episodes, for all that is estimated from them.
+    """Bootstrap draws of n episodes, shared by all estimates from them.
 
     Args:
         episodes: n.
-        resamples: Draws, each of n episodes with replacement.
-        seed: Decides them.
+        resamples: Number of draws, each of n episodes with replacement.
+        seed: Seed of the draws.
     """
 
     def __init__(self, episodes: int, *, resamples: int, seed: int) -> None:
@@ -88,7 +88,7 @@ class Resampling:
 
     @cached_property
     def _counts(self) -> Floats:
-        """How often each draw has each episode, or group of them: (resamples, n or groups)."""
+        """How often each draw contains each episode, or group of them: (resamples, n or groups)."""
         units = self.episodes if self.episodes <= _DRAWN else _GROUPS
         drawn = np.random.default_rng(self._seed).integers(0, units, (self._resamples, units))
         drawn += np.arange(self._resamples)[:, None] * units
@@ -101,20 +101,21 @@ class Resampling:
         return np.asarray(np.bincount(np.arange(self.episodes) % _GROUPS, values, _GROUPS), np.float64)
 
     def interval(self, parts: Sequence[Contributions], *, confidence: float) -> tuple[float, float]:
-        """The symmetric studentised (bootstrap-t) interval of an estimate.
+        """Return the symmetric studentised (bootstrap-t) interval of an estimate.
 
-        It is the estimate -+ q standard errors, q being the quantile, over all draws, of how far a draw's
-        estimate is from the estimate, in standard errors of the draw. So it is as wide as the weights'
-        heavy tails ask for, where percentiles of the draws, and corrections of those, are too narrow. Where
-        so many draws lack any variance that there is no such quantile, it is the interval of percentiles.
+        The interval is the estimate -+ q standard errors. q is the quantile, over all draws, of the distance
+        of a draw's estimate from the estimate, in standard errors of the draw. Its width therefore accounts
+        for heavy tails of the weights, where percentiles of the draws, and corrections of those, are too
+        narrow. If too many draws have no variance, so that this quantile does not exist, the interval of
+        percentiles is used.
 
         Args:
-            parts: Contributions of the n episodes, one or two, on one scale: of two, what is estimated is the
+            parts: Contributions of the n episodes, one or two, on one scale. With two, the estimate is the
                 first minus the second.
-            confidence: How often an interval is to hold the true value.
+            confidence: How often an interval should hold the true value.
 
         Returns:
-            (low, high), times e^-log_scale; infinitely wide where there are fewer than two episodes.
+            (low, high), times e^-log_scale; infinitely wide with fewer than two episodes.
 
         Source: Hall, "On symmetric bootstrap confidence intervals" (1988); percentiles: Efron, Tibshirani,
         "An introduction to the bootstrap" (1993), chapter 13.
@@ -128,7 +129,7 @@ class Resampling:
         return value + low, value + high
 
     def _shares(self, part: Contributions) -> tuple[Floats, Floats]:
-        """Of each unit that is drawn: what it changes of the estimate, and its part of the denominator."""
+        """Return each drawn unit's effect on the estimate, and its share of the denominator."""
         return (
             self._grouped(part.influences / len(part.numerators)),
             self._grouped(part.denominators / part.denominators.sum()),
@@ -137,12 +138,12 @@ class Resampling:
 
 @dataclass(frozen=True)
 class _Centred:
-    """An estimate minus its value, which draws of units estimate anew.
+    """An estimate minus its value, computed again for each draw of units.
 
     Attributes:
-        columns: What is summed over the units of a draw, (units, columns): e and w of each part, which add up
-            to 0 and 1 over all units, and the products of any two of those.
-        scale: By which e was divided.
+        columns: Values to sum over the units of a draw, (units, columns): e and w of each part, which add up
+            to 0 and 1 over all units, and all pairwise products.
+        scale: Divisor of e.
     """
 
     columns: Floats
@@ -156,13 +157,13 @@ class _Centred:
         return cls(np.concatenate([first, first[:, left] * first[:, right]], axis=1), scale)
 
     def _studentised(self, sums: Floats, parts: int) -> tuple[Floats, Floats]:
-        """How far each draw, (draws, columns), is off, and its standard error."""
+        """Return the deviation of each draw, (draws, columns), and its standard error."""
         size = 2 * parts
         e, w = sums[:, 0:size:2], sums[:, 1:size:2]
         signs = np.array([1.0, -1.0])[:parts]
         with np.errstate(invalid="ignore", divide="ignore"):
             off = e / w
-            # The error is sum_u (sum_p sign_p (e_up - off_p w_up) / w_p)^2, a square form of the products.
+            # The error is sum_u (sum_p sign_p (e_up - off_p w_up) / w_p)^2, a quadratic form of the products.
             factors = np.stack([signs / w, -signs * off / w], axis=-1).reshape(len(sums), size)
         left, right = np.triu_indices(size)
         twice = np.where(left == right, 1.0, 2.0)
@@ -170,13 +171,13 @@ class _Centred:
         return (signs * off).sum(-1), np.sqrt(np.maximum(squares, 0.0))
 
     def deviations(self, drawn: Floats, confidence: float) -> tuple[float, float]:
-        """The ends of the interval, minus the estimate."""
+        """Return the ends of the interval, minus the estimate."""
         parts = {5: 1, 14: 2}[self.columns.shape[1]]
         _, error = self._studentised(self.columns.sum(0)[None], parts)
         off, errors = self._studentised(drawn, parts)
-        # A draw without any weight says nothing.
+        # Draws without any weight are ignored.
         off, errors = off[np.isfinite(off)], errors[np.isfinite(off)]
-        # Rounding: squares that are zero are sums of terms of about 1.
+        # Allows for rounding: zero squares are sums of terms of about 1.
         without = errors <= 1e-7 * error[0]
         distances = np.full(len(off), np.inf)
         np.divide(np.abs(off), errors, out=distances, where=~without)
@@ -192,25 +193,25 @@ class _Centred:
 
 
 def influences_of(parts: Sequence[Contributions]) -> Floats:
-    """Influences of the first part, minus those of the second if there is one, (n,)."""
+    """Return the influences of the first part, minus those of the second if present, (n,)."""
     return parts[0].influences - parts[1].influences if len(parts) > 1 else parts[0].influences
 
 
 def empirical_bernstein(
     values: Floats, *, bounds: tuple[float, float], confidence: float
 ) -> tuple[float, float]:
-    """An interval that holds the mean with at least ``confidence``, however values lie within ``bounds``.
+    """Return an interval that holds the mean with at least ``confidence``, for any values within ``bounds``.
 
-    With n values of sample variance S and a range R, d = 1 - confidence: the mean of the values -+
-    (sqrt(2 S ln(4/d) / n) + 7 R ln(4/d) / (3 (n - 1))), cut at the bounds.
+    With n values of sample variance S and a range R, d = 1 - confidence, the interval is the mean of the
+    values -+ (sqrt(2 S ln(4/d) / n) + 7 R ln(4/d) / (3 (n - 1))), cut at the bounds.
 
     Args:
         values: (n,), independent.
-        bounds: (least, greatest) that they can be.
+        bounds: (least, greatest) possible value.
         confidence: Above 0 and below 1.
 
     Raises:
-        OptionError: A value is out of the bounds.
+        OptionError: A value is outside of the bounds.
 
     Source: Maurer, Pontil, "Empirical Bernstein bounds and sample variance penalization" (2009), theorem 4,
     on either side with half of d.
@@ -218,10 +219,9 @@ def empirical_bernstein(
     low, high = bounds
     if len(values) and not (values.min() >= low and values.max() <= high):
         raise OptionError(
-            f"value_bounds=({low}, {high}), but weighted returns from {values.min():.6g} to "
-            f"{values.max():.6g} were "
-            "seen: give bounds that hold for every episode (least and greatest return, times the largest "
-            "weight)"
+            f"value_bounds=({low}, {high}), but found weighted returns from {values.min():.6g} to "
+            f"{values.max():.6g}: pass bounds that hold for every episode (least and greatest return, times "
+            "the largest weight)"
         )
     count = len(values)
     if count < 2:
@@ -234,5 +234,5 @@ def empirical_bernstein(
 
 
 def rescaled_interval(interval: tuple[float, float], log_scale: float) -> tuple[float, float]:
-    """Both ends times e^log_scale."""
+    """Return both ends times e^log_scale."""
     return rescaled(interval[0], log_scale), rescaled(interval[1], log_scale)

@@ -1,6 +1,6 @@
-"""`LoggedRows`: the columns of a batch that estimators use, checked.
+"""`LoggedRows`: the checked columns of a batch that estimators use.
 
-Here is what is refused: rows that do not say how likely their actions were, or say what cannot be.
+This module refuses rows without probabilities of their actions, and impossible values.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -25,7 +25,7 @@ from rlio.evaluation.target import ROUNDING
 
 __all__ = ["LoggedRows", "StepNumbers", "read_log_probabilities", "rows_of"]
 
-#: The id of an agent that is no int, which ``agent_index`` cannot hold.
+#: The id of an agent that is not an int, which ``agent_index`` cannot hold.
 _AGENT_ID = "agent_id"
 
 
@@ -34,11 +34,11 @@ class LoggedRows:
     """Checked columns of N rows.
 
     Attributes:
-        eps_id: Of each row.
-        agent: Whose row of the episode; None where there is one agent.
-        t: Step of the episode, int64.
+        eps_id: Episode of each row.
+        agent: Agent of each row; None if there is one agent.
+        t: Step within the episode, int64.
         ends: Whether the row ended its episode.
-        columns: What is kept of the rows until their episode is complete.
+        columns: Values that are kept until the episode is complete.
     """
 
     eps_id: NDArray[Any]
@@ -52,27 +52,27 @@ class LoggedRows:
 
     @classmethod
     def single_steps(cls, columns: dict[str, Column], eps_id: range) -> LoggedRows:
-        """Rows with ``columns``, each of which is an episode of its own."""
+        """Return rows with ``columns``, each of which is an episode."""
         rows = len(eps_id)
         return cls(np.array(eps_id), None, np.zeros(rows, np.int64), np.ones(rows, bool), columns)
 
     @classmethod
     def of(cls, batch: SampleBatch, columns: dict[str, Column], steps: StepNumbers | None) -> LoggedRows:
-        """The rows of ``batch``, with ``columns``.
+        """Return the rows of ``batch``, with ``columns``.
 
         Args:
-            batch: What says which episodes they are of.
-            columns: What is kept of them.
-            steps: Numbers steps where the batch does not; None: the rows may come in any order.
+            batch: The batch with the episodes of the rows.
+            columns: Values to keep.
+            steps: Numbers the steps if the batch does not; None: the rows may arrive in any order.
 
         Raises:
-            MissingColumn: It does not say which episodes, or steps, they are.
-            SchemaError: Batches before it numbered their steps, or this one does and those did not.
+            MissingColumn: The batch lacks the episodes or steps.
+            SchemaError: Some batches have steps and others do not.
         """
         if Columns.EPS_ID not in batch:
             raise MissingColumn(
-                "rows do not say which episode they are of, so that no episode is known to be whole: record "
-                "with rlio, or, if every row is an episode of its own, give bandit=True",
+                "rows do not say which episode they are of, so no episode is known to be whole: record "
+                "with rlio, or, if every row is a separate episode, pass bandit=True",
                 column=Columns.EPS_ID,
             )
         ended = [to_numpy(batch[name]) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in batch]
@@ -89,9 +89,9 @@ class LoggedRows:
             t = steps.of(given, eps_id, agent, ends)
         elif given is None:
             raise MissingColumn(
-                "rows do not say which step of their episode they are, and their order does not say it, as "
+                "rows do not say which step of their episode they are, nor does their order, because "
                 "they are shuffled or read in parts: read them in the order in which they were recorded, in "
-                "one process; or, if every row is an episode of its own, give bandit=True",
+                "one process; or, if every row is a separate episode, pass bandit=True",
                 column=Columns.T,
             )
         else:
@@ -100,15 +100,15 @@ class LoggedRows:
 
 
 class StepNumbers:
-    """Numbers the steps of episodes whose rows do not say ``t``, in the order in which they come.
+    """Numbers the steps of episodes without ``t``, in the order of their rows.
 
-    The first row of an episode is taken for its step 0: that rows before it are missing cannot be seen.
+    The first row of an episode counts as its step 0, because missing earlier rows are not detectable.
     """
 
     def __init__(self) -> None:
-        #: Whether rows say ``t``; None before the first.
+        #: Whether rows have ``t``; None before the first.
         self._given: bool | None = None
-        #: (episode, agent) -> its next step, of those that have not ended.
+        #: (episode, agent) -> its next step, for episodes that have not ended.
         self._running: dict[tuple[Any, Any], int] = {}
 
     def of(
@@ -118,14 +118,14 @@ class StepNumbers:
         agent: NDArray[Any] | None,
         ends: NDArray[np.bool_],
     ) -> NDArray[np.int64]:
-        """The step of each row, (N,): as ``given``, or by the order of the rows.
+        """Return the step of each row, (N,): from ``given``, or from the order of the rows.
 
         Raises:
-            SchemaError: Steps were given before and are not now, or the other way round.
+            SchemaError: Some batches have steps and others do not.
         """
         if self._given not in (None, given is not None):
             raise SchemaError(
-                "some batches say which step of its episode each row is, and others do not: give all of them "
+                "some batches say which step of its episode each row is, and others do not: give all batches "
                 "this column, or none",
                 column=Columns.T,
             )
@@ -144,38 +144,38 @@ class StepNumbers:
 
 
 def rows_of(batch: Batch, policy_id: str | None) -> SampleBatch:
-    """The rows of one policy in ``batch``, as arrays, without padding.
+    """Return the rows of one policy in ``batch``, as arrays, without padding.
 
     Raises:
-        OptionError: The batch has rows of several policies and none is named, or not of the one that is.
+        OptionError: The batch has several policies and ``policy_id`` is None, or lacks the named policy.
     """
     if isinstance(batch, MultiAgentBatch):
         wanted = policy_id if policy_id is not None or len(batch.keys()) != 1 else next(iter(batch))
         if wanted is None:
             raise OptionError(
-                f"rows of the policies {excerpt(list(batch))}: name the one whose rows count, policy_id="
+                f"found rows of the policies {excerpt(list(batch))}: select one with policy_id="
             )
         batch = batch.get(wanted) or SampleBatch()
     elif policy_id is not None:
         raise OptionError(
-            f"policy_id={excerpt(policy_id)}, but the rows are of one policy without a name: leave it out"
+            f"policy_id={excerpt(policy_id)}, but the rows are of one policy without a name: omit policy_id"
         )
     return batch.unpad() if batch.zero_padded else batch
 
 
 def read_log_probabilities(batch: SampleBatch, *, densities: bool) -> NDArray[np.float64]:
-    """Log of the probability with which each action was taken: ``action_logp``, or of ``action_prob``.
+    """Return the log of the probability of each action: ``action_logp``, or log of ``action_prob``.
 
     Args:
         batch: The rows.
-        densities: Whether they may be above 1.
+        densities: Whether values may be above 1.
 
     Returns:
         (N,) float64, all finite.
 
     Raises:
-        MissingColumn: Neither is there.
-        SchemaError: One is NaN, zero or above 1.
+        MissingColumn: Both columns are absent.
+        SchemaError: A value is NaN, zero or above 1.
     """
     if Columns.ACTION_LOGP in batch:
         name = Columns.ACTION_LOGP
@@ -185,22 +185,20 @@ def read_log_probabilities(batch: SampleBatch, *, densities: bool) -> NDArray[np
         values = to_numpy(batch[name]).astype(np.float64)
         if (values < 0).any():
             raise SchemaError(
-                f"{values.min():.4g} is no probability: if these are logs, name the column action_logp",
+                f"{values.min():.4g} is not a probability: if these are logs, name the column action_logp",
                 column=name,
             )
         with np.errstate(divide="ignore"):
             logp = np.log(values)
     else:
         raise MissingColumn(
-            "rows do not say how likely their actions were, and it cannot be guessed: record with a policy "
-            "whose "
-            "extra columns are action_logp or action_prob, add the column (rlio.MappedInput), or use the "
-            "direct "
-            "method, which does without",
+            "rows do not say how likely their actions were: record with a policy whose extra columns are "
+            "action_logp or action_prob, add the column (rlio.MappedInput), or use the direct method, "
+            "which does not need it",
             column=Columns.ACTION_LOGP,
         )
     if logp.shape != (len(batch),):
-        raise SchemaError(f"shape {logp.shape}: expected one number a row, ({len(batch)},)", column=name)
+        raise SchemaError(f"shape {logp.shape}: expected one number per row, ({len(batch)},)", column=name)
     _check_range(logp, name, densities)
     return logp
 
@@ -209,7 +207,7 @@ def _check_range(logp: NDArray[np.float64], name: str, densities: bool) -> None:
     for bad, why in (
         (np.isnan(logp), "is NaN"),
         (logp == np.inf, "is infinite"),
-        (logp == -np.inf, "is zero, but the action was taken: the column is wrong, or of another policy"),
+        (logp == -np.inf, "is zero, but the action was taken: the column is wrong, or is of another policy"),
     ):
         if bad.any():
             row = int(bad.argmax())
@@ -218,22 +216,21 @@ def _check_range(logp: NDArray[np.float64], name: str, densities: bool) -> None:
         row = int(logp.argmax())
         raise SchemaError(
             f"the action in row {row} of the batch has the probability {np.exp(min(logp[row], 700.0)):.4g}, "
-            "above 1: "
-            "these are densities, of actions that were continuous before something rounded them, and no "
-            "probabilities of the actions that were logged",
+            "above 1: the column has densities of continuous actions that were rounded later, not "
+            "probabilities of the logged actions",
             column=name,
         )
 
 
 def read_rewards(batch: SampleBatch) -> NDArray[np.float64]:
-    """The rewards, (N,) float64.
+    """Return the rewards, (N,) float64.
 
     Raises:
-        MissingColumn: There are none.
-        SchemaError: One is NaN or infinite.
+        MissingColumn: The batch has no rewards.
+        SchemaError: A reward is NaN or infinite.
     """
     if Columns.REWARDS not in batch:
-        raise MissingColumn("rows have no rewards, which are what is estimated", column=Columns.REWARDS)
+        raise MissingColumn("rows have no rewards to estimate returns from", column=Columns.REWARDS)
     rewards = to_numpy(batch[Columns.REWARDS]).astype(np.float64)
     wrong = np.flatnonzero(~np.isfinite(rewards))
     if len(wrong):
@@ -245,12 +242,12 @@ def read_rewards(batch: SampleBatch) -> NDArray[np.float64]:
 
 
 def read_nested(batch: SampleBatch, name: str) -> Column:
-    """Column ``name`` as arrays, nested as it is.
+    """Return column ``name`` as arrays, with its nesting.
 
     Raises:
-        MissingColumn: There is none.
+        MissingColumn: The column is absent.
     """
     if name not in batch:
-        raise MissingColumn(f"rows have no {name}: the policy that is judged is asked about it", column=name)
+        raise MissingColumn(f"rows have no {name}, which the judged policy needs", column=name)
     column: Column = map_structure(to_numpy, batch[name])
     return column

@@ -1,4 +1,4 @@
-"""`Target`: the policy that is judged, as estimators ask of it: how likely actions are, and which it takes.
+"""`Target`: the judged policy, as estimators see it: the likelihood of actions, and its own actions.
 
 Example:
     >>> import numpy as np
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DrawActions", "LogProbabilities", "Target", "as_target"]
 
-# Any: observations and actions are arrays, or dicts and tuples of them, as the spaces are.
-#: (observations, actions), N rows of each -> logs of probabilities, or of densities, shape (N,).
+# Any: observations and actions are arrays, or dicts and tuples of them, like the spaces.
+#: (observations, actions), N rows of each -> log-probabilities or log-densities, shape (N,).
 LogProbabilities: TypeAlias = Callable[[Any, Any], NDArray[np.float64]]
 #: (observations, generator) -> an action for each row.
 DrawActions: TypeAlias = Callable[[Any, np.random.Generator], Any]
 
-#: What rounding in float32 may add to the log of a probability.
+#: Largest effect of float32 rounding on the log of a probability.
 ROUNDING = 1e-4
 
 
@@ -50,17 +50,17 @@ class _Options:
 
 @dataclass(frozen=True)
 class Target(_Options):
-    """A policy to be judged by what another one did.
+    """A policy to judge by the record of another policy.
 
     Attributes:
         policy: A `Policy` that is bound to its spaces and has `compute_log_likelihoods`, or a function
-            (observations, actions) -> logs of probabilities.
-        explore: Whether a `Policy` is judged as it acts with exploration, once the schedules of that have
-            come to their end.
-        epsilon_greedy: Probability of a uniformly random action instead of the policy's: for Discrete ones.
-        observation_space: Of one environment, where a function is judged and a model is fitted.
-        action_space: Likewise, or with ``epsilon_greedy``.
-        draw: Takes actions, where a function is judged, actions are not Discrete and a model is fitted.
+            (observations, actions) -> log-probabilities.
+        explore: Whether a `Policy` is judged with exploration, at the end of its exploration schedules.
+        epsilon_greedy: Probability of a uniformly random action instead of the policy's, for Discrete
+            actions.
+        observation_space: Space of one environment; required if a function is judged and a model is fitted.
+        action_space: Likewise; also required with ``epsilon_greedy``.
+        draw: Draws actions; required if a function is judged, actions are not Discrete and a model is fitted.
 
     Raises:
         OptionError: The policy has no spaces yet, a value is out of range, or actions are not Discrete.
@@ -72,7 +72,7 @@ class Target(_Options):
         if isinstance(self.policy, Policy):
             if self.observation_space or self.action_space or self.draw:
                 raise OptionError(
-                    "observation_space, action_space and draw are for functions: policies have them"
+                    "observation_space, action_space and draw are for functions: omit them for a policy"
                 )
             spaces = self.policy.spaces
             object.__setattr__(self, "observation_space", spaces[0])
@@ -88,18 +88,18 @@ class Target(_Options):
                 "log-probabilities"
             )
         elif not self.explore:
-            raise OptionError("explore=False is for policies: a function says itself how likely actions are")
+            raise OptionError("explore=False is for policies; a function defines its probabilities: omit it")
         if not 0.0 <= self.epsilon_greedy <= 1.0:
-            raise OptionError(f"epsilon_greedy={self.epsilon_greedy}: a probability, from 0 to 1")
+            raise OptionError(f"epsilon_greedy={self.epsilon_greedy}: expected a probability, from 0 to 1")
         if self.epsilon_greedy and self.choices is None:
             raise OptionError(
                 f"epsilon_greedy={self.epsilon_greedy} is for Discrete actions, but the action space is "
-                f"{excerpt(str(self.action_space))}: for a function, give action_space=Discrete(n)"
+                f"{excerpt(str(self.action_space))}: for a function, pass action_space=Discrete(n)"
             )
 
     @property
     def choices(self) -> NDArray[np.int64] | None:
-        """All actions there are, (n,), where they are Discrete; else None."""
+        """All actions, (n,), if they are Discrete; otherwise None."""
         from gymnasium.spaces import Discrete
 
         if not isinstance(self.action_space, Discrete):
@@ -109,7 +109,7 @@ class Target(_Options):
         )
 
     def has_densities(self, actions: Any) -> bool:
-        """Whether likelihoods of ``actions`` may be above 1, as those of some floating-point numbers are."""
+        """Whether likelihoods of ``actions`` may be above 1, as densities of floats may be."""
         from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
         if isinstance(self.action_space, Discrete | MultiBinary | MultiDiscrete):
@@ -117,18 +117,18 @@ class Target(_Options):
         return not (isinstance(actions, np.ndarray) and actions.dtype.kind in "iub")
 
     def log_probabilities(self, obs: Any, actions: Any) -> NDArray[np.float64]:
-        """Log of the probability, or density, of each action.
+        """Return the log of the probability, or density, of each action.
 
         Args:
             obs: N observations.
             actions: N actions.
 
         Returns:
-            (N,) float64, -inf where the policy never acts so.
+            (N,) float64, -inf for actions that the policy never takes.
 
         Raises:
-            OptionError: The policy cannot say it, or what it says are no logs of probabilities.
-            SchemaError: An action is not of the action space.
+            OptionError: The policy cannot compute them, or returned values that are not log-probabilities.
+            SchemaError: An action is outside of the action space.
         """
         self._check_actions(actions)
         if isinstance(self.policy, Policy):
@@ -149,32 +149,32 @@ class Target(_Options):
         outside = np.flatnonzero((actions < choices[0]) | (actions > choices[-1]))
         if len(outside):
             raise SchemaError(
-                f"action {excerpt(actions[outside[0]].item())} was logged, but the policy that is judged "
-                "acts in "
-                f"{excerpt(str(self.action_space))}: judge one of the same action space",
+                f"action {excerpt(actions[outside[0]].item())} was logged, but the judged policy acts in "
+                f"{excerpt(str(self.action_space))}: judge a policy of the same action space",
                 column=Columns.ACTIONS,
             )
 
     def _check_logs(self, logp: NDArray[np.float64], actions: Any) -> None:
         rows = row_count(actions)
         if logp.shape != (rows,):
-            raise OptionError(f"the policy gave log-probabilities of shape {logp.shape} for {rows} actions")
+            raise OptionError(
+                f"the policy gave log-probabilities of shape {logp.shape} "
+                f"for {rows} actions: expected one each"
+            )
         if np.isnan(logp).any() or (logp == np.inf).any():
             row = int(np.flatnonzero(np.isnan(logp) | (logp == np.inf))[0])
             raise OptionError(
                 f"the policy gave {logp[row]} as the log-probability of action {row} of {rows}: expected a "
-                "number, "
-                "or -inf where it never acts so"
+                "number, or -inf for an action that it never takes"
             )
         if rows and logp.max() > ROUNDING and not self.has_densities(actions):
             raise OptionError(
-                f"the policy gave {logp.max():.4g} as the log of a probability, which is at most 0: give "
-                "logs, "
-                "not probabilities"
+                f"the policy gave {logp.max():.4g} as the log of a probability, which is at most 0: return "
+                "logs, not probabilities"
             )
 
     def action_probabilities(self, obs: Any) -> NDArray[np.float64]:
-        """The probability of each of the n `choices`, (N, n), for N observations.
+        """Return the probability of each of the n `choices`, (N, n), for N observations.
 
         Raises:
             OptionError: Actions are not Discrete, or the probabilities do not add up to 1.
@@ -188,29 +188,29 @@ class Target(_Options):
         if rows and np.abs(totals - 1.0).max() > 1e-3:
             raise OptionError(
                 f"the policy's probabilities of all {len(choices)} actions add up to "
-                f"{totals[np.abs(totals - 1.0).argmax()]:.4g}, not to 1: they are no distribution"
+                f"{totals[np.abs(totals - 1.0).argmax()]:.4g}: expected 1"
             )
         found /= totals[:, None]
         return found
 
     def draw_actions(self, obs: Any, rng: np.random.Generator) -> Any:
-        """An action for each observation.
+        """Return an action for each observation.
 
         Raises:
-            OptionError: A function is judged that came without ``draw``.
+            OptionError: A function is judged and ``draw`` is missing.
         """
         if isinstance(self.policy, Policy):
             return self.policy.compute_actions(obs, explore=self.explore)[0]
         if self.draw is None:
             raise OptionError(
-                "a model of continuous actions is fitted to actions that the policy takes: give "
-                "Target(function, draw=function that takes them)"
+                "a model of continuous actions needs actions of the policy: pass "
+                "Target(function, draw=function that draws actions)"
             )
         return self.draw(obs, rng)
 
 
 def as_target(policy: Policy | LogProbabilities | Target) -> Target:
-    """``policy`` as a `Target`.
+    """Return ``policy`` as a `Target`.
 
     Raises:
         OptionError: As `Target`.

@@ -1,7 +1,7 @@
-"""`WeightedSteps`: what the steps of whole episodes say about another policy; the estimators' arithmetic.
+"""`WeightedSteps` and the estimators: the arithmetic of off-policy evaluation on whole episodes.
 
-Pure functions of arrays. Everything is in logs until the last step, so that neither a product of 100,000
-ratios nor one that is far above 1 overflows. ``w`` of a step is the product of the ratios up to it.
+Pure functions of arrays. Values stay in logs until the last step, so that products of 100,000 ratios, and
+very large ratios, do not overflow. ``w`` of a step is the product of the ratios up to it.
 
 Example:
     >>> import numpy as np
@@ -44,17 +44,17 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-# Numbers up to e^500 are added up as they are; larger ones are divided by their largest first.
+# Numbers up to e^500 are summed directly; larger ones are first divided by their largest.
 _LARGE = 500.0
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """What each of n episodes adds to an estimate: sum(numerators) / sum(denominators) * e^log_scale.
+    """Contribution of each of n episodes to an estimate: sum(numerators) / sum(denominators) * e^log_scale.
 
     Attributes:
         numerators: (n,).
-        denominators: (n,); all 1 where the estimate is a mean.
+        denominators: (n,); all 1 if the estimate is a mean.
         log_scale: 0, unless numbers are too large.
     """
 
@@ -69,7 +69,7 @@ class Contributions:
 
     @property
     def influences(self) -> Floats:
-        """What one episode more of each kind would change, times n, (n,), divided by e^log_scale: mean 0."""
+        """Effect of one more episode of each kind, times n, (n,), divided by e^log_scale: mean 0."""
         mean = self.denominators.mean()
         found: Floats = (
             self.numerators - self.numerators.sum() / self.denominators.sum() * self.denominators
@@ -78,7 +78,7 @@ class Contributions:
 
 
 def rescaled(value: float, log_scale: float) -> float:
-    """``value`` * e^log_scale, and infinite where no float holds that."""
+    """Return ``value`` * e^log_scale; infinite if a float cannot hold it."""
     if not log_scale or value == 0.0 or not math.isfinite(value):
         return value
     logarithm = math.log(abs(value)) + log_scale
@@ -87,14 +87,14 @@ def rescaled(value: float, log_scale: float) -> float:
 
 @dataclass(frozen=True)
 class EpisodeWeights:
-    """What importance sampling needs of n episodes: a few numbers of each, however long they are.
+    """Data for importance sampling of n episodes: a few numbers of each, whatever their length.
 
     Attributes:
-        returns: Discounted, (n,).
+        returns: Discounted returns, (n,).
         log_weights: Log of the product of all ratios, (n,).
         per_decision: Sum of gamma^t w_t r_t, divided by e^per_decision_scale, (n,).
         per_decision_scale: (n,).
-        lengths: Steps, int64, (n,).
+        lengths: Number of steps, int64, (n,).
     """
 
     returns: Floats
@@ -106,16 +106,17 @@ class EpisodeWeights:
 
 @dataclass(frozen=True)
 class WeightedSteps:
-    """N steps of n whole episodes, one episode after the other.
+    """N steps of n consecutive whole episodes.
 
     Attributes:
-        log_ratios: Log of the judged policy's probability of each action over the acting one's, (N,).
+        log_ratios: Log of the ratio of the judged policy's probability of each action to the acting one's,
+            (N,).
         rewards: (N,).
-        lengths: Steps of each episode, (n,), at least 1.
-        gamma: Discount a step.
-        state_values: A model's value of each observation, (N,), for those estimators that use one.
+        lengths: Number of steps of each episode, (n,), at least 1.
+        gamma: Discount per step.
+        state_values: A model's value of each observation, (N,), for estimators that use one.
         action_values: A model's value of each action, (N,).
-        final_values: A model's value after each episode's last step, (n,): 0 where it terminated.
+        final_values: A model's value after each episode's last step, (n,): 0 if it terminated.
     """
 
     log_ratios: Floats
@@ -154,14 +155,14 @@ class WeightedSteps:
 
     @cached_property
     def log_weights_before(self) -> Floats:
-        """Log of w of the step before, 0 for first ones, (N,)."""
+        """Log of w of the previous step, 0 for first steps, (N,)."""
         found = np.empty_like(self.log_weights)
         found[1:] = self.log_weights[:-1]
         found[self.starts] = 0.0
         return found
 
     def sums(self, values: Floats) -> Floats:
-        """Sum of ``values``, (N,), over each episode, (n,)."""
+        """Return the sum of ``values``, (N,), over each episode, (n,)."""
         if not len(self.starts):
             return np.zeros(0)
         return np.asarray(np.add.reduceat(values, self.starts), np.float64)
@@ -173,7 +174,7 @@ class WeightedSteps:
 
     @cached_property
     def episode_weights(self) -> EpisodeWeights:
-        """What importance sampling needs of them."""
+        """Data for importance sampling of these episodes."""
         scale = np.zeros(len(self.lengths))
         if len(scale):
             scale = np.maximum(np.maximum.reduceat(self.log_weights, self.starts) - _LARGE, 0.0)
@@ -184,10 +185,10 @@ class WeightedSteps:
 
 
 def _running_sums(values: Floats, lengths: NDArray[np.int64]) -> Floats:
-    """The sum up to each step of each episode, (N,), added up in the order of the steps.
+    """Return the sum up to each step of each episode, (N,), added in the order of the steps.
 
-    It is the same to the last bit whatever other episodes stand beside: a sum over all of them, minus what
-    was there before, is not. Long episodes are summed one by one, short ones side by side.
+    The result is the same to the last bit whatever other episodes are present, unlike a sum over all of them
+    minus the earlier part. Long episodes are summed singly, short ones in parallel.
     """
     found = values.copy()
     starts = np.cumsum(lengths) - lengths
@@ -205,7 +206,7 @@ def _running_sums(values: Floats, lengths: NDArray[np.int64]) -> Floats:
 
 
 def _log_powers(gamma: float, count: int) -> Floats:
-    """Log of gamma^0, gamma^1, ..."""
+    """Return the log of gamma^0, gamma^1, ..."""
     found = np.full(count, -np.inf)
     if gamma > 0.0:
         found = np.arange(count, dtype=np.float64) * math.log(gamma)
@@ -222,21 +223,24 @@ def _weights_of(episodes: WeightedSteps | EpisodeWeights) -> EpisodeWeights:
 
 
 def importance_sampling(episodes: WeightedSteps | EpisodeWeights) -> Contributions:
-    """Mean of w_last * G, G being the discounted return of an episode: unbiased."""
+    """Return the mean of w_last * G, where G is the discounted return of an episode: unbiased."""
     found = _weights_of(episodes)
     scale = max(float(found.log_weights.max(initial=0.0)) - _LARGE, 0.0)
     return _mean(np.exp(found.log_weights - scale) * found.returns, scale)
 
 
 def per_decision(episodes: WeightedSteps | EpisodeWeights) -> Contributions:
-    """Mean of sum_t gamma^t w_t r_t: unbiased, and less noisy, as rewards do not depend on later actions."""
+    """Return the mean of sum_t gamma^t w_t r_t: unbiased, with less noise than `importance_sampling`.
+
+    Later actions do not affect a reward, so its weight omits their ratios.
+    """
     found = _weights_of(episodes)
     scale = float(found.per_decision_scale.max(initial=0.0))
     return _mean(found.per_decision * np.exp(found.per_decision_scale - scale), scale)
 
 
 def weighted_importance_sampling(episodes: WeightedSteps | EpisodeWeights) -> Contributions:
-    """Sum of w_last * G / sum of w_last: biased, consistent, and never outside the returns that were seen.
+    """Return sum of w_last * G / sum of w_last: biased, consistent, never outside the observed returns.
 
     Raises:
         OptionError: All weights are 0.
@@ -247,10 +251,10 @@ def weighted_importance_sampling(episodes: WeightedSteps | EpisodeWeights) -> Co
 
 
 def weighted_per_decision(steps: WeightedSteps) -> Contributions:
-    """sum_t gamma^t (sum_i w_it r_it) / (sum_i w_it).
+    """Return sum_t gamma^t (sum_i w_it r_it) / (sum_i w_it).
 
-    An episode that is over earns 0 from then on and keeps its last weight: whoever left it out would average
-    over the episodes that last long, at late steps.
+    An episode that ended earns 0 from then on and keeps its last weight. Otherwise late steps would average
+    only over long episodes.
 
     Raises:
         OptionError: All weights are 0.
@@ -259,11 +263,11 @@ def weighted_per_decision(steps: WeightedSteps) -> Contributions:
 
 
 def stepwise_weighted(steps: WeightedSteps) -> Contributions:
-    """Mean of sum_t gamma^t w_t r_t / m_t, m_t being the mean weight of the episodes that reach step t.
+    """Return the mean of sum_t gamma^t w_t r_t / m_t, with m_t the mean weight of episodes that reach step t.
 
-    It is RLlib's ``WeightedImportanceSampling``. Episodes that are over do not count at later steps, unlike
-    in `weighted_per_decision`: late steps count as often as the acting policy reaches them, which is wrong
-    where the judged one lasts longer or shorter. A step counts 0 if no episode which reaches it has a weight
+    This is RLlib's ``WeightedImportanceSampling``. Unlike in `weighted_per_decision`, ended episodes do not
+    count at later steps: late steps count as often as the acting policy reaches them, which is wrong if the
+    judged policy's episodes are longer or shorter. A step counts 0 if no episode that reaches it has a weight
     above 0.
 
     Raises:
@@ -284,37 +288,37 @@ def _model(steps: WeightedSteps) -> tuple[Floats, Floats, Floats]:
     values, actions, final = steps.state_values, steps.action_values, steps.final_values
     if values is None or actions is None or final is None:
         raise OptionError(
-            "this estimator needs a model's values: state_values, action_values and final_values"
+            "this estimator needs a model's values: pass state_values, action_values and final_values"
         )
     return values, actions, final
 
 
 def direct_method(steps: WeightedSteps) -> Contributions:
-    """Mean of a model's value of the first observation: as good as the model, with no weights at all."""
+    """Return the mean of a model's value of the first observation; as good as the model, without weights."""
     values, _, _ = _model(steps)
     return _mean(values[steps.starts])
 
 
 def doubly_robust(steps: WeightedSteps) -> Contributions:
-    """Mean of sum_t gamma^t (w_(t-1) V(s_t) + w_t (r_t - Q(s_t, a_t))): the weights correct the model."""
+    """Return the mean of sum_t gamma^t (w_(t-1) V(s_t) + w_t (r_t - Q(s_t, a_t))): a corrected model."""
     values, actions, final = _model(steps)
     scale = max(float(steps.log_weights.max(initial=0.0)) - _LARGE, 0.0)
     before = np.exp(steps.log_weights_before + steps.log_discounts - scale)
     after = np.exp(steps.log_weights + steps.log_discounts - scale)
     totals = steps.sums(before * values + after * (steps.rewards - actions))
-    # Where an episode was cut, what the model says of the rest.
+    # For a cut episode, adds the model's value of the rest.
     return _mean(totals + steps.gamma * after[steps.last] * final, scale)
 
 
 def weighted_doubly_robust(steps: WeightedSteps) -> Contributions:
-    """`doubly_robust` with weights that add up to 1 at each step, as in `weighted_per_decision`.
+    """Return `doubly_robust` with weights that add up to 1 at each step.
 
     Raises:
         OptionError: All weights are 0.
     """
     values, actions, final = _model(steps)
     errors = steps.rewards - actions
-    # The model's rest after the last step belongs to that step.
+    # The model's value after the last step belongs to that step.
     errors[steps.last] += steps.gamma * final
     of_values = _normalised(steps, steps.log_weights_before, values)
     return _mean(of_values + _normalised(steps, steps.log_weights, errors))
@@ -324,15 +328,14 @@ def _largest(log_weights: Floats) -> float:
     largest = float(log_weights.max(initial=-np.inf))
     if largest == -np.inf:
         raise OptionError(
-            "no logged episode could have been made by the policy that is judged: all weights are 0, and "
-            "weighted "
+            "the judged policy could not have produced any logged episode: all weights are 0, and weighted "
             "estimators have nothing to average; judge a policy that acts more like the logged one, or use dm"
         )
     return largest
 
 
 def _normalised(steps: WeightedSteps, log_weights: Floats, values: Floats) -> Floats:
-    """Of sum_t gamma^t (sum_i w_it x_it) / (sum_i w_it): n numbers, one an episode, whose mean it is.
+    """Return n numbers, one per episode, with mean sum_t gamma^t (sum_i w_it x_it) / (sum_i w_it).
 
     They are the estimate plus each episode's influence on it, to first order.
     """
@@ -344,7 +347,7 @@ def _normalised(steps: WeightedSteps, log_weights: Floats, values: Floats) -> Fl
     means = np.bincount(steps.t, shares * values, len(log_totals))  # of x at each step
     discounts = np.exp(_log_powers(steps.gamma, len(log_totals)))
     own = steps.sums(np.exp(steps.log_discounts) * shares * (values - means[steps.t]))
-    # At the steps after its end an episode earns 0, which is `means` less than the others.
+    # At the steps after its end an episode earns 0, so it differs from the others by `means`.
     after = steps.lengths
     missing = _tail_sums(discounts * means, log_totals, after, ended)
     return (discounts * means).sum() + episodes * (own - missing)  # type: ignore[no-any-return] # float64; sums are untyped
@@ -355,7 +358,7 @@ def _finite(values: Floats) -> Floats:
 
 
 def _log_totals(steps: WeightedSteps, log_weights: Floats, ended: Floats) -> Floats:
-    """Log of the sum of all episodes' weights at each step, with the last weights of those that are over."""
+    """Return the log of the sum of all weights at each step; ended episodes count their last weight."""
     horizon = int(steps.lengths.max(initial=0))
     running = _log_sums(steps.t, log_weights, horizon)
     over = np.logaddexp.accumulate(_log_sums(steps.lengths, ended, horizon + 1))[:horizon]
@@ -363,7 +366,7 @@ def _log_totals(steps: WeightedSteps, log_weights: Floats, ended: Floats) -> Flo
 
 
 def _log_sums(index: NDArray[np.int64], logs: Floats, size: int) -> Floats:
-    """Log of the sum of e^logs over each value of ``index``, (size,)."""
+    """Return the log of the sum of e^logs over each value of ``index``, (size,)."""
     largest = np.full(size, -np.inf)
     np.maximum.at(largest, index, logs)
     shift = _finite(largest)
@@ -372,7 +375,7 @@ def _log_sums(index: NDArray[np.int64], logs: Floats, size: int) -> Floats:
 
 
 def _tail_sums(values: Floats, log_totals: Floats, first: NDArray[np.int64], logs: Floats) -> Floats:
-    """Of each episode: sum of values_t * e^(logs - log_totals_t) over t from ``first`` on."""
+    """Return, for each episode, the sum of values_t * e^(logs - log_totals_t) over t from ``first`` on."""
     total = np.zeros(len(first))
     for sign in (1.0, -1.0):
         with np.errstate(divide="ignore"):

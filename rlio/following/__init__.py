@@ -1,1 +1,1 @@
-"""Reading and replaying a data set that others still write, with marks that pace its writers."""
+"""Reading and replaying a data set while writers extend it, with progress marks that pace the writers."""

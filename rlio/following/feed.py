@@ -1,7 +1,7 @@
-"""`Feed`: the rows of a growing data set on their way into a ring, in the background, within limits.
+"""`Feed`: a background thread that puts the rows of a growing data set into a ring, within limits.
 
-Rows are counted as put in at the moment in which they can be drawn, under one lock with the draws: so the
-account of both is right at every step, and a saved state is of one moment.
+One lock guards inserts and draws, and a row counts as put in at the moment it can be drawn. The account of
+both is therefore right at every step, and a saved state belongs to one moment.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from rlio.support.forks import Owner
 
 __all__ = ["Feed"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Rows that are put in at once: a draw waits for as many at most.
+# Rows that are put in at once; also the most that a draw waits for.
 _AT_ONCE = 4096
-# Seconds that closing waits for a store that hangs; the thread then ends once it answers.
+# Seconds that closing waits for a store that hangs; the thread then ends when the store answers.
 _LAST_SECONDS = 10.0
 
 
 class Feed:
-    """Takes rows and puts them into a ring, in a thread of its own; draws are made under its lock.
+    """Takes rows and puts them into a ring, in a separate thread; draws are made under its lock.
 
-    A store that does not answer is asked again: `outage` says so meanwhile. Any other error is in `failure`
-    until somebody has raised it; then the same rows are tried again.
+    A store that does not answer is retried; `outage` holds its error meanwhile. Any other error stays in
+    `failure` until a caller has raised it; then the same rows are tried again.
 
     Args:
         storage: The root.
-        follow: Gives the rows; stands where ``state`` says.
+        follow: Gives the rows; its position is that of ``state``.
         store: The ring.
-        account: Of rows put in and drawn.
-        state: Where to begin; its rows are kept up.
-        keeper: Puts the progress marks; None: there are none.
-        poll_seconds: Least seconds between two listings while there is nothing to take.
+        account: Counts rows put in and drawn.
+        state: The initial state; updated with every row.
+        keeper: Puts the progress marks; None: no marks.
+        poll_seconds: Least seconds between two listings while no rows are available.
     """
 
     def __init__(
@@ -61,39 +61,39 @@ class Feed:
         keeper: MarkKeeper | None,
         poll_seconds: float,
     ) -> None:
-        #: Guards all that is here and the ring; notified when rows were put in or drawn, and at the end.
-        self.changed = threading.Condition()
+        #: Guards everything here and the ring; notified after inserts and draws, and at the end.
+        self.changed: threading.Condition = threading.Condition()
         self.store = store
         self.account = account
         self.state = state
-        self.ring = RingRows()
+        self.ring: RingRows = RingRows()
         self.follow = follow
         self.keeper = keeper
         #: Whether every writer is closed and all their rows were put in.
-        self.complete = False
+        self.complete: bool = False
         self.failure: BaseException | None = None
         self.outage: OSError | None = None
-        self.closing = False
+        self.closing: bool = False
         self._storage = storage
         self._poll_seconds = poll_seconds
         self._thread: threading.Thread | None = None
-        self.owner = Owner()
-        # Rows that were taken and could not be put in.
+        self.owner: Owner = Owner()
+        # Rows that were taken but could not be put in.
         self._pending: Taken | None = None
         self._look_at = 0.0
-        # What was listed last, here or by the pass, and when; and what the pass had listed then.
+        # The last listing, made here or by the pass, and its time; and the pass's listing at that time.
         self._listing = self._listing_of_pass = follow.listing
         self._listed_at = -math.inf
 
     def start(self) -> None:
-        """Begin, if it has not begun."""
+        """Start the thread, unless it has started."""
         if self._thread is None:
-            # A daemon: the interpreter waits for other threads before anybody could tell them to end.
+            # A daemon, because the interpreter waits for other threads before any code can end them.
             self._thread = threading.Thread(target=self._run, name="rlio-feed", daemon=True)
             self._thread.start()
 
     def refill(self, rows: Iterator[Taken]) -> int:
-        """Put rows into the ring that were put in before, and are not counted again; how many."""
+        """Put rows back into the ring without counting them again; return how many rows the ring holds."""
         for taken in rows:
             self.store.append(taken.batch, writer=taken.writer)
             self.ring.add(taken.writer, taken.first, taken.batch.agent_steps())
@@ -101,7 +101,7 @@ class Feed:
         return len(self.ring)
 
     def raise_failure(self) -> None:
-        """Raise what went wrong in the thread, which then tries again. Under the lock."""
+        """Raise the thread's error; the thread then retries. Call under the lock."""
         if self.closing:
             raise ClosedError("the reader was closed while it waited for rows")
         if self.failure is not None:
@@ -110,15 +110,15 @@ class Feed:
             raise failure
 
     def stop(self) -> None:
-        """Let go who waits, and the thread."""
+        """Wake all waiters and stop the thread."""
         if not self.owner.is_here:
-            return  # A fork has none of the threads, and its copy of the lock may never be released.
+            return  # A fork has no such thread, and its copy of the lock may never be released.
         with self.changed:
             self.closing = True
             self.changed.notify_all()
 
     def close(self) -> None:
-        """End the thread, after it has put its last marks. May be called again."""
+        """End the thread after it has put its last marks. May be called again."""
         if not self.owner.is_here:
             return
         self.stop()
@@ -126,7 +126,7 @@ class Feed:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_LAST_SECONDS)
             if thread.is_alive():
-                logger.warning("%s does not answer: it is followed no more, once it does", self._storage.uri)
+                logger.warning("%s does not answer: following ends when it does", self._storage.uri)
                 return
         self.follow.close()
 
@@ -143,8 +143,8 @@ class Feed:
                     continue
                 self.outage = error
                 seconds = self._poll_seconds
-                logger.warning("%s is not there for now: %s", self._storage.uri, error)
-            # Whatever it is, it is raised where a batch would have been.
+                logger.warning("%s does not answer, and is retried: %s", self._storage.uri, error)
+                # All other errors are raised by the next draw.
             except BaseException as error:
                 self._fail(error)
                 continue
@@ -157,7 +157,7 @@ class Feed:
                 logger.warning("the last marks of progress could not be put: %s", error)
 
     def _rest(self, seconds: float) -> None:
-        """Wait, or until there is room where there was none."""
+        """Wait for some seconds, or until there is room if there was none."""
         with self.changed:
             was_full = not self._room()
             self.changed.wait_for(lambda: self.closing or (was_full and self._room() > 0), seconds)
@@ -173,7 +173,7 @@ class Feed:
         return 0 if self.complete else min(self.account.may_insert, _AT_ONCE)
 
     def _step(self) -> float:
-        """Put in what is there and allowed, and the marks that are due; seconds until there may be more."""
+        """Put in available rows as allowed, and the due marks; return the seconds until the next step."""
         with self.changed:
             room = self._room()
         took = room > 0 and self._take(room)
@@ -189,7 +189,7 @@ class Feed:
         return min(waits)
 
     def _take(self, room: int) -> bool:
-        """Take rows, and put them in; whether there were any."""
+        """Take rows and put them in; return whether there were any."""
         if self._pending is None:
             if time.monotonic() < self._look_at:
                 return False
@@ -201,7 +201,7 @@ class Feed:
                     self.changed.notify_all()
                 return False
             if self._pending is None:
-                # Else a writer whose last rows are trimmed or damaged would wait until they are taken.
+                # Counts trimmed or damaged last rows; otherwise their writer would wait for them to be taken.
                 with self.changed:
                     self.state.pass_over(self.follow.reached)
                 self._look_at = time.monotonic() + self.follow.pause
@@ -223,12 +223,12 @@ class Feed:
         with self.changed:
             rows = dict(self.state.rows)
             most = self.account.limits.most_inserted(self.account.drawn)
-            # Writers count all of their rows, the account those that were put in.
+            # Writers count all of their rows; the account counts only those that were put in.
             total = None if most >= NO_BOUND else most + sum(self.state.missed.values())
         keeper.tell(rows, self._recent(), total)
 
     def _recent(self) -> Listing:
-        """A listing that is not older than the time between two polls."""
+        """A listing that is not older than the pause between two polls."""
         now = time.monotonic()
         if self.follow.listing is not self._listing_of_pass:
             self._listing = self._listing_of_pass = self.follow.listing

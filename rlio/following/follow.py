@@ -1,7 +1,8 @@
 """Following a data set that may still grow: one pass over every row, in order within each writer.
 
-What is next is a cursor, the number of a row, for each writer; which shards hold it is found anew with every
-listing. So shards may be compacted and collected, rows trimmed, and the reader restarted, at any time.
+The position is a cursor for each writer: the number of its next row. Each new listing shows which shards hold
+that row. Shards may therefore be compacted and collected, rows trimmed, and the reader restarted, at any
+time.
 
 Example:
     >>> import numpy as np, rlio
@@ -64,25 +65,25 @@ from rlio.support.forks import cached_property
 
 __all__ = ["FollowPass", "Taken"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: Version of the order in which writers take turns; readers keep it in their state.
+#: Version of the order in which writers take turns; stored in the reader's state.
 _ORDER = ["follow", 1]
-# The least pause between two listings, in durations of a listing: 10^5 shards take a second of processor.
+# The least pause between two listings, in durations of a listing: 10^5 shards take a second of CPU time.
 _LISTINGS_APART = 10
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What is left of the rows that were decoded last.
+    """The unserved part of the rows that were decoded last.
 
     Attributes:
-        writer: Whose they are.
+        writer: The rows' writer.
         until: The row after the last of them.
-        batch: What is left, frame stacks not looked up yet.
-        units: How many units that is.
-        rows: How many rows.
-        served: Units that were served before it.
+        batch: The unserved rows, with frame stacks not yet looked up.
+        units: Number of their units.
+        rows: Number of rows.
+        served: Units of the chunk that were served before.
     """
 
     writer: str
@@ -94,19 +95,19 @@ class _Chunk:
 
 
 class _Decoded(NamedTuple):
-    """A row group from the background: all live ones of its segment, and its rows (None: lost)."""
+    """A row group decoded in the background (None: lost), and all live groups of its segment."""
 
     spans: list[Span]
     batch: Folded | None
 
 
 class Taken(NamedTuple):
-    """Rows that follow each other.
+    """Consecutive rows of one writer.
 
     Attributes:
         batch: The rows.
-        writer: Whose they are.
-        first: Number of the first of them within the writer.
+        writer: The rows' writer.
+        first: Number of the first row within the writer.
     """
 
     batch: Batch
@@ -115,7 +116,7 @@ class Taken(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """Where the pass stands, to come back to."""
+    """A position of the pass to return to."""
 
     rows: dict[str, int]
     turn: str
@@ -124,21 +125,21 @@ class _Mark(NamedTuple):
 
 
 class FollowPass:
-    """What `DatasetReader` does with ``follow=True``; see there.
+    """The pass of `DatasetReader` with ``follow=True``; see there.
 
     Args:
         storage: The root; need not exist yet.
         options: How to read; no epochs, no shuffling, no seed.
         missing: "error" or "fill".
-        idle_timeout: Seconds of waiting after which to end; None: never.
-        poll_seconds: Seconds between two listings while there is nothing to read; more where a listing takes
+        idle_timeout: Seconds of waiting after which the data ends; None: never.
+        poll_seconds: Seconds between two listings while no rows are available; more if a listing takes
             long, see `pause`.
-        slots: Deal the writers to so many slots, by CRC-32 of their ids modulo it; rank r of the world of
-            ``options.shard`` has the slots s with s modulo world = r. Cursors then fit any number of ranks.
-            None: the ranks are the slots.
+        slots: Number of slots that writers are divided into, by CRC-32 of their ids modulo it; rank r of the
+            world of ``options.shard`` has the slots s with s modulo world = r. Cursors then fit any number of
+            ranks. None: the ranks are the slots.
 
     Raises:
-        OptionError: The options do not go with following, or the data set is of another format.
+        OptionError: The options contradict following, or the data set has another format.
     """
 
     epoch: int = 0
@@ -163,58 +164,63 @@ class FollowPass:
         self._storage = storage
         self._options = options
         self._missing: Literal["error", "drop", "fill"] = missing
-        # The cursors: next row of each of this rank's writers; none: 0.
+        # The cursors: next row of each of this rank's writers; missing: 0.
         self._rows: dict[str, int] = {}
-        # Whose rows were served last: the next turn goes on from there.
+        # The writer whose rows were served last: the next turn continues from there.
         self._turn = ""
         self._chunk: _Chunk | None = None
-        # (until, served) of a chunk that a state or a step back left to be decoded again.
+        # (until, served) of a chunk that must be decoded again, after a loaded state or a step back.
         self._pending: tuple[int, int] | None = None
         self._queue: deque[Segment] = deque()
-        # The segment that is being served, its live groups, and how many of them are taken.
+        # The current segment, its live groups, and how many of them are taken.
         self._current: tuple[Segment, list[Span], int] | None = None
         self._listing = Listing()
         self._reader: SegmentReader | None = None
         self._gone = GoneShards(storage, options.on_error)
         self._ahead: Ahead[_Decoded] = Ahead(self._decode)
-        # Of frame stacks.
+        # For frame stacks.
         self._buffers = Buffers()
         self._spans_of: tuple[Segment, list[Span]] | None = None
         #: Rows lost to damage and holes.
-        self.skipped = 0
+        self.skipped: int = 0
         self._over = False
         self._closing = threading.Event()
         self._begin()
 
-    # ---- what DatasetReader tells ----
+    # ---- properties of DatasetReader ----
+
+    @property
+    def place(self) -> str:
+        """Where it is, for `repr`."""
+        return f"follow, {sum(self._rows.values())} rows of {len(self._rows)} writers read"
 
     @property
     def dataset(self) -> Dataset:
-        """What was listed last."""
+        """The data set, as listed last."""
         if not self._listing.writers:
-            read_header(self._storage)  # Says what is there instead.
+            read_header(self._storage)  # Raises an error that says what is stored instead.
         return Dataset(self._storage, self._listing)
 
     @property
     def unit(self) -> Unit:
-        """What is counted, as far as it is known."""
+        """The unit that is counted, as far as known."""
         return "steps" if self._reader is None else self._reader.counting.unit
 
     @property
     def total(self) -> int:
-        """Rows that were listed last, of all ranks."""
+        """Rows of the last listing, of all ranks."""
         return len(Dataset(self._storage, self._listing))
 
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
-        """The next ``n`` units; None: ``batch_size``, else what is there. Waits for them."""
+        """The next ``n`` units; None: ``batch_size``, or else the available rows. Waits for them."""
         wanted = n or self._options.batch_size
         with self._serving() as mark:
             parts, found = self._gather(wanted)
             if parts and self._options.drop_last and wanted is not None and found < wanted:
                 skipped = self.skipped
-                self._go_back(mark)  # So that the state leaves them to the next reader.
+                self._go_back(mark)  # The state then leaves these rows to the next reader.
                 self.skipped, self._over, parts = skipped, True, []
             if not parts:
                 raise EndOfData(self._why_ended())
@@ -222,7 +228,7 @@ class FollowPass:
 
     @contextmanager
     def _serving(self) -> Iterator[_Mark]:
-        """Undoes what fails: rows that were read and not served are read again.
+        """Undo a failed call: rows that were read but not served are read again.
 
         Raises:
             EndOfData: The end was reached before.
@@ -243,11 +249,11 @@ class FollowPass:
         return f"{self._storage.uri} was followed to its end{waiting}"
 
     def take_now(self, n: int) -> Taken | None:
-        """At most ``n`` rows that are there now, of one writer; None: there is none. It does not wait.
+        """At most ``n`` available rows of one writer; None: no rows are available. Does not wait.
 
         Raises:
             EndOfData: Every writer is closed, and its rows were given.
-            OptionError: What is counted are no rows: there are sequences, or several agents.
+            OptionError: The unit is not a row: the data has sequences, or several agents.
         """
         with self._serving():
             chunk = self._chunk or self._look()
@@ -258,7 +264,7 @@ class FollowPass:
                 return None
             if not self._segments.counting.by_row:
                 raise OptionError(
-                    f"rows are wanted one by one, and this data set counts in {self.unit} of several rows: "
+                    f"expected single rows, but this data set counts in {self.unit} of several rows: "
                     "follow it with rlio.DatasetReader(follow=True)",
                     uri=self._storage.uri,
                 )
@@ -268,14 +274,14 @@ class FollowPass:
 
     @property
     def listing(self) -> Listing:
-        """What was listed last."""
+        """The last listing."""
         return self._listing
 
     @property
     def reached(self) -> dict[str, int]:
-        """Writer -> next row, also behind what was trimmed or skipped; after `take_now` gave None."""
+        """Writer -> next row, also past trimmed or skipped rows; valid after `take_now` returned None."""
         found = dict(self._rows)
-        for writer, row in self._listing.trimmed.items():  # Also of those with no shard left.
+        for writer, row in self._listing.trimmed.items():  # Also writers without a shard left.
             if row > found.get(writer, 0) and self.owns(writer):
                 found[writer] = row
         return found
@@ -286,11 +292,13 @@ class FollowPass:
         return rank_of(writer, world=world, slots=self._slots) == rank
 
     def skip(self, n: int) -> None:
-        """Refuse to: a batch is what is there when it is read."""
-        raise OptionError("skip() with follow=True: what comes is not known; sample() and drop the batches")
+        """Raise: batches have no fixed size, because they hold the rows available at reading."""
+        raise OptionError(
+            "skip() with follow=True: future rows are unknown; call sample() and drop the batches"
+        )
 
     def _gather(self, wanted: int | None) -> tuple[list[Batch], int]:
-        """Batches of ``wanted`` units in all, or fewer at the end; None: one batch of what is there."""
+        """Batches of ``wanted`` units in all, fewer at the end; None: one batch of the available rows."""
         parts: list[Batch] = []
         found = 0
         while wanted is None or found < wanted:
@@ -303,22 +311,22 @@ class FollowPass:
             found += units
             if wanted is None:
                 break
-        # Decoded before a column was known that others have by now.
+        # A part may have been decoded before another writer's new column was known.
         return [self._segments.filled(part) for part in parts], found
 
     def _serve(self, chunk: _Chunk, units: int) -> tuple[Batch, int]:
-        """Units from the front of the chunk; the cursor steps over them."""
+        """Serve units from the front of the chunk, and move the cursor past them."""
         head, rest = split_batch(chunk.batch.batch, 0, units, self.unit)
         batch = unfold([replace(chunk.batch, batch=head)], self._buffers.empty)
         left = rest.agent_steps()
-        # Of plain rows as many as were asked for; of others, what is not left over.
+        # Plain rows: as many as requested. Other units: the rows that are not left over.
         rows = units if self._segments.counting.by_row else chunk.rows - left
         self._turn = chunk.writer
         if units == chunk.units:
             self._rows[chunk.writer] = chunk.until
             self._chunk = None
             return batch, units
-        if not self._is_joint:  # The rows of joint steps do not follow each other: see `_position_in_chunk`.
+        if not self._is_joint:  # The rows of joint steps are not consecutive: see `_position_in_chunk`.
             self._rows[chunk.writer] += rows
         self._chunk = replace(
             chunk,
@@ -331,12 +339,12 @@ class FollowPass:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next listing while there is nothing to read."""
+        """Seconds until the next listing while no rows are available."""
         return max(self._poll_seconds, _LISTINGS_APART * self._listing_seconds)
 
     @property
     def _segments(self) -> SegmentReader:
-        """The reader of row groups; there is one as soon as there are rows."""
+        """The reader of row groups; exists as soon as there are rows."""
         assert self._reader is not None
         return self._reader
 
@@ -345,10 +353,10 @@ class FollowPass:
         counting = self._segments.counting
         return counting.unit == "steps" and not counting.by_row
 
-    # ---- going on ----
+    # ---- continuing ----
 
     def _advance(self) -> _Chunk | None:
-        """Decode the next rows, waiting for them if there are none yet; None: there will be none."""
+        """Decode the next rows, waiting for them if needed; None: the data has ended."""
         waiting_since: float | None = None
         while not self._over:
             chunk = self._look()
@@ -367,7 +375,7 @@ class FollowPass:
         return None
 
     def _look(self) -> _Chunk | None:
-        """Decode the next rows, if there are any by now; None: a listing has just shown none."""
+        """Decode the next rows if any are available; None: the newest listing shows none."""
         while not self._closing.is_set():
             chunk = self._resume() if self._pending is not None else self._next_chunk()
             if chunk is not None:
@@ -378,7 +386,7 @@ class FollowPass:
         raise ClosedError("the reader was closed while it waited for rows")
 
     def _next_chunk(self) -> _Chunk | None:
-        """The next of the row groups that were listed; None if there is none, or it is lost or gone."""
+        """The next listed row group; None if there is none, or it is lost or gone."""
         key = self._next_key()
         if key is None:
             self._current = None
@@ -399,14 +407,14 @@ class FollowPass:
         return self._enter(segment.ref.writer, spans[index], batch)
 
     def _next_key(self) -> tuple[Segment, int] | None:
-        """The segment and number of the group that comes next."""
+        """The segment and index of the next group."""
         if self._current is not None and self._current[2] < len(self._current[1]):
             return self._current[0], self._current[2]
         return (self._queue[0], 0) if self._queue else None
 
     def _enter(self, writer: str, span: Span, batch: Folded | None) -> _Chunk | None:
-        """Bring the cursor to a group's first row, and over the group if it is lost."""
-        self._skip(writer, span.first)  # A hole: it was believed, or there would be no group after it.
+        """Move the cursor to a group's first row, and past the group if it is lost."""
+        self._skip(writer, span.first)  # A confirmed hole; otherwise no group would follow it.
         if batch is None:
             self._skip(writer, span.end)
             return None
@@ -421,7 +429,7 @@ class FollowPass:
         self._rows[writer] = row
 
     def _decode(self, key: tuple[Segment, int]) -> _Decoded:
-        """A row group of a segment. In the background, as a rule."""
+        """Decode a row group of a segment; usually runs in the background."""
         segment, index = key
         if self._spans_of is None or self._spans_of[0] != segment:
             self._spans_of = (segment, self._segments.spans(segment))
@@ -429,7 +437,7 @@ class FollowPass:
         return _Decoded(spans, self._segments.read_folded(segment, spans[index]))
 
     def _forget_listing(self) -> None:
-        """List again before going on."""
+        """Drop the listing, so the next call lists again."""
         self._queue.clear()
         self._current = self._spans_of = None
         self._ahead.forget()
@@ -437,7 +445,7 @@ class FollowPass:
     # ---- listings ----
 
     def _poll(self) -> bool:
-        """List once, more often only where rows are missing; whether there is anything to go on with."""
+        """List once, more often only if rows are missing; return whether reading can continue."""
         began = time.monotonic()
         took: list[float] = []
 
@@ -446,7 +454,7 @@ class FollowPass:
             own = self._own(found.staying_with(self._rows))
             return any(found.cover(w, start=self._rows.get(w, 0)).holes for w in own)
 
-        # An attempt of which rows were served is not given up for another that a later listing shows.
+        # Keep to a write attempt whose rows were served, even if a later listing prefers another attempt.
         self._listing = found = list_settled(self._storage, lacks=lacks).staying_with(self._rows)
         self._listing_seconds = took[0] if took else 0.0
         if not found.writers or (self._reader is None and not self._begin()):
@@ -464,12 +472,12 @@ class FollowPass:
         return progress or bool(self._queue)
 
     def _own(self, found: Listing) -> list[str]:
-        """This rank's writers, by id, beginning with the one whose turn it is."""
+        """This rank's writers, by id, beginning with the writer whose turn it is."""
         own = [w for w in found.writers if self.owns(w)]
         return [w for w in own if w >= self._turn] + [w for w in own if w < self._turn]
 
     def _pass_trimmed(self, writer: str, row: int) -> bool:
-        """Step over rows that are gone on purpose; whether there are any."""
+        """Move past trimmed rows; return whether there were any."""
         gone = row - self._rows.get(writer, 0)
         if gone <= 0:
             return False
@@ -480,7 +488,7 @@ class FollowPass:
         return True
 
     def _hole(self, writer: str, hole: range) -> HoleError:
-        """What to say of missing rows."""
+        """The error for missing rows."""
         torn = [
             rejected
             for rejected, name in self._listing.torn().get(writer, [])
@@ -490,9 +498,9 @@ class FollowPass:
         why = (
             f": the shard {torn[0].reason}"
             if torn
-            else f", of the {sealed} with which it was closed"
+            else f", although the writer was closed with {sealed} rows"
             if sealed == hole.stop
-            else ", and later ones are there"
+            else ", although later rows are there"
         )
         return HoleError(
             f"rows {hole.start} to {hole.stop - 1} of writer {writer!r} are not there, in "
@@ -501,16 +509,16 @@ class FollowPass:
         )
 
     def _is_complete(self) -> bool:
-        """Whether every writer is closed for good; all that was listed is served."""
-        # With those that are only known by a marker: writers that have just begun.
+        """Whether every writer is closed (sealed); all listed rows are served by then."""
+        # Includes writers that are known only by a marker, because they have just begun.
         writers = self._listing.writers + list(self._listing.trimmed)
         return bool(writers) and all(writer in self._listing.sealed for writer in writers)
 
     def _end_idle(self) -> None:
-        """End after waiting in vain.
+        """End because no row came within the timeout.
 
         Raises:
-            CorruptData: A shard has not got its size all the while: it is torn.
+            CorruptData: A shard never reached its size while waiting: it is torn.
         """
         self._over = True
         for writer in self._own(self._listing):
@@ -519,8 +527,8 @@ class FollowPass:
                 if name.end <= cursor:
                     continue
                 error = CorruptData(
-                    f"the shard {rejected.reason}, and so it was until idle_timeout; wait for it, restore "
-                    "it, or read with on_error='skip'",
+                    f"the shard {rejected.reason}, and did not change until idle_timeout; wait for it, "
+                    "restore it, or read with on_error='skip'",
                     uri=self._storage.uri_of(rejected.path),
                 )
                 if self._options.on_error == "raise":
@@ -532,12 +540,12 @@ class FollowPass:
     # ---- schemas ----
 
     def _begin(self) -> bool:
-        """Find out what is counted, once there is a data set with a schema."""
+        """Find the unit, once there is a data set with a schema; return whether there is one."""
         try:
             read_header(self._storage)
         except DataNotFound:
             if self._listing.shards or self._storage.is_file:
-                raise  # Rows without a header: it was put before them, and is lost. A file stays one.
+                raise  # Rows without a header, which is written first: it is lost. Or the root is a file.
             return False
         dataset = Dataset(self._storage, self._listing)
         if not dataset.schemas and not self._listing.shards:
@@ -552,10 +560,10 @@ class FollowPass:
         return True
 
     def _learn(self) -> None:
-        """Take up schemas that came since. In the background, as a rule.
+        """Load schemas that were added since; usually runs in the background.
 
         Raises:
-            SchemaConflict: They do not go with those before.
+            SchemaConflict: They contradict the earlier schemas.
         """
         reader = self._segments
         dataset = Dataset(self._storage, Listing())
@@ -565,7 +573,7 @@ class FollowPass:
             raise SchemaConflict(
                 f"a writer brings data that counts in {counting.unit} of another kind than the "
                 f"{reader.counting.unit} that were followed so far: keep them in different roots, or begin "
-                "again with a fresh reader",
+                "again with a new reader",
                 uri=self._storage.uri,
             )
         reader.options, reader.dataset = options, dataset
@@ -573,7 +581,7 @@ class FollowPass:
     # ---- state ----
 
     def position(self) -> JsonState:
-        """The cursors; and, as the rows of joint steps do not follow each other, steps within a chunk."""
+        """The cursors. Rows of joint steps are not consecutive, so also the served steps of a chunk."""
         return {
             "order": _ORDER,
             "rows": dict(sorted(self._rows.items())),
@@ -583,7 +591,7 @@ class FollowPass:
         }
 
     def _position_in_chunk(self) -> tuple[int, int] | None:
-        """(row after its last, joint steps served), where a cursor alone cannot say it."""
+        """(row after its last, joint steps served), if a cursor alone is not enough."""
         if self._pending is not None:
             return self._pending
         if self._chunk is None or not self._is_joint or not self._chunk.served:
@@ -592,7 +600,7 @@ class FollowPass:
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a position to mean the same rows."""
+        """The options that must be equal for a position to mean the same rows."""
         dealt = {"shard": list(self._options.shard)} if self._slots is None else {"slots": self._slots}
         return {**dealt, "columns": columns_digest(self._options)}
 
@@ -600,12 +608,12 @@ class FollowPass:
         """Continue from a position; `skipped` counts from 0.
 
         Raises:
-            StateError: It is not one of `position`, or was saved with other options.
+            StateError: The position is invalid, or was saved with other options.
         """
         if position.get("order") != _ORDER:
             raise StateError(
-                f"state['position']['order'] is {excerpt(position.get('order'))} but this reader follows "
-                f"({_ORDER}): load it into a reader with the options of that time"
+                f"state['position']['order'] is {excerpt(position.get('order'))}, but this reader follows "
+                f"({_ORDER}): load the state into a reader with the same options"
             )
         check_options(position.get("options"), self._fingerprint, uri=self._storage.uri)
         rows = dict(position["rows"])
@@ -628,7 +636,7 @@ class FollowPass:
         return _Mark(dict(self._rows), self._turn, self._position_in_chunk(), self.skipped)
 
     def _go_back(self, mark: _Mark) -> None:
-        """Stand where the mark was made; what was decoded is forgotten."""
+        """Return to a mark; drops decoded rows."""
         self._forget_listing()
         self._rows, self._turn = dict(mark.rows), mark.turn
         self._pending, self.skipped = mark.chunk, mark.skipped
@@ -636,7 +644,7 @@ class FollowPass:
         self._over = False
 
     def _resume(self) -> _Chunk | None:
-        """Decode again what is left of a chunk of joint steps, from whatever shards hold its rows now."""
+        """Decode the rest of a chunk of joint steps again, from the shards that hold its rows now."""
         assert self._pending is not None
         (until, served), writer = self._pending, self._turn
         first = self._rows[writer]
@@ -644,9 +652,9 @@ class FollowPass:
             self._storage, lacks=lambda found: bool(found.cover(writer, start=first, end=until).holes)
         )
         if self._reader is None and not self._begin():
-            raise DataNotFound("the state is of a data set that is not there", uri=self._storage.uri)
+            raise DataNotFound("the state's data set does not exist", uri=self._storage.uri)
         if found.trimmed_below(writer) > first:
-            # Which of the rows belong to steps that were served is not to be known any more.
+            # It is no longer possible to tell which rows belong to served steps.
             self._pending = None
             self._pass_trimmed(writer, until)
             return None
@@ -665,33 +673,33 @@ class FollowPass:
         return self._rest_of([part for part in parts if part is not None], writer, until, served)
 
     def _parts(self, segments: list[Segment]) -> Iterator[Batch | None]:
-        """The groups of segments, decoded."""
+        """The decoded groups of segments."""
         for segment in segments:
             for span in self._segments.spans(segment):
                 yield self._segments.read(segment, span)
 
     def _rest_of(self, parts: list[Batch], writer: str, until: int, served: int) -> _Chunk:
-        """The chunk made of ``parts``, without the steps that were served."""
+        """The chunk made of ``parts``, without the served steps."""
         whole = parts[0] if len(parts) == 1 else concat_samples(parts)
         if isinstance(whole, MultiAgentBatch) and len(parts) > 1:
-            # As one group has them: the order of steps can depend on that of the policies.
+            # The order of a single group: the order of steps can depend on the order of the policies.
             whole = MultiAgentBatch({pid: whole[pid] for pid in sorted(whole)}, whole.env_steps())
         units = count_units(whole, self.unit)
         if served >= units:
             raise StateError(
-                f"state['position']['chunk'] says that {served} steps up to row {until} of writer "
-                f"{writer!r} were served, but there are {units}: the data changed since it was saved",
+                f"state['position']['chunk'] has {served} served steps up to row {until} of writer "
+                f"{writer!r}, but there are {units}: the data changed after the state was saved",
                 uri=self._storage.uri,
             )
         rest = split_batch(whole, 0, served, self.unit)[1]
         return _Chunk(writer, until, Folded(rest), units - served, rest.agent_steps(), served)
 
     def interrupt(self) -> None:
-        """End any wait for rows with a ClosedError; `close` follows."""
+        """End a wait for rows with a ClosedError; `close` follows."""
         self._closing.set()
 
     def close(self) -> None:
-        """End the background thread, and any wait for rows."""
+        """End the background thread and any wait for rows."""
         self._closing.set()
         self._ahead.close()
         self._chunk = None
@@ -701,7 +709,7 @@ def _check_combination(options: ReadOptions, missing: str) -> None:
     """Refuse options that contradict following.
 
     Raises:
-        OptionError: One does.
+        OptionError: An option does.
     """
     for name in ("epochs", "shuffle", "seed"):
         value = getattr(options, name)
@@ -712,14 +720,14 @@ def _check_combination(options: ReadOptions, missing: str) -> None:
             )
     if missing not in ("error", "fill"):
         raise OptionError(
-            f"follow=True and missing={excerpt(missing)}: which columns later writers lack is not known; "
+            f"follow=True and missing={excerpt(missing)}: the columns that later writers lack are unknown; "
             "name columns=[...], or use missing='fill'"
         )
 
 
 def _seconds(name: str, value: object) -> float:
-    """A time, checked; also of the poll, where 0 would be a busy loop."""
+    """A checked number of seconds; a poll of 0 is refused, because it would be a busy loop."""
     least = 0.0 if name == "idle_timeout" else 1e-3
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-        raise OptionError(f"{name}={excerpt(value)}: a number of seconds, {least:g} or more")
+        raise OptionError(f"{name}={excerpt(value)}: expected a number of seconds, {least:g} or more")
     return float(value)

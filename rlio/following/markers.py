@@ -1,7 +1,7 @@
-"""`Markers` and `MarkKeeper`: a follower tells writers how far it is, and how much more they may write.
+"""`Markers` and `MarkKeeper`: a follower tells writers its progress, and how much more they may write.
 
-What a follower may still take is dealt out to the writers as ceilings, whose sum never exceeds it: so that
-they keep to it together, without knowing of each other.
+The follower divides the rows that it may still take among the writers, as ceilings. The ceilings never add up
+to more, so the writers keep to the limit together without knowing of each other.
 
 Example:
     >>> fast, slow, done = Growing(rows=100), Growing(rows=10), Growing(rows=40, is_open=False)
@@ -26,27 +26,27 @@ from rlio.storage.parallel import each
 
 __all__ = ["Growing", "MarkKeeper", "Markers", "share_out"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 @dataclass(frozen=True)
 class Markers:
-    """When a follower puts its progress marks, and under which name.
+    """The name and the times of a follower's progress marks.
 
     Attributes:
-        name: The follower's, or that of the group of followers that share the writers out: 1 to 64 of
-            ``a-z 0-9 -``. Nobody else who follows the data set at the same time has it.
-        every_seconds: Seconds between two rounds of marks, at least.
-        every_rows: Rows by which a writer's ceiling or cursor has grown before it gets a new mark, at least;
+        name: Name of the follower, or of the group of followers that share the writers: 1 to 64 of
+            ``a-z 0-9 -``. No other follower of the data set may use it at the same time.
+        every_seconds: Least seconds between two rounds of marks.
+        every_rows: Least rows by which a writer's ceiling or cursor must grow before it gets a new mark;
             a writer that has reached its ceiling gets one at once.
         heartbeat_seconds: Seconds after which a writer that has reached its ceiling gets a mark although
-            nothing has changed: a sign of life. Less than half of the writers' ``stale_seconds``.
-        idle_seconds: Seconds after which a writer that may write, and has stored nothing, keeps nothing
-            reserved for it: it may be dead. More than its ``Roll.max_seconds``.
-        resume: Whether a follower that is opened without a saved state goes on where its marks say, instead
-            of at the first row. Rows that the one before had taken since its last marks are then taken
-            again: those of ``every_seconds``, unless the store was down. What that one had in its ring and
-            had not drawn is not drawn any more, and counters begin at 0.
+            nothing has changed, as a sign of life. Use less than half of the writers' ``stale_seconds``.
+        idle_seconds: Seconds after which a writer that may write, but has stored nothing, loses its
+            reservation, because it may be dead. Use more than its ``Roll.max_seconds``.
+        resume: Whether a follower that is opened without a saved state continues where its marks say, instead
+            of at the first row. It then takes again the rows that its predecessor took after its last marks:
+            those of ``every_seconds``, unless the store was down. Rows that the predecessor had in its ring
+            but had not drawn are not drawn any more, and counters begin at 0.
 
     Raises:
         OptionError: A value is out of bounds.
@@ -65,20 +65,22 @@ class Markers:
         for name in ("every_seconds", "heartbeat_seconds", "idle_seconds"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise OptionError(f"Markers({name}={excerpt(value)}): a number of seconds, 0 or more")
+                raise OptionError(
+                    f"Markers({name}={excerpt(value)}): expected a number of seconds, 0 or more"
+                )
         if type(self.every_rows) is not int or self.every_rows < 1:
-            raise OptionError(f"Markers(every_rows={excerpt(self.every_rows)}): rows, 1 or more")
+            raise OptionError(f"Markers(every_rows={excerpt(self.every_rows)}): expected rows, 1 or more")
 
 
 @dataclass(frozen=True)
 class Growing:
-    """A writer, as `share_out` sees it.
+    """A writer's progress, for `share_out`.
 
     Attributes:
-        rows: Rows that it has stored.
-        ceiling: Rows that it was told it may have; that is not taken back.
+        rows: Rows that the writer has stored.
+        ceiling: Rows that its last mark allows; never lowered.
         is_open: Whether it may store more.
-        is_idle: Whether it has not used what it may, for long: nothing is kept for it.
+        is_idle: Whether it has not used its allowance for long: nothing is reserved for it.
     """
 
     rows: int
@@ -88,19 +90,19 @@ class Growing:
 
     @property
     def held(self) -> int:
-        """Rows that it has, or may have by now."""
+        """Rows that the writer has, or may have by now."""
         return max(self.rows, self.ceiling) if self.is_open and not self.is_idle else self.rows
 
 
 def share_out(total: int, writers: Mapping[str, Growing]) -> dict[str, int]:
-    """Writer -> the rows that it may have: all of them together ``total``, or what they have anyway.
+    """Writer -> the rows that it may have: ``total`` together, or what they hold already if it is more.
 
-    What is free goes to the writers that have least left to write, so that all of them end up with equally
-    much: a quick one does not take it all, and a slow one does not hoard.
+    Free rows go to the writers with the least left to write, so all end up with equally much left. A fast
+    writer does not take everything, and a slow one does not hoard.
     """
     ceilings = {writer: found.held for writer, found in writers.items()}
     free = total - sum(ceilings.values())
-    # Those that may get more, by how much they have left.
+    # Writers that may get more, ordered by the rows they have left.
     waiting = sorted(
         (ceilings[writer] - found.rows, writer)
         for writer, found in writers.items()
@@ -108,7 +110,7 @@ def share_out(total: int, writers: Mapping[str, Growing]) -> dict[str, int]:
     )
     level, count = 0, 0
     for left, _ in waiting:
-        # Raise those before up to this one, as far as it goes.
+        # Raise all earlier writers to this writer's level, as far as the free rows allow.
         if (left - level) * count > free:
             break
         free -= (left - level) * count
@@ -124,15 +126,15 @@ def share_out(total: int, writers: Mapping[str, Growing]) -> dict[str, int]:
 
 @dataclass
 class _LastMark:
-    """What a writer was told last, and what it has done since.
+    """The last mark of a writer, and the writer's progress since.
 
     Attributes:
-        mark: The newest mark that stands; None: none yet.
-        number: Of the next one: no two have the same, whether they could be stored or not.
-        at: When it was put, or found.
-        paths: Marks that stand, to be removed once there is a newer one.
-        rows: Rows that the writer had stored when it was looked at.
-        since: When these had grown last, or the ceiling had.
+        mark: The newest stored mark; None: none yet.
+        number: Number of the next mark. No number is used twice, even if storing failed.
+        at: When the mark was put, or found.
+        paths: Stored marks, to be removed after a newer one is stored.
+        rows: Rows that the writer had stored at the last look.
+        since: When these rows, or the ceiling, last grew.
     """
 
     mark: Mark | None = None
@@ -150,14 +152,14 @@ class _LastMark:
 class MarkKeeper:
     """Puts the marks of one follower. For one thread at a time.
 
-    A mark that cannot be stored is counted, logged and tried again with the next round: writers that hear
-    nothing for long go on.
+    If a mark cannot be stored, this is counted and logged, and retried in the next round. Writers without a
+    new mark for long continue anyway.
 
     Args:
         storage: The root.
         markers: Name and times.
-        owns: Whether a writer is this follower's.
-        clock: Seconds, from anywhere.
+        owns: Whether a writer belongs to this follower.
+        clock: Returns seconds, from any origin.
     """
 
     def __init__(
@@ -170,7 +172,8 @@ class MarkKeeper:
     ) -> None:
         self.markers = markers
         #: Marks that were put, and attempts that failed.
-        self.put = self.failed = 0
+        self.put: int = 0
+        self.failed: int = 0
         self._storage = storage
         self._owns = owns
         self._clock = clock
@@ -179,14 +182,14 @@ class MarkKeeper:
         self._listed: tuple[Listing, dict[str, int]] | None = None
 
     def found(self) -> dict[str, int]:
-        """Writer -> the row at which the marks that stand say to go on."""
+        """Writer -> the row at which to continue, from the stored marks."""
         return {writer: told.mark.row for writer, told in self._known().items() if told.mark is not None}
 
     def _known(self) -> dict[str, _LastMark]:
-        """What stands; marks of an earlier follower of this name are gone on from.
+        """The stored marks. Continues from marks of an earlier follower of this name.
 
         Raises:
-            UnsafeData: One has the largest number that there may be: not one of ours.
+            UnsafeData: A mark has the largest possible number: rlio did not write it.
         """
         if self._told is None:
             told = {}
@@ -196,8 +199,8 @@ class MarkKeeper:
                     (mark,) = newest(own.values()).values()
                     if mark.number >= MAX_ROW:
                         raise UnsafeData(
-                            f"no mark of follower {self.markers.name} could count after this one: remove "
-                            "it, or take another name",
+                            f"follower {self.markers.name} cannot put a mark with a number above this one: "
+                            "remove the mark, or use another name",
                             uri=self._storage.uri_of(mark_path(writer, mark)),
                         )
                     now = self._clock()
@@ -207,7 +210,7 @@ class MarkKeeper:
 
     @property
     def wait(self) -> float:
-        """Seconds until the next round may be."""
+        """Seconds until the next round is allowed."""
         return max(self._round + self.markers.every_seconds - self._clock(), 0.0)
 
     def tell(self, rows: Mapping[str, int], listing: Listing, total: int | None) -> None:
@@ -215,8 +218,8 @@ class MarkKeeper:
 
         Args:
             rows: The cursors: writer -> next row.
-            listing: What was listed last.
-            total: Rows that the follower's writers may have, all together; None: as many as they like.
+            listing: The newest listing.
+            total: Rows that the follower's writers may have together; None: no limit.
         """
         if self.wait:
             return
@@ -229,13 +232,13 @@ class MarkKeeper:
             told = known.setdefault(writer, _LastMark(since=self._clock()))
             row, ceiling = rows.get(writer, 0), ceilings[writer]
             if told.mark is not None and ceiling <= growing.rows:
-                ceiling = told.ceiling  # It went over by a part of a batch, and gets no more now.
+                ceiling = told.ceiling  # Part of a batch exceeded the ceiling; the writer gets no more now.
             if self._is_due(told, growing, row, ceiling):
                 due.append((writer, row, ceiling))
         self._put_all(due)
 
     def tell_all(self, rows: Mapping[str, int]) -> None:
-        """Put every cursor that has moved, whatever the time: the follower ends."""
+        """Put every cursor that has moved, regardless of the time: the follower is ending."""
         due = []
         for writer, told in self._known().items():
             row = rows.get(writer, 0)
@@ -244,7 +247,7 @@ class MarkKeeper:
         self._put_all(due)
 
     def _growing(self, known: dict[str, _LastMark], listing: Listing) -> dict[str, Growing]:
-        """This follower's writers, also those that have no row yet."""
+        """This follower's writers, also those without rows."""
         found = {}
         now = self._clock()
         for writer, stored in self._stored(listing).items():
@@ -256,13 +259,13 @@ class MarkKeeper:
                 rows=stored if sealed is None else sealed,
                 ceiling=told.ceiling,
                 is_open=sealed is None,
-                # One that has had nothing left to write since cannot have stored anything.
+                # A writer without anything left to write cannot have stored rows since.
                 is_idle=told.ceiling > stored and now - told.since > self.markers.idle_seconds,
             )
         return found
 
     def _stored(self, listing: Listing) -> dict[str, int]:
-        """This follower's writers -> rows that they have stored; looked up once for each listing."""
+        """This follower's writers -> rows that they have stored; computed once for each listing."""
         if self._listed is None or self._listed[0] is not listing:
             stored = {
                 writer: max(
@@ -277,7 +280,7 @@ class MarkKeeper:
         return self._listed[1]
 
     def _is_due(self, told: _LastMark, growing: Growing, row: int, ceiling: int) -> bool:
-        """Whether a writer is to hear something."""
+        """Whether a writer needs a new mark."""
         mark = told.mark
         if mark is None:
             return growing.is_open or row > 0
@@ -288,25 +291,25 @@ class MarkKeeper:
         grown = max(row - mark.row, ceiling - mark.ceiling)
         if not growing.is_open:
             return row != mark.row and (row >= growing.rows or grown >= self.markers.every_rows)
-        # A follower that began again at an earlier state is behind its marks.
+        # A follower that restarted from an earlier state is behind its marks.
         return grown >= self.markers.every_rows or row < mark.row
 
     def _put_all(self, due: list[tuple[str, int, int]]) -> None:
-        """Put marks, (writer, row, ceiling) each, side by side where that helps."""
+        """Put marks, (writer, row, ceiling) each, in parallel where that is faster."""
         for _ in each(self._storage, lambda one: self._put(*one), due):
             pass
 
     def _put(self, writer: str, row: int, ceiling: int) -> None:
-        """Put one mark, then remove those before it."""
+        """Put one mark, then remove the earlier ones."""
         told = self._known()[writer]
         mark = Mark(follower=self.markers.name, number=told.number, row=row, ceiling=ceiling)
         old, told.number = told.paths, told.number + 1
-        told.paths = [*old, mark_path(writer, mark)]  # One that failed may be there all the same.
+        told.paths = [*old, mark_path(writer, mark)]  # After a failure the mark may still exist.
         try:
             put_mark(self._storage, writer, mark)
         except PublishError as error:
             self.failed += 1
-            logger.warning("writer %s does not hear how far the follower is: %s", writer, error)
+            logger.warning("the progress mark for writer %s could not be stored: %s", writer, error)
             return
         self.put += 1
         if mark.ceiling > told.ceiling:
@@ -316,6 +319,6 @@ class MarkKeeper:
             try:
                 self._storage.remove(path)
             except (RlioError, OSError) as error:
-                logger.info("an old mark stays until the next one is put: %s", error)
+                logger.info("an old mark remains until the next one is put: %s", error)
             else:
                 told.paths.remove(path)

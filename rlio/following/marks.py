@@ -1,12 +1,12 @@
-"""Progress marks: what followers of a data set have read, and how much more its writers may write.
+"""Progress marks: how far followers of a data set have read, and how much more its writers may write.
 
-A mark is an object whose name says everything, as those of a writer's folder are (`rlio.dataset.markers`)::
+A mark is an object whose name holds all its data, as in a writer's folder (`rlio.dataset.markers`)::
 
     <root>/_progress/<writer>/<follower>_<number>_<row>_<ceiling>
 
 The follower ``<follower>`` has taken the rows of that writer below ``row``, and the writer may have
-``ceiling`` rows in all. Of several marks of one follower the one with the largest number counts; who has put
-it removes those before. Putting needs no lock, rename or condition.
+``ceiling`` rows in all. Of several marks of one follower, the one with the largest number counts; the
+follower removes the earlier ones. Putting a mark needs no lock, rename or condition.
 
 Example:
     >>> mark = Mark(follower="learner", number=7, row=4096, ceiling=8192)
@@ -42,20 +42,20 @@ __all__ = [
 
 PROGRESS_DIR: Final = "_progress"
 
-# ASCII digits only: \d would also match other scripts' digits. A name has no "_", which parts the fields.
+# ASCII digits only: \d would also match digits of other scripts. A name has no "_", the field separator.
 _FOLLOWER = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _MARK = re.compile(r"([a-z0-9][a-z0-9-]{0,63})_([0-9]{1,19})_([0-9]{1,19})_([0-9]{1,19})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What the name of a mark says. Immutable.
+    """The content of a mark's name. Immutable.
 
     Attributes:
-        follower: Name of the follower, or of the group of followers that share the writers out.
+        follower: Name of the follower, or of the group of followers that share the writers.
         number: Grows with every mark of the follower for that writer.
-        row: The follower's next row of the writer: it has those below.
-        ceiling: Rows that the writer may have; 2**62: as many as it likes.
+        row: The follower's next row of the writer: it has taken the rows below.
+        ceiling: Rows that the writer may have; 2**62: no limit.
 
     Raises:
         OptionError: A value is out of bounds.
@@ -77,7 +77,7 @@ class Mark:
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
-        """The mark that the file name ``name`` (no folder) is, or None if it is none."""
+        """The mark with the file name ``name`` (without folder), or None if it is not the name of a mark."""
         match = _MARK.fullmatch(name)
         if match is None:
             return None
@@ -88,26 +88,26 @@ class Mark:
 
 
 def check_follower_name(name: str) -> str:
-    """Return ``name`` if a follower may have it.
+    """Return ``name`` if it is a valid follower name.
 
     Raises:
-        OptionError: It is not 1 to 64 of ``a-z 0-9 -``, or starts with ``-``.
+        OptionError: The name is not 1 to 64 of ``a-z 0-9 -``, or starts with ``-``.
     """
     if not isinstance(name, str) or _FOLLOWER.fullmatch(name) is None:
         raise OptionError(
             f"a follower's name is {excerpt(name)}: expected 1 to 64 of the characters a-z, 0-9 and '-', "
-            "the first no '-'"
+            "not starting with '-'"
         )
     return name
 
 
 def mark_path(writer: str, mark: Mark) -> str:
-    """Where a mark is, relative to the root."""
+    """The path of a mark, relative to the root."""
     return f"{PROGRESS_DIR}/{writer}/{mark.format()}"
 
 
 def parse_mark_path(path: str) -> tuple[str, Mark] | None:
-    """The writer and the mark of a path below the root; None: it is that of no mark."""
+    """The writer and the mark of a path below the root; None: the path is not that of a mark."""
     parts = path.split("/")
     if len(parts) != 3 or parts[0] != PROGRESS_DIR or not is_writer_id(parts[1]):
         return None
@@ -116,10 +116,10 @@ def parse_mark_path(path: str) -> tuple[str, Mark] | None:
 
 
 def put_mark(storage: Storage, writer: str, mark: Mark) -> str:
-    """Put a mark; its path.
+    """Put a mark; returns its path.
 
     Raises:
-        PublishError: It could not be stored.
+        PublishError: The mark could not be stored.
     """
     path = mark_path(writer, mark)
     # Not empty: some stores and copying tools drop objects without bytes.
@@ -128,7 +128,7 @@ def put_mark(storage: Storage, writer: str, mark: Mark) -> str:
 
 
 def list_marks(storage: Storage, writer: str | None = None) -> dict[str, dict[str, Mark]]:
-    """Writer -> its marks, by path; of one writer or of all. What is named otherwise is passed over.
+    """Writer -> its marks, by path; of one writer or of all. Skips other names.
 
     Raises:
         UnsafeData: There are more names than a listing may have.
@@ -143,7 +143,7 @@ def list_marks(storage: Storage, writer: str | None = None) -> dict[str, dict[st
 
 
 def newest(marks: Iterable[Mark]) -> dict[str, Mark]:
-    """Follower -> the one of its marks that counts: of equal numbers the one that allows least."""
+    """Follower -> its newest mark; of equal numbers, the mark that allows least."""
     found: dict[str, Mark] = {}
     for mark in marks:
         other = found.get(mark.follower)

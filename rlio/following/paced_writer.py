@@ -1,13 +1,14 @@
-"""`PacedWriter`: a writer that waits for those who follow the data set, where they are too far behind.
+"""`PacedWriter`: a writer that waits for followers of the data set if they are too far behind.
 
-A follower (`rlio.FollowingReplay` with ``ratio.min``) puts progress marks beside the data, which say how many
-rows each writer may have. This writer looks for its own before it writes more; nobody else is asked.
+A follower (`rlio.FollowingReplay` with ``ratio.min``) puts progress marks beside the data, which state how
+many rows each writer may have. This writer reads its own marks before it writes more; it contacts no other
+process.
 
 Example:
     >>> import rlio
     >>> stored = rlio.ParquetWriter("memory://paced-example")
     >>> with rlio.PacedWriter(stored, pace=rlio.Pace(stale_seconds=0)) as writer:
-    ...     writer.write(rlio.SampleBatch(rewards=[1.0, 2.0]))  # Nobody follows.
+    ...     writer.write(rlio.SampleBatch(rewards=[1.0, 2.0]))  # There is no follower.
     >>> writer.unheeded, writer.rows_received
     (1, 2)
 """
@@ -18,7 +19,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Pace", "PacedWriter", "Stored"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Seconds that one look at the marks may take: a store that hangs is one that says nothing.
+# Seconds that one reading of the marks may take: a store that hangs counts as silent.
 _LOOK_SECONDS = 10.0
-# A writer that goes on without its followers looks for them so many times in `stale_seconds`.
+# Readings of the marks in `stale_seconds`, for a writer that continues without its followers.
 _LOOKS = 4
 
 
@@ -48,11 +49,11 @@ class Pace:
     """How a writer waits for followers.
 
     Attributes:
-        stale_seconds: Seconds without a new mark after which a follower counts as dead, and is not waited
-            for; and seconds that the first follower is waited for. More than twice the followers'
-            ``heartbeat_seconds``.
-        poll_seconds: Seconds between two looks at the marks, while waiting.
-        ahead: Rows that may be written before any follower was heard of.
+        stale_seconds: Seconds without a new mark after which a follower counts as dead, and the writer stops
+            waiting for it; also the seconds to wait for the first follower. Use more than twice the
+            followers' ``heartbeat_seconds``.
+        poll_seconds: Seconds between two readings of the marks, while waiting.
+        ahead: Rows that may be written before the first mark of any follower.
 
     Raises:
         OptionError: A value is out of bounds.
@@ -66,14 +67,16 @@ class Pace:
         for name, least in (("stale_seconds", 0.0), ("poll_seconds", 1e-3)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-                raise OptionError(f"Pace({name}={excerpt(value)}): a number of seconds, {least:g} or more")
+                raise OptionError(
+                    f"Pace({name}={excerpt(value)}): expected a number of seconds, {least:g} or more"
+                )
         if type(self.ahead) is not int or self.ahead < 0:
-            raise OptionError(f"Pace(ahead={excerpt(self.ahead)}): rows, 0 or more")
+            raise OptionError(f"Pace(ahead={excerpt(self.ahead)}): expected rows, 0 or more")
 
 
 @runtime_checkable
 class Stored(Protocol):
-    """What a `PacedWriter` asks of the writer that it wraps, beside what every writer has."""
+    """Attributes of the wrapped writer that a `PacedWriter` needs, besides those of every writer."""
 
     @property
     def storage(self) -> Storage:
@@ -81,7 +84,7 @@ class Stored(Protocol):
 
     @property
     def writer_id(self) -> str:
-        """The id under which its rows lie there."""
+        """The id under which its rows are stored there."""
 
 
 @dataclass
@@ -89,9 +92,9 @@ class _Follower:
     """A follower, as its marks show it.
 
     Attributes:
-        mark: The newest.
-        since: When it was first seen.
-        heeded: Whether it is waited for.
+        mark: The newest mark.
+        since: When the mark was first seen.
+        heeded: Whether the writer waits for this follower.
     """
 
     mark: Mark
@@ -100,30 +103,30 @@ class _Follower:
 
 
 class PacedWriter(OutputWriter):
-    """Gives every batch to ``writer``, which it owns, once the followers let it.
+    """Passes every batch to ``writer``, which it owns, as soon as the followers allow it.
 
-    Before a call of `write` is passed on, the writer's rows must be below the ceiling of every follower that
-    lives: a batch is never cut, so that it may go over by less than one batch. Where they are not, the rows
-    so far are flushed, so that followers see them, and `write` looks at the marks until one lets it go on.
+    `write` passes a batch on when the writer's rows are below the ceiling of every live follower. A batch is
+    never cut, so the rows may exceed the ceiling by less than one batch. Otherwise `write` flushes the rows
+    so far, so followers see them, and reads the marks until they allow it to continue.
 
-    A follower whose mark has not changed for ``pace.stale_seconds`` of waiting counts as dead: it is not
-    waited for until a new mark of it comes; that is logged as a warning, and counted in `unheeded`. So is it
-    where no follower has ever been heard of.
+    A follower whose mark has not changed during ``pace.stale_seconds`` of waiting counts as dead: the writer
+    ignores it until it puts a new mark. This is logged as a warning, and counted in `unheeded`. The same
+    applies if no follower ever put a mark.
 
-    A store that is down is a follower that is not heard: nothing is raised and nothing lost for it here; the
-    rows go where ``writer`` keeps them, by its own rules.
+    A store that is down counts as a silent follower. It causes no error and no loss here: ``writer`` keeps
+    the rows by its own rules.
 
     Args:
         writer: A `rlio.ParquetWriter`, a `rlio.JsonWriter`, or another that is `Stored`; closed with this
             one.
         pace: How to wait.
-        clock: Seconds, from anywhere.
+        clock: Returns seconds, from any origin.
 
-    `write` may be called from several threads; they take turns. `close` lets one that waits go, with a
-    `ClosedError`: its batch was not taken.
+    Several threads may call `write`; they take turns. `close` ends a waiting `write` with a `ClosedError`:
+    its batch was not taken.
 
     Raises:
-        OptionError: ``writer`` is no such writer.
+        OptionError: ``writer`` is not such a writer.
     """
 
     def __init__(
@@ -136,38 +139,43 @@ class PacedWriter(OutputWriter):
         if not isinstance(writer, OutputWriter) or not isinstance(writer, Stored):
             raise OptionError(
                 f"PacedWriter takes a writer of a data set, such as ParquetWriter, not {excerpt(writer)}: "
-                "wrap that one, and give the PacedWriter to what combines writers"
+                "wrap that writer, and pass the PacedWriter to writers that combine others"
             )
         self.writer = writer
-        self.pace = pace or Pace()
-        self.durable = writer.durable
-        self.patience = writer.patience
+        self.pace: Pace = pace or Pace()
+        self.durable: bool = writer.durable
+        self.patience: float | None = writer.patience
         #: Calls of `write` that waited.
-        self.waits = 0
-        #: How often it went on without a follower that was silent for ``stale_seconds``, or that never came.
-        self.unheeded = 0
+        self.waits: int = 0
+        #: How often it continued without a follower that was silent for ``stale_seconds``, or that never
+        #: came.
+        self.unheeded: int = 0
         self._waited = 0.0
         self._clock = clock
         self._storage = writer.storage
-        #: The id under which the rows lie.
-        self.writer_id = writer.writer_id
+        #: The id under which the rows are stored.
+        self.writer_id: str = writer.writer_id
         self._followers: dict[str, _Follower] = {}
-        # Whether somebody was heard of, or is waited for no longer.
+        # Whether any follower has put a mark; whether the writer stopped waiting for the first one.
         self._heard = self._alone = False
         self._next_look = -math.inf
-        # Held by the one write() whose turn it is; not the lock of the base, which close() needs.
+        # Held by the current write(). Not the lock of the base class, because close() needs that one.
         self._turn = threading.Lock()
         self._closing = threading.Event()
         self._owner = Owner()
         super().__init__()
 
+    def _describe(self) -> Iterator[str]:
+        yield f"{self.waits} waits"
+        yield repr(self.writer)
+
     def write(self, batch: Batch) -> None:
-        """Take a batch, once the followers let it; see the class and `OutputWriter.write`.
+        """Take a batch as soon as the followers allow it; see the class and `OutputWriter.write`.
 
         Raises:
-            ClosedError: After `close`, or it was closed while this call waited; nothing is taken.
+            ClosedError: After `close`, or `close` was called while this call waited; nothing is taken.
         """
-        # The turn may be another thread's, which a fork has not.
+        # Another thread may hold `_turn`, and a forked child does not have that thread.
         self._owner.check(type(self).__name__, error=PublishError, uri=self._storage.uri)
         with self._turn:
             if not self.closed:
@@ -175,14 +183,14 @@ class PacedWriter(OutputWriter):
             super().write(batch)
 
     def close(self) -> None:
-        """Flush and release; a `write` that waits ends with a `ClosedError`."""
+        """Flush and release; a waiting `write` ends with a `ClosedError`."""
         self._closing.set()
         super().close()
 
     # ---- waiting ----
 
     def _wait(self) -> None:
-        """Return once more rows may be written."""
+        """Return when more rows may be written."""
         if self._may_write():
             self._look_around()
             return
@@ -205,14 +213,14 @@ class PacedWriter(OutputWriter):
             self._waited += self._clock() - began
 
     def _may_write(self) -> bool:
-        """Whether the rows are below every ceiling that counts."""
+        """Whether the rows are below the ceilings of all heeded followers."""
         rows = self.writer.rows_received
         if not self._heard:
             return self._alone or rows < self.pace.ahead
         return all(rows < found.mark.ceiling for found in self._followers.values() if found.heeded)
 
     def _look_around(self) -> None:
-        """Look, now and then, whether a follower came, or came back, that is not waited for now."""
+        """Read the marks now and then, to find a new or returned follower."""
         unheeded = any(not found.heeded for found in self._followers.values())
         if (unheeded or self._alone) and self._clock() >= self._next_look:
             self._look()
@@ -239,12 +247,12 @@ class PacedWriter(OutputWriter):
         return [*found.get(self.writer_id, {}).values()]
 
     def _give_up(self, began: float) -> None:
-        """Wait no longer for followers that were silent for too long, all the while that was waited."""
+        """Stop waiting for followers that were silent for too long while this call waited."""
         now, patience = self._clock(), self.pace.stale_seconds
         if not self._heard:
             if now - began >= patience:
                 self._alone = True
-                self._go_on("nobody who follows the data set was heard of")
+                self._go_on("no follower of the data set has put a mark")
             return
         for name, found in self._followers.items():
             is_bound = self.writer.rows_received >= found.mark.ceiling
@@ -255,7 +263,7 @@ class PacedWriter(OutputWriter):
     def _go_on(self, why: str) -> None:
         self.unheeded += 1
         logger.warning(
-            "%s for %g s: writer %s in %s goes on without it",
+            "%s for %g s: writer %s in %s continues without it",
             why,
             self.pace.stale_seconds,
             self.writer_id,
@@ -263,7 +271,7 @@ class PacedWriter(OutputWriter):
         )
 
     def _show(self) -> None:
-        """Make the rows so far visible: who follows may wait for them."""
+        """Make the rows so far visible, because followers may wait for them."""
         try:
             self.writer.flush()
         except PublishError as error:
@@ -283,7 +291,7 @@ class PacedWriter(OutputWriter):
 
     @property
     def logs(self) -> tuple[WriterLog, ...]:
-        """The write-ahead log of the writer that is wrapped; empty where it has none."""
+        """The write-ahead log of the wrapped writer; empty if it has none."""
         return tuple(getattr(self.writer, "logs", ()))
 
     def _write(self, batch: Batch) -> None:

@@ -1,8 +1,8 @@
-"""`FollowingReplay`: a replay buffer that follows a data set which others are still writing, with no server.
+"""`FollowingReplay`: a replay buffer that follows a data set while others write it, without a server.
 
-Rows that are committed come into a ring, each once; draws come from the ring. How often rows are drawn for
-each row put in has limits, on which both sides keep: a draw waits for rows, and writers that are opened as
-`rlio.PacedWriter` wait for draws.
+Committed rows enter a ring, each once; draws come from the ring. Limits bound how often rows are drawn for
+each inserted row, and both sides keep them: a draw waits for rows, and writers opened as `rlio.PacedWriter`
+wait for draws.
 
 Example:
     >>> import numpy as np, rlio
@@ -22,7 +22,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Unpack
 
@@ -51,20 +51,20 @@ from rlio.support.options import checked_keywords, expected
 
 __all__ = ["FollowCounters", "FollowingReplay"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Who waits for longer says so, each time.
+# A longer wait is logged, each time that this many seconds have passed.
 _SILENT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
 class FollowCounters:
-    """What a `FollowingReplay` has counted, at one moment.
+    """Counts of a `FollowingReplay` at one moment.
 
     Attributes:
         inserted: Rows that were put into the ring: committed rows of its slots, each counted once.
         drawn: Rows that were drawn.
-        in_ring: Rows that are in the ring.
+        in_ring: Rows in the ring.
     """
 
     inserted: int
@@ -73,65 +73,66 @@ class FollowCounters:
 
 
 class FollowingReplay(InputReader):
-    """Draws from the newest rows of a data set that grows; see `SamplesPerInsert` for the limits.
+    """Draws from the newest rows of a growing data set; see `SamplesPerInsert` for the limits.
 
-    Rows are taken in the background, of every writer in order, and exactly once: what is not committed is
-    not seen. A draw takes rows of the ring, uniformly and with replacement (or by priority), and waits where
-    it would be one too many for the rows put in so far. What counts as drawn are rows: of n-step transitions
-    one each, of sequences ``sequence_length`` each (without ``burn_in``).
+    A background thread takes the committed rows of every writer, in order and exactly once. A draw takes rows
+    of the ring, uniformly and with replacement (or by priority). It waits if the limits do not allow it for
+    the rows put in so far. Drawn rows are counted: one for each n-step transition, ``sequence_length`` for
+    each sequence (without ``burn_in``).
 
-    The data ends once every writer is closed (sealed), all rows were put in, and ``ratio.max`` allows not one
-    more draw; without ``max`` it never ends. A writer that was killed is closed by recovery, when the next
-    writer opens on that machine or by `rlio recover`: until then draws wait, for ``timeout``.
+    The data ends once every writer is closed (sealed), all rows were put in, and ``ratio.max`` allows no more
+    draws; without ``max`` it never ends. Recovery closes a writer that was killed: when the next writer opens
+    on that machine, or by `rlio recover`. Until then draws wait, for ``timeout``.
 
-    **Sharing.** Writers are dealt to ``slots`` slots (CRC-32 of the id, modulo ``slots``); rank r of
-    ``shard=(r, n)`` has the slots s with s modulo n = r. Limits and counters are each rank's own.
-    `merge_states` makes one state of those of all ranks, which any number of ranks may load: every row is
-    then put in exactly once, whatever the numbers.
+    **Sharing.** Writers are divided among ``slots`` slots (CRC-32 of the id, modulo ``slots``); rank r of
+    ``shard=(r, n)`` has the slots s with s modulo n = r. Each rank has its own limits and counters.
+    `merge_states` merges the states of all ranks into one, which any number of ranks may load: every row is
+    then put in exactly once, for any numbers.
 
-    **The law of resuming.** It is not `replayable`: when rows come is nobody's to repeat. But a reader that
-    loads a state (1) puts in, of each writer, exactly the rows after those that were put in when it was
-    saved, each once; (2) has the same rows in its ring, read again from where they are stored, but in the
-    order of their writers, so that others may be the next to be forgotten; rows that were trimmed or damaged
-    since are missing, and counted in `lost`; (3) has the same counters, so that limits go on from there; (4)
-    never draws with the same random numbers again. Priorities begin anew. A state takes some 40 bytes a
-    writer.
+    **The law of resuming.** This reader is not `replayable`, because the times at which rows arrive cannot be
+    repeated. But a reader that loads a state (1) puts in, for each writer, exactly the rows after those that
+    were put in when the state was saved, each once; (2) has the same rows in its ring, read again from
+    storage, but in the order of their writers, so other rows may leave the ring first; rows that were trimmed
+    or damaged since are missing, and counted in `lost`; (3) has the same counters, so the limits continue
+    from there; (4) never draws with the same random numbers again. Priorities start again. A state takes
+    about 40 bytes a writer.
 
     **Marks.** With ``markers``, it puts progress marks beside the data, for writers that wait, and for
-    itself: see `Markers`. Needed where ``ratio.min`` is given.
+    its own restart: see `Markers`. Required if ``ratio.min`` is given.
 
-    **A store that is down** is asked again until it is there; draws go on from the ring as far as the limits
-    let them, and then wait. What repeating does not change (rights, damage, missing rows) is raised by
-    `sample`.
+    **A store that is down** is retried until it answers. Meanwhile draws continue from the ring as far as the
+    limits allow, and then wait. `sample` raises errors that a retry cannot fix (rights, damage, missing
+    rows).
 
     Args:
-        root: Folder of the data set: a path or any fsspec URL; it need not be there yet.
+        root: Folder of the data set: a path or any fsspec URL; it need not exist yet.
         capacity: Rows that the ring keeps.
         folder: Keep them in mapped files of this folder, on a local disk; None: in memory. See `ReplayStore`.
         batch_size: Units of a batch.
         ratio: How often rows are drawn for each row put in.
-        seed: Of the draws, with the rank; None: one from the OS, logged and kept in the state.
+        seed: Seed of the draws, combined with the rank; None draws one from the OS, logs it and keeps it in
+            the state.
         prioritised: Draw by priority: see `ReplayStore.prioritised`, and `sampler` for `update_priorities`.
         markers: Whether, and when, to put progress marks; None: none.
         shard: (rank, world).
-        slots: Into how many parts writers are dealt; the same for all ranks, and for all states.
-        timeout: Seconds that `sample` waits for rows; None: for ever.
-        poll_seconds: Least seconds between two listings while there is nothing to read.
+        slots: Number of parts that writers are divided into; the same for all ranks, and for all states.
+        timeout: Seconds that `sample` waits for rows; None: no limit.
+        poll_seconds: Least seconds between two listings while no rows are available.
         on_error: What to do with damaged or missing rows: "raise", or "skip" and count them.
         drop_last: Drop the last batch if it is shorter.
         missing: "error", or "fill" columns that only some writers have with zeros.
         storage_options: For fsspec.
-        limits: What the data may ask for.
-        draw: ``n_step``, ``gamma``, ``sequence_length``, ``filter``, ``columns`` and so on: see
-            `rlio.replay.store.draw_of`; no ``episodes``.
+        limits: Limits on the data's demands.
+        draw: What to draw: ``columns`` (None: all), and ``n_step``, ``gamma``, ``sequence_length``,
+            ``burn_in``, ``overlap``, ``policy``, ``filter``, ``views`` and ``indexes`` as described at
+            `rlio.DatasetReader`; no ``episodes``.
 
     Raises:
         OptionError: Options are illegal or contradict each other; at `sample`: the data set does not count
-            in rows (sequences, several agents), or ``filter`` leaves nothing of all rows that ``ratio.min``
-            lets in.
-        WaitTimeout: At `sample`: nothing may be drawn yet, after ``timeout`` seconds.
-        CorruptData: At `sample`: rows are damaged. Calling it again tries again.
-        OSError: When it is opened, or loads a state: the store did not answer. Load the state again.
+            in rows (sequences, several agents), or ``filter`` drops all rows that ``ratio.min`` allows in.
+        WaitTimeout: At `sample`: no draw is allowed after ``timeout`` seconds.
+        CorruptData: At `sample`: rows are damaged. Call it again to retry.
+        OSError: At opening, or loading a state: the store did not answer. Load the state again.
     """
 
     replayable = False
@@ -159,12 +160,13 @@ class FollowingReplay(InputReader):
         limits: Limits = DEFAULT_LIMITS,
         **draw: Unpack[DrawKeywords],
     ) -> None:
-        self.ratio = expected(ratio, SamplesPerInsert, "ratio")
+        self.ratio: SamplesPerInsert = expected(ratio, SamplesPerInsert, "ratio")
         self._draw = draw_of(draw)
+        self._draw.check_live()
         if self._draw.unit == "episodes":
             raise OptionError(
-                "FollowingReplay(episodes=True): limits count rows, and how many an episode has is not known "
-                "before it is drawn; draw sequences"
+                "FollowingReplay(episodes=True): limits count rows, and the rows of an episode are unknown "
+                "before it is drawn; draw sequences instead"
             )
         self.unit: Unit = self._draw.unit
         self._unit_rows = 1 if self._draw.sequences is None else self._draw.sequences.length
@@ -184,44 +186,48 @@ class FollowingReplay(InputReader):
         self._storage = Storage.open(root, storage_options=storage_options, limits=limits)
         # Marks need not survive a power failure.
         self._marks_storage = Storage.open(root, storage_options=storage_options, sync=False, limits=limits)
-        #: Seed of the draws of all ranks.
-        self.seed = draw_seed(self._storage.uri) if seed is None else seed
-        #: Rows that a loaded state could not bring back into the ring: trimmed or damaged since.
-        self.lost = 0
+        #: Seed of the draws, the same for all ranks.
+        self.seed: int = draw_seed(self._storage.uri) if seed is None else seed
+        #: Rows that a loaded state could not restore to the ring, because they were trimmed or damaged since.
+        self.lost: int = 0
         self._owner = Owner()
         self._open(self._beginning())
 
     def _check(self) -> None:
-        """Refuse what contradicts itself.
+        """Refuse options that contradict each other.
 
         Raises:
-            OptionError: Something does.
+            OptionError: Two options contradict each other.
         """
         ratio, capacity, slots = self.ratio, self._capacity, self._slots
         if type(slots) is not int or slots < self._options.shard[1]:
             raise OptionError(
-                f"slots={excerpt(slots)}, shard={self._options.shard}: a whole number, at least one a rank"
+                f"slots={excerpt(slots)}, shard={self._options.shard}: expected a whole number, at least one "
+                "a rank"
             )
         if self.timeout is not None and not self.timeout >= 0:
-            raise OptionError(f"timeout={excerpt(self.timeout)}: seconds, 0 or more; None waits for ever")
+            raise OptionError(
+                f"timeout={excerpt(self.timeout)}: expected seconds, 0 or more, or None for no limit"
+            )
         if type(capacity) is not int or capacity < max(ratio.min_size, self._unit_rows):
             raise OptionError(
-                f"capacity={excerpt(capacity)}: rows, at least the {ratio.min_size} of min_size and the "
-                f"{self._unit_rows} of a unit"
+                f"capacity={excerpt(capacity)}: expected rows, at least the {ratio.min_size} of min_size and "
+                f"the {self._unit_rows} of a unit"
             )
         ratio.check_batch(self.batch_size * self._unit_rows)
 
     def _beginning(self) -> FollowState:
-        """Where a reader begins that loads no state.
+        """The initial state of a reader that loads none.
 
         Raises:
-            OptionError: Writers are to wait, and nobody would tell them.
+            OptionError: Writers must wait, but there are no marks to inform them.
         """
         rank, world = self._options.shard
         state = FollowState(seed=self.seed, slots=self._slots, ranks=(rank,), world=world)
         if self._markers is None and self.ratio.min is not None:
             raise OptionError(
-                f"{self.ratio}: of min, writers hear by progress marks: markers=rlio.Markers('learner')"
+                f"{self.ratio}: writers learn about min from progress marks: pass "
+                "markers=rlio.Markers('learner')"
             )
         if self._markers is not None and self._markers.resume:
             state.rows = self._keeper(self._markers).found()
@@ -229,14 +235,14 @@ class FollowingReplay(InputReader):
         return state
 
     def _keeper(self, markers: Markers) -> MarkKeeper:
-        # Not a method of this reader: the thread would keep it alive.
+        # A function outside this reader: a bound method in the thread would keep the reader alive.
         rank, world, slots = *self._options.shard, self._slots
         return MarkKeeper(
             self._marks_storage, markers, lambda writer: rank_of(writer, world=world, slots=slots) == rank
         )
 
     def _open(self, state: FollowState) -> None:
-        """Stand where a state says, with the rows in the ring that it names."""
+        """Open at a state, and refill the ring with the rows that it names."""
         self.seed, self._draws = state.seed, state.draws
         follow = FollowPass(
             self._storage,
@@ -247,8 +253,8 @@ class FollowingReplay(InputReader):
             slots=self._slots,
         )
         follow.seek({**follow.position(), "rows": dict(state.rows), "turn": state.turn})
-        #: The ring: rows are appended by this reader alone.
-        self.store = ReplayStore(self._capacity, folder=self._folder)
+        #: The ring; only this reader appends rows.
+        self.store: ReplayStore = ReplayStore(self._capacity, folder=self._folder)
         self._feed = Feed(
             self._storage,
             follow,
@@ -262,11 +268,11 @@ class FollowingReplay(InputReader):
         ranges = state.ring_ranges(self._capacity)
         found = self._feed.refill(reread(self._storage, ranges, self._options, self._missing))
         self.lost = sum(len(rows) for rows in ranges.values()) - found
-        #: What draws from the ring: of a prioritised one, `update_priorities` takes errors.
-        self.sampler = self._make_sampler()
+        #: Draws from the ring; a prioritised sampler takes errors through `update_priorities`.
+        self.sampler: UniformSampler | PrioritisedSampler = self._make_sampler()
 
     def _make_sampler(self) -> UniformSampler | PrioritisedSampler:
-        """A sampler that goes on after the units that were drawn."""
+        """A sampler that continues after the units drawn so far."""
         rank = self._options.shard[0]
         if self._prioritised is None:
             seed = int(np.random.SeedSequence([self.seed, rank]).generate_state(1, np.uint64)[0])
@@ -278,14 +284,21 @@ class FollowingReplay(InputReader):
             self.store, self._draw, self._prioritised, batch_size=self.batch_size, seed=seed
         )
 
-    # ---- what is to be seen ----
+    # ---- counters ----
+
+    def _describe(self) -> Iterator[str]:
+        account = self._feed.account
+        yield repr(self._storage.uri)
+        yield f"{account.inserted} rows inserted, {account.drawn} drawn"
+        yield f"capacity={self._capacity}"
+        yield from self._options.given()
 
     @property
     def counters(self) -> FollowCounters:
-        """Rows put in and drawn, of one moment.
+        """Rows put in and drawn, at one moment.
 
         Raises:
-            ClosedError: In a forked child.
+            ClosedError: In a forked process.
         """
         self._check_owner()
         with self._feed.changed:
@@ -326,19 +339,19 @@ class FollowingReplay(InputReader):
                     logger.info("a follower of %s waits, as %s", self._storage.uri, self._why())
 
     def _check_size(self, n: int) -> None:
-        """Refuse a batch for which limits would never leave room."""
+        """Refuse a batch size for which the limits would never leave room."""
         if n != self.batch_size:
             self.ratio.check_batch(n * self._unit_rows)
 
     def _drawable(self, n: int) -> int:
-        """Units that are to be drawn now: ``n``; at the end those that are left; or 0."""
+        """Units that may be drawn now: ``n``; at the end, the rest; or 0."""
         allowed = self._feed.account.may_draw // self._unit_rows
         if allowed >= n:
             return n
         return allowed if self._feed.complete and not self.drop_last else 0
 
     def _drawn(self, units: int) -> Batch | None:
-        """Units from the ring, counted; None: it has none that could be drawn."""
+        """Draw units from the ring, and count them; None: the ring has none that can be drawn."""
         try:
             batch = self.sampler.sample(units)
         except EndOfData:
@@ -358,7 +371,7 @@ class FollowingReplay(InputReader):
     def _standstill(self) -> OptionError:
         return OptionError(
             f"none of the {len(self.store)} rows in the ring can be drawn (see filter), and {self.ratio} "
-            "lets no more in before one is drawn: a larger error_buffer or min_size does",
+            "allows no more in before one is drawn: use a larger error_buffer or min_size",
             uri=self._storage.uri,
         )
 
@@ -367,8 +380,9 @@ class FollowingReplay(InputReader):
         waiting = "" if self._feed.account.inserted else rows_waiting(self._storage)
         store = "" if outage is None else f"; the store does not answer ({outage})"
         return WaitTimeout(
-            f"no batch within {self.timeout:g} s, as {self._why()}{store}{waiting}. Rows count once they are "
-            "committed: see that writers write, and flush or roll often enough; sample() waits again",
+            f"no batch within {self.timeout:g} s, because {self._why()}{store}{waiting}. Only committed "
+            "rows count: check that writers write, and flush or roll often enough; call sample() to wait "
+            "again",
             uri=self._storage.uri,
         )
 
@@ -389,23 +403,25 @@ class FollowingReplay(InputReader):
         state = FollowState.from_json(position)
         if state.slots != self._slots:
             raise StateError(
-                f"the state is of {state.slots} slots and this reader has {self._slots}: open it with "
+                f"the state has {state.slots} slots and this reader has {self._slots}: open the reader with "
                 f"slots={state.slots}",
                 uri=self._storage.uri,
             )
         if self._options.seed is not None and state.seed != self._options.seed:
-            raise StateError(f"the state's seed is {state.seed}, this reader's {self._options.seed}")
+            raise StateError(
+                f"the state's seed is {state.seed}, this reader's {self._options.seed}: pass the same seed"
+            )
         state = state.share(*self._options.shard, uri=self._storage.uri)
         self._shut()
         self._open(state)
 
-    #: One state of those of all ranks, for any number of ranks; see `rlio.following.state`.
-    merge_states = staticmethod(merge_states)
+    #: Merges the states of all ranks into one for any number of ranks; see `rlio.following.state`.
+    merge_states: staticmethod[[Sequence[JsonState]], JsonState] = staticmethod(merge_states)
 
     # ---- the end ----
 
     def interrupt(self) -> None:
-        """Let a `sample` that waits go; see `InputReader`."""
+        """Wake a waiting `sample`; see `InputReader`."""
         self._feed.stop()
 
     def _shut(self) -> None:

@@ -1,4 +1,4 @@
-"""Which rows of which writer are in a ring, and how they are read again.
+"""Tracks which rows of which writer are in a ring, and reads them again.
 
 Example:
     >>> ring = RingRows()
@@ -27,7 +27,7 @@ __all__ = ["RingRows", "reread"]
 
 
 class RingRows:
-    """The rows in a ring, oldest first, as stretches of one writer's rows each."""
+    """The rows in a ring, oldest first, as stretches of consecutive rows of one writer."""
 
     def __init__(self) -> None:
         self._stretches: deque[tuple[str, int, int]] = deque()
@@ -37,7 +37,7 @@ class RingRows:
         return self._rows
 
     def add(self, writer: str, first: int, rows: int) -> None:
-        """Rows ``first`` to ``first + rows - 1`` of a writer were put in."""
+        """Note that rows ``first`` to ``first + rows - 1`` of a writer were put in."""
         self._rows += rows
         if self._stretches:
             last, start, count = self._stretches[-1]
@@ -47,7 +47,7 @@ class RingRows:
         self._stretches.append((writer, first, rows))
 
     def keep(self, rows: int) -> None:
-        """Only the newest ``rows`` rows are left."""
+        """Note that only the newest ``rows`` rows are left."""
         while self._rows > rows:
             writer, first, count = self._stretches.popleft()
             gone = min(self._rows - rows, count)
@@ -56,7 +56,7 @@ class RingRows:
                 self._stretches.appendleft((writer, first + gone, count - gone))
 
     def firsts(self) -> dict[str, int]:
-        """Writer -> the first of its rows that is in the ring; those that come after it are in it too."""
+        """Writer -> its first row in the ring; all its later rows are in the ring too."""
         found: dict[str, int] = {}
         for writer, first, _ in self._stretches:
             found.setdefault(writer, first)
@@ -69,17 +69,17 @@ def reread(
     options: ReadOptions,
     missing: Literal["error", "drop", "fill"],
 ) -> Iterator[Taken]:
-    """Rows that were read before, as far as they are stored and whole: writers by id, rows ascending.
+    """Read rows again, as far as they are stored and whole: writers by id, rows ascending.
 
     Args:
         storage: The root.
-        ranges: Writer -> its rows that are wanted.
+        ranges: Writer -> the rows to read.
         options: How to read; the order and size of batches do not matter.
         missing: What to do with columns that only some writers have.
 
     Raises:
         OSError: The store did not answer.
-        DataNotFound: The data set is gone.
+        DataNotFound: The data set does not exist any more.
     """
     wanted = {writer: rows for writer, rows in sorted(ranges.items()) if rows}
     gone = GoneShards(storage, "skip")

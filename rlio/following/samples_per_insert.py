@@ -1,4 +1,4 @@
-"""`SamplesPerInsert`: how often rows are drawn for each row that is put in; and the account that is kept.
+"""`SamplesPerInsert`: limits on how often rows are drawn for each inserted row; `Account` counts both.
 
 Example:
     >>> account = Account(SamplesPerInsert(max=4, min_size=1000, error_buffer=256))
@@ -21,33 +21,33 @@ from rlio.errors import LedgerError, OptionError, excerpt
 
 __all__ = ["NO_BOUND", "Account", "SamplesPerInsert"]
 
-#: What is allowed where there is no limit; a number that rows never reach.
+#: Allowed rows where there is no limit; a count never reaches this number.
 NO_BOUND: Final = 2**62
 
-# What a ratio may be at least and at most: far outside of anything that makes sense, and far inside of what
-# the arithmetic of whole rows bears.
+# Limits of a ratio: far outside all sensible values, and far inside the range of exact arithmetic on whole
+# rows.
 _LEAST, _MOST = 1e-6, 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesPerInsert:
-    """How many rows are drawn for each row that is put in, at least and at most.
+    """The minimum and maximum number of rows drawn for each row put in.
 
     With I rows put in and S rows drawn, at every moment::
 
         S <= max * (I - min_size) + error_buffer       or else a draw waits
-        I <= min_size + (S + error_buffer) / min       or else what puts rows in waits
+        I <= min_size + (S + error_buffer) / min       or else an insert waits
 
-    and nothing is drawn before I reaches ``min_size``. With ``min == max`` these are the limits of Reverb's
+    and no row is drawn before I reaches ``min_size``. With ``min == max`` these are the limits of Reverb's
     ``SampleToInsertRatio(samples_per_insert, min_size_to_sample, error_buffer)``.
 
     Attributes:
-        min: Rows drawn for each row put in, at least; None: rows are put in whatever is drawn.
-        max: At most; None: draws never wait, once there are ``min_size`` rows.
-        error_buffer: How many rows drawn the two may be ahead of the ratio, each on its side. The larger, the
-            less anybody waits: with ``min``, about the rows that are drawn in the seconds that it takes for
-            rows to be stored, listed and read, and for writers to hear of it.
-        min_size: Rows that are put in before the first is drawn; they count for no draw.
+        min: Least rows drawn for each row put in; None: inserts never wait for draws.
+        max: Most rows drawn for each row put in; None: draws never wait, once there are ``min_size`` rows.
+        error_buffer: Drawn rows by which each side may be ahead of the ratio. A larger buffer means less
+            waiting. With ``min``, use about the rows that are drawn in the seconds that it takes to store,
+            list and read rows, and to inform writers.
+        min_size: Rows that are put in before the first draw; they allow no draws.
 
     Raises:
         OptionError: A number is out of bounds, or ``min`` is above ``max``.
@@ -67,21 +67,22 @@ class SamplesPerInsert:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST <= value <= _MOST:
                 raise OptionError(
-                    f"SamplesPerInsert({name}={excerpt(value)}): rows drawn for each row put in, "
+                    f"SamplesPerInsert({name}={excerpt(value)}): expected rows drawn for each row put in, "
                     f"{_LEAST:g} to {_MOST:g}, or None for no limit"
                 )
         for name, least in (("error_buffer", 0), ("min_size", 1)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value < NO_BOUND:
-                raise OptionError(f"SamplesPerInsert({name}={excerpt(value)}): rows, {least} or more")
+                raise OptionError(
+                    f"SamplesPerInsert({name}={excerpt(value)}): expected rows, {least} or more"
+                )
         if self.min is not None and self.max is not None and self.min > self.max:
             raise OptionError(
-                f"SamplesPerInsert(min={self.min!r}, max={self.max!r}): no ratio is at least the one and at "
-                "most the other"
+                f"SamplesPerInsert(min={self.min!r}, max={self.max!r}): expected min to be at most max"
             )
 
     def most_drawn(self, inserted: int) -> int:
-        """Rows that may have been drawn once ``inserted`` rows were put in."""
+        """Rows that may have been drawn after ``inserted`` rows were put in."""
         if inserted < self.min_size:
             return 0
         if self.max is None:
@@ -89,19 +90,19 @@ class SamplesPerInsert:
         return math.floor(_exact(self.max) * (inserted - self.min_size)) + self.error_buffer
 
     def most_inserted(self, drawn: int) -> int:
-        """Rows that may have been put in once ``drawn`` rows were drawn."""
+        """Rows that may have been put in after ``drawn`` rows were drawn."""
         if self.min is None:
             return NO_BOUND
         return min(self.min_size + math.floor((drawn + self.error_buffer) / _exact(self.min)), NO_BOUND)
 
     def check_batch(self, rows: int) -> None:
-        """Refuse limits between which batches of ``rows`` rows would come to a standstill.
+        """Refuse limits that deadlock with batches of ``rows`` rows.
 
-        A draw that waits and rows that wait, each for the other, can only be where the buffer is narrow:
-        rows are put in until I is one below its limit, and the draw needs ``S + rows <= max * ...``.
+        Draws and inserts can only wait for each other if the buffer is narrow: rows are put in until I is one
+        below its limit, and the draw needs ``S + rows <= max * ...``.
 
         Raises:
-            OptionError: They would.
+            OptionError: They would wait for each other.
         """
         if self.min is None or self.max is None:
             return
@@ -109,13 +110,13 @@ class SamplesPerInsert:
         needed = math.ceil((rows + _exact(self.max)) / room)
         if self.error_buffer < needed:
             raise OptionError(
-                f"{self}: with batches of {rows} rows, draws would wait for rows and rows for draws, for "
-                f"ever; error_buffer={needed} is the least that goes"
+                f"{self}: with batches of {rows} rows, draws and inserts would wait for each other without "
+                f"end; use error_buffer={needed} or more"
             )
 
 
 class Account:
-    """Counts rows put in and rows drawn, and says how many more of each there may be. Not thread-safe.
+    """Counts rows put in and rows drawn, and how many more of each are allowed. Not thread-safe.
 
     Args:
         limits: The limits.
@@ -125,9 +126,9 @@ class Account:
 
     def __init__(self, limits: SamplesPerInsert, *, inserted: int = 0, drawn: int = 0) -> None:
         self.limits = limits
-        self.inserted = inserted
-        self.drawn = drawn
-        self._most_drawn = limits.most_drawn(inserted)  # Asked for with each draw.
+        self.inserted: int = inserted
+        self.drawn: int = drawn
+        self._most_drawn = limits.most_drawn(inserted)  # Kept, because each draw reads it.
 
     def __repr__(self) -> str:
         return f"Account(inserted={self.inserted}, drawn={self.drawn}, {self.limits})"
@@ -143,10 +144,10 @@ class Account:
         return max(self.limits.most_inserted(self.drawn) - self.inserted, 0)
 
     def draw(self, rows: int) -> None:
-        """Count rows that were drawn.
+        """Count drawn rows.
 
         Raises:
-            LedgerError: They were more than there may be.
+            LedgerError: The rows exceed `may_draw`.
         """
         if rows > self.may_draw:
             raise LedgerError(f"{rows} rows were drawn where {self.may_draw} may be: {self}; report this bug")
@@ -156,7 +157,7 @@ class Account:
         """Count rows that were put in.
 
         Raises:
-            LedgerError: They were more than there may be.
+            LedgerError: The rows exceed `may_insert`.
         """
         if rows > self.may_insert:
             raise LedgerError(
@@ -168,5 +169,5 @@ class Account:
 
 @lru_cache(16)
 def _exact(ratio: float) -> Fraction:
-    """The number that the user wrote: 0.1 is a tenth, so that 10 rows are 10 rows."""
+    """The decimal number that the user wrote: 0.1 is exactly a tenth."""
     return Fraction(repr(ratio))

@@ -1,7 +1,7 @@
-"""`FollowState`: what a `FollowingReplay` saves, and how the states of several become those of others.
+"""`FollowState`: the saved state of a `FollowingReplay`, and its division among other numbers of ranks.
 
-Counters are dealt out by rows: each rank gets the part of the rows drawn that its writers have of the rows
-that were put in, in whole rows whose sum is that of before.
+Counters are divided by rows: each rank gets a share of the drawn rows in proportion to the rows that its
+writers have put in. Shares are whole rows, and their sum is unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlio.replay.order import rank_of
 __all__ = ["FollowState", "merge_states"]
 
 _VERSION = ["following-replay", 1]
-#: The reader's class, as its states name it.
+#: The reader's class name in states.
 _READER = "FollowingReplay"
 
 
@@ -27,16 +27,16 @@ class FollowState:
     """Positions, counters and seeds of one rank, or of all of them.
 
     Attributes:
-        seed: Of the draws.
-        slots: Into how many parts writers are dealt.
-        ranks: Whose state it is.
-        world: Of how many.
-        draws: Units drawn: which random numbers come next.
+        seed: Seed of the draws.
+        slots: Number of parts that writers are divided into.
+        ranks: The ranks whose state this is.
+        world: Number of ranks.
+        draws: Units drawn; decides the next random numbers.
         drawn: Rows drawn.
         rows: Writer -> next row.
-        missed: Writer -> rows below that which were not put in, if any.
-        ring: Writer -> the first of its rows that is in the ring, if any is.
-        turn: Whose rows came last.
+        missed: Writer -> rows below it that were not put in, if any.
+        ring: Writer -> its first row in the ring, if any.
+        turn: The writer whose rows came last.
     """
 
     seed: int
@@ -56,13 +56,13 @@ class FollowState:
         return sum(self.rows.values()) - sum(self.missed.values())
 
     def take(self, writer: str, first: int, rows: int) -> None:
-        """Step over rows that are put in."""
+        """Advance over rows that are put in."""
         self.pass_over({writer: first})
         self.rows[writer] = first + rows
         self.turn = writer
 
     def pass_over(self, reached: Mapping[str, int]) -> None:
-        """Step over rows that are not put in: writer -> the row after them."""
+        """Advance over rows that are not put in: writer -> the row after them."""
         for writer, row in reached.items():
             passed = row - self.rows.get(writer, 0)
             if passed > 0:
@@ -70,7 +70,7 @@ class FollowState:
                 self.rows[writer] = row
 
     def to_json(self) -> JsonState:
-        """As JSON has it; a writer is ``[next row, missed, first row in the ring or null]``."""
+        """The JSON form; a writer is ``[next row, missed, first row in the ring or null]``."""
         return {
             "version": _VERSION,
             "seed": self.seed,
@@ -88,15 +88,15 @@ class FollowState:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> FollowState:
-        """Read it back, checked: a state may come from anywhere.
+        """Read and check the JSON form: a state may come from an untrusted source.
 
         Raises:
-            StateError: It is none.
+            StateError: ``saved`` is not a valid state.
         """
         if saved.get("version") != _VERSION:
             raise StateError(
                 f"state['position']['version'] is {excerpt(saved.get('version'))}, expected {_VERSION}: load "
-                "it into the version of rlio that saved it"
+                "the state into the version of rlio that saved it"
             )
         state = cls(
             seed=_whole(saved, "seed"),
@@ -130,20 +130,20 @@ class FollowState:
         """The state of one of ``world`` ranks.
 
         Raises:
-            StateError: It is that of other ranks, and not of all of them.
+            StateError: The state belongs to other ranks, and not to all of them.
         """
         if (self.ranks, self.world) == ((rank,), world):
             return self
         if set(self.ranks) != set(range(self.world)):
             raise StateError(
                 f"the state is that of rank {', '.join(map(str, self.ranks))} of {self.world}, and this "
-                f"reader is rank {rank} of {world}: rlio.FollowingReplay.merge_states() makes one of all of "
-                "them, which any number of ranks may load",
+                f"reader is rank {rank} of {world}: merge the states of all ranks with "
+                "rlio.FollowingReplay.merge_states(), for any number of ranks",
                 uri=uri,
             )
 
         def inserted_before(limit: int) -> int:
-            """Rows put in of the writers of the ranks below ``limit``."""
+            """Rows that the writers of the ranks below ``limit`` have put in."""
             return sum(
                 row - self.missed.get(writer, 0)
                 for writer, row in self.rows.items()
@@ -174,7 +174,7 @@ class FollowState:
         )
 
     def ring_ranges(self, capacity: int) -> dict[str, range]:
-        """Writer -> its rows that were in the ring; where that is smaller now, each writer's newest."""
+        """Writer -> its rows in the ring; if the ring is smaller now, each writer's newest rows."""
         found = {writer: range(first, self.rows[writer]) for writer, first in self.ring.items()}
         total = sum(len(rows) for rows in found.values())
         if total <= capacity:
@@ -183,19 +183,19 @@ class FollowState:
 
 
 def merge_states(states: Sequence[JsonState]) -> JsonState:
-    """One state of those of all ranks, saved after as many batches or not.
+    """Merge the states of all ranks into one. The ranks may have served different numbers of batches.
 
     Args:
-        states: What `FollowingReplay.state_dict` gave, on every rank of one group.
+        states: The results of `FollowingReplay.state_dict` on every rank of one group.
 
     Returns:
-        A state that any number of ranks may load, each of which takes its own part.
+        A state that any number of ranks may load; each rank takes its own part.
 
     Raises:
-        StateError: One is missing, twice there, of another group, or no such state.
+        StateError: A state is missing, given twice, of another group, or invalid.
     """
     if not states:
-        raise StateError("merge_states() of no state: give those of all ranks")
+        raise StateError("merge_states() was given no states: pass those of all ranks")
     found = []
     for number, state in enumerate(states):
         if not isinstance(state, Mapping) or state.get("reader") != _READER:
@@ -206,14 +206,14 @@ def merge_states(states: Sequence[JsonState]) -> JsonState:
             if isinstance(error, StateError):
                 raise
             raise StateError(
-                f"state {number} lacks something, or holds what it should not: {error!r}"
+                f"state {number} lacks a value, or holds an unexpected one: {error!r}"
             ) from error
     first = found[0]
     if len({(state.world, state.slots) for state in found}) > 1:
         raise StateError("the states are those of groups of unlike numbers of ranks or slots")
     ranks = sorted(rank for state in found for rank in state.ranks)
     if ranks != list(range(first.world)):
-        raise StateError(f"the states are those of the ranks {ranks} of {first.world}: give each rank's once")
+        raise StateError(f"found states of the ranks {ranks} of {first.world}: pass each rank's state once")
     merged = replace(
         first,
         ranks=tuple(ranks),

@@ -1,7 +1,7 @@
-"""A live writer's log: it appends rows, and releases them once they are published.
+"""The log of a live writer: appends rows, and releases them once they are published.
 
-It cuts the log into segments, syncs them, drops those that are published, and keeps the whole within its
-bound. Rows that cannot be published for a while are read from here again.
+The log is cut into segments. It syncs them, removes the published ones, and keeps the total size within its
+limit. Rows whose publishing is delayed are read from here again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rlio.log.wal import Buffer, Frame, SegmentWriter, read_frames
 
 __all__ = ["Log"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 class Log:
     """The log of one writer. Thread-safe.
 
     Args:
-        folder: Where it lies; locked by this process.
-        spool: How it is kept.
+        folder: The log's folder; locked by this process.
+        spool: The options of the log.
     """
 
     def __init__(self, folder: LogFolder, *, spool: Spool) -> None:
@@ -36,21 +36,21 @@ class Log:
         self._spool = spool
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        #: Segments with rows that are not published yet, the oldest first.
+        #: Segments with rows that are not published yet, oldest first.
         self._segments: list[SegmentWriter] = []
         self._open: SegmentWriter | None = None
-        #: Whether the next segment begins a shard, and whether the open one does.
+        #: Whether the next segment starts a shard, and whether the open one does.
         self._begins_shard = True
         self._open_begins = False
         self._failure: PublishError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        #: Called, in a thread of its own, when the log protects its rows no longer: they must be published.
+        #: Called in a separate thread when the log no longer protects its rows and they must be published.
         self.on_failure: Callable[[], object] = lambda: None
         #: The row after the last one logged.
-        self.end = 0
-        #: Seconds that `write()` has waited for room.
-        self.waited = 0.0
+        self.end: int = 0
+        #: Seconds that `write()` has waited for space in the log.
+        self.waited: float = 0.0
 
     @property
     def path(self) -> str:
@@ -59,17 +59,17 @@ class Log:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the log."""
+        """Size of the log in bytes."""
         with self._lock:
             return self._bytes()
 
     @property
     def failure(self) -> PublishError | None:
-        """Why the log protects its rows no longer; it does again once they are published."""
+        """Why the log no longer protects its rows; None again once they are published."""
         return self._failure
 
     def promise(self, uri: str) -> str:
-        """Where rows are that could not be stored yet, and what stores them, for messages.
+        """Return the message that says where unstored rows are and what stores them.
 
         Args:
             uri: The data set's root.
@@ -77,19 +77,20 @@ class Log:
         folder = self._spool.folder
         command = f"rlio recover {uri}" + ("" if folder is None else f" --spool {os.fspath(folder)}")
         return (
-            f"they are safe in the log {self.path}; close() tries again, and once this process has ended the "
-            f"next writer there, or `{command}`, stores them"
+            f"they are safe in the log {self.path}; close() tries again, and after this process has ended "
+            f"the next writer there, or `{command}`, stores them"
         )
 
     def append(self, frames: Sequence[tuple[Sequence[Buffer], int]], *, header: Mapping[str, Any]) -> None:
-        """Log the frames of one `write()`, all or none.
+        """Log the frames of one `write()`, all or none of them.
 
         Args:
-            frames: Buffers and rows of each.
-            header: Goes into the header of a new segment; call `cut` when it changes, but for ``shard_rows``.
+            frames: For each frame, its buffers and its number of rows.
+            header: Goes into the header of a new segment. Call `cut` when anything in it except
+                ``shard_rows`` changes.
 
         Raises:
-            PublishError: They could not be logged.
+            PublishError: The frames could not be logged.
         """
         with self._lock:
             if self._open is not None and self._open.is_broken:
@@ -107,15 +108,15 @@ class Log:
             self.end = segment.end
 
     def has_room(self) -> bool:
-        """Whether the log is within its bound."""
+        """Whether the log is below its size limit."""
         with self._lock:
             return self._bytes() < self._spool.max_bytes
 
     def wait_for_room(self) -> None:
-        """Wait until something was published and the log is within its bound again.
+        """Wait until publishing brings the log below its size limit.
 
         Raises:
-            PublishError: It is not, after ``block_seconds``.
+            PublishError: The log is still full after ``block_seconds``.
         """
         begun = time.monotonic()
         with self._changed:
@@ -127,17 +128,17 @@ class Log:
                 raise PublishError(
                     f"the log holds {self._bytes()} bytes that cannot be stored, of {self._spool.max_bytes} "
                     f"allowed, and {self._spool.block_seconds} s brought no room: nothing of this write() "
-                    "was taken, all before it is safe; repair access to the store, then write again",
+                    "was taken, all earlier rows are safe; repair access to the store, then write again",
                     uri=self.path,
                 )
 
     def cut(self, *, begins_shard: bool) -> None:
-        """Let the next frame begin a new segment, and, if so, a new shard when it is recovered."""
+        """Start a new segment at the next frame; with ``begins_shard``, recovery starts a new shard there."""
         with self._lock:
             self._cut(begins_shard=begins_shard)
 
     def release(self, row: int) -> None:
-        """Drop the segments of which every row is below ``row``: they are stored elsewhere."""
+        """Remove the segments whose rows are all below ``row``: these rows are stored."""
         with self._changed:
             while self._segments and self._segments[0].end <= row:
                 segment = self._segments.pop(0)
@@ -149,10 +150,10 @@ class Log:
             self._changed.notify_all()
 
     def secure(self, row: int) -> None:
-        """Sync the rows below ``row``, whatever `Spool.sync` says: nothing else needs to hold them then.
+        """Sync the rows below ``row``, whatever `Spool.sync` is. The caller can then drop its copy of them.
 
         Raises:
-            PublishError: A segment with such rows could not be synced, or had failed before.
+            PublishError: A segment with such rows could not be synced, or had failed earlier.
         """
         with self._lock:
             segments = [segment for segment in self._segments if segment.first < row]
@@ -162,18 +163,18 @@ class Log:
             if segment.is_broken:
                 raise PublishError("a write to this part of the log has failed", uri=segment.path)
             if segment is not still_open:
-                _close(segment)  # In an outage there may be thousands.
+                _close(segment)  # Frees the descriptor: an outage may leave thousands of segments.
 
     def frames(self, first: int, end: int) -> Iterator[Frame]:
-        """The logged rows ``[first, end)``, none of which is released, in frames of which each lies within.
+        """Yield the logged rows ``[first, end)``, none of them released, as frames that lie within the range.
 
         Raises:
-            CorruptData: They are not all there, or damaged.
+            CorruptData: Rows are missing or damaged.
             OSError: The log cannot be read.
         """
         with self._lock:
             found = [(part.path, part.first, part.end, part.bytes) for part in self._segments]
-        # Where a segment broke, the next one begins with rows that were never acknowledged in it.
+        # After a broken segment, the next one starts with the rows that the broken one never acknowledged.
         limits = [*(begin for _, begin, _, _ in found[1:]), end]
         for (path, begin, stop, size), limit in zip(found, limits, strict=True):
             if begin >= end or min(stop, limit) <= first:
@@ -187,7 +188,7 @@ class Log:
             raise CorruptData(f"rows {first} to {end - 1} are missing", uri=self.path)
 
     def close(self, *, keep: bool) -> None:
-        """Stop; remove the log if nothing in it is needed any more, else leave it to recovery."""
+        """Stop the thread. Remove the log if none of its rows are needed; else leave it to recovery."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -199,7 +200,7 @@ class Log:
             if not keep:
                 self._folder.remove()
         except OSError as error:
-            logger.warning("the log %s is done with, but could not be removed: %s", self.path, error)
+            logger.warning("the log %s is no longer needed, but could not be removed: %s", self.path, error)
         finally:
             self._folder.release()
 
@@ -212,7 +213,7 @@ class Log:
         kept = {"sync": self._spool.sync, "begins_shard": self._begins_shard}
         header = {**self._folder.owner, **about, **kept}
         path = self._folder.segment_path(self.end)
-        if os.path.lexists(path):  # Of an attempt that failed, which was not removed then; it has no rows.
+        if os.path.lexists(path):  # Left by a failed attempt; it has no rows.
             _remove(path)
         segment = SegmentWriter(path, header=header, first=self.end)
         self._segments.append(segment)
@@ -223,8 +224,8 @@ class Log:
         return segment
 
     def _abandon(self, segment: SegmentWriter) -> None:
-        """Log what follows elsewhere; what the segment holds stays until it is published."""
-        # The next one takes the place, and the name, of one without rows that were acknowledged.
+        """Log the following rows in another segment; this one stays until its rows are published."""
+        # If no row of the segment was acknowledged, the next one takes its place and its name.
         empty = self.end == segment.first
         self._cut(begins_shard=empty and self._open_begins)
         if empty:
@@ -238,34 +239,34 @@ class Log:
     # ---- in the threads ----
 
     def _sync_loop(self) -> None:
-        """Bound what a power failure costs, also when no further write comes."""
+        """Sync at intervals, also without further writes, to limit what a power failure costs."""
         while not self._stop.wait(self._spool.sync_interval):
             with self._lock:
                 dirty = [segment for segment in self._segments if segment.is_dirty]
             for segment in dirty:
-                with contextlib.suppress(PublishError):  # `failure` has it.
+                with contextlib.suppress(PublishError):  # `failure` holds it.
                     self._sync(segment)
 
     def _sync(self, segment: SegmentWriter) -> None:
-        """Sync a segment; where that fails, its rows must be published.
+        """Sync a segment. If that fails, its rows must be published.
 
         Raises:
-            PublishError: It failed.
+            PublishError: The sync failed.
         """
         try:
             segment.sync()
         except PublishError as error:
             logger.error("%s", str(error))
             self._failure = error
-            # Publishing takes the writer's lock, which close() holds while it waits for our threads. No
-            # thread starts once the interpreter has begun to exit; every writer is closed then anyway.
+            # Publishing takes the writer's lock, which close() holds while it waits for the threads here. No
+            # thread can start once the interpreter exits; every writer is closed by then anyway.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self.on_failure, name="rlio-rescue", daemon=True).start()
             raise
 
 
 def _drop(segment: SegmentWriter) -> None:
-    """Close and remove a segment whose rows are stored elsewhere, or that has none."""
+    """Close and remove a segment that has no rows or whose rows are all stored."""
     _close(segment)
     _remove(segment.path)
 
@@ -273,18 +274,18 @@ def _drop(segment: SegmentWriter) -> None:
 def _close(segment: SegmentWriter) -> None:
     try:
         segment.close()
-    except OSError as error:  # The descriptor is gone all the same, and what it had to say a sync has said.
+    except OSError as error:  # The descriptor is closed anyway, and an earlier sync reported any data loss.
         logger.warning("closing %s: %s", segment.path, error)
 
 
 def _remove(path: str) -> None:
-    """Remove a file that is not needed any more; where that fails it stays until the log is removed.
+    """Remove a file that is no longer needed. If that fails, it stays until the log is removed.
 
-    Recovery finds that its rows are stored. An error here must not stop what is being stored.
+    Recovery then finds that its rows are stored. An error here must not stop the storing of shards.
     """
     try:
         os.unlink(path)
     except FileNotFoundError:
         return
     except OSError as error:
-        logger.warning("%s is not needed any more, but could not be removed: %s", path, error)
+        logger.warning("%s is no longer needed, but could not be removed: %s", path, error)

@@ -1,4 +1,4 @@
-"""Opening a new writer: the root, an id of its own, the claim that others see, and the log."""
+"""Opens a new writer: the root, a unique id, the claim that followers see, and the log."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["open_publisher"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# How long opening a writer waits until it can be seen, and until the root is there.
+# Seconds that opening a writer waits for its claim, and for the root.
 _CLAIM_SECONDS = 2.0
 _OPEN_SECONDS = 10.0
 
@@ -35,36 +35,36 @@ def open_publisher(
     storage_options: dict[str, object] | None = None,
     spool: Spool | None = None,
 ) -> Publisher:
-    """The publisher of a new writer, and its log.
+    """Open the publisher of a new writer, and its log.
 
-    A store that is down, or hangs, refuses a writer unless its rows can wait: in a log that lies elsewhere,
-    under an id that was drawn. (Whether a given id is free only the store knows.) The root is then made in
-    the background, before the first shard. What no repetition can change (rights, a bucket that is not there,
-    another format version) refuses every writer.
+    If the store is down or hangs, a writer still opens if its rows can wait: in a log outside the store,
+    under a drawn id. (Only the store knows whether a given id is free.) The root is then made in the
+    background, before the first shard. A permanent failure (no rights, a missing bucket, another format
+    version) refuses every writer.
 
     Args:
         root: Folder of the data set, on any filesystem.
-        writer_id: None draws a fresh one; a given one must have no rows there yet.
+        writer_id: None draws a new id; a given id must have no rows there yet.
         worker_index: Goes into a drawn id.
-        storage_options: For fsspec.
-        spool: How rows are logged; None: not at all.
+        storage_options: Options for fsspec.
+        spool: The options of the log; None: no log.
 
     Raises:
-        OptionError: The given id is illegal, or has rows; or the root is in another format version.
+        OptionError: The given id is illegal or has rows; or the root has another format version.
         CorruptData: The root's header is damaged.
-        PublishError: Nothing can be stored, or logged, there.
+        PublishError: The root or the log cannot be written.
         UnsafeData: The spool belongs to another user.
     """
     storage = root if isinstance(root, Storage) else Storage.open(root, storage_options=storage_options)
     is_given = writer_id is not None
     writer = make_writer_id(worker_index) if writer_id is None else check_writer_id(writer_id)
     where = None if spool is None else spool_of(storage, spool)
-    # Where the log and the root share a disk, asking the root is asking the log's disk.
+    # If the log and the root share a disk, a root that does not answer means a log that does not.
     beside = where is not None and storage.is_local and _is_below(where, storage.root)
     if is_given:
         _check_free(storage, writer)
     try:
-        # A root that cannot be written, or is in another format, is found out before rows are taken.
+        # Before any row is accepted, finds a root that cannot be written or has another format.
         has_root = _make_root(storage, can_wait=where is not None and not beside and not is_given)
         claiming = _claim(storage, writer, given=is_given)
         log = None
@@ -75,7 +75,7 @@ def open_publisher(
             claiming.join(_CLAIM_SECONDS)
     except BaseException as error:
         if is_given:
-            # So that the same id can be given again; where that fails too, it cannot.
+            # Free the id for another attempt; if that fails too, it stays taken.
             with contextlib.suppress(OSError, RlioError):
                 disclaim(storage, writer)
         if not isinstance(error, OSError) or (
@@ -96,22 +96,22 @@ def _check_free(storage: Storage, writer: str) -> None:
     except OSError as error:
         raise PublishError(
             f"the store does not say whether writer_id={writer!r} is free there: {error}; repair access, or "
-            "leave writer_id out, so that rows can wait for the store in a log",
+            "leave writer_id out to let the rows wait in a log",
             uri=storage.uri,
         ) from error
     if used:
         raise OptionError(
-            f"writer {writer!r} was used there already: take another writer_id, or None for a new one",
+            f"writer {writer!r} was used there already: pass another writer_id, or None for a new one",
             uri=storage.uri,
         )
 
 
 def _make_root(storage: Storage, *, can_wait: bool) -> bool:
-    """Make the root, if it is not there; whether it is now.
+    """Make the root unless it exists. Returns whether it exists now.
 
     Args:
         storage: The root.
-        can_wait: Whether the rows can wait, in a log, for a store that does not answer now.
+        can_wait: Whether the rows can wait in a log if the store does not answer.
     """
     if not can_wait:
         put_header(storage)
@@ -119,7 +119,7 @@ def _make_root(storage: Storage, *, can_wait: bool) -> bool:
     try:
         within(_OPEN_SECONDS, lambda: put_header(storage))
     except OSError as error:
-        # What could not be stored says so; why, and whether that passes, is in its cause.
+        # A PublishError says what was not stored; its cause says why, and whether a retry can help.
         if is_permanent(error.__cause__ or error if isinstance(error, PublishError) else error):
             raise
         logger.warning("%s does not answer: rows wait in the log until it does (%s)", storage.uri, error)
@@ -128,9 +128,9 @@ def _make_root(storage: Storage, *, can_wait: bool) -> bool:
 
 
 def _claim(storage: Storage, writer: str, *, given: bool) -> threading.Thread | None:
-    """Put the writer's claim, now or once the thread that is given has ended.
+    """Put the writer's claim: at once, or in the thread that this returns.
 
-    A drawn id needs no claim to be safe: a store that hangs does not hold up its writer.
+    A drawn id is safe without a claim, so a store that hangs does not delay its writer.
     """
     if given:
         claim(storage, writer)
@@ -140,7 +140,7 @@ def _claim(storage: Storage, writer: str, *, given: bool) -> threading.Thread | 
         try:
             claim(storage, writer)
         except (RlioError, OSError) as error:
-            logger.warning("followers will not see this writer before its first shard: %s", error)
+            logger.warning("followers do not see this writer before its first shard: %s", error)
 
     thread = threading.Thread(target=attempt, name="rlio-claim", daemon=True)
     thread.start()

@@ -1,9 +1,9 @@
-"""Storing one writer's shards in the background, the oldest first, again and again until they are stored.
+"""Stores one writer's shards in the background, oldest first, and retries until they are stored.
 
-A `Publisher` numbers the rows of the shards that `rlio.writers` encodes, stores each shard, and tells the
-writer's `Log` which rows to release. Where there is a log, the bytes of shards that wait behind one that
-cannot be stored are dropped, so that memory does not grow with a backlog. They are made again from the log
-when their turn comes.
+A `Publisher` numbers the rows of the shards that `rlio.writers` encodes. It stores each shard, and tells the
+writer's `Log` which rows to release. If there is a log, it drops the bytes of shards that wait behind one
+that cannot be stored, so memory does not grow with a backlog. It encodes these shards again from the log when
+their turn comes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rlio.support.forks import Owner
 
 __all__ = ["NewShard", "Publisher", "check_schema"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Seconds between attempts to store the oldest shard; `Storage` has tried several times in each.
+# Seconds between attempts to store the oldest shard; in each attempt `Storage` retries several times.
 _FIRST_DELAY = 0.5
 _MAX_DELAY = 30.0
-# How long a finished shard waits, in memory, for the one before it before its bytes are dropped.
+# Seconds that a finished shard waits in memory for the shard before it. Then its bytes are dropped.
 _PATIENCE = 1.0
 
 
@@ -44,14 +44,14 @@ class NewShard:
     """An encoded shard.
 
     Attributes:
-        data: Its bytes, which nothing changes any more.
-        rows: Rows in it.
-        suffix: What the bytes are.
+        data: The bytes of the shard, which no longer change.
+        rows: Rows in the shard.
+        suffix: The file format.
         footer_crc32: See `ShardName`.
-        schema: Of the rows.
-        crc32: Of ``data``, where known.
-        pending: A file at the root that holds ``data`` already.
-        remake: Makes the shard again from the log's frames of its rows. None: ``data`` is kept until it is
+        schema: Schema of the rows.
+        crc32: CRC-32 of ``data``, if known.
+        pending: A file at the root that already holds ``data``.
+        remake: Encodes the shard again from the log's frames of its rows. None: ``data`` is kept until it is
             stored.
     """
 
@@ -65,7 +65,7 @@ class NewShard:
     remake: Callable[[Iterable[Frame]], NewShard] | None = None
 
     def name(self, first: int) -> ShardName:
-        """Its name, given the number of its first row."""
+        """Return the shard's name, given the number of its first row."""
         return ShardName(
             first=first,
             rows=self.rows,
@@ -78,11 +78,11 @@ class NewShard:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A shard on its way into the data set: its schema is stored before it; see `NewShard`."""
+    """A queued shard; its schema is stored before it. See `NewShard`."""
 
     name: ShardName
     schema: Schema
-    #: None while its rows are in the log alone.
+    #: None while only the log has its rows.
     data: memoryview | None
     pending: PendingFile | None
     remake: Callable[[Iterable[Frame]], NewShard] | None
@@ -91,18 +91,18 @@ class _Waiting:
 def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> None:
     """Refuse a schema that gives a column another type than the root's other writers do.
 
-    A writer that begins at the same moment is not seen here; then readers refuse.
+    Does not see a writer that starts at the same moment; readers then refuse the data.
 
     Args:
         storage: The root.
-        schema: Of rows that are to be stored there.
-        again: Accept a schema that is stored there already, whatever the others are: rows that follow rows of
-            the same schema make nothing worse.
+        schema: Schema of rows to be stored there.
+        again: Accept a schema that is already stored there, whatever the others are, because more rows of the
+            same schema make nothing worse.
 
     Raises:
-        SchemaConflict: It does; the message names both schemas.
-        CorruptData: A schema file there is damaged.
-        StoreError: The store cannot be asked.
+        SchemaConflict: A column has another type; the message names both schemas.
+        CorruptData: A schema file of the root is damaged.
+        StoreError: The schemas of the root cannot be read.
     """
     known = read_schemas(storage, torn="skip")
     if not (again and schema.hash in known):
@@ -110,21 +110,21 @@ def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> No
 
 
 class Publisher:
-    """Numbers a writer's rows and stores its shards in order, from a thread of its own.
+    """Numbers a writer's rows and stores its shards in order, in its own thread.
 
     `rlio.log.new_writer.open_publisher` opens one for a new writer.
 
     Args:
         storage: The data set's root.
-        writer_id: Whose shards they are.
-        log: The writer's log. None: what cannot be stored stays in memory.
+        writer_id: The writer of the shards.
+        log: The writer's log. None: shards that cannot be stored stay in memory.
         first: Number of the first row.
-        is_new: Whether this writer put its claim, so that closing it removes the claim. False: it stores the
+        is_new: Whether this writer put its claim; closing it then removes the claim. False: it stores the
             rows of a dead writer.
-        has_root: Whether the root was made. False: it is made before the first shard.
-        asks_first: Whether the store is asked about a schema before rows of it are taken. False: in the
-            background, since the rows are safe in the log meanwhile.
-        conflicting: Store rows whose schema does not fit those of the root, too.
+        has_root: Whether the root exists. False: it is made before the first shard.
+        asks_first: Whether to check a schema against the store before rows with it are accepted. False: check
+            in the background, because the log keeps the rows safe meanwhile.
+        conflicting: Whether to store rows whose schema conflicts with the root's.
     """
 
     def __init__(
@@ -148,39 +148,39 @@ class Publisher:
         self._conflicting = conflicting
         self._owner = Owner()
         self._changed = threading.Condition()
-        #: The first one has its bytes, from its first attempt on.
+        #: From its first attempt on, the first shard has its bytes.
         self._queue: deque[_Waiting] = deque()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        #: Schemas to be stored before there is a shard of them, and the last one of these.
+        #: Schemas to store before they have a shard, and the last one added.
         self._expected: deque[Schema] = deque()
         self._last_expected: Schema | None = None
-        #: Hashes of the schemas that may be stored, and of those that are.
+        #: Hashes of the schemas that may be stored, and of those that are stored.
         self._accepted: set[str] = set()
         self._schemas: set[str] = set()
-        #: Hash of the schema that must not be stored, and why; its rows wait until it may.
+        #: Hash of the schema that must not be stored, and why; its rows wait until it may be stored.
         self._conflict: tuple[str, SchemaConflict] | None = None
-        #: Attempts begun so far, the last one that failed, and why.
+        #: Attempts started so far, the last one that failed, and its error.
         self._attempts = 0
         self._failed = 0
         self._error: Exception | None = None
         self._delay = 0.0
         self._retry_at = 0.0
         self._urgent = 0
-        #: What ended the thread, if it did not end as it should.
+        #: The error that ended the thread, if it died.
         self._died: BaseException | None = None
-        #: Whether the store keeps shards waiting: then `submit` does not wait for it a second time.
+        #: Whether the store keeps shards waiting: `submit` then does not wait for it again.
         self._slow = False
-        #: What the thread does after the last shard, and its error.
+        #: The job that the thread does after the last shard, and its error.
         self._last: Callable[[], object] | None = None
         self._last_error: Exception | None = None
         #: Number of the first row of the next shard.
-        self.next_row = first
-        #: Rows that were taken: those of a `write()` that was interrupted just before it returned, too.
+        self.next_row: int = first
+        #: Accepted rows, including those of a `write()` that was interrupted right before its return.
         self.received = 0
-        #: Rows and bytes that are stored.
-        self.rows_published = 0
-        self.bytes_published = 0
+        #: Stored rows and bytes.
+        self.rows_published: int = 0
+        self.bytes_published: int = 0
 
     @property
     def waiting_bytes(self) -> int:
@@ -189,15 +189,15 @@ class Publisher:
             return sum(len(shard.data) for shard in self._queue if shard.data is not None)
 
     def start(self) -> None:
-        """Start the thread, unless it runs: too late once the interpreter has begun to exit."""
+        """Start the thread unless it runs. It cannot start once the interpreter exits."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rlio-publish", daemon=True)
             self._thread.start()
 
-    # ---- what may be taken ----
+    # ---- checks before rows are accepted ----
 
     def check_process(self) -> None:
-        """Raise in a forked child, which has none of the threads.
+        """Raise in a forked child, because it has none of the threads.
 
         Raises:
             PublishError: This is not the process that opened the writer.
@@ -205,11 +205,11 @@ class Publisher:
         self._owner.check("writer", error=PublishError, uri=self.storage.uri)
 
     def check(self) -> None:
-        """Raise where no more rows may be taken.
+        """Raise if no more rows can be accepted.
 
         Raises:
             PublishError: This is a forked child.
-            SchemaConflict: The store said, meanwhile, that the rows do not fit those of other writers.
+            SchemaConflict: The store reported, in the background, that the rows conflict with other writers.
         """
         self.check_process()
         conflict = self._conflict
@@ -217,19 +217,19 @@ class Publisher:
             raise conflict[1]
 
     def check_schema(self, schema: Schema) -> None:
-        """Refuse a schema that does not fit the root, before rows of it are taken; see `check_schema`.
+        """Refuse a schema that conflicts with the root before its rows are accepted; see `check_schema`.
 
-        Without ``asks_first`` the store is asked after `expect`; `check` and `flush` raise a conflict.
+        Without ``asks_first`` the check runs after `expect`, and `check` and `flush` raise the conflict.
 
         Raises:
-            SchemaConflict: It does not fit.
+            SchemaConflict: The schema conflicts with the root.
         """
         if self._asks_first:
             check_schema(self.storage, schema)
             self._accepted.add(schema.hash)
 
     def expect(self, schema: Schema) -> None:
-        """Store a schema in the background, of which rows are logged: a shard then need not wait for it."""
+        """Store the schema of logged rows in the background, before their first shard needs it."""
         if schema is not self._last_expected:
             with self._changed:
                 self._expected.append(schema)
@@ -237,35 +237,35 @@ class Publisher:
                 self._changed.notify_all()
 
     def check_counts(self) -> None:
-        """Raise unless every row received was logged, where there is a log, and stored.
+        """Raise unless every received row was stored, and logged if there is a log.
 
         Raises:
-            LedgerError: One was not, or one was counted twice.
+            LedgerError: A row was lost, or counted twice.
         """
         logged = self.received if self.log is None else self.log.end
         if not self.received == logged == self.rows_published:
             raise LedgerError(
                 f"the writer's rows do not add up: {self.received} received, {logged} logged, "
-                f"{self.rows_published} published; do not trust this data set before `rlio verify` has seen "
-                "it, and report this",
+                f"{self.rows_published} published; run `rlio verify` before you trust this data set, and "
+                "report this",
                 uri=self.storage.uri,
             )
 
     # ---- shards ----
 
     def pending_file(self) -> PendingFile | None:
-        """A file at a local root to which a shard's bytes may go while they are made; None elsewhere."""
+        """Return a file at a local root into which a shard can be encoded; None on other filesystems."""
         if not self.storage.is_local:
             return None
         try:
             return PendingFile(self.storage.root)
         except OSError:
-            return None  # Then storing the whole shard will say what is wrong.
+            return None  # The put of the whole shard will report the cause.
 
     def submit(self, new: NewShard) -> None:
         """Number a shard's rows and queue it.
 
-        Where those before it are slow, or cannot be stored, its bytes are dropped if its rows are logged.
+        If earlier shards are slow or cannot be stored, its bytes are dropped, provided its rows are logged.
         """
         self.start()
         shard = _Waiting(
@@ -286,13 +286,13 @@ class Publisher:
             self._drop(shard)
 
     def wait(self, timeout: float) -> None:
-        """Wait until everything is stored, but not longer than ``timeout`` seconds, nor for a slow store."""
+        """Wait until everything is stored, at most ``timeout`` seconds. Does not wait for a slow store."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queue or self._error is not None or self._slow, timeout)
 
     def wait_for_room(self) -> None:
-        """Wait until the log is within its bound again; see `Log.wait_for_room`."""
-        with self._changed:  # The pause between two attempts may be longer than this wait.
+        """Wait until the log is below its size limit; see `Log.wait_for_room`."""
+        with self._changed:  # Retry now: the delay between two attempts may be longer than this wait.
             self._retry_at = 0.0
             self._changed.notify_all()
         if self.log is not None:
@@ -302,8 +302,8 @@ class Publisher:
         """Return once every queued shard is stored.
 
         Raises:
-            PublishError: An attempt that began after this call failed, or ``timeout`` seconds have passed;
-                what is queued stays so.
+            PublishError: An attempt that started after this call failed, or ``timeout`` seconds passed. The
+                shards stay queued.
         """
         with self._changed:
             if not self._queue:
@@ -326,15 +326,15 @@ class Publisher:
         raise self.overdue(f"the store did not take {rows} rows", timeout)
 
     def close(self, *, seal_at: int | None, timeout: float | None = None) -> None:
-        """End the thread, which does not wait for a store that hangs, and release the log.
+        """End the thread and release the log. Does not wait for a store that hangs.
 
         Args:
-            seal_at: Say that the writer is closed for good after as many rows, all of them stored, and
-                remove its log; None leaves the log to recovery.
-            timeout: Seconds that saying so may take; None: as long as it takes.
+            seal_at: Mark the writer as closed for good after this many rows, all of them stored, and remove
+                its log. None leaves the log to recovery.
+            timeout: Seconds to wait for that mark; None: without limit.
 
         Raises:
-            PublishError: It could not be said; the log stays, for recovery to do so.
+            PublishError: The mark could not be stored; the log stays, and recovery stores the mark.
         """
         keep = True
         try:
@@ -347,14 +347,14 @@ class Publisher:
                 self.log.close(keep=keep)
 
     def overdue(self, what: str, timeout: float | None) -> PublishError:
-        """The error of a flush whose time is over: what was not done, and where its rows are."""
+        """Return the error for a flush that timed out: what was not done, and where the rows are."""
         return PublishError(f"{what} within {timeout or 0:.3g} s: {self._safe()}", uri=self.storage.uri)
 
     def _finish(self, last: Callable[[], object], *, timeout: float | None) -> None:
-        """Call ``last`` in the thread, when everything is stored, and end the thread.
+        """Call ``last`` in the thread after everything is stored, then end the thread.
 
         Raises:
-            PublishError: It is not done within ``timeout`` seconds.
+            PublishError: ``last`` did not finish within ``timeout`` seconds.
         """
         if self._stopped:
             last()
@@ -370,8 +370,8 @@ class Publisher:
             raise failure
         if pending:
             raise PublishError(
-                "every row is stored, but not that the writer is closed: the store did not answer within "
-                f"{timeout} s; the next writer there, or `rlio recover`, says so",
+                "every row is stored, but the writer is not marked as closed: the store did not answer "
+                f"within {timeout} s; the next writer there, or `rlio recover`, marks it",
                 uri=self.storage.uri,
             )
 
@@ -380,7 +380,7 @@ class Publisher:
             self._stopped = True
             self._changed.notify_all()
             idle = not self._queue and self._last is None
-            # What is not stored lies in the log, if there is one; unfinished files are of no use any more.
+            # The log, if there is one, has the rows that are not stored; unfinished files are useless.
             unused = [_take_pending(shard) for shard in self._queue]
         for pending in unused:
             if pending is not None:
@@ -395,7 +395,7 @@ class Publisher:
             disclaim(self.storage, self.writer_id)
 
     def _told(self, error: Exception, rows: int) -> Exception:
-        """The error that a flush raises for a failed attempt: where the rows are, if their log keeps them."""
+        """Return the error that a flush raises for a failed attempt. It says where the log keeps the rows."""
         failed = isinstance(error, PublishError | StoreError) or not isinstance(error, RlioError)
         if self.log is None or not failed:
             return error
@@ -404,9 +404,9 @@ class Publisher:
         return told
 
     def _safe(self) -> str:
-        """Where rows are that are not stored yet, and what stores them, for messages."""
+        """Return the message that says where unstored rows are and what stores them."""
         if self.log is None:
-            return "they are in memory, and lost when this process ends; close() tries again"
+            return "they are only in memory, and lost when this process ends; close() tries again"
         return self.log.promise(self.storage.uri)
 
     # ---- in the thread ----
@@ -415,11 +415,11 @@ class Publisher:
         try:
             while (job := self._next()) is not None:
                 job()
-                del job  # It holds the bytes of a shard.
+                del job  # Frees the bytes of the shard.
             if self._last is not None and not self._stopped:
                 self._do_last(self._last)
         except BaseException as error:
-            # A defect of ours: callers that wait for this thread must not hang.
+            # A defect of rlio: callers that wait for this thread must not hang.
             with self._changed:
                 self._died = error
                 self._changed.notify_all()
@@ -434,7 +434,7 @@ class Publisher:
             ) from self._died
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for a shard and the time to store it; None: stop, or nothing is left but the last job."""
+        """Wait for the next job and its time; None: stop, or only the last job remains."""
         with self._changed:
             while not self._stopped and (self._queue or self._last is None):
                 if self._expected:
@@ -455,7 +455,7 @@ class Publisher:
         try:
             self._store(shard)
         except Exception as error:
-            # The next flush raises it; until then it is tried again.
+            # The next flush raises the error; until then the thread tries again.
             self._note_failure(shard, error)
             for waiting in list(self._queue):
                 self._drop(waiting)
@@ -466,9 +466,9 @@ class Publisher:
         try:
             self._store_schema(schema)
         except SchemaConflict:
-            return  # Raised by the next call of the writer.
+            return  # The next call of the writer raises it.
         except Exception as error:
-            # Tried again with its first shard, whose error the next flush raises.
+            # Retried with the first shard of the schema; the next flush raises that error.
             logger.info("schema %s is not stored in %s yet: %s", schema.hash, self.storage.uri, error)
 
     def _do_last(self, last: Callable[[], object]) -> None:
@@ -493,10 +493,10 @@ class Publisher:
         put_shard(self.storage, self.writer_id, shard.name, self._data_of(shard))
 
     def _store_schema(self, schema: Schema) -> None:
-        """Store a schema, and before it the root, unless they are; refuse what must not be stored.
+        """Store a schema, after the root, unless they are already stored. Refuses a conflicting schema.
 
         Raises:
-            SchemaConflict: It does not fit those of other writers.
+            SchemaConflict: The schema conflicts with those of other writers.
         """
         if schema.hash in self._schemas:
             return
@@ -509,34 +509,34 @@ class Publisher:
             except SchemaConflict as error:
                 found = self._with_log(error)
                 self._conflict = (schema.hash, found)
-                raise found  # noqa: B904 - its cause is set, but where it is the error itself
+                raise found  # noqa: B904 - its cause is set, except where it is the error itself
             self._accepted.add(schema.hash)
         if self._conflict is not None and self._conflict[0] == schema.hash:
-            self._conflict = None  # What was in the way is gone.
+            self._conflict = None  # The conflicting schema is gone.
         self.storage.put(schema_path(schema.hash), schema.text.encode())
         self._schemas.add(schema.hash)
 
     def _with_log(self, error: SchemaConflict) -> SchemaConflict:
-        """A conflict that was found after rows were taken: it says where they are."""
+        """Add to a conflict that was found after rows were accepted where these rows are."""
         if self.log is None:
             return error
         found = SchemaConflict(
-            f"{error}; what was taken before this was seen cannot be stored there: it stays in the log "
-            f"{self.log.path}, which `rlio recover --conflicting` stores all the same"
+            f"{error}; rows accepted before this was found cannot be stored there: they stay in the log "
+            f"{self.log.path}; `rlio recover --conflicting` stores them anyway"
         )
         found.uri, found.column, found.__cause__ = error.uri, error.column, error
         return found
 
     def _data_of(self, shard: _Waiting) -> memoryview:
-        """The bytes of the first shard, made again if they were dropped."""
+        """Return the bytes of the first shard; encode it again if they were dropped."""
         if shard.data is None:
             assert self.log is not None
             assert shard.remake is not None
             made = shard.remake(self.log.frames(shard.name.first, shard.name.end))
             if made.name(shard.name.first) != shard.name:
                 raise LedgerError(
-                    f"the log gives the shard {made.name(shard.name.first).format()} where it was "
-                    f"{shard.name.format()} before: the log stays, and `rlio recover` stores its rows once "
+                    f"the log gives the shard {made.name(shard.name.first).format()}, expected "
+                    f"{shard.name.format()}: the log stays, and `rlio recover` stores its rows after "
                     "this process has ended; report this",
                     uri=self.log.path,
                 )
@@ -550,7 +550,7 @@ class Publisher:
             self._delay = min(2 * self._delay or _FIRST_DELAY, _MAX_DELAY)
             self._retry_at = time.monotonic() + self._delay
             self._changed.notify_all()
-        # As text: handlers may keep the error, whose traceback holds the bytes of the shard.
+        # As text: a handler may keep the error, and its traceback holds the bytes of the shard.
         logger.warning("%d rows wait to be stored: %s", shard.name.rows, str(error))
 
     def _note_success(self, shard: _Waiting) -> None:
@@ -565,7 +565,7 @@ class Publisher:
         logger.info("stored %s: %d rows", shard_path(self.writer_id, shard.name), shard.name.rows)
 
     def _drop(self, shard: _Waiting) -> None:
-        """Drop the bytes of a shard whose rows are logged, but not of the first: it is tried again soon."""
+        """Drop the bytes of a shard whose rows are logged, except the first shard: its retry is soon."""
         if self.log is None or shard.remake is None or shard.data is None:
             return
         try:
@@ -574,7 +574,7 @@ class Publisher:
             logger.warning("a shard that cannot be stored stays in memory: %s", str(error))
             return
         with self._changed:
-            # In the meantime it may have been stored, dropped, or become the first.
+            # It may have been stored, dropped, or become the first meanwhile.
             if shard.data is None or shard not in self._queue or shard is self._queue[0]:
                 return
             shard.data = None
@@ -584,6 +584,6 @@ class Publisher:
 
 
 def _take_pending(shard: _Waiting) -> PendingFile | None:
-    """The shard's unfinished file, which the caller must then commit or discard."""
+    """Take the shard's unfinished file. The caller must commit or discard it."""
     pending, shard.pending = shard.pending, None
     return pending

@@ -1,7 +1,7 @@
-"""Recovery: what a dead writer left in its log becomes the shards that it would have made.
+"""Recovery: turns the log of a dead writer into the shards that the writer would have made.
 
-The same bytes under the same names, however often it is done and wherever it is interrupted: a log says all
-that the writer knew, and goes only once every row in it is published.
+Recovery makes the same bytes under the same names, however often it runs and wherever it is interrupted. A
+log holds everything the writer knew, and is removed only after every row in it is published.
 
 Example:
     >>> import tempfile
@@ -71,38 +71,38 @@ __all__ = [
     "recover_log",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: Where files go that cannot be used; no writer id begins with an underscore.
+#: Folder for files that cannot be used; no writer id begins with an underscore.
 _ASIDE: Final = "_damaged"
-#: Bytes of shards that may wait for the store before no more are made.
+#: Bytes of shards that may wait for the store before recovery stops making more.
 _MOST_WAITING: Final = 128 << 20
-#: Seconds that a writer which opens waits for what others have left to be stored; the rest follows meanwhile.
+#: Seconds that a new writer waits for recovery; what remains is stored in the background.
 _OPEN_SECONDS: Final = 30.0
-#: Seconds between two looks at whether a writer has died.
+#: Seconds between two checks whether a writer has died.
 _POLL_SECONDS: Final = 0.05
-# Folders of a root without a header that are looked into.
+# How many folders of a root without a header are searched for shards.
 _LOOKED_AT: Final = 8
 
 
 Outcome: TypeAlias = Literal["recovered", "alive", "other-host", "other-user", "elsewhere", "failed"]
-#: Those that leave rows of writers which are dead, as far as anybody knows.
+#: Outcomes that leave rows of writers that are, as far as known, dead.
 _LEFT: Final[frozenset[Outcome]] = frozenset(["other-host", "other-user", "elsewhere", "failed"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveredLog:
-    """What became of one writer's log.
+    """The result for one writer's log.
 
     Attributes:
         writer: The writer's id.
-        outcome: "recovered"; "alive": its writer lives, or may (a copy); "failed", and will be tried again;
-            "other-host", "other-user": left for them; "elsewhere": written to the same URI with other storage
-            options, and left.
-        rows: Rows published that were not before.
-        lost_rows: Rows of whole frames that lie behind damage; they are set aside, not deleted.
-        set_aside: Files that hold what could not be read.
-        error: Why it failed, or what is damaged.
+        outcome: "recovered"; "alive": its writer is alive, or may be (a copy); "failed": the next recovery
+            tries again; "other-host", "other-user": left for them; "elsewhere": left, because it was written
+            to the same URI with other storage options.
+        rows: Rows that were not published before.
+        lost_rows: Rows of whole frames behind damage; they are set aside, not deleted.
+        set_aside: Files that hold the unreadable data.
+        error: Why recovery failed, or what is damaged.
     """
 
     writer: str
@@ -115,12 +115,12 @@ class RecoveredLog:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryReport:
-    """What `recover` did.
+    """The result of `recover`.
 
     Attributes:
         root: The data set.
-        spool: Where its logs lie; None where there can be none.
-        logs: One entry a log.
+        spool: The folder of its logs; None if it can have none.
+        logs: One entry per log.
     """
 
     root: str
@@ -129,22 +129,22 @@ class RecoveryReport:
 
     @property
     def rows(self) -> int:
-        """Rows published that were not before."""
+        """Rows that were not published before."""
         return sum(log.rows for log in self.logs)
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing failed, nothing was damaged, and nothing is left but what living writers have."""
+        """Whether nothing failed or was damaged, and only logs of live writers are left."""
         return all(log.error is None and log.outcome not in _LEFT for log in self.logs)
 
     def to_json(self) -> dict[str, Any]:
-        """As `rlio recover --json` prints it."""
+        """Return the report as `rlio recover --json` prints it."""
         return {**asdict(self), "logs": [asdict(log) for log in self.logs], "rows": self.rows}
 
 
 @dataclass(frozen=True)
 class WriterLog:
-    """Where a writer's write-ahead log lies. Travels to other processes by pickle.
+    """The place of a writer's write-ahead log. Can be pickled for other processes.
 
     Attributes:
         storage: The data set's root.
@@ -164,22 +164,23 @@ def recover(
     must_exist: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RecoveryReport:
-    """Publish what dead writers left in their logs. Safe at any time, in any number of processes.
+    """Publish the rows that dead writers left in their logs. Safe at any time, in any number of processes.
 
     Args:
         uri: Root of the data set.
-        spool: As the writers were given it.
-        all_hosts: Also logs of other hosts, and copies of logs: only where their writers are surely dead.
-        conflicting: Also rows whose schema gives a column another type than those of the data set do, which
-            are then read with ``columns=``, without that column. Else such a log fails, and stays.
-        must_exist: Whether a root with neither a data set nor a log is an error: it may be mistyped.
-        storage_options: For fsspec. Logs lie apart by server: give what the writers were given.
+        spool: The value that the writers were given.
+        all_hosts: Also recover logs of other hosts, and copies of logs. Use it only if their writers are
+            surely dead.
+        conflicting: Also store rows whose schema gives a column another type than the data set does. Read
+            them with ``columns=``, without that column. Without this option, such a log fails and stays.
+        must_exist: Raise if the root has neither a data set nor a log, because it may be mistyped.
+        storage_options: Options for fsspec. Logs are kept apart by server: pass the options of the writers.
 
     Returns:
-        One entry a log; what failed is in it, and logged, and stays to be tried again.
+        One entry per log. Failures are in the report and logged; these logs stay for another attempt.
 
     Raises:
-        DataNotFound: With ``must_exist``: there is neither a data set nor a log.
+        DataNotFound: With ``must_exist``: the root has neither a data set nor a log.
         OptionError: ``spool`` is None, or illegal.
         UnknownName: No filesystem has the URL's scheme.
     """
@@ -210,18 +211,18 @@ def _has_shards(storage: Storage) -> bool:
 
 
 def recover_log(log: WriterLog, *, timeout: float) -> int:
-    """Publish what one dead writer left in its log, on the machine of that log. Safe at any time.
+    """Publish the rows that one dead writer left in its log, on the machine of that log. Safe at any time.
 
     Args:
-        log: Of the writer.
-        timeout: Seconds to wait for a writer that still lives, such as one that was killed a moment ago.
+        log: The writer's log.
+        timeout: Seconds to wait for a writer that is still alive, such as one that was killed a moment ago.
 
     Returns:
-        Rows of the writer that the data set has now, from its first row on. There may be fewer than the
-        writer has logged: the log was damaged, or is gone with its disk.
+        Rows of the writer that the data set has now without a gap, from its first row on. They may be fewer
+        than the writer logged, if the log was damaged or is gone with its disk.
 
     Raises:
-        PublishError: The log could not be recovered, or its writer lives; it stays.
+        PublishError: The log could not be recovered, or its writer is alive; the log stays.
         StoreError: The store did not answer.
     """
     deadline = time.monotonic() + timeout
@@ -239,7 +240,7 @@ def recover_log(log: WriterLog, *, timeout: float) -> int:
 
 
 def _elsewhere(storage: Storage, spool: Spool | None) -> list[RecoveredLog]:
-    """Logs of the same URI in the folders of other servers, which nobody else would ever mention."""
+    """Return the logs of the same URI in the folders of other servers, which no other call reports."""
     strays = [] if spool is None else stray_logs(storage, spool)
     for stray in strays:
         logger.warning("%s", stray.message)
@@ -251,30 +252,30 @@ def _elsewhere(storage: Storage, spool: Spool | None) -> list[RecoveredLog]:
 def recover_before_writing(
     root: str | os.PathLike[str], spool: Spool | None, *, storage_options: Mapping[str, Any] | None
 ) -> None:
-    """`recover` for a writer that is about to open: what fails is logged and does not stop it.
+    """Run `recover` for a writer that is about to open. Logs failures, and opens the writer anyway.
 
-    Nor does what takes long, such as a store that hangs: it goes on in the background.
+    A recovery that takes long, for instance because the store hangs, continues in the background.
     """
     if spool is None:
         return
     try:
         report = within(_OPEN_SECONDS, lambda: recover(root, spool=spool, storage_options=storage_options))
     except OSError as error:
-        logger.error("what writers of %s have left in their logs is not stored yet: %s", root, error)
+        logger.error("rows that writers of %s left in their logs are not stored yet: %s", root, error)
         return
     if report.rows:
-        logger.warning("%s: %d rows of writers that had died are recovered", report.root, report.rows)
+        logger.warning("%s: recovered %d rows of writers that had died", report.root, report.rows)
 
 
 def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
-    """Store the rows of a live writer from its log, as if it had died; it takes no more.
+    """Store the rows of a live writer from its log, as if it had died. The writer accepts no more rows.
 
     Args:
-        publisher: Of a writer whose threads that make shards have ended. May be given again.
-        timeout: Seconds; None: as long as it takes.
+        publisher: The publisher of a writer whose encoding threads have ended. You can repeat the call.
+        timeout: Seconds; None: without limit.
 
     Raises:
-        PublishError: It could not be done, or not in time; the log stays.
+        PublishError: The rows could not be stored, or not in time; the log stays.
     """
     if publisher.log is None:
         return
@@ -301,9 +302,9 @@ def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
 def _try_log(
     storage: Storage, log: AbandonedLog, *, all_hosts: bool = False, conflicting: bool = False
 ) -> RecoveredLog | None:
-    """Recover one log, whatever may be wrong with it: it must not stand in the way of the others.
+    """Recover one log. Catches its errors, because one log must not block the others.
 
-    None where nothing is left of it: its writer has closed, or somebody else has recovered it.
+    Returns None if nothing is left: the writer has closed, or another process has recovered the log.
     """
     try:
         folder = log.claim(all_hosts=all_hosts)
@@ -316,7 +317,7 @@ def _try_log(
     try:
         return _Recovery(storage, folder, conflicting=conflicting).run()
     except (RlioError, OSError) as error:
-        hint = "; `rlio recover --conflicting` stores its rows all the same"
+        hint = "; `rlio recover --conflicting` stores its rows anyway"
         reason = f"{error}{hint if isinstance(error, SchemaConflict) else ''}"
         logger.error("the log %s could not be recovered, and stays: %s", log.path, reason)
         return RecoveredLog(writer=log.writer, outcome="failed", error=reason)
@@ -325,22 +326,22 @@ def _try_log(
 
 
 def _left(storage: Storage, log: AbandonedLog, state: LogState | None) -> RecoveredLog | None:
-    """What is said of a log that could not be claimed."""
+    """Return the entry for a log that could not be claimed."""
     if state == "gone" or state is None:
         return None
     if state == "ownerless" and _is_stored(storage, log):
-        # Its writer had removed it: after a power failure, some of its files are back, its owner is not.
+        # The writer had removed the log. A power failure brought back some files, but not the owner file.
         log.discard()
         return RecoveredLog(writer=log.writer, outcome="recovered")
     if state == "ownerless":
-        error = f"{log.path} has rows and no owner file: restore it, or copy the log once more, whole"
+        error = f"{log.path} has rows and no owner file: restore it, or copy the whole log again"
         logger.error("%s", error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=error)
     return RecoveredLog(writer=log.writer, outcome=state)
 
 
 def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
-    """Whether the log's writer is closed for good, and all of its rows are stored, also those in the log."""
+    """Whether the log's writer is closed for good and all its rows are stored, including those in the log."""
     listing = list_writer(storage, log.writer)
     sealed = listing.sealed.get(log.writer)
     if sealed is None or _end_of(_coverage(listing, log.writer)) < sealed:
@@ -356,7 +357,7 @@ def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
 
 
 def _coverage(listing: Listing, writer: str) -> list[range]:
-    """A writer's rows that are stored, or trimmed."""
+    """Return the rows of a writer that are stored or trimmed."""
     stored = [range(segment.first, segment.end) for segment in listing.cover(writer).segments]
     return [range(listing.trimmed_below(writer)), *stored]
 
@@ -372,17 +373,17 @@ class _Recovery:
         self._unusable: list[str] = []
         self._set_aside: list[str] = []
         self._lost = 0
-        #: The row after the last one of the shards that an earlier version has left in the log.
+        #: The row after the last row of the shards that an earlier version left in the log.
         self._last_spilled = 0
         self._errors: list[str] = []
-        #: Rows of the frames that are stored, in the first segment with one that is not.
+        #: Row counts of the stored frames in the first segment that also has unstored frames.
         self._passed: list[int] = []
-        #: Rows that were stored, those that had been stored before among them.
+        #: Rows stored by this recovery, including rows that were already stored before.
         self._published: list[range] = []
 
     def run(self) -> RecoveredLog:
-        """Publish the rows of the log, say that its writer is done, and remove it."""
-        put_header(self._storage)  # Where it was lost nobody could open what is stored now.
+        """Publish the rows of the log, mark its writer as closed, and remove the log."""
+        put_header(self._storage)  # Without the header, the data set that is stored now could not be opened.
         before = _coverage(list_writer(self._storage, self._writer), self._writer)
         self._publish_shards()
         end = self._publish_frames(_end_of([*before, *self._published]))
@@ -404,7 +405,7 @@ class _Recovery:
         )
 
     def _publish_shards(self) -> None:
-        """Store encoded shards that an earlier version has left in the log, and before them their schemas."""
+        """Store the encoded shards that an earlier version left in the log, after their schemas."""
         for path in self._folder.schemas():
             schema = Schema.from_text(_read_file(path), uri=path)
             if not self._conflicting:
@@ -421,7 +422,7 @@ class _Recovery:
             self._last_spilled = max(self._last_spilled, name.end)
 
     def _publish_frames(self, stored: int) -> int:
-        """Make shards of the logged rows from ``stored`` on; gives the row after the last that is stored."""
+        """Make shards of the logged rows from ``stored`` on. Returns the row after the last stored row."""
         frames = self._frames(stored)
         first = next(frames, None)
         if first is None:
@@ -447,7 +448,7 @@ class _Recovery:
     def _make_shards(
         self, encoder: Encoder[Any], publisher: Publisher, frames: Iterable[tuple[SegmentReader, Frame, bool]]
     ) -> int:
-        """Make and store shards of frames; gives the row after the last one."""
+        """Make and store shards of frames. Returns the row after the last one."""
         schema, first, end = None, publisher.next_row, 0
         for index, (segment, frame, begins_shard) in enumerate(frames):
             if begins_shard and index:
@@ -459,11 +460,11 @@ class _Recovery:
                 encoder.resume(_shard_rows(segment), self._passed)
             encoder.append(encoder.from_frame(frame))
             end = frame.first + frame.rows
-            # A log may be larger than memory: where the store does not take the shards, this ends here.
+            # A log may be larger than memory. If the store does not take the shards, flush() raises here.
             if publisher.waiting_bytes >= _MOST_WAITING:
                 publisher.flush()
         encoder.store()
-        # The log is removed after this: nothing that it holds may be missing, whatever was miscounted.
+        # The log is removed after this: make sure that no row is missing, even after a miscount.
         if publisher.next_row != end or publisher.rows_published != end - first:
             raise LedgerError(
                 f"rows {first} to {end - 1} were in the log, and {publisher.rows_published} of them were "
@@ -473,17 +474,18 @@ class _Recovery:
         return end
 
     def _frames(self, stored: int) -> Iterator[tuple[SegmentReader, Frame, bool]]:
-        """Frames with rows that are not stored yet, each row once, and whether one begins a shard."""
+        """Yield the frames with unstored rows, each row once, and whether the frame begins a shard."""
         paths = self._folder.segments()
         segments = [segment for path in paths if (segment := self._read(path)) is not None]
         position, whole = stored, True
         if not self._may_lack_files(segments):
-            # A segment goes once its rows are stored: those before the first one are, whatever a listing
-            # shows. The first file, that is: one that cannot be read may hold rows.
+            # A segment is removed once its rows are stored, so the rows before the first segment are stored,
+            # whatever a listing shows. This needs the first file: an unreadable file may hold rows.
             position = max([stored, *map(first_row, paths[:1])])
         begun = False
         for index, segment in enumerate(segments):
-            # Where a segment broke, the next one begins with the rows that were never acknowledged in it.
+            # After a broken segment, the next one starts with the rows that the broken one never
+            # acknowledged.
             limit = segments[index + 1].first if index + 1 < len(segments) else segment.end
             begins = bool(segment.header.get("begins_shard"))
             if not whole or segment.first > position:
@@ -505,45 +507,45 @@ class _Recovery:
                 whole = self._take_damage(segment, segment.damage) or limit <= segment.end
 
     def _may_lack_files(self, segments: list[SegmentReader]) -> bool:
-        """Whether a power failure may have taken a segment, and have left a later one.
+        """Whether a power failure may have removed a segment but kept a later one.
 
-        Their names are synced with their rows: all of them, but for ``sync="always"``, may be unsynced. Then
-        what is stored decides, which a local root shows as it is.
+        The names of segments are synced with their rows. Except with ``sync="always"``, all of them may be
+        unsynced. The stored rows then decide; a local root lists them exactly.
         """
         return self._storage.is_local and any(one.header.get("sync") != "always" for one in segments)
 
     def _read(self, path: str) -> SegmentReader | None:
         try:
             return read_segment(path)
-        except UnsafeData as error:  # A link, or a pipe: what it leads to is not looked at.
+        except UnsafeData as error:  # A link or a pipe: do not follow it.
             self._put_aside(path, str(error))
             return None
         except CorruptData as error:
             rows = count_whole_rows(path)
-            if rows:  # Else its writer died while it made the segment, which has no rows.
+            if rows:  # Without rows, the writer died while it made the segment.
                 self._lost += rows
                 self._put_aside(path, str(error))
             return None
 
     def _take_damage(self, segment: SegmentReader, damage: Damage) -> bool:
-        """Keep what lies behind the valid prefix; whether nothing that was acknowledged is missing."""
+        """Keep the data behind the valid prefix. Returns whether all acknowledged rows are there."""
         if damage.torn:
             logger.info("%s: %s: its write() never returned", segment.path, damage.reason)
             return True
         self._lost += damage.rows
-        self._put_aside(segment.path, f"{damage.reason}; {damage.rows} whole rows lie behind it")
+        self._put_aside(segment.path, f"{damage.reason}; {damage.rows} whole rows follow the damage")
         return False
 
     def _put_aside(self, path: str, reason: str) -> None:
-        """Keep a file that cannot be used; it is moved once what could be used of it is stored."""
+        """Keep a file that cannot be used. It is moved after its usable rows are stored."""
         self._unusable.append(path)
         self._errors.append(f"{reason} [in {path}]")
 
     def _move_aside(self) -> None:
-        """Move what cannot be used to where it is never touched again."""
+        """Move the unusable files to a folder that nothing changes."""
         folder = os.path.join(os.path.dirname(self._folder.path), _ASIDE)
-        # The last one first: if this is interrupted, those that are left still begin with the damage, and
-        # what follows it is not taken for the beginning of the log.
+        # Last file first: if this is interrupted, the remaining files still begin with the damage, and
+        # recovery does not take a later file for the beginning of the log.
         for path, reason in sorted(zip(self._unusable, self._errors, strict=True), reverse=True):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             target = os.path.join(folder, f"{self._writer}-{os.path.basename(path)}")
@@ -553,19 +555,19 @@ class _Recovery:
 
 
 def _end_of(stored: list[range]) -> int:
-    """The row up to which all are stored."""
+    """Return the row up to which all rows are stored."""
     first = next(iter(joined(stored)), range(0))
     return 0 if first.start else first.stop
 
 
 def _read_file(path: str) -> bytes:
-    """What a file of the log holds; never what a link leads to.
+    """Return the content of a file of the log. Never follows a link.
 
     Raises:
-        UnsafeData: It is a link or no regular file.
+        UnsafeData: The file is a link or not a regular file.
     """
     if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
-        raise UnsafeData("a link, or no regular file, lies in the log", uri=path)
+        raise UnsafeData("a link, or another special file, lies in the log", uri=path)
     with open(path, "rb", opener=_no_follow) as file:
         return file.read()
 
@@ -584,23 +586,23 @@ def _shard_rows(segment: SegmentReader) -> int:
     rows = segment.header.get("shard_rows", 0)
     if type(rows) is not int or rows < 0:
         raise CorruptData(
-            f"the log's header says shard_rows={excerpt(rows)}: expected rows", uri=segment.path
+            f"the log's header says shard_rows={excerpt(rows)}: expected a number of rows", uri=segment.path
         )
     return rows
 
 
 def _encoder(segment: SegmentReader, publisher: Publisher) -> Encoder[Any]:
-    """The encoder that the segment's header describes.
+    """Return the encoder that the segment's header describes.
 
     Raises:
-        CorruptData: The header lacks something, or is of a later format.
+        CorruptData: The header lacks a value, or has a later format.
     """
     header = segment.header
     try:
         if header["format"] != 0 or header["kind"] not in _ENCODERS:
             raise CorruptData(
-                f"a log of format {excerpt(header['format'])} and kind {excerpt(header['kind'])}: recover it "
-                "with the rlio that wrote it",
+                f"found a log of format {excerpt(header['format'])} and kind {excerpt(header['kind'])}: "
+                "recover it with the rlio that wrote it",
                 uri=segment.path,
             )
         max_rows, max_bytes = header["roll"]
@@ -609,4 +611,4 @@ def _encoder(segment: SegmentReader, publisher: Publisher) -> Encoder[Any]:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, RlioError):
             raise
-        raise CorruptData(f"the log's header lacks something: {error!r}", uri=segment.path) from error
+        raise CorruptData(f"the log's header lacks a value: {error!r}", uri=segment.path) from error

@@ -1,13 +1,13 @@
-"""Where logs lie, who owns them, and which of them their owners have left behind.
+"""The folders of logs: their place, their owners, and which logs their owners left behind.
 
 A writer's log is a folder with a locked ``owner`` file and segments (`rlio.log.wal`). Logs of earlier
-versions may also hold encoded shards. Nothing here knows how rows become shards (`rlio.log.recovery`).
+versions may also hold encoded shards. `rlio.log.recovery` turns the rows into shards.
 
 Example:
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> log = LogFolder.create(f"{folder}/w00000-0a1b2c3d", root="/data/x", writer="w00000-0a1b2c3d")
-    >>> [found.claim() for found in find_logs(folder)]     # It has an owner, who lives.
+    >>> [found.claim() for found in find_logs(folder)]     # Its owner is alive.
     [None]
     >>> log.release()
     >>> [found.claim() is not None for found in find_logs(folder)]
@@ -42,7 +42,7 @@ from rlio.storage.local import sync_folder as sync_folder
 
 try:
     import fcntl
-except ImportError:  # Windows: no flock, and so no log.
+except ImportError:  # Windows has no flock, and so no log.
     fcntl = None  # type: ignore[assignment]  # To mypy a module is never None.
 
 __all__ = [
@@ -60,10 +60,10 @@ __all__ = [
     "sweep",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 _OWNER: Final = "owner"
-#: Begins the name of a log's folder that is being made; no writer id begins so.
+#: Prefix of a log folder that is being made; no writer id begins with it.
 _NEW: Final = "_new-"
 _SEGMENT: Final = re.compile(r"([0-9]{1,19})\.wal")
 _SCHEMA: Final = re.compile(r"schema-[0-9a-f]{8,64}\.json")
@@ -72,7 +72,7 @@ _LEFTOVER: Final = re.compile(r"[^/]*\.tmp")
 _MAX_OWNER_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 100
 
-# Where flock may be a fiction, or files may vanish with the network: logs lie elsewhere.
+# Here flock may have no effect, or files may vanish with the network, so logs go elsewhere.
 _NETWORK = frozenset(
     [
         "9p",
@@ -107,22 +107,22 @@ SpoolLike: TypeAlias = "Literal['auto'] | str | os.PathLike[str] | Spool | None"
 
 @dataclass(frozen=True, kw_only=True)
 class Spool:
-    """How the write-ahead log is kept.
+    """The options of the write-ahead log.
 
     Attributes:
-        folder: Where logs lie. None: ``_wal`` beside a root on a local disk, else a folder of this user
+        folder: The folder of the logs. None: ``_wal`` in a root on a local disk, else a folder of this user
             (the environment variable ``RLIO_SPOOL``, or ``rlio/spool`` in the user's cache folder).
-        sync: When rows become safe against power failure (against the death of the process they are at
-            once): every ``sync_interval`` seconds ("interval"), within each `write()` ("always"), or when
-            the kernel likes ("never").
-        sync_interval: Seconds; what a power failure costs.
-        max_bytes: Bytes that a writer's log may take while rows cannot be published. 1 GiB is two and a
-            half hours of 1,000 HalfCheetah-v5 steps/s.
-        block_seconds: How long `write()` waits for room in a full log before it raises.
-        publish_seconds: How long `flush()` and `close()` wait for the store before they raise, in seconds;
-            None: as long as it takes. The rows stay in the log, and the writer goes on trying; once its
-            process has ended, the next writer or `rlio recover` stores them. 600 s take a full log of 1 GiB
-            at 2 MB/s, and hold up the end of a job in an outage by no more than that.
+        sync: When rows become safe against power failure: every ``sync_interval`` seconds ("interval"),
+            within each `write()` ("always"), or when the kernel writes them ("never"). They are safe against
+            the death of the process at once.
+        sync_interval: Seconds between syncs: the most that a power failure loses.
+        max_bytes: Bytes that a writer's log may take while rows cannot be published. 1 GiB is two and a half
+            hours of 1,000 HalfCheetah-v5 steps/s.
+        block_seconds: How long `write()` waits for space in a full log before it raises.
+        publish_seconds: Seconds that `flush()` and `close()` wait for the store before they raise; None: no
+            limit. The rows stay in the log, and the writer keeps trying. After its process has ended, the
+            next writer or `rlio recover` stores them. 600 s are enough for a full log of 1 GiB at 2 MB/s, and
+            limit how long an outage delays the end of a job.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -134,22 +134,22 @@ class Spool:
 
     def __post_init__(self) -> None:
         if self.sync not in ("interval", "always", "never"):
-            raise OptionError(f"sync={excerpt(self.sync)}: 'interval', 'always' or 'never'")
+            raise OptionError(f"sync={excerpt(self.sync)}: expected 'interval', 'always' or 'never'")
         if not self.sync_interval > 0 or not self.max_bytes > 0 or not self.block_seconds >= 0:
             raise OptionError(
                 f"{self}: expected sync_interval > 0 (seconds), max_bytes > 0 and block_seconds >= 0"
             )
         if self.publish_seconds is not None and not self.publish_seconds > 0:
             raise OptionError(
-                f"publish_seconds={excerpt(self.publish_seconds)}: seconds > 0, or None for no limit"
+                f"publish_seconds={excerpt(self.publish_seconds)}: expected seconds > 0, or None for no limit"
             )
 
 
 def parse_spool(spool: SpoolLike, sync: Sync | None) -> Spool | None:
-    """The writers' arguments ``spool`` and ``sync`` as a `Spool`; None: no log.
+    """Return the writers' arguments ``spool`` and ``sync`` as a `Spool`; None: no log.
 
     Raises:
-        OptionError: They contradict each other, or one is illegal.
+        OptionError: The arguments contradict each other, or one is illegal.
     """
     if spool is None:
         if sync is not None:
@@ -162,14 +162,14 @@ def parse_spool(spool: SpoolLike, sync: Sync | None) -> Spool | None:
     elif isinstance(spool, (str, os.PathLike)):
         found = Spool(folder=spool)
     else:
-        raise OptionError(f"spool={excerpt(spool)}: 'auto', a folder, a Spool, or None for no log")
+        raise OptionError(f"spool={excerpt(spool)}: expected 'auto', a folder, a Spool, or None for no log")
     return found if sync is None else replace(found, sync=sync)
 
 
 def spool_of(storage: Storage, spool: Spool) -> str | None:
-    """The folder in which the logs of the root's writers lie, whether it exists or not.
+    """Return the folder for the logs of the root's writers; it may not exist yet.
 
-    None for roots in this process's memory, whose rows no log could outlive, and where there is no flock.
+    None for roots in this process's memory, because no log could outlive its rows there, and without flock.
     """
     if fcntl is None:
         logger.warning("no write-ahead log on %s: rows are safe once they are published", sys.platform)
@@ -185,23 +185,23 @@ def spool_of(storage: Storage, spool: Spool) -> str | None:
 
 
 def spools_beside(spool: str) -> list[str]:
-    """Folders of the logs of other roots, as `spool_of` names them: beside ``spool``, and in the user's own.
+    """Return the log folders of other roots, beside ``spool`` and in the user's folder; see `spool_of`.
 
-    Only this user's; links are left out.
+    Only folders of this user; leaves out links.
     """
     bases = [os.path.abspath(os.path.expanduser(_user_spool()))]
     if os.path.basename(spool) != WAL_DIR:
         bases.append(os.path.dirname(spool))
     found = []
     for base in dict.fromkeys(bases):
-        with contextlib.suppress(OSError):  # It is not there, or not for us to see.
+        with contextlib.suppress(OSError):  # It does not exist, or this user may not list it.
             names = [name for name in sorted(os.listdir(base)) if _SUB_FOLDER.fullmatch(name)]
             found += [path for name in names if (path := os.path.join(base, name)) != spool and _is_own(path)]
     return found
 
 
 def _is_own(path: str) -> bool:
-    """Whether a folder, and no link, is this user's."""
+    """Whether ``path`` is a folder of this user, and not a link."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -210,9 +210,9 @@ def _is_own(path: str) -> bool:
 
 
 class LogFolder:
-    """A writer's log folder, locked by this process. Use `create` and `AbandonedLog.claim`.
+    """A writer's log folder, locked by this process. Use `create` or `AbandonedLog.claim`.
 
-    A forked child inherits the descriptor but not the right: it closes its copy.
+    A forked child inherits the descriptor but not the lock: it closes its copy.
     """
 
     def __init__(self, path: str, owner: dict[str, Any], fd: int) -> None:
@@ -226,23 +226,23 @@ class LogFolder:
         """Make and lock the folder of a new writer.
 
         Raises:
-            PublishError: It could not be made, or is there already.
+            PublishError: The folder could not be made, or already exists.
             UnsafeData: The spool belongs to another user.
         """
-        # Made under another name: a log has an owner, who lives, as long as it can be seen.
+        # Made under another name, so that a visible log always has a live owner.
         made = os.path.join(os.path.dirname(path), f"{_NEW}{writer}-{uuid.uuid4().hex[:8]}")
         try:
             _make_folder(made)
         except OSError as error:
             raise PublishError(
-                f"the log's folder could not be made: {error}; give another one as "
+                f"the log's folder could not be made: {error}; pass another one as "
                 "spool=Spool(folder=...), or write without a log: spool=None",
                 uri=path,
             ) from error
         try:
             owner, fd = _own(made, root=root, writer=writer)
             try:
-                os.rename(made, path)  # Over an empty folder, which a dead writer has left, too.
+                os.rename(made, path)  # Also replaces an empty folder that a dead writer left.
                 made = path
                 sync_folder(os.path.dirname(path))
             except BaseException:
@@ -252,7 +252,7 @@ class LogFolder:
             if not os.path.exists(path) or made == path:
                 raise PublishError(f"the log could not be made: {error}", uri=path) from error
             raise PublishError(
-                f"the log of writer {writer!r} is there already: {AbandonedLog(path).why_left()}", uri=path
+                f"the log of writer {writer!r} already exists: {AbandonedLog(path).why_left()}", uri=path
             ) from error
         finally:
             if made != path:
@@ -260,14 +260,14 @@ class LogFolder:
         return cls(path, owner, fd)
 
     def segments(self) -> list[str]:
-        """Paths of the segments, by first row."""
+        """Return the paths of the segments, by first row."""
         found = [
             (int(match[1]), name) for name in os.listdir(self.path) if (match := _SEGMENT.fullmatch(name))
         ]
         return [os.path.join(self.path, name) for _, name in sorted(found)]
 
     def shards(self) -> list[tuple[ShardName, str]]:
-        """Encoded shards that an earlier version has left here, by first row, with their paths."""
+        """Return the encoded shards that an earlier version left here, by first row, with their paths."""
         found = [
             (name, text) for text in os.listdir(self.path) if (name := ShardName.parse(text)) is not None
         ]
@@ -276,17 +276,17 @@ class LogFolder:
         ]
 
     def schemas(self) -> list[str]:
-        """Paths of the schemas of these shards."""
+        """Return the paths of the schemas of these shards."""
         return sorted(
             os.path.join(self.path, name) for name in os.listdir(self.path) if _SCHEMA.fullmatch(name)
         )
 
     def segment_path(self, first: int) -> str:
-        """Where the segment that begins with row ``first`` goes."""
+        """Return the path for the segment that begins with row ``first``."""
         return os.path.join(self.path, f"{first:012d}.wal")
 
     def bytes(self) -> int:
-        """Bytes of everything in the folder."""
+        """Return the size of all files in the folder in bytes."""
         total = 0
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -295,48 +295,48 @@ class LogFolder:
         return total
 
     def release(self) -> None:
-        """Let go of the lock; what is in the folder stays, for whoever recovers it. May be called again."""
+        """Release the lock. The files stay, for recovery. You can call this more than once."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def remove(self) -> None:
-        """Remove the folder of a log that is done with, and let go of the lock.
+        """Remove the folder of a log that is no longer needed, and release the lock.
 
-        What is neither ours nor empty is left there, and said.
+        Leaves unknown files in place and logs a warning.
         """
         leftovers = [os.path.join(self.path, x) for x in os.listdir(self.path) if _LEFTOVER.fullmatch(x)]
         for path in [*self.segments(), *self.schemas(), *leftovers]:
             os.unlink(path)
-        # Last, so that a crash leaves a log that can be claimed, and then removed, again.
+        # The owner file goes last: after a crash, the log can be claimed and removed again.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, _OWNER))
         try:
             os.rmdir(self.path)
         except OSError as error:
-            logger.warning("the log folder %s is done with but not empty: %s", self.path, error)
-        with contextlib.suppress(OSError):  # Another writer's log is there too.
+            logger.warning("the log folder %s is no longer needed but not empty: %s", self.path, error)
+        with contextlib.suppress(OSError):  # The folder holds another writer's log too.
             os.rmdir(os.path.dirname(self.path))
         self.release()
 
 
-#: "gone": it was recovered, or its writer has closed; "ownerless": its files are there, its owner is not.
+#: "gone": the log was recovered, or its writer has closed; "ownerless": it has files but no owner file.
 LogState: TypeAlias = Literal["alive", "other-host", "other-user", "ownerless", "gone"]
 _WHY_LEFT: Final[dict[LogState, str]] = {
-    "alive": "its writer lives",
+    "alive": "its writer is alive",
     "other-host": (
-        "it is another host's, whose writer may live: recover it there, or, if that host is gone for good (a "
-        "container that was made anew, a disk that has moved), with `rlio recover --all-hosts`"
+        "it is another host's, whose writer may be alive: recover it on that host, or, if that host is gone "
+        "for good (a recreated container, a disk that was moved), with `rlio recover --all-hosts`"
     ),
     "other-user": "it is another user's, who must recover it",
-    "ownerless": "its owner file is missing, so that nobody can tell whether its writer lives",
+    "ownerless": "its owner file is missing, so it is unknown whether its writer is alive",
     "gone": "it has just been removed: open the writer again",
 }
 
 
 @dataclass(frozen=True)
 class AbandonedLog:
-    """A log folder that was found; whether its owner is dead shows when it is claimed."""
+    """A log folder that was found. `claim` shows whether its owner is dead."""
 
     path: str
 
@@ -346,24 +346,24 @@ class AbandonedLog:
         return os.path.basename(self.path)
 
     def claim(self, *, all_hosts: bool = False) -> LogFolder | None:
-        """Lock the log; None if its owner lives, may live (another host), or it is gone.
+        """Lock the log. Returns None if its owner is alive or may be (another host), or if the log is gone.
 
         Args:
-            all_hosts: Also a log of another host, or a copy of a log: the caller knows that the owner is
-                dead, or that it is a copy.
+            all_hosts: Also claim a log of another host, or a copy of a log. You must know that the owner is
+                dead, or that the log is a copy.
 
         Raises:
-            UnsafeData: It belongs to another user.
+            UnsafeData: The log belongs to another user.
         """
         path = os.path.join(self.path, _OWNER)
         try:
             if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
-                return None  # Another user's, who will recover it.
+                return None  # Another user's log: that user recovers it.
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
-            return None  # Nothing is logged before there is an owner: what is left of it is for gc.
+            return None  # A log has its owner file before any row; gc removes such a folder.
         except PermissionError:
-            return None  # Another user's, who will recover it.
+            return None  # Another user's log: that user recovers it.
         try:
             owner = self._lock(fd, path)
         except BaseException:
@@ -376,14 +376,14 @@ class AbandonedLog:
 
     @property
     def owner_path(self) -> str:
-        """Where it says who owns it."""
+        """Path of the owner file."""
         return os.path.join(self.path, _OWNER)
 
     def owner(self) -> dict[str, Any]:
-        """What the owner file says; {} where that is nothing, or it is no regular file.
+        """Return the content of the owner file; {} if it is empty, illegal or not a regular file.
 
         Raises:
-            OSError: It is not there, or another user's.
+            OSError: The file does not exist, or belongs to another user.
         """
         fd = os.open(self.owner_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -396,8 +396,34 @@ class AbandonedLog:
             os.close(fd)
         return owner if isinstance(owner, dict) else {}
 
+    def is_held(self, owner: dict[str, Any]) -> bool:
+        """Whether the process that owns the log surely lives, on this machine.
+
+        Args:
+            owner: What `owner` gave.
+
+        Raises:
+            OSError: The log is gone, or another user's.
+        """
+        here = (owner.get("host"), owner.get("boot")) == (host_id(), boot_id())
+        if not here or not is_running(owner.get("pid")):
+            return False
+        fd = os.open(self.owner_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(fd)
+            if (owner.get("device"), owner.get("inode")) != (status.st_dev, status.st_ino):
+                return True  # A copy of the log; `claim` leaves it, too, while that process runs.
+            # Its number may be another process's by now. The lock is tried only here, where the owner most
+            # likely has it: while it is taken, if for a moment, a recovery cannot claim the log.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def has_rows(self) -> bool:
-        """Whether segments or shards are in it."""
+        """Whether the log has segments or shards."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -405,14 +431,14 @@ class AbandonedLog:
         return any(_SEGMENT.fullmatch(name) or ShardName.parse(name) for name in names)
 
     def discard(self) -> None:
-        """Remove the files of a log without an owner, of which nothing is wanted any more."""
+        """Remove the files of a log without an owner that is no longer needed."""
         folder = LogFolder(self.path, {}, -1)
         for _, path in folder.shards():
             os.unlink(path)
         folder.remove()
 
     def state(self) -> LogState:
-        """Why a log that could not be claimed is left; asked after `claim`."""
+        """Return why a log that `claim` did not lock is left."""
         try:
             if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
                 return "other-user"
@@ -424,7 +450,7 @@ class AbandonedLog:
         return "alive" if owner.get("host") == host_id() else "other-host"
 
     def why_left(self) -> str:
-        """Say in words why a writer of the same id cannot have this log."""
+        """Return, as text, why a new writer of the same id cannot use this log."""
         try:
             folder = self.claim()
             if folder is None:
@@ -435,10 +461,10 @@ class AbandonedLog:
         return "its writer is dead, and its rows could not be recovered: `rlio recover` says why"
 
     def _lock(self, fd: int, path: str) -> dict[str, Any] | None:
-        """Take the lock and read who had it; None where somebody has it."""
+        """Lock the owner file and return its content; None if another process has the lock."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnsafeData("the log's owner file is no regular file", uri=path)
+            raise UnsafeData("the log's owner file is not a regular file", uri=path)
         if status.st_uid != os.getuid():
             raise UnsafeData(f"the log belongs to user {status.st_uid}, who must recover it", uri=path)
         try:
@@ -447,34 +473,34 @@ class AbandonedLog:
             return None
         try:
             if os.stat(path, follow_symlinks=False).st_ino != status.st_ino:
-                return None  # Removed, and made anew, since it was opened.
+                return None  # Removed, and made again, after the open.
         except FileNotFoundError:
             return None
         try:
             owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
         except (ValueError, RecursionError):
             owner = None
-        # One that says nothing is a stranger's: ours are synced before they have their name.
+        # An empty or illegal file is not from rlio, which syncs an owner file before it gets its name.
         return owner if isinstance(owner, dict) else {}
 
     def _is_dead(self, owner: dict[str, Any], fd: int) -> bool:
-        """Whether a lock that could be taken proves that the owner is dead."""
+        """Whether taking the lock proved that the owner is dead."""
         if owner.get("host") != host_id():
             host = excerpt(owner.get("host"))
-            logger.warning("%s is the log of another host (%s): recover it there", self.path, host)
+            logger.warning("%s is the log of another host (%s): recover it on that host", self.path, host)
             return False
         status = os.fstat(fd)
         if (owner.get("device"), owner.get("inode")) == (status.st_dev, status.st_ino):
             return True
-        # A copy (or a disk that has another number since the last start of the machine): nobody ever locks
-        # it, so the lock proves nothing.
+        # A copy (or a disk whose number changed at a reboot): no process ever locks a copy, so its lock
+        # proves nothing.
         return owner.get("boot") != boot_id() or not is_running(owner.get("pid"))
 
 
 def find_logs(spool: str) -> list[AbandonedLog]:
-    """Every writer's log folder in ``spool``, by writer id; none where there is no such folder."""
+    """Return every writer's log folder in ``spool``, by writer id; none if ``spool`` does not exist."""
     if os.path.islink(spool):
-        logger.warning("%s is a symbolic link: the logs that it leads to are those of another root", spool)
+        logger.warning("%s is a symbolic link: it leads to the logs of another root", spool)
         return []
     try:
         names = sorted(os.listdir(spool))
@@ -485,14 +511,14 @@ def find_logs(spool: str) -> list[AbandonedLog]:
 
 
 def first_row(segment: str) -> int:
-    """The first row of a segment, as its path says."""
+    """Return the first row of a segment, from its path."""
     match = _SEGMENT.fullmatch(os.path.basename(segment))
     return int(match[1]) if match else 0
 
 
 @cache
 def host_id() -> str:
-    """What tells this machine, or container, from others."""
+    """Return an id of this machine or container."""
     machine = ""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         with contextlib.suppress(OSError):
@@ -504,7 +530,7 @@ def host_id() -> str:
 
 @cache
 def boot_id() -> str:
-    """What tells this start of the machine from others; "" where that is not known."""
+    """Return an id of this boot of the machine; "" if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -512,7 +538,7 @@ def boot_id() -> str:
 
 
 def is_running(pid: Any) -> bool:
-    """Whether a process of that id runs here."""
+    """Whether a process with this id runs on this machine."""
     if not isinstance(pid, int) or pid <= 0:
         return False
     try:
@@ -525,7 +551,7 @@ def is_running(pid: Any) -> bool:
 
 
 def _make_folder(path: str) -> None:
-    """Make a writer's log folder, and the one that it is in, which a writer that closes may just remove."""
+    """Make a writer's log folder and its parent, which a closing writer may remove at the same moment."""
     parent = os.path.dirname(path)
     for attempt in range(_ATTEMPTS):
         _make_private(parent, shared=os.path.basename(parent) == WAL_DIR)
@@ -539,10 +565,10 @@ def _make_folder(path: str) -> None:
 
 
 def _make_private(path: str, *, shared: bool) -> None:
-    """Make the folder of logs, for this user alone, or beside a root that several users may share.
+    """Make the folder of logs: private to this user, or beside a root that several users may share.
 
     Raises:
-        UnsafeData: It belongs to another user, or is a link.
+        UnsafeData: The folder belongs to another user, or is a link.
     """
     if shared:
         make_folders(path)
@@ -553,8 +579,8 @@ def _make_private(path: str, *, shared: bool) -> None:
     status = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise UnsafeData(
-            f"the spool belongs to user {status.st_uid}, or is a link: recovery would publish what others "
-            "put there; give a folder of your own as spool=Spool(folder=...)",
+            f"the spool belongs to user {status.st_uid}, or is a link: recovery would publish files that "
+            "others put there; pass a folder of your own as spool=Spool(folder=...)",
             uri=path,
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
@@ -562,7 +588,7 @@ def _make_private(path: str, *, shared: bool) -> None:
 
 
 def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
-    """Make and lock the owner file of a log; gives what it says, and its descriptor."""
+    """Make and lock the owner file of a log. Returns its content and its descriptor."""
     fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -586,7 +612,7 @@ def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
 
 
 def _unmake_folder(path: str) -> None:
-    """Remove a log folder that was not made whole; it has no rows."""
+    """Remove a log folder that was not completed; it has no rows."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(path, _OWNER))
     with contextlib.suppress(OSError):
@@ -594,21 +620,21 @@ def _unmake_folder(path: str) -> None:
 
 
 def sweep(spool: str) -> None:
-    """Remove what writers have left in ``spool`` who died while they made, or removed, their log's folder."""
+    """Remove the folders in ``spool`` of writers that died while they made or removed their log's folder."""
     if os.path.islink(spool) or not os.path.isdir(spool):
         return
     for name in os.listdir(spool):
         path = os.path.join(spool, name)
         if is_writer_id(name):
-            with contextlib.suppress(OSError):  # It is not empty; or another user's.
+            with contextlib.suppress(OSError):  # It is not empty, or belongs to another user.
                 os.rmdir(path)
         if not name.startswith(_NEW) or os.path.islink(path):
             continue
-        with contextlib.suppress(OSError):  # Another user's, or gone.
+        with contextlib.suppress(OSError):  # It belongs to another user, or is gone.
             fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # It is locked before anything is in it: an empty one is about to be locked.
+                # The lock comes before any content: the maker of an empty file is about to lock it.
                 if os.fstat(fd).st_size:
                     _unmake_folder(path)
             finally:
@@ -616,7 +642,7 @@ def sweep(spool: str) -> None:
 
 
 def _user_spool() -> str:
-    """The user's own folder of logs."""
+    """Return this user's folder of logs."""
     given = os.environ.get("RLIO_SPOOL")
     if given:
         return given
@@ -632,7 +658,7 @@ def _is_memory(storage: Storage) -> bool:
 
 
 def on_network(path: str) -> bool:
-    """Whether a local path lies on a network filesystem, as far as /proc tells."""
+    """Whether a local path lies on a network filesystem, according to /proc."""
     try:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -655,7 +681,7 @@ _held: weakref.WeakSet[LogFolder] = weakref.WeakSet()
 
 
 def _let_go_after_fork() -> None:
-    """A child must not keep its parent's locks: the log of a dead parent would look alive."""
+    """Release the locks in a child. Else the log of a dead parent would look alive."""
     for log in list(_held):
         log.release()
 

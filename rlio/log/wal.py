@@ -1,12 +1,12 @@
-"""The write-ahead log's files: segments of checked frames, which survive the process that wrote them.
+"""The files of the write-ahead log: segments of checked frames, which survive the process that wrote them.
 
-A frame is acknowledged once one unbuffered write has handed it to the operating system: it then survives
-``kill -9``, and, once synced, a power failure. What comes back is always an exact prefix of what went in.
-Nothing here knows what a frame holds (`rlio.writers`), or where logs lie (`rlio.log.spool`).
+A frame is acknowledged once one unbuffered write has passed it to the operating system. It then survives
+``kill -9``, and, once synced, a power failure. Reading always returns an exact prefix of the written frames.
+`rlio.writers` knows what a frame holds, and `rlio.log.spool` where logs are.
 
 Layout, little-endian: ``magic "rlw0", flags u32, first row u64, rows u64, stored bytes u64, plain bytes u64,
 CRC-32 of these u32, CRC-32 of these and the payload u32``, then the payload. The first frame of a segment is
-its header, JSON. The fields have a CRC of their own since a flipped length must not look like a torn end.
+its header, JSON. The fields have their own CRC, because a flipped length must not look like a torn end.
 
 Example:
     >>> import tempfile
@@ -49,6 +49,7 @@ __all__ = [
     "SegmentWriter",
     "Sync",
     "count_whole_rows",
+    "logged_rows",
     "read_frames",
     "read_segment",
     "whole_rows",
@@ -63,16 +64,16 @@ _FIELDS: Final = struct.Struct("<4sIQQQQ")
 _CRCS: Final = struct.Struct("<II")
 _ZSTD: Final = 1
 _HEADER: Final = 2
-#: Bytes that one frame may hold: a `write()` is cut into row groups, of at most 8 MiB but for one long row.
+#: Bytes that one frame may hold. A `write()` is cut into row groups of at most 8 MiB (more for one long row).
 MAX_PAYLOAD: Final = 1 << 31
 _MAX_WINDOW: Final = 1 << 27
 #: Buffers that one gathering write may take (IOV_MAX is 1024 on Linux and macOS).
 _MAX_PARTS: Final = 1024
 
-# Levels below zero trade ratio for speed: at -5 frames of float vectors cost a third of level 1, and both
-# save little there; frames of images still shrink to a fraction.
+# Levels below zero trade ratio for speed. At -5, frames of float vectors cost a third of level 1 (both save
+# little there), and frames of images still shrink to a fraction.
 _LEVEL: Final = -5
-# How often compression is tried again where it did not pay, and what counts as paying.
+# How often compression is retried after it did not pay, and the largest ratio that counts as paying.
 _TRIAL_EVERY: Final = 32
 _WORTHWHILE: Final = 0.75
 
@@ -80,10 +81,10 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getatt
 
 
 class SegmentWriter:
-    """Appends frames to a new file. Not thread-safe, but for `sync` and `close`.
+    """Appends frames to a new file. Not thread-safe, except `sync` and `close`.
 
     Args:
-        path: Must not exist.
+        path: Path of the file; it must not exist.
         header: JSON that recovery needs.
         first: Row number of the first row.
 
@@ -95,13 +96,13 @@ class SegmentWriter:
         self.path = path
         self.first = first
         #: The row after the last one logged.
-        self.end = first
-        self.bytes = 0
+        self.end: int = first
+        self.bytes: int = 0
         self._synced = 0
-        #: Whether the file's name is durable, too.
+        #: Whether the file's name is durable too.
         self._named = False
         self._broken: str | None = None
-        #: Whether the file ends with its last frame, or with a part of another.
+        #: Whether the file ends with a whole frame.
         self._whole = True
         self._closing = threading.Lock()
         self._frames = 0
@@ -114,7 +115,7 @@ class SegmentWriter:
         try:
             self._put([json.dumps(header).encode()], rows=0, flags=_HEADER)
         except BaseException:
-            # The first error is the one to tell of; what is left of the file has no rows.
+            # Report the first error. The rest of the file has no rows.
             with contextlib.suppress(OSError):
                 self.close()
             with contextlib.suppress(OSError):
@@ -123,7 +124,7 @@ class SegmentWriter:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the file can take no more frames; what it holds is still good."""
+        """Whether the file can take no more frames; its frames are still good."""
         return self._broken is not None
 
     @property
@@ -132,22 +133,22 @@ class SegmentWriter:
         return self.bytes > self._synced
 
     def append(self, payload: Sequence[Buffer], *, rows: int) -> None:
-        """Log one frame; when this returns it survives the process.
+        """Log one frame. After the return, the frame survives the process.
 
         Args:
-            payload: Buffers that make up the frame, one after the other.
-            rows: How many rows it holds, at least 1.
+            payload: Buffers that form the frame, in order.
+            rows: Number of rows in the frame, at least 1.
 
         Raises:
-            PublishError: It could not be logged, and nothing of it was.
+            PublishError: The frame could not be logged; no part of it was.
         """
         if self._broken is not None:
             raise PublishError(f"the log is broken: {self._broken}", uri=self.path)
         self._put(payload, rows=rows, flags=0)
 
     def take_back(self, size: int, end: int) -> None:
-        """Cut the file back to an earlier ``bytes`` and `end`; the segment is broken where that fails."""
-        # Not while a sync runs, which would then count bytes as synced that are written anew.
+        """Truncate the file to an earlier ``bytes`` and `end`. If that fails, the segment is broken."""
+        # Wait for a running sync: it would count rewritten bytes as synced.
         with self._closing:
             if size == self.bytes and self._whole:
                 return
@@ -161,11 +162,11 @@ class SegmentWriter:
             self._synced = min(self._synced, size)
 
     def sync(self) -> None:
-        """Return once every frame logged so far survives a power failure. May be called from any thread.
+        """Return once every frame logged so far survives a power failure. Any thread may call this.
 
         Raises:
-            PublishError: The sync failed. The kernel may then have dropped the data and will report success
-                the next time: the segment takes no more frames, and its rows must be published.
+            PublishError: The sync failed. The kernel may then have dropped the data and report success next
+                time. The segment takes no more frames, and its rows must be published.
         """
         with self._closing:
             size = self.bytes
@@ -182,7 +183,7 @@ class SegmentWriter:
             self._synced = size
 
     def close(self) -> None:
-        """Close the file. May be called again, and from any thread."""
+        """Close the file. Any thread may call this, more than once."""
         with self._closing:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -191,7 +192,7 @@ class SegmentWriter:
     def _put(self, payload: Sequence[Buffer], *, rows: int, flags: int) -> None:
         plain = sum(len(part) for part in payload)
         if plain > MAX_PAYLOAD:
-            raise PublishError(f"one frame of {plain} bytes: the log takes {MAX_PAYLOAD}; write fewer rows")
+            raise PublishError(f"a frame of {plain} bytes: expected at most {MAX_PAYLOAD}; write fewer rows")
         packed = None if flags else self._compressed(payload, plain)
         if packed is not None:
             payload, flags = [packed], _ZSTD
@@ -216,7 +217,7 @@ class SegmentWriter:
         self.end += rows
 
     def _compressed(self, payload: Sequence[Buffer], plain: int) -> bytes | None:
-        """The payload as a zstd frame, where that pays; tried now and then where it does not."""
+        """Return the payload as a zstd frame if that pays. Retries now and then if it did not."""
         self._frames += 1
         if not self._pays and self._frames % _TRIAL_EVERY:
             return None
@@ -226,7 +227,7 @@ class SegmentWriter:
 
 
 class Frame(NamedTuple):
-    """One frame: its rows are ``[first, first + rows)`` of the writer."""
+    """One frame; it holds the writer's rows ``[first, first + rows)``."""
 
     first: int
     rows: int
@@ -235,15 +236,15 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Damage:
-    """Where the valid prefix of a segment ends before its file does.
+    """Damage that ends the valid prefix of a segment before the end of the file.
 
     Attributes:
-        start: First byte that is not part of it.
-        bytes: Bytes from there on.
+        start: First byte after the prefix.
+        bytes: Bytes from ``start`` to the end of the file.
         reason: What was found there.
-        torn: Whether it is only the beginning of a frame, as a crash within a `write()` leaves it; then
-            nothing that was acknowledged is missing.
-        rows: Rows of whole frames behind the damage; they are not part of the prefix.
+        torn: Whether these bytes are only the beginning of a frame, as a crash within a `write()` leaves it.
+            No acknowledged row is then missing.
+        rows: Rows of whole frames behind the damage; the prefix does not include them.
     """
 
     start: int
@@ -257,9 +258,9 @@ class SegmentReader:
     """The valid prefix of a segment; see `read_segment`.
 
     Attributes:
-        header: What the writer gave.
+        header: The header that the writer gave.
         first, end: The rows of the prefix.
-        damage: What ends the prefix before the file; None if nothing does.
+        damage: The damage that ends the prefix; None if the prefix is the whole file.
     """
 
     def __init__(self, data: bytes | mmap.mmap, path: str) -> None:
@@ -271,8 +272,9 @@ class SegmentReader:
         try:
             self.header: dict[str, Any] = dict(json.loads(data[head.start : head.stop]))
         except (ValueError, TypeError, RecursionError) as error:
-            raise CorruptData(f"the log's header is no JSON object: {error}", uri=path) from error
-        self.first = self.end = head.first
+            raise CorruptData(f"the log's header is not a JSON object: {error}", uri=path) from error
+        self.first: int = head.first
+        self.end: int = head.first
         self._found: list[_Raw] = []
         self.damage: Damage | None = None
         position = head.stop
@@ -287,23 +289,58 @@ class SegmentReader:
 
     @property
     def frames(self) -> Iterator[Frame]:
-        """The frames of the prefix, in order; payloads are copies.
+        """Yield the frames of the prefix, in order; payloads are copies.
 
         Raises:
-            CorruptData: A frame does not inflate, though its CRC is right.
+            CorruptData: A frame does not inflate, although its CRC is right.
             UnsafeData: A frame inflates to another size than it states.
         """
         return (_frame_of(self._data, raw, self.path) for raw in self._found)
 
 
 def read_segment(path: str) -> SegmentReader:
-    """Read a segment; damage ends the valid prefix and is described, never raised.
+    """Read a segment. Damage ends the valid prefix and is described, never raised.
 
     Raises:
         CorruptData: The segment's header is damaged.
+        UnsafeData: ``path`` is a link or not a regular file.
+        FileNotFoundError: ``path`` does not exist.
+    """
+    with _open_segment(path) as fd:
+        # Mapped, since a segment may be larger than what its reader should hold in memory.
+        data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b""
+        return SegmentReader(data, path)
+
+
+def logged_rows(path: str) -> tuple[range, int]:
+    """The rows of a segment, as the headers of its frames say, and the bytes behind the last whole frame.
+
+    Payloads are neither read nor checked. The segment may grow, shrink or be removed meanwhile. Bytes behind
+    the last frame are a frame that is being written, one that was cut by a crash, or damage.
+
+    Raises:
         UnsafeData: It is a link or no regular file.
         FileNotFoundError: It is not there.
     """
+    with _open_segment(path) as fd, open(fd, "rb", closefd=False) as file:
+        size = os.fstat(fd).st_size
+        raw = _fields_of(file.read(_FRAME.size), 0, size)
+        if raw is None or raw.flags != _HEADER or raw.rows:
+            return range(0), size
+        first = end = raw.first
+        position = raw.stop
+        while position < size:
+            file.seek(position)
+            raw = _fields_of(file.read(_FRAME.size), position, size, row=end)
+            if raw is None:
+                break
+            end, position = end + raw.rows, raw.stop
+        return range(first, end), size - position
+
+
+@contextlib.contextmanager
+def _open_segment(path: str) -> Iterator[int]:
+    """A descriptor of a segment, for reading."""
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
@@ -311,28 +348,25 @@ def read_segment(path: str) -> SegmentReader:
             raise UnsafeData("the log is a symbolic link", uri=path) from error
         raise
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnsafeData("the log is no regular file", uri=path)
-        # Mapped, since a segment may be larger than what its reader should hold in memory.
-        data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if status.st_size else b""
-        return SegmentReader(data, path)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UnsafeData("the log is not a regular file", uri=path)
+        yield fd
     finally:
         os.close(fd)
 
 
 def read_frames(path: str, *, first: int, end: int, size: int) -> Iterator[Frame]:
-    """Frames with rows in ``[first, end)`` of a segment that may still grow; payloads are copies.
+    """Yield the frames with rows in ``[first, end)`` of a segment that may still grow; payloads are copies.
 
     Args:
         path: The segment.
-        first: Frames whose rows are all below it are passed over unread.
-        end: Row after the last one wanted.
-        size: Bytes that are certain to stay: those of the calls of `SegmentWriter.append` that have returned.
+        first: First wanted row. Frames that end before it are skipped unread.
+        end: Row after the last wanted one.
+        size: Bytes that are certain to stay: those of the `SegmentWriter.append` calls that have returned.
 
     Raises:
-        CorruptData: A frame is damaged, or the file is shorter.
-        OSError: It cannot be read.
+        CorruptData: A frame is damaged, or the file is shorter than ``size``.
+        OSError: The file cannot be read.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW)) as file:
         if os.fstat(file.fileno()).st_size < size:
@@ -353,7 +387,7 @@ def read_frames(path: str, *, first: int, end: int, size: int) -> Iterator[Frame
 
 
 def whole_rows(path: str) -> list[range]:
-    """Rows of the whole frames of a file, wherever they lie: what a damaged header leaves without a home."""
+    """Return the rows of all whole frames in a file, also where its header is damaged."""
     with open(path, "rb") as file:
         data = file.read()
     rows: list[range] = []
@@ -367,7 +401,7 @@ def whole_rows(path: str) -> list[range]:
 
 
 def count_whole_rows(path: str) -> int:
-    """How many rows `whole_rows` finds."""
+    """Return how many rows `whole_rows` finds."""
     return sum(map(len, whole_rows(path)))
 
 
@@ -388,7 +422,7 @@ class _Raw(NamedTuple):
 
 
 def _parse(data: bytes | mmap.mmap, position: int, *, row: int | None = None) -> _Raw | None:
-    """The frame at ``position``; None where there is none that is valid, or not the one of ``row``."""
+    """Return the frame at ``position``; None if no valid frame starts there, or not the one of ``row``."""
     raw = _fields_at(data, position, row=row)
     return raw if raw is not None and _is_intact(data, raw) else None
 
@@ -404,18 +438,23 @@ def _frame_of(data: bytes | mmap.mmap, raw: _Raw, path: str) -> Frame:
 
 
 def _fields_at(data: bytes | mmap.mmap, position: int, *, row: int | None = None) -> _Raw | None:
-    """`_parse` without a look at the payload."""
-    if len(data) - position < _FRAME.size:
+    """Parse like `_parse`, without a check of the payload."""
+    return _fields_of(data[position : position + _FRAME.size], position, len(data), row=row)
+
+
+def _fields_of(head: bytes, position: int, size: int, *, row: int | None = None) -> _Raw | None:
+    """Return the frame whose fields are ``head``, at ``position`` of ``size`` bytes; as in `_parse`."""
+    if len(head) < _FRAME.size:
         return None
-    magic, flags, first, rows, stored, plain, fields_crc32, crc32 = _FRAME.unpack_from(data, position)
+    magic, flags, first, rows, stored, plain, fields_crc32, crc32 = _FRAME.unpack(head)
     start = position + _FRAME.size
     fits = (
         magic == _MAGIC
-        and zlib.crc32(data[position : position + _FIELDS.size]) == fields_crc32
+        and zlib.crc32(head[: _FIELDS.size]) == fields_crc32
         and flags in ((0, _ZSTD, _HEADER) if row is None else (0, _ZSTD))
         and (row is None or (first == row and rows > 0))
         and first + rows <= MAX_ROW
-        and stored <= min(MAX_PAYLOAD, len(data) - start)
+        and stored <= min(MAX_PAYLOAD, size - start)
         and plain <= MAX_PAYLOAD
         and (stored == plain or flags == _ZSTD)
     )
@@ -427,24 +466,24 @@ def _inflated(stored: bytes, raw: _Raw, path: str) -> bytes:
         if zstandard.frame_content_size(stored) == raw.plain:
             return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompress(stored)
     except zstandard.ZstdError as error:
-        raise CorruptData(f"row {raw.first}: the frame is no zstd: {error}", uri=path) from error
+        raise CorruptData(f"row {raw.first}: the frame is not zstd: {error}", uri=path) from error
     raise UnsafeData(f"row {raw.first}: the frame inflates to another size than it states", uri=path)
 
 
 def _damage(data: bytes | mmap.mmap, start: int, row: int) -> Damage:
-    """Describe what follows the valid prefix, looking for whole frames behind the damage."""
+    """Describe what follows the valid prefix; searches for whole frames behind the damage."""
     torn = _is_torn(data, start, row)
     rows, position = 0, data.find(_MAGIC, start + 1)
     while position >= 0:
         raw = _parse(data, position)
         rows += raw.rows if raw is not None and raw.first >= row else 0
         position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
-    reason = f"the frame of row {row} " + ("is not all there" if torn else "is damaged")
+    reason = f"the frame of row {row} " + ("is incomplete" if torn else "is damaged")
     return Damage(start, len(data) - start, reason, torn and not rows, rows)
 
 
 def _is_torn(data: bytes | mmap.mmap, start: int, row: int) -> bool:
-    """Whether the bytes from ``start`` on are the beginning of a frame, which is not all there."""
+    """Whether the bytes from ``start`` on are the beginning of an incomplete frame."""
     rest = len(data) - start
     if rest < _FRAME.size:
         return _MAGIC.startswith(data[start : start + min(rest, len(_MAGIC))])
@@ -455,7 +494,7 @@ def _is_torn(data: bytes | mmap.mmap, start: int, row: int) -> bool:
 
 
 def _write_all(fd: int, parts: list[Buffer]) -> None:
-    """One write in the common case; more only where the kernel takes less."""
+    """Write all parts: usually in one call, in more only if the kernel takes less."""
     missing = sum(len(part) for part in parts)
     written = os.writev(fd, parts) if len(parts) <= _MAX_PARTS else 0
     if written < missing:
@@ -467,6 +506,6 @@ def _write_all(fd: int, parts: list[Buffer]) -> None:
 def _fdatasync(fd: int) -> None:
     """Make the file's data durable."""
     if sys.platform == "darwin":
-        sync_descriptor(fd)  # There is no fdatasync(), and fsync() leaves the data in the drive.
+        sync_descriptor(fd)  # macOS has no fdatasync(), and its fsync() leaves the data in the drive.
     else:
         os.fdatasync(fd)

@@ -1,8 +1,8 @@
-"""`compact`: many small shards become few large ones; every row stays what and where it is.
+"""`compact`: merges many small shards into few large ones; every row keeps its number and its values.
 
-For each writer, a run of small shards that follow one another is replaced by one shard of exactly their rows,
-published like any other. Readers prefer it at once, since it reaches further; the old shards stay until `gc`
-takes them. So no lock is needed: readers, writers and other compactors may go on meanwhile.
+For each writer, one shard with exactly their rows replaces a run of small consecutive shards. It is published
+like any other. Readers prefer it at once, because it covers more rows. The old shards stay until `gc` removes
+them, so no lock is needed: readers, writers and other compactors can continue meanwhile.
 
 Example:
     >>> import numpy as np, rlio
@@ -46,12 +46,12 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["compact"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# What writers roll at: one PUT on every object store (s3fs begins multipart uploads at 100 MiB).
+# The size at which writers roll: one PUT on every object store (s3fs starts multipart uploads at 100 MiB).
 _DEFAULT_MAX_BYTES: Final = 64 << 20
 _MOST_BYTES: Final = 512 << 20
-# A gc or trim that takes a source away means that somebody else has done the work: it cannot go on for ever.
+# If a gc or trim removes a source, another process has done the work, so a few attempts are enough.
 _ATTEMPTS: Final = 5
 _MIN_SHARDS: Final = 2
 
@@ -69,46 +69,46 @@ def compact(
     into_storage_options: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> CompactReport:
-    """Merge small Parquet shards that follow one another into larger ones. Safe at any time, and to repeat.
+    """Merge small consecutive Parquet shards into larger ones. You can run it at any time, and repeat it.
 
-    Rows keep their numbers, values, types, batches, episodes and provenance: cursors and snapshots stay
-    valid, and readers in recorded order give the same. Two things depend on row groups, which become larger:
-    the order in which ``shuffle=True`` draws rows, and ``max_seq_len`` and ``num_grad_updates`` of a batch
-    that is served, which sum up the row groups that it comes from.
+    Rows keep their numbers, values, types, batches, episodes and provenance. Cursors and snapshots stay
+    valid, and readers in recorded order return the same rows. Two things depend on row groups, which become
+    larger: the order in which ``shuffle=True`` draws rows, and a served batch's ``max_seq_len`` and
+    ``num_grad_updates``, which are sums over its row groups.
 
-    A data set with shards of JSON lines is refused. Copy it into Parquet instead::
+    Refuses a data set with shards of JSON lines. Copy it into Parquet instead::
 
         with rlio.DatasetReader(ROOT, epochs=1) as reader, rlio.ParquetWriter(NEW) as writer:
             for batch in reader:
                 writer.write(batch)
 
-    Shards of another schema or provenance are not merged, nor are those of which two together have more than
-    ``max_bytes``. A shard of which a part is hidden behind another one is merged with it where they fit.
+    Does not merge shards of different schema or provenance, or shards that are together larger than
+    ``max_bytes``. Merges a shard that another one partly hides with that other shard, if they fit.
 
     Args:
         uri: The data set: a path or any fsspec URL.
-        into: A new root to write a copy to, instead: there, the rows of all writers stand in their order
-            under one writer, and the column ``_writer`` says whose they were. For data sets of many writers
-            that are all finished; after an interruption, run it again.
-        max_bytes: Size of the shards that are made, by the size of what they are made from.
-        min_shards: How many shards are worth rewriting: 2, if None.
+        into: Write a copy to this new root instead. There, one writer has the rows of all writers, in their
+            order, and the column ``_writer`` names the original writer. Meant for data sets of many writers
+            that are all finished. After an interruption, run it again.
+        max_bytes: Largest size of a new shard, measured by the size of its sources.
+        min_shards: The fewest shards worth merging; None: 2.
         compression: As for `ParquetWriter`.
-        on_error: What to do where a shard is damaged: ``"raise"``, or ``"skip"`` its run, left as it is.
-        dry_run: Only say what would be merged; reads footers and writes nothing.
-        storage_options: For fsspec.
-        into_storage_options: For fsspec, for ``into``.
-        progress: Shows how far it is.
+        on_error: What to do with a damaged shard: ``"raise"``, or ``"skip"`` its run and leave it unchanged.
+        dry_run: Only report what would be merged; reads footers and writes nothing.
+        storage_options: Options for fsspec.
+        into_storage_options: Options for fsspec, for ``into``.
+        progress: Shows the progress.
 
     Raises:
-        DataNotFound: There is no data set.
-        CorruptData: A shard is damaged; nothing was removed, and its run is as it was.
+        DataNotFound: ``uri`` has no data set.
+        CorruptData: A shard is damaged; nothing was removed, and its run is unchanged.
         HoleError: With ``into``: rows are missing.
-        OptionError: An option is illegal, ``into`` is a root that has something else, or the data set has
+        OptionError: An option is illegal, the root ``into`` already has other rows, or the data set has
             shards of JSON lines: copy it into Parquet.
         PublishError: A new shard could not be stored.
     """
     if into is not None and (min_shards is not None or on_error != "raise"):
-        raise OptionError("into= copies every row: min_shards and on_error='skip' have no meaning with it")
+        raise OptionError("into= copies every row: min_shards and on_error='skip' do not apply to it")
     options = _checked(
         Options(
             max_bytes,
@@ -130,9 +130,9 @@ def _checked(options: Options) -> Options:
     if not 1 <= options.max_bytes <= _MOST_BYTES:
         raise OptionError(f"max_bytes={options.max_bytes}: expected 1 to {_MOST_BYTES}")
     if options.min_shards < 2:
-        raise OptionError(f"min_shards={options.min_shards}: expected at least 2, since one is one already")
+        raise OptionError(f"min_shards={options.min_shards}: expected at least 2; one shard needs no merging")
     if options.on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error={options.on_error!r}: 'raise' or 'skip'")
+        raise OptionError(f"on_error={options.on_error!r}: expected 'raise' or 'skip'")
     return options
 
 
@@ -185,13 +185,13 @@ class _InPlace:
                     advance(size_of(run))
                 return
             except DataNotFound as error:
-                # Somebody else compacted or trimmed, and old shards are gone: see anew what is left to do.
-                logger.info("a shard went while it was compacted, listing again: %s", error)
+                # Another process compacted or trimmed, and old shards are gone: list again what remains.
+                logger.info("a shard was removed during compaction, listing again: %s", error)
                 if attempt + 1 == _ATTEMPTS:
                     raise
 
     def _runs(self, candidates: list[list[Segment]]) -> Iterator[tuple[Identity, int, list[Segment]]]:
-        """Runs of shards that have everything in common, each with its first live row."""
+        """Yield runs of shards with the same schema and provenance, each with its first live row."""
         for segments in candidates:
             identities = self._identified(segments)
             for identity, same in groupby(segments, identities.get):
@@ -201,9 +201,9 @@ class _InPlace:
                             yield identity, live, part
 
     def _whole_parts(self, segments: list[Segment]) -> Iterator[tuple[int, list[Segment]]]:
-        """Cut a run before shards that cannot be cut at their first live row: (first live row, part).
+        """Split a run before each shard that cannot be cut at its first live row: (first live row, part).
 
-        Such a shard is taken from an earlier row on, at which it can be cut.
+        Takes such a shard from an earlier row on, at which it can be cut.
         """
         live, part = 0, list[Segment]()
         for segment in segments:
@@ -219,7 +219,7 @@ class _InPlace:
             yield live, part
 
     def _cut_of(self, segment: Segment) -> int:
-        """The last row, up to the first live one, at which a shard can be cut without decoding it."""
+        """Return the last row, up to the first live one, where a shard can be cut without decoding it."""
         shard = ParquetShard(self._storage, segment.ref)
         if is_by_row(shard.schema):
             return segment.skip
@@ -227,7 +227,7 @@ class _InPlace:
         return max(end for end in ends if end <= segment.skip)
 
     def _identified(self, segments: list[Segment]) -> dict[Segment, Identity]:
-        """What each segment is; those that are damaged are left out, with ``on_error="skip"``."""
+        """Return the identity of each segment; with ``on_error="skip"``, leaves out damaged ones."""
         try:
             return dict(zip(segments, self._sources.identities(segments), strict=True))
         except CorruptData:
@@ -255,13 +255,13 @@ class _InPlace:
     def _skip(self, error: CorruptData) -> None:
         if str(error) not in self._skipped:
             self._skipped.append(str(error))
-            logger.warning("left as it is: %s", error)
+            logger.warning("left unchanged: %s", error)
 
     def _check_trim(self, writer: str, live: int) -> None:
-        """Give up a run of which a part was trimmed meanwhile.
+        """Raise if a part of the run was trimmed meanwhile, to give the run up.
 
-        Its rows would stay hidden all the same. But sequences and joint steps are not cut within a shard,
-        and a trim leaves whole shards of those only for as long as no larger one lies across.
+        The trimmed rows would stay hidden anyway. But sequences and joint steps are not cut within a shard,
+        and a trim leaves them whole only if no larger shard spans the marker.
         """
         names = (entry.path.rsplit("/", 1)[1] for entry in self._storage.list(writer_dir(writer)))
         trimmed = max((row for name in names if (row := parse_trim(name)) is not None), default=0)
@@ -273,14 +273,14 @@ class _InPlace:
 
 
 def _candidates(segments: list[Segment], options: Options) -> Iterator[list[Segment]]:
-    """Runs of small shards without a gap, each together of at most ``max_bytes``, by their names alone."""
+    """Yield runs of small shards without a gap, each of at most ``max_bytes``, by their names only."""
     run: list[Segment] = []
     for index, segment in enumerate(segments):
         before = segments[index - 1] if index else None
         after = segments[index + 1] if index + 1 < len(segments) else None
         hidden = before is not None and before.end == segment.first and segment.skip > 0
         hides = after is not None and segment.end == after.first and after.skip > 0
-        # Half: two that are larger never fit together, and one that is made is not made again and again.
+        # Half: two larger shards never fit together, and a new shard is not rewritten again and again.
         wanted = segment.ref.name.size <= options.max_bytes // 2 or hidden or hides
         goes_on = (
             bool(run)

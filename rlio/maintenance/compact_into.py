@@ -1,7 +1,7 @@
-"""`compact` with ``into=``: a copy of a data set in a new root, where all rows are one writer's.
+"""`compact` with ``into=``: copies a data set to a new root, where one writer has all rows.
 
-The column ``_writer`` says whose they were. The writer's id follows from the rows that are copied, so that a
-copy that is begun again makes the same shards.
+The column ``_writer`` names the original writer. The id of the new writer is computed from the copied rows,
+so a restarted copy makes the same shards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Copy"]
 
 
 class Copy:
-    """Compaction into a new root, where all rows are one writer's."""
+    """Compaction into a new root, where one writer has all rows."""
 
     def __init__(self, source: Storage, target: Storage, options: Options) -> None:
         self._source = source
@@ -68,14 +68,14 @@ class Copy:
         )
 
     def _check_target(self, writer: str) -> None:
-        """The new root must be new, or hold what an earlier run of this very copy has made."""
+        """Raise unless the new root is empty, or holds only what an earlier run of this copy made."""
         if self._target.uri == self._source.uri:
-            raise OptionError("into= is the data set itself: name a new root", uri=self._target.uri)
+            raise OptionError("into= is the data set itself: pass a new root", uri=self._target.uri)
         others = sorted({*(listing := list_shards(self._target)).shards, *listing.sealed} - {writer})
         if others:
             raise OptionError(
-                f"into= has rows of {len(others)} writers already, such as {others[0]!r}: name a new root; "
-                "two data sets can be read as one by mixing them",
+                f"into= already has rows of {len(others)} writers, such as {others[0]!r}: pass a new root; "
+                "to read two data sets as one, mix them",
                 uri=self._target.uri,
             )
         if not self._options.dry_run:
@@ -83,7 +83,7 @@ class Copy:
 
 
 def _digest(segments: list[Segment]) -> str:
-    """16 hex digits that name the rows that are copied: a copy that is begun again has the same writer id."""
+    """Return 16 hex digits that identify the copied rows, so a restarted copy has the same writer id."""
     bounds: dict[str, list[int]] = {}
     for segment in segments:
         bounds.setdefault(segment.ref.writer, [segment.first, 0])[1] = segment.end
@@ -93,7 +93,7 @@ def _digest(segments: list[Segment]) -> str:
 def _chunks(
     segments: list[Segment], identities: Mapping[Segment, Identity], max_bytes: int
 ) -> Iterator[list[Segment]]:
-    """The shards that become one, of all writers in their order."""
+    """Yield the segments that become one shard, through all writers in their order."""
     chunk: list[Segment] = []
     provenance: dict[str, str] = {}
     for segment in segments:
@@ -114,7 +114,7 @@ def _chunks(
 
 
 def _joint_provenance(chunk: list[Segment], identities: Mapping[Segment, Identity]) -> str:
-    """The provenance that all share; else that of each writer."""
+    """Return the provenance that all writers share, or else the provenance of each."""
     found = {segment.ref.writer: identities[segment].provenance for segment in chunk}
     if len(set(found.values())) == 1:
         return next(iter(found.values()))

@@ -1,4 +1,4 @@
-"""What both ways of compacting share: what is asked for, what is reported, shards read, and shards stored."""
+"""The parts that both kinds of compaction share: options, reports, reading shards and storing shards."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ __all__ = [
     "size_of",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Whole shards that are fetched before they are needed, on remote stores: each takes its room in memory.
+# Whole shards to fetch ahead on remote stores. Each takes its size in memory.
 _SHARDS_AHEAD: Final = 2
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """One run of shards that became fewer.
+    """One run of shards that was merged into fewer.
 
     Attributes:
-        writer: Whose rows they are; with ``into``, the writer in the new root.
-        first: The first row's number.
-        rows: How many.
+        writer: The writer of the rows; with ``into``, the writer in the new root.
+        first: Number of the first row.
+        rows: Number of rows.
         sources: URIs of the shards that were read.
         shards: URIs of the shards that were written; none in a dry run.
         bytes_before: Bytes of the sources.
-        bytes_after: Bytes of what was written; 0 in a dry run.
+        bytes_after: Bytes of the written shards; 0 in a dry run.
     """
 
     writer: str
@@ -64,16 +64,16 @@ class Compacted:
 
 @dataclass(frozen=True)
 class CompactReport:
-    """What `compact` did, or, in a dry run, would do.
+    """The result of `compact`, or, in a dry run, the expected result.
 
     Attributes:
         uri: The root.
-        into: The new root, if there is one.
+        into: The new root, if one was given.
         dry_run: Whether nothing was written.
-        shards_before: Live shards that were there.
-        shards_after: Live shards that are there now (in a dry run: one a run, at least).
-        runs: What was merged.
-        skipped: Messages about runs that were left as they are because of damage, with ``on_error="skip"``.
+        shards_before: Live shards before.
+        shards_after: Live shards now (in a dry run: at least one per run).
+        runs: The merged runs.
+        skipped: Messages about damaged runs that were left unchanged, with ``on_error="skip"``.
     """
 
     uri: str
@@ -86,7 +86,7 @@ class CompactReport:
 
     @property
     def rows(self) -> int:
-        """Rows in what was merged."""
+        """Rows in the merged runs."""
         return sum(run.rows for run in self.runs)
 
     @property
@@ -100,14 +100,14 @@ class CompactReport:
         return sum(run.bytes_after for run in self.runs)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as JSON."""
         totals = {name: getattr(self, name) for name in ("rows", "bytes_before", "bytes_after")}
         return asdict(self) | totals
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `compact`, checked; see there."""
+    """The options of `compact`, checked; `compact` describes them."""
 
     max_bytes: int
     min_shards: int
@@ -118,14 +118,14 @@ class Options:
 
 
 class Identity(NamedTuple):
-    """What shards must share to be merged."""
+    """The properties that shards must share to be merged."""
 
     schema: str
     provenance: str
 
 
 class Sources:
-    """The shards of a root: what they are, and their rows."""
+    """The shards of a root: their identities and their rows."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -134,7 +134,7 @@ class Sources:
         """Refuse a data set that has JSON shards.
 
         Raises:
-            OptionError: It has some.
+            OptionError: The data set has some.
         """
         uris = [self.storage.uri_of(s.ref.path) for s in segments if s.ref.name.suffix != "parquet"]
         if uris:
@@ -146,20 +146,20 @@ class Sources:
             )
 
     def schema(self, segment: Segment) -> Schema:
-        """A shard's schema; reads its footer."""
+        """Return a shard's schema; reads its footer."""
         return ParquetShard(self.storage, segment.ref).schema
 
     def identity(self, segment: Segment) -> Identity:
-        """What a shard must have in common with those that it is merged with; reads its footer."""
+        """Return what a shard must share with the shards it is merged with; reads its footer."""
         shard = ParquetShard(self.storage, segment.ref)
         return Identity(shard.schema.hash, canonical_json(shard.provenance))
 
     def identities(self, segments: list[Segment]) -> list[Identity]:
-        """`identity` of each."""
+        """Return the `identity` of each segment."""
         return list(each(self.storage, self.identity, segments))
 
     def loaded(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, ShardFile]]:
-        """Each segment with its whole shard; on remote stores the next ones are on their way."""
+        """Yield each segment with its whole shard; fetches ahead on remote stores."""
 
         def load(segment: Segment) -> ShardFile:
             return open_whole(self.storage, segment.ref)
@@ -169,7 +169,7 @@ class Sources:
 
 @dataclass
 class Publisher:
-    """Stores new shards of one writer, one after the other."""
+    """Stores the new shards of one writer, one after the other."""
 
     storage: Storage
     writer: str
@@ -189,11 +189,11 @@ class Publisher:
         logger.info("compacted into %s: %d rows", self.storage.uri_of(ref.path), shard.rows)
 
     def check_end(self, end: int) -> None:
-        """Raise unless the rows written are those that were to be."""
+        """Raise unless exactly the rows before ``end`` were written."""
         if self.next_row != end:
             raise CorruptData(
-                f"rows up to {self.next_row} of writer {self.writer!r} were merged where {end} were to be: "
-                "what was read does not hold what its names say; run `rlio verify`",
+                f"rows up to {self.next_row} of writer {self.writer!r} were merged, expected {end}: "
+                "the shards do not hold the rows that their names state; run `rlio verify`",
                 uri=self.storage.uri,
             )
 
@@ -210,12 +210,12 @@ def merged(
     """Encode and store the rows of segments of one schema.
 
     Args:
-        sources: Their root.
-        segments: What is merged.
+        sources: The root of the segments.
+        segments: The segments to merge.
         publisher: Stores the new shards.
-        options: Of `compact`.
-        provenance: JSON text for their footers.
-        signed: Whether a column says whose each row was.
+        options: The options of `compact`.
+        provenance: JSON text for the footers of the new shards.
+        signed: Whether a column names the writer of each row.
     """
     first, before = publisher.next_row, len(publisher.written)
     rows = sum(segment.rows for segment in segments)
@@ -250,7 +250,7 @@ def merged(
 
 
 def is_by_row(schema: Schema) -> bool:
-    """Whether rows may be cut anywhere: they are of one agent, and in no sequences."""
+    """Whether rows can be cut anywhere, because they are of one agent and without sequences."""
     return not schema.multi_agent and not any(p.has_sequences for p in schema.policies.values())
 
 

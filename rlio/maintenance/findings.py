@@ -1,4 +1,4 @@
-"""What `verify` reports: findings with stable codes, and the ledger of the rows.
+"""The report of `verify`: findings with stable codes, and the ledger of the rows.
 
 Example:
     >>> findings = Findings(limit=1)
@@ -22,7 +22,7 @@ __all__ = ["CODES", "Finding", "Findings", "Level", "Severity", "VerifyReport", 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 Level: TypeAlias = Literal["quick", "full"]
 
-#: Code -> severity. Codes are stable: scripts may rely on them. docs/verify.md says what each means.
+#: Code -> severity. Codes are stable: scripts may rely on them. docs/verify.md explains each.
 CODES: Final[Mapping[str, Severity]] = MappingProxyType(
     {
         # Stored bytes and names.
@@ -79,12 +79,12 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is not as it should be.
+    """One problem, or one fact worth knowing.
 
     Attributes:
-        severity: "error": rows are lost, wrong, or not to be trusted. "warning": they are as they were
-            written, and look odd. "note": worth knowing.
-        code: What kind of thing, as a stable word; docs/verify.md lists them.
+        severity: "error": rows are lost, wrong, or cannot be trusted. "warning": the rows are as written, but
+            look odd. "note": worth knowing.
+        code: The kind of problem, as a stable word; docs/verify.md lists them.
         uri: The object or folder concerned.
         message: What was found, what was expected, and what to do.
         record: Row group, line or log frame within ``uri``, from 0.
@@ -109,19 +109,19 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterLedger:
-    """The rows of one writer, and where they are: ``end == trimmed + missing + damaged + live``.
+    """The rows of one writer, counted by state: ``end == trimmed + missing + damaged + live``.
 
     Attributes:
-        writer: Its id.
-        shards: Shards that stand under their names, covered ones included.
-        end: Rows that the writer is known to have published: the end of its last shard, or what its seal
-            says.
-        sealed: Rows that its seal declares; None while it may grow.
-        stored: Rows that its shards hold, each counted once, below the trim marker too.
-        trimmed: Rows below its trim marker: gone on purpose.
-        missing: Rows that no shard holds although a later one is stored, or the seal declares them.
-        damaged: Rows that a live shard holds and that do not verify.
-        live: Rows that verify: what ``DatasetReader(on_error="skip")`` serves.
+        writer: The writer's id.
+        shards: Shards of the writer, including covered ones.
+        end: Rows that the writer is known to have published: the end of its last shard, or the number in its
+            seal.
+        sealed: Rows that its seal declares; None while the writer may grow.
+        stored: Rows in its shards, each counted once, including rows below the trim marker.
+        trimmed: Rows below its trim marker, removed on purpose.
+        missing: Rows that no shard holds although a later row is stored, or the seal declares them.
+        damaged: Rows in live shards that do not verify.
+        live: Rows that verify: ``DatasetReader(on_error="skip")`` serves these.
         waiting: Rows in the writer's log that are not stored yet.
     """
 
@@ -139,15 +139,15 @@ class WriterLedger:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What `rlio.verify` found.
+    """The result of `rlio.verify`.
 
     Attributes:
         uri: The root.
-        level: "quick": nothing but names, footers and small files was read. "full": every byte.
-        findings: In the order of the data set; at most as many as asked for.
-        omitted: Findings beyond those.
-        counts: Severity -> findings, the omitted ones included.
-        ledger: Writers by id.
+        level: "quick": only names, footers and small files were read. "full": every byte.
+        findings: In the order of the data set; at most ``limit`` of them.
+        omitted: Number of further findings.
+        counts: Severity -> number of findings, including the omitted ones.
+        ledger: One entry per writer, by id.
         bytes: Bytes of the shards.
     """
 
@@ -161,12 +161,12 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error; warnings and notes may be there."""
+        """Whether no finding is an error; warnings and notes are allowed."""
         return self.counts["error"] == 0
 
     @property
     def total(self) -> WriterLedger:
-        """The ledger's sums; ``sealed`` is that of all writers, or None if one may grow."""
+        """The sums of the ledger; ``sealed`` is None if any writer may grow."""
         sums = {
             name: sum(getattr(entry, name) for entry in self.ledger)
             for name in WriterLedger.__dataclass_fields__
@@ -179,7 +179,7 @@ class VerifyReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The written form of ``rlio verify --json``; docs/verify.md describes it."""
+        """Return the report as ``rlio verify --json`` prints it; docs/verify.md describes it."""
         return {
             "version": 1,
             "uri": self.uri,
@@ -196,13 +196,13 @@ class VerifyReport:
 
 @dataclass
 class Findings:
-    """Collects findings, a bounded number of them: what is damaged everywhere still fits into memory.
+    """Collects a bounded number of findings, so that badly damaged data does not fill the memory.
 
     Attributes:
-        limit: Findings that are kept; of the others only the number is.
-        kept: Those.
-        omitted: How many others.
-        counts: Severity -> all of them.
+        limit: Findings to keep; the others are only counted.
+        kept: The kept findings.
+        omitted: Number of other findings.
+        counts: Severity -> number of all findings.
     """
 
     limit: int = 10_000
@@ -221,7 +221,7 @@ class Findings:
         rows: int = 0,
         severity: Severity | None = None,
     ) -> None:
-        """Take one finding; its severity is that of its code, where none is given."""
+        """Add one finding; without ``severity``, its code decides."""
         found = Finding(
             severity=severity or CODES[code],
             code=code,
@@ -240,13 +240,13 @@ class Findings:
     def add_error(
         self, code: str, error: RlioError, *, uri: str, record: int | None = None, rows: int = 0
     ) -> None:
-        """Take an error of ours, its places as fields and not in the message.
+        """Add an error of rlio as a finding, with its places as fields instead of in the message.
 
         Args:
-            code: What kind of thing.
-            error: Its own places count, where it has them.
-            uri: Else this object is concerned,
-            record: and this record of it.
+            code: The kind of problem.
+            error: The error. Its own URI and record come first.
+            uri: The object concerned, if the error names none.
+            record: The record in it, if the error names none.
             rows: Rows affected.
         """
         message = str(error)

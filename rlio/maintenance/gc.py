@@ -1,16 +1,17 @@
-"""`gc`: removes what no reader needs any more, and nothing that is the only copy of a row.
+"""`gc`: removes objects that no reader needs any more, but never the only copy of a row.
 
-What goes: shards whose rows larger shards have, shards below a trim marker, torn objects of whose rows there
-is another copy, attempts at a part of a job that are not taken, unfinished files, and indexes of early
-versions. Only names of our own grammar are ever removed, one by one, under ``data/``,
-``_tmp/`` and ``_index/``.
+It removes shards whose rows larger shards have, shards below a trim marker, torn objects whose rows have
+another copy, attempts at a part of a job that are not taken, unfinished files, and indexes of early versions.
+It removes only objects with names of the rlio grammar, one by one, under ``data/``, ``_tmp/`` and
+``_index/``.
 
-An attempt goes once nothing was stored in it, nor another one sealed, for the grace: all of it, but of a
-sealed one the seal stays, so that whoever began with it finds that its rows are gone.
+An attempt is removed if, during the grace period, nothing was stored in it and no other attempt was sealed.
+All of it is removed, except the seal of a sealed attempt: it shows a reader of that attempt that its rows are
+gone.
 
-A reader that listed the data set before a larger shard appeared may still read the covered ones: hence the
-grace. Ages are differences of the store's own times, taken with a small object that is put for it: this
-machine's clock says nothing about them.
+The grace period exists because a reader that listed the data set before a larger shard appeared may still
+read the covered shards. Ages are differences of the store's own times, compared with a small object that gc
+puts for this. The clock of this machine does not matter.
 
 Example:
     >>> import numpy as np, rlio
@@ -58,11 +59,11 @@ from rlio.storage.paths import TMP_DIR
 
 __all__ = ["Collected", "GcReport", "Kept", "gc"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 Kind: TypeAlias = Literal["covered", "trimmed", "torn", "attempt", "unfinished", "index"]
 
-#: A day: longer than any listing is used that is not looked at again.
+#: One day: longer than readers use a listing without listing again.
 _GRACE: Final = 24 * 3600.0
 _UNFINISHED: Final = re.compile(rf"{TMP_DIR}/[0-9a-f]{{32}}\.tmp")
 _INDEX: Final = re.compile(rf"{INDEX_DIR}/(?:[0-9]{{8}}|change)-[0-9a-f-]+\.json\.zst")
@@ -70,14 +71,13 @@ _INDEX: Final = re.compile(rf"{INDEX_DIR}/(?:[0-9]{{8}}|change)-[0-9a-f-]+\.json
 
 @dataclass(frozen=True)
 class Collected:
-    """What was removed.
+    """One removed object.
 
     Attributes:
         uri: The object.
-        kind: "covered" (a larger shard has its rows), "trimmed", "torn", "attempt" (of an attempt at a part
-            of a job that is not taken), "unfinished" or "index" (of sealed writers, which early
-            versions kept).
-        bytes: Its size; 0 where it is not known.
+        kind: "covered" (a larger shard has its rows), "trimmed", "torn", "attempt" (from an attempt at a part
+            of a job that is not taken), "unfinished" or "index" (of sealed writers, from early versions).
+        bytes: Its size; 0 if unknown.
     """
 
     uri: str
@@ -87,7 +87,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Kept:
-    """What looks superfluous and stays, and why: somebody should look at it."""
+    """An object that looks unneeded but stays, and the reason. Check it by hand."""
 
     uri: str
     reason: str
@@ -95,15 +95,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class GcReport:
-    """What `gc` did, or, in a dry run, would do.
+    """The result of `gc`, or, in a dry run, the expected result.
 
     Attributes:
         uri: The root.
         grace: Seconds.
         dry_run: Whether nothing was removed.
-        removed: What went.
-        waiting: How many objects are superfluous and younger than the grace.
-        kept: What stays because it cannot be told to be superfluous.
+        removed: The removed objects.
+        waiting: Number of unneeded objects that are younger than the grace period.
+        kept: Objects that stay because it is uncertain whether they are needed.
     """
 
     uri: str
@@ -115,11 +115,11 @@ class GcReport:
 
     @property
     def bytes(self) -> int:
-        """Bytes of what went."""
+        """Bytes of the removed objects."""
         return sum(entry.bytes for entry in self.removed)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as JSON."""
         return asdict(self) | {"bytes": self.bytes}
 
 
@@ -131,24 +131,24 @@ def gc(
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> GcReport:
-    """Remove what no reader needs any more. Safe beside readers, writers and maintenance, and to repeat.
+    """Remove objects that no reader needs any more. Safe beside readers, writers and maintenance; repeatable.
 
-    Before a covered shard goes, those that cover it are read and checked from end to end: behind a damaged
-    one, all stay where they are.
+    Before gc removes a covered shard, it reads and checks the shards that cover it from end to end. If one of
+    them is damaged, the covered shard stays.
 
     Args:
         uri: The data set: a path or any fsspec URL.
-        grace: Seconds for which something must have been superfluous. Keep it longer than readers go
-            without listing, and than the longest upload takes. 0 asks no times: for tests, or where nobody
-            else is.
-        dry_run: Only say what would go; covering shards are not checked.
-        storage_options: For fsspec.
-        progress: Shows how far it is.
+        grace: Seconds for which an object must have been unneeded. Keep it longer than readers run without
+            listing, and longer than the longest upload. 0 checks no ages: use it in tests, or if no other
+            process uses the data set.
+        dry_run: Only report what would be removed; does not check covering shards.
+        storage_options: Options for fsspec.
+        progress: Shows the progress.
 
     Raises:
-        DataNotFound: There is no data set.
-        OptionError: ``grace`` is no number of seconds, or the root is in another format version.
-        PublishError: The object that tells the store's time could not be put.
+        DataNotFound: ``uri`` has no data set.
+        OptionError: ``grace`` is not a number of seconds, or the root has another format version.
+        PublishError: The object that shows the store's time could not be put.
     """
     if not grace >= 0:
         raise OptionError(f"grace={excerpt(grace)}: expected seconds, 0 or more")
@@ -163,15 +163,15 @@ def gc(
 
 @dataclass(frozen=True)
 class _Candidate:
-    """An object that may go.
+    """An object that may be removed.
 
     Attributes:
-        path: Below the root.
-        kind: Why.
-        bytes: Its size, where known.
-        since: Objects that made it superfluous: the grace begins with the newest of them, and with itself.
+        path: Path below the root.
+        kind: Why it may be removed.
+        bytes: Its size, if known.
+        since: Objects that made it unneeded. The grace period starts with the newest of them and of itself.
         covers: Shards that have its rows.
-        is_only_copy: Whether some of its rows are nowhere else.
+        is_only_copy: Whether it has rows that no other object has.
     """
 
     path: str
@@ -190,7 +190,7 @@ class _Collection:
     removed: list[Collected] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     waiting: int = 0
-    #: Covering shards that were read: None if they are whole, else what is wrong with them.
+    #: Covering shards that were read: None if they are whole, else the problem.
     checked: dict[ShardRef, str | None] = field(default_factory=dict)
 
     def run(self, progress: Progress) -> GcReport:
@@ -217,7 +217,7 @@ class _Collection:
             kept=tuple(self.kept),
         )
 
-    # ---- what may go ----
+    # ---- candidates for removal ----
 
     def _shards(self, listing: Listing) -> Iterator[_Candidate]:
         torn: dict[str, list[tuple[str, ShardName]]] = {}
@@ -244,7 +244,7 @@ class _Collection:
         segments: list[Segment],
         kind: Literal["covered", "torn"],
     ) -> Iterator[_Candidate]:
-        """A shard that serves no row: its rows are gone on purpose, or served by others, or by nobody."""
+        """Yield a shard that serves no row: its rows are trimmed, in other shards, or not served."""
         trim = listing.trimmed.get(writer, 0)
         marker = f"{writer_dir(writer)}/{trim_name(trim)}"
         if name.end <= trim:
@@ -259,11 +259,11 @@ class _Collection:
             yield _Candidate(path, kind, name.size, is_only_copy=True)
 
     def _attempts(self, listing: Listing) -> Iterator[_Candidate]:
-        """What was stored by attempts that are not taken."""
+        """Yield the objects of attempts that are not taken."""
         seals = {part_of(writer): _seal_of(writer, rows) for writer, rows in listing.sealed.items()}
         for writer, passed in listing.passed_over.items():
             objects = _objects_of(writer, passed)
-            # Whatever of it is new, it may still be at work; and a reader may have listed it as the first.
+            # A new object means that the attempt may still run, or that a reader listed it as the first one.
             taken = seals.get(part_of(writer))
             since = tuple(path for path, _ in objects) + (() if taken is None else (taken,))
             if passed.sealed is not None:
@@ -281,36 +281,36 @@ class _Collection:
             if _INDEX.fullmatch(path):
                 yield _Candidate(path, "index", size or 0)
 
-    # ---- what goes ----
+    # ---- removal ----
 
     def _may_go(self, candidate: _Candidate) -> bool:
-        """Whether an object is old enough, and what has its rows is whole; counted or reported if not."""
+        """Whether an object is old enough and its rows have whole shards; else counts or reports it."""
         age = self.ages.of(candidate.path, *candidate.since)
         problem: str | None = None
         if age is None:
-            problem = "the store does not say how old it is; grace=0 asks no ages"
+            problem = "the store does not report its age; grace=0 checks no ages"
         elif age < self.ages.grace:
             self.waiting += 1
             return False
         elif candidate.is_only_copy:
-            problem = "it is torn, and of some of its rows the only copy; run `rlio verify`"
+            problem = "it is torn, and the only copy of some of its rows; run `rlio verify`"
         elif not self.dry_run:
             try:
                 found = next(filter(None, map(self._problem_of, candidate.covers)), None)
-            except DataNotFound:  # Compacted once more: the next call sees what covers it now.
+            except DataNotFound:  # Compacted again: the next call finds the new covering shard.
                 self.waiting += 1
                 return False
-            problem = found and f"what covers it is not whole: {found}"
+            problem = found and f"a shard that covers it is not whole: {found}"
         if problem is not None:
             self.kept.append(Kept(self.storage.uri_of(candidate.path), problem))
             logger.warning("kept %s: %s", self.storage.uri_of(candidate.path), problem)
         return problem is None
 
     def _problem_of(self, ref: ShardRef) -> str | None:
-        """What is wrong with a covering shard, which is read as a whole; None: nothing.
+        """Read a whole covering shard and return the problem with it; None: none.
 
         Raises:
-            DataNotFound: It is gone.
+            DataNotFound: The shard is gone.
         """
         if ref not in self.checked:
             try:
@@ -326,7 +326,7 @@ class _Collection:
         return self.checked[ref]
 
     def _remove(self, path: str) -> None:
-        """Remove one object, whose name was matched: once more, since nothing can be undone."""
+        """Remove one object. Checks its name again, because a removal cannot be undone."""
         parts = path.split("/")
         is_shard = (
             len(parts) == 3
@@ -344,7 +344,7 @@ class _Collection:
 
 
 def _objects_of(writer: str, passed: PassedOver) -> list[tuple[str, int]]:
-    """Path and bytes of what may go of an attempt: its shards, torn ones too, and the marker of its claim."""
+    """Return path and bytes of an attempt's removable objects: shards, torn or whole, and its claim."""
     found = [(ref.path, ref.name.size) for ref in passed.shards]
     for path, _ in passed.rejected:
         name = ShardName.parse(path.rpartition("/")[2])
@@ -360,26 +360,26 @@ def _seal_of(writer: str, rows: int) -> str:
 
 
 class _Ages:
-    """How old objects are, by the store's own clock."""
+    """The ages of objects, by the store's own clock."""
 
     def __init__(self, storage: Storage, grace: float) -> None:
         self._storage = storage
         self.grace = grace
-        #: The object that was put to tell the time, until `close`.
+        #: The object that was put to get the store's time, until `close`.
         self.probe: str | None = None
         self._now: float | None = None
         self._stored: dict[str, float | None] = {}
 
     def look_up(self, paths: list[str]) -> None:
-        """Ask for the times of many objects."""
+        """Request the times of many objects."""
         if self.grace:
             for _ in each(self._storage, self._time, sorted(set(paths))):
                 pass
 
     def of(self, path: str, *others: str) -> float | None:
-        """Seconds since the newest of the objects was stored; None where the store does not tell.
+        """Return seconds since the newest of the objects was stored; None if the store has no times.
 
-        Without a grace, no age is asked for.
+        Without a grace period, requests no times.
         """
         if self.grace == 0:
             return 0.0
@@ -401,7 +401,7 @@ class _Ages:
         if path not in self._stored:
             try:
                 self._stored[path] = self._storage.modified(path)
-            except DataNotFound:  # It went meanwhile, or is a marker written with another padding.
+            except DataNotFound:  # Removed meanwhile, or a marker written with another padding.
                 self._stored[path] = float("-inf")
         return self._stored[path]
 

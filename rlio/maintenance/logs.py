@@ -1,4 +1,4 @@
-"""Rows that lie in the write-ahead logs of a data set on this machine, and in no shard.
+"""Rows that are only in the write-ahead logs of a data set on this machine.
 
 They are not stored yet, or lie in damaged logs that recovery has set aside.
 """
@@ -19,7 +19,7 @@ from rlio.log.wal import read_segment, whole_rows
 from rlio.maintenance.findings import Findings
 from rlio.storage.filesystem import Storage
 
-__all__ = ["tell_set_aside", "waiting_rows"]
+__all__ = ["set_aside", "tell_set_aside", "waiting_rows"]
 
 
 def waiting_rows(
@@ -29,13 +29,13 @@ def waiting_rows(
     *,
     spool: str | os.PathLike[str] | None = None,
 ) -> dict[str, int]:
-    """Writer id -> rows in its log that no shard holds. Logs are read, and left as they are.
+    """Return writer id -> rows in its log that no shard holds. Reads logs without changing them.
 
     Args:
         storage: The data set's root.
         stored: Writer id -> rows that are stored or trimmed.
-        findings: Takes logs that wait, and their damage.
-        spool: Folder of the logs; None: where writers of this root have theirs by default.
+        findings: Receives logs with waiting rows, and damage.
+        spool: Folder of the logs; None: the default folder for this root.
     """
     folder = spool_of(storage, Spool(folder=spool))
     found: dict[str, int] = {}
@@ -54,8 +54,8 @@ def waiting_rows(
         if waiting:
             findings.add(
                 "log-waiting",
-                f"{waiting} rows of writer {log.writer!r} are in its log and not in a shard yet: it will "
-                "store them if it is alive, and `rlio recover` does if it is not",
+                f"{waiting} rows of writer {log.writer!r} are in its log and not in a shard yet: if the "
+                "writer is alive, it stores them; if it is dead, run `rlio recover`",
                 uri=log.path,
                 rows=waiting,
             )
@@ -66,7 +66,7 @@ def waiting_rows(
 def _tell_strays(
     storage: Storage, stored: Mapping[str, list[range]], findings: Findings, spool: Spool
 ) -> None:
-    """Tell of logs of the same URI in the folders of other servers, whose rows may be this data set's."""
+    """Report logs of the same URI in the folders of other servers; their rows may belong to this data set."""
     for stray in stray_logs(storage, spool):
         rows = without(_logged_rows(stray.log.path, findings), stored.get(stray.log.writer, []))
         if rows:
@@ -76,12 +76,12 @@ def _tell_strays(
 
 
 def _logged_rows(path: str, findings: Findings) -> list[range]:
-    """The rows of the valid prefix of each segment, and of the encoded shards beside them."""
+    """Return the rows of the valid prefix of each segment, and of the encoded shards beside them."""
     rows: list[range] = []
     try:
         names = sorted(os.listdir(path))
-    except OSError as error:  # Another user's, or recovered a moment ago.
-        findings.add("log-unreadable", f"the log cannot be looked at: {error}", uri=path)
+    except OSError as error:  # Another user's log, or recovered a moment ago.
+        findings.add("log-unreadable", f"the log cannot be listed: {error}", uri=path)
         return rows
     for text in names:
         file = os.path.join(path, text)
@@ -95,7 +95,7 @@ def _logged_rows(path: str, findings: Findings) -> list[range]:
         except CorruptData as error:
             findings.add_error("log-damaged", error, uri=file)
         except FileNotFoundError:
-            continue  # Published since it was listed.
+            continue  # Published after the listing.
         except OSError as error:
             findings.add("log-unreadable", f"the log cannot be read: {error}", uri=file)
     return rows
@@ -107,7 +107,7 @@ def _segment_rows(file: str, findings: Findings) -> range:
     if damage is not None and not damage.torn:
         findings.add(
             "log-damaged",
-            f"byte {damage.start}: {damage.reason}; {damage.rows} rows behind it cannot follow: "
+            f"byte {damage.start}: {damage.reason}; {damage.rows} rows behind it cannot be stored: "
             "`rlio recover` keeps the rows before it and sets the rest aside",
             uri=file,
             rows=damage.rows,
@@ -115,26 +115,35 @@ def _segment_rows(file: str, findings: Findings) -> range:
     return range(segment.first, min(segment.end, MAX_ROW))
 
 
-#: Where recovery puts what it cannot use, within a spool.
+#: Folder in a spool for the files that recovery cannot use.
 _FOLDER: Final = "_damaged"
 
 
 def tell_set_aside(spool: str, stored: Mapping[str, list[range]], findings: Findings) -> None:
-    """Tell of each file that recovery set aside, and of the rows that are nowhere else.
+    """Report each file that recovery set aside, and its rows that are nowhere else.
 
     Args:
         spool: Folder of the logs.
         stored: Writer id -> rows that are stored or trimmed.
-        findings: Takes one finding a file.
+        findings: Receives one finding per file.
+
+    Raises:
+        OSError: The folder cannot be listed.
+    """
+    for path in set_aside(spool):
+        _tell_file(path, spool, stored, findings)
+
+
+def set_aside(spool: str) -> tuple[str, ...]:
+    """Paths of the files that recovery has set aside in ``spool``, the folder of the logs.
 
     Raises:
         OSError: The folder cannot be listed.
     """
     folder = os.path.join(spool, _FOLDER)
     if os.path.islink(folder) or not os.path.isdir(folder):
-        return
-    for text in sorted(os.listdir(folder)):
-        _tell_file(os.path.join(folder, text), spool, stored, findings)
+        return ()
+    return tuple(os.path.join(folder, text) for text in sorted(os.listdir(folder)))
 
 
 def _tell_file(path: str, spool: str, stored: Mapping[str, list[range]], findings: Findings) -> None:
@@ -152,21 +161,21 @@ def _tell_file(path: str, spool: str, stored: Mapping[str, list[range]], finding
         )
         return
     count = sum(map(len, lost))
-    # The last frame of a log may be damaged so that nothing tells its rows.
+    # The last frame of a log may be so damaged that its rows are unknown.
     what = f"{count} rows of writer {writer!r} ({_text(lost)})" if lost else f"rows of writer {writer!r}"
     findings.add(
         "log-set-aside",
         f"{what} were acknowledged and cannot be read: their log was damaged, and recovery set this file "
-        f"aside. If there is an undamaged copy of the log, put it back as {os.path.join(spool, writer)} and "
-        "run `rlio recover --all-hosts`; else they are lost. Then remove this file, which ends this error",
+        f"aside. If you have an undamaged copy of the log, put it back as {os.path.join(spool, writer)} and "
+        "run `rlio recover --all-hosts`; else they are lost. Then remove this file to end this error",
         uri=path,
         rows=count,
     )
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """The writer's id, which may have dashes, and the file's name in its log."""
-    for dashes in (5, 1):  # A shard's name has four of its own, a segment's none.
+    """Split the writer's id, which may have dashes, from the file's name in its log."""
+    for dashes in (5, 1):  # A shard's name has four dashes, a segment's none.
         writer, *rest = text.rsplit("-", dashes)
         name = "-".join(rest)
         if len(rest) == dashes and (dashes == 1 or ShardName.parse(name) is not None):
@@ -175,15 +184,15 @@ def _parts(text: str) -> tuple[str, str]:
 
 
 def _rows_of(path: str, name: str) -> list[range]:
-    """The rows that a damaged segment held, as far as its name and what is whole in it still say so.
+    """Return the rows that a damaged segment held, as far as its name and its whole frames show.
 
-    Damage lies before, or between, frames that are whole: its rows are counted, too.
+    Rows in damage before or between whole frames count too.
     """
     try:
         if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
             return []
         whole = whole_rows(path)
-    except OSError:  # Another user's, or removed a moment ago.
+    except OSError:  # Another user's file, or removed a moment ago.
         return []
     first = first_row(name)
     return [range(first, max((rows.stop for rows in whole), default=first))]

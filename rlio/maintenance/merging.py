@@ -1,7 +1,7 @@
-"""Rows of stored Parquet shards, encoded into larger ones: what compaction is made of.
+"""Encodes the rows of stored Parquet shards into larger shards, for compaction.
 
-Shards are decoded and encoded a row group at a time, so that memory holds one shard that is read and one that
-is made. Which shards are merged, and where the result goes, is decided in `rlio.maintenance.compact`.
+Shards are decoded and encoded one row group at a time, so memory holds one shard that is read and one that is
+made. `rlio.maintenance.compact` decides which shards to merge, and where the result goes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
 
 
 def open_whole(storage: Storage, ref: ShardRef) -> ShardFile:
-    """A Parquet shard, fetched in one request and checked as a whole.
+    """Fetch a Parquet shard in one request, and check the whole of it.
 
     Raises:
-        CorruptData: Its bytes are not those that its name certifies.
+        CorruptData: Its bytes do not match its name.
         DataNotFound: It is gone: covered by a larger shard and collected, or trimmed.
     """
     data = load_shard(storage, ref)
@@ -66,7 +66,7 @@ def open_whole(storage: Storage, ref: ShardRef) -> ShardFile:
 
 
 def with_writer_column(schema: Schema) -> Schema:
-    """The schema with the column that says whose rows they were, for every policy."""
+    """Return the schema with the column that names the writer of each row, for every policy."""
     leaf = Leaf(WRITER, (), WRITER, ColumnSpec("<U", (), "text"))
     return replace(
         schema,
@@ -82,14 +82,15 @@ def with_writer_column(schema: Schema) -> Schema:
 class ParquetMerger:
     """Encodes the rows of Parquet shards, one shard after the other, into few large ones.
 
-    Row groups become full ones, except that a sequence stays within one, and that groups of several agents
-    are joined only where their joint steps remain the same, in the same order: readers serve those by group.
+    Fills row groups completely, with two exceptions. A sequence stays within one row group. Groups of several
+    agents are joined only if their joint steps stay the same, in the same order, because readers serve these
+    by group.
 
     Args:
-        schema: Of the new shards: that of the old ones, or that `with_writer_column`.
-        provenance: JSON text for their footers.
-        compression: Of their pages.
-        max_bytes: A shard that has as many is ended.
+        schema: Schema of the new shards: the schema of the old ones, or its `with_writer_column`.
+        provenance: JSON text for the footers.
+        compression: Compression of the pages.
+        max_bytes: Size at which a shard is finished.
         publish: Stores an encoded shard.
     """
 
@@ -118,14 +119,14 @@ class ParquetMerger:
         """Add the rows of a shard from row ``skip`` on.
 
         Args:
-            file: The shard; `open_whole`.
+            file: The shard, from `open_whole`.
             skip: Rows to leave out; with sequences or several agents, whole row groups only.
-            writer: Whose rows they are, for a schema `with_writer_column`.
+            writer: Writer of the rows, for a schema `with_writer_column`.
 
         Raises:
             CorruptData: The shard is damaged, or cannot be cut at ``skip``.
         """
-        # What is left of a batch that was cut is no part of another writer's.
+        # The rest of a cut batch does not belong to another writer's batch.
         self._begins_writer = writer != self._writer
         self._writer = writer
         first = 0
@@ -141,7 +142,7 @@ class ParquetMerger:
             first += info.rows
 
     def finish(self) -> None:
-        """Encode and publish what is left."""
+        """Encode and publish the remaining rows."""
         self._groups.finish()
         self._maker.finish()
 
@@ -159,7 +160,7 @@ class ParquetMerger:
             self._add_rows(group, rows[DEFAULT_POLICY_ID], skip)
 
     def _add_rows(self, group: DecodedGroup, rows: _Rows, skip: int) -> None:
-        """Rows or sequences of one policy, cut where written batches begin and where groups are full."""
+        """Add rows or sequences of one policy, cut where written batches begin and where groups are full."""
         text_of = dict(zip(group.begins.tolist(), group.batches, strict=True))
         bounds = [skip, *(begin for begin in text_of if begin > skip), group.info.rows]
         rows.check_cuts(bounds)
@@ -178,7 +179,7 @@ class ParquetMerger:
                 start, text = end, None
 
     def _add_joint(self, pieces: list[Piece], batch: MultiAgentBatch) -> None:
-        """A whole row group of several agents."""
+        """Add a whole row group of several agents."""
         rows = sum(piece.rows for piece in pieces)
         if self._groups.rows and (rows > self._groups.room or not self._joint.extends(batch)):
             self._groups.finish()
@@ -189,7 +190,7 @@ class ParquetMerger:
 
 
 class _Rows:
-    """The rows of one policy in one row group, checked against the schema, to be cut into pieces."""
+    """The rows of one policy in one row group, checked against the schema and ready to be cut."""
 
     def __init__(self, policy: PolicySchema, pid: str, batch: SampleBatch, writer: str | None) -> None:
         if WRITER in policy.columns and WRITER not in batch:
@@ -205,16 +206,16 @@ class _Rows:
             self._ends = np.cumsum(policy.single(self._arrays, Columns.SEQ_LENS)).astype(np.int64)
 
     def check_cuts(self, bounds: Iterable[int]) -> None:
-        """Raise where one of ``bounds`` lies within a sequence."""
+        """Raise if one of ``bounds`` lies within a sequence."""
         if self._ends is None:
             return
         legal = {0, *self._ends.tolist()}
         for bound in bounds:
             if bound not in legal:
-                raise CorruptData(f"row {bound} of the row group, at which it is cut, is within a sequence")
+                raise CorruptData(f"the cut at row {bound} of the row group is within a sequence")
 
     def fitting(self, start: int, stop: int, room: int | None) -> int:
-        """The end of the part from ``start`` that is at most ``room`` rows; None: of one sequence."""
+        """Return the end of the part from ``start`` of at most ``room`` rows; None: of one sequence."""
         if self._ends is None:
             return stop if room is None else min(start + room, stop)
         if room is None:
@@ -223,7 +224,7 @@ class _Rows:
         return max(int(self._ends[last - 1]), start) if last else start
 
     def cut(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """The arrays of rows ``start`` to ``stop - 1``; views."""
+        """Return the arrays of rows ``start`` to ``stop - 1``, as views."""
         first = last = 0
         if self._ends is not None:
             first, last = np.searchsorted(self._ends, [start, stop], side="right").tolist()
@@ -234,7 +235,7 @@ class _Rows:
 
 
 def _joint_pieces(group: DecodedGroup, rows: Mapping[str, _Rows]) -> list[Piece]:
-    """The rows of a group of several policies in the order in which they were written."""
+    """Return the rows of a group of several policies in the order in which they were written."""
     try:
         written = [json.loads(text) for text in group.batches]
         listed = [[(str(pid), int(count)) for pid, count in entry["policies"]] for entry in written]
@@ -263,7 +264,7 @@ def _joint_pieces(group: DecodedGroup, rows: Mapping[str, _Rows]) -> list[Piece]
 
 
 def _check_order(group: DecodedGroup, listed: list[list[tuple[str, int]]]) -> None:
-    """Raise where the written batches do not account for the rows, policy by policy."""
+    """Raise if the written batches do not account for the rows, policy by policy."""
     begins = [0, *np.cumsum([sum(count for _, count in parts) for parts in listed]).tolist()]
     order = [pid for parts in listed for pid, count in parts for _ in range(count)]
     if begins != [*group.begins.tolist(), group.info.rows] or len(order) != group.info.rows:
@@ -275,7 +276,7 @@ def _check_order(group: DecodedGroup, listed: list[list[tuple[str, int]]]) -> No
 
 
 class _JointSteps:
-    """Which joint steps the open row group has, to tell whether more rows leave them as they are."""
+    """The joint steps of the open row group, to find out whether more rows would change them."""
 
     def __init__(self) -> None:
         self._ids: MultiAgentBatch | None = None
@@ -283,13 +284,13 @@ class _JointSteps:
         self._count = 0
 
     def extends(self, batch: MultiAgentBatch) -> bool:
-        """Whether joined rows have the steps of both, those of ``batch`` after all others."""
+        """Whether the joined rows have the steps of both, with those of ``batch`` last."""
         ids, numbers, count = self._joined(batch)
         found, steps = step_numbers(ids)
         return steps == count and all(np.array_equal(found[pid], numbers[pid]) for pid in numbers)
 
     def add(self, batch: MultiAgentBatch) -> None:
-        """Take the rows in."""
+        """Add the rows."""
         self._ids, self._numbers, self._count = self._joined(batch)
 
     def _joined(self, batch: MultiAgentBatch) -> tuple[MultiAgentBatch, dict[str, NDArray[np.int64]], int]:
@@ -305,12 +306,12 @@ class _JointSteps:
         }
         both = concat_samples([self._ids, ids])
         assert isinstance(both, MultiAgentBatch)
-        # Readers have the policies of a row group by name, and their order counts.
+        # Readers get the policies of a row group by name, and their order matters.
         ordered = MultiAgentBatch({pid: both[pid] for pid in sorted(both)}, 0)
         return ordered, joined, self._count + count
 
 
 def _ids_of(part: SampleBatch) -> SampleBatch:
-    """The columns by which joint steps are told apart; a stand-in where there are none."""
+    """Return the columns that identify joint steps; a stand-in column if there are none."""
     names = [name for name in (Columns.EPS_ID, Columns.T) if name in part]
     return SampleBatch({name: part[name] for name in names} or {"row": np.zeros(len(part), bool)})

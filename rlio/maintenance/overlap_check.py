@@ -1,7 +1,7 @@
-"""Whether shards that hold the same rows of a writer hold the same values, whatever their row groups are.
+"""Checks that shards with the same rows of a writer hold the same values, whatever their row groups.
 
-Rows are compared by 64-bit digests of their columns, so that memory is 8 bytes a row of the shards that
-overlap with a later one. Digests find accidents, not forgeries.
+Compares 64-bit digests of the rows' columns, so memory is 8 bytes per row of the shards that overlap with a
+later one. Digests find accidents, not forgeries.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class _Known:
 
 
 class OverlapCheck:
-    """Compares the shards of one writer, which come by first row.
+    """Compares the shards of one writer, ordered by first row.
 
     Args:
-        refs: All of them, in the order in which they will be scanned.
-        findings: Takes what differs.
+        refs: All shards of the writer, in the order in which they will be scanned.
+        findings: Receives the differences.
     """
 
     def __init__(self, refs: list[ShardRef], findings: Findings) -> None:
         self._findings = findings
         self._known: list[_Known] = []
         self._current: _Known | None = None
-        # A shard matters if it overlaps with one before it or after it.
+        # A shard matters if it overlaps with an earlier or a later one.
         self._wanted: set[str] = set()
         reach: ShardRef | None = None
         for ref in refs:
@@ -64,7 +64,7 @@ class OverlapCheck:
                 self._wanted.add(ref.path)
 
     def begin(self, ref: ShardRef, *, uri: str) -> None:
-        """The next shard."""
+        """Start the next shard."""
         self._known = [known for known in self._known if known.ref.name.end > ref.name.first]
         self._current = None
         if ref.path in self._wanted:
@@ -72,7 +72,7 @@ class OverlapCheck:
             self._current = _Known(ref, uri, np.zeros(rows, np.uint64), np.zeros(rows, bool))
 
     def add(self, schema: Schema, rows: Rows) -> None:
-        """Intact rows of the shard."""
+        """Add intact rows of the shard."""
         if self._current is None:
             return
         for part in rows.parts:
@@ -81,7 +81,7 @@ class OverlapCheck:
             self._current.valid[at] = True
 
     def end(self) -> None:
-        """Compare the shard with those before it."""
+        """Compare the shard with the earlier ones."""
         current = self._current
         if current is None:
             return
@@ -100,7 +100,7 @@ class OverlapCheck:
                 self._findings.add(
                     "overlap-differs",
                     f"{int(unlike.sum())} rows of writer {current.ref.writer!r}, the first {row}, differ "
-                    f"from those in {known.uri}, although both match their CRCs: two writers had one id",
+                    f"from those in {known.uri}, although both match their CRCs: two writers had the same id",
                     uri=current.uri,
                     rows=int(unlike.sum()),
                 )
@@ -108,7 +108,7 @@ class OverlapCheck:
 
 
 def row_digests(schema: Schema, part: Part) -> NDArray[np.uint64]:
-    """A digest of each row, shape (rows,): equal for equal values, dtypes being those of the schema."""
+    """Return a digest of each row, shape (rows,); equal values of the schema's dtypes give equal digests."""
     policy = schema.policies[part.policy]
     total = np.full(len(part.rows), zlib.crc32(part.policy.encode()), np.uint64)
     lens = part.batch.get(Columns.SEQ_LENS)

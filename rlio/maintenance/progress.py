@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a function that shows it, given by who calls."""
+"""Progress of a long job: the caller passes a function that shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 __all__ = ["Progress", "silent"]
 
-#: Shows the progress of a part: ``with progress(name, total) as advance: advance(done)``, in any unit.
+#: Shows the progress of one part: ``with progress(name, total) as advance: advance(done)``, in any unit.
 Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 

@@ -1,9 +1,9 @@
-"""`repair`: headers, schemas, logs of dead writers, and damaged shards of which nothing can be read.
+"""`repair`: restores headers and schemas, recovers logs of dead writers, and sets damaged shards aside.
 
-What is replaced or set aside is moved to ``_quarantine/``, where no reader looks, and never deleted. A
-damaged shard is set aside if other shards have its readable rows and its loss stays visible as a hole, which
-readers raise for and count. Otherwise it stays in place: readers with ``on_error="skip"`` serve its intact
-rows. Every step can be interrupted and repeated.
+Replaced and damaged objects are moved to ``_quarantine/``, which readers ignore, and never deleted. A damaged
+shard is set aside if other shards have its readable rows and its loss stays visible as a hole, which readers
+raise for and count. Otherwise it stays in place: readers with ``on_error="skip"`` serve its intact rows.
+Every step can be interrupted and repeated.
 
 Example:
     >>> import numpy as np, rlio
@@ -39,20 +39,20 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["Action", "RepairReport", "repair"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 ActionKind: TypeAlias = Literal["header-written", "schema-written", "quarantined", "log-recovered"]
 
-# Not the shard's fault, or not for us to judge: nothing is done about these.
+# Not the fault of the shard, or not for repair to judge: these are left alone.
 _LEFT_ALONE = frozenset({"vanished", "unreadable", "unsafe", "schema-file-missing"})
-# What one pass puts right may show more: a schema that is back lets lines be read.
+# The repairs of one pass may allow more: a restored schema makes lines readable.
 _PASSES = 4
 _MAX_OBJECT = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One thing that was done.
+    """One change that repair made.
 
     Attributes:
         kind: "header-written", "schema-written", "quarantined" (moved aside), or "log-recovered".
@@ -69,12 +69,12 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairReport:
-    """What `rlio.maintenance.repair` did.
+    """The result of `rlio.maintenance.repair`.
 
     Attributes:
-        actions: In order; none if there was nothing to do, or nothing that can be done.
-        before: What was found first.
-        after: What is left: what cannot be put right.
+        actions: In order; none if there was nothing to repair, or nothing that can be repaired.
+        before: The findings before the repair.
+        after: The remaining findings, which cannot be repaired.
     """
 
     actions: tuple[Action, ...]
@@ -82,7 +82,7 @@ class RepairReport:
     after: VerifyReport
 
     def to_json(self) -> dict[str, Any]:
-        """The written form in ``rlio verify --repair --json``; docs/verify.md describes it."""
+        """Return the report as ``rlio verify --repair --json`` prints it; docs/verify.md describes it."""
         return {"actions": [asdict(action) for action in self.actions], "before": dict(self.before.counts)}
 
 
@@ -96,28 +96,28 @@ def repair(
     progress: Progress = silent,
     limit: int = 10_000,
 ) -> RepairReport:
-    """Put right what can be in the data set under ``uri``, and verify it again.
+    """Repair what can be repaired in the data set under ``uri``, and verify it again.
 
-    Safe while others read and write. A damaged shard that has readable rows of its own stays where it is:
-    restore it from a backup, or read with ``on_error="skip"``. So does one whose lost rows would not show as
-    a hole, because they are the last of a writer that has no seal.
+    Safe while others read and write. A damaged shard stays in place if it has readable rows that no other
+    shard has: restore it from a backup, or read with ``on_error="skip"``. It also stays if its lost rows
+    would not show as a hole, because they are the last rows of a writer without a seal.
 
     Args:
         uri: A path or any fsspec URL.
         level: As for `rlio.verify`: "quick" finds less, and so repairs less.
-        storage_options: For fsspec.
-        spool: Folder of the writers' logs, where they were given one.
-        limits: What the data may ask for; what asks for more is left alone.
-        progress: Shows how far each pass is.
+        storage_options: Options for fsspec.
+        spool: Folder of the writers' logs, if they were given one.
+        limits: The most that the data may ask for; data that asks for more is left alone.
+        progress: Shows the progress of each pass.
         limit: Findings that the reports keep.
 
     Returns:
-        What was done, and what was found before and after. A second run finds nothing to do.
+        The actions, and the findings before and after them. A second run finds nothing to do.
 
     Raises:
-        DataNotFound: There is no data set.
-        OptionError: It is in another format version.
-        PublishError: Something could not be stored; what was done so far is right, and may be repeated.
+        DataNotFound: ``uri`` has no data set.
+        OptionError: The data set has another format version.
+        PublishError: An object could not be stored. All changes so far are valid; you can repeat the call.
     """
     storage = Storage.open(uri, storage_options=storage_options, limits=limits)
 
@@ -145,7 +145,7 @@ def _recover_logs(
     storage_options: Mapping[str, Any] | None,
     spool: str | os.PathLike[str] | None,
 ) -> list[Action]:
-    """Store what dead writers left in their logs; those of living ones are theirs."""
+    """Store the rows that dead writers left in their logs. Leaves logs of live writers alone."""
     if not any(entry.waiting for entry in found.report.ledger):
         return []
     from rlio.log.recovery import recover
@@ -165,7 +165,7 @@ def _recover_logs(
 
 @dataclass
 class _Repair:
-    """One pass over what an inspection found."""
+    """One pass over the results of an inspection."""
 
     found: Inspection
     actions: list[Action] = field(default_factory=list)
@@ -176,7 +176,7 @@ class _Repair:
         return self.found.storage
 
     def repair(self) -> None:
-        """Do what can be done; the header last, so that what makes readers trust a root comes last."""
+        """Repair what can be repaired. The header comes last, because it makes readers trust the root."""
         self._write_schemas()
         clean = self._clean_rows()
         for shard in self.found.damaged:
@@ -197,7 +197,7 @@ class _Repair:
                 continue
             path = schema_path(name)
             if name in self.found.schemas.damaged:
-                self._quarantine(path, "it does not hold the schema of its name")
+                self._quarantine(path, "its content does not match its name")
             self.storage.put(path, schema.text.encode())
             self._done(
                 "schema-written", self.storage.uri_of(path), "the schema was taken from a shard's footer"
@@ -206,7 +206,7 @@ class _Repair:
     def _write_header(self) -> None:
         known = self.found.schemas.intact or self.found.found_schemas
         if self.found.header == "fine" or not known:
-            return  # Without a schema of this format nothing says that the root is of this format.
+            return  # Without a schema of this format, it is uncertain that the root has this format.
         if self.found.header == "damaged":
             self._quarantine(HEADER, "it is not the header that every writer puts", keep=True)
         self.storage.put(HEADER, HEADER_BYTES)
@@ -215,7 +215,7 @@ class _Repair:
     # ---- shards ----
 
     def _clean_rows(self) -> dict[str, list[range]]:
-        """Writer id -> rows in shards without damage, and those below its trim marker."""
+        """Return writer id -> rows in shards without damage, and rows below its trim marker."""
         damaged = {shard.ref.path for shard in self.found.damaged}
         clean = {writer: [range(row)] for writer, row in self.found.listing.trimmed.items()}
         for writer, refs in self.found.listing.shards.items():
@@ -224,7 +224,7 @@ class _Repair:
         return clean
 
     def _set_aside(self, shard: DamagedShard, clean: list[range]) -> None:
-        """Move a damaged shard aside that has no readable row of its own.
+        """Set a damaged shard aside if it has no readable row that other shards lack.
 
         Args:
             shard: The shard.
@@ -236,13 +236,13 @@ class _Repair:
         lost = without([own], clean)
         if kept := sum(map(len, without(intact, clean))):
             logger.warning(
-                "%s stays where it is: on_error='skip' reads %d rows of it that no other shard has",
+                "%s stays in place: on_error='skip' reads %d of its rows that no other shard has",
                 self.storage.uri_of(shard.ref.path),
                 kept,
             )
         elif not self._shows(lost, clean, shard.ref.writer):
             logger.warning(
-                "%s stays where it is: its last rows are lost, and without it nothing would show that",
+                "%s stays in place: its last rows are lost, and without it no hole would show that",
                 self.storage.uri_of(shard.ref.path),
             )
         else:
@@ -255,19 +255,19 @@ class _Repair:
             )
 
     def _shows(self, lost: list[range], clean: list[range], writer: str) -> bool:
-        """Whether rows that are lost would be a hole without the shard, for readers to find."""
+        """Whether lost rows would show as a hole without the shard."""
         sealed = self.found.listing.sealed.get(writer, 0)
         end = max([sealed, *(part.stop for part in clean)])
         return all(part.stop <= end for part in lost)
 
     def _move_torn(self, clean: dict[str, list[range]]) -> None:
-        """Move torn objects aside whose rows other shards have."""
+        """Set torn objects aside whose rows other shards have."""
         for writer, (path, reason), name in self.found.torn:
             if not without([range(name.first, name.end)], clean.get(writer, [])):
                 self._quarantine(path, f"it {reason}; other shards have its rows")
 
     def _quarantine(self, path: str, reason: str, *, rows: int = 0, keep: bool = False) -> None:
-        """Move an object aside; with ``keep`` only a copy, for what is overwritten next."""
+        """Move an object aside; with ``keep``, only copy it, because it is overwritten next."""
         try:
             data = self.storage.read(path, limit=_MAX_OBJECT)
         except DataNotFound:

@@ -1,4 +1,4 @@
-"""Whether two writers recorded the same episodes: a run that was started again with its seed."""
+"""Checks whether two writers recorded the same episodes, because a run was restarted with its seed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from rlio.batch.columns import Columns
 from rlio.errors import excerpt
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.shard_scan import Rows, flat_column
+from rlio.replay.splits import is_drawn_id
 from rlio.schemas.schema import Schema
 
 __all__ = ["RepeatCheck"]
 
-#: Ids that are remembered of each writer, which begin alike where a run is repeated.
+#: Ids to remember per writer. The first ids of a repeated run are equal.
 _MOST_IDS: Final = 64
-# Ids below, and shorter texts, are counters and names, which two writers may both use for different episodes.
-_LEAST_NUMBER: Final = 1 << 32
-_LEAST_LETTERS: Final = 16
 
 
 @dataclass
 class RepeatCheck:
-    """Compares the episodes with which writers begin.
+    """Compares the first episodes of the writers.
 
     Args:
-        findings: Takes writers that begin with an episode of another one.
+        findings: Receives the writers that begin with an episode of another one.
     """
 
     findings: Findings
@@ -33,7 +31,7 @@ class RepeatCheck:
     _owners: dict[Any, str] = field(default_factory=dict)
 
     def add(self, writer: str, schema: Schema, rows: Rows, *, uri: str) -> None:
-        """Take rows of a writer; only its first ones count, so that this may be called for all."""
+        """Add rows of a writer. Only the first call per writer counts, so you can call this for all rows."""
         if writer in self._seen:
             return
         self._seen.add(writer)
@@ -44,8 +42,8 @@ class RepeatCheck:
                     "recorded-twice",
                     f"writers {owner!r} and {writer!r} begin with the same episode, {excerpt(name)}: a run "
                     "was started again with the seed of an earlier one, and recorded the same episodes until "
-                    "the two parted. Give each run its own seed, or go on from the worker's saved state; "
-                    f"`rlio trim --before {writer}=ROW` removes what is there twice",
+                    "the two diverged. Give each run its own seed, or resume from the worker's saved state; "
+                    f"`rlio trim --before {writer}=ROW` removes the repeated rows",
                     uri=uri,
                     column=Columns.EPS_ID,
                 )
@@ -53,15 +51,11 @@ class RepeatCheck:
 
 
 def _drawn_ids(schema: Schema, rows: Rows) -> list[Any]:
-    """The first ids among ``rows`` that were drawn at random, by us or as UUIDs: one names one episode."""
+    """Return the first ids among ``rows`` that were drawn at random (by rlio or as UUIDs), so are unique."""
     found: dict[Any, None] = {}
     for part in rows.parts:
         column = flat_column(schema, part, Columns.EPS_ID)
         for name in () if column is None else column[: 64 * _MOST_IDS].tolist():
-            if len(name) >= _LEAST_LETTERS if isinstance(name, str) else _is_large(name):
+            if is_drawn_id(name):
                 found.setdefault(name)
     return list(found)[:_MOST_IDS]
-
-
-def _is_large(name: object) -> bool:
-    return isinstance(name, int) and abs(name) >= _LEAST_NUMBER

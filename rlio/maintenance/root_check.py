@@ -1,4 +1,4 @@
-"""What stands in a root beside the shards: the header, schema files, and what does not belong there."""
+"""Checks the objects of a root beside its shards: the header, schema files, and foreign objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlio.storage.paths import TMP_DIR
 
 __all__ = ["QUARANTINE_DIR", "SchemaFiles", "check_header", "check_strays", "read_schema_files"]
 
-#: Where repair puts what is damaged. Readers look into none but their own folders.
+#: Folder for damaged objects that repair sets aside. Readers never look into it.
 QUARANTINE_DIR = "_quarantine"
 
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/([0-9a-f]{{16}})\.json")
@@ -34,11 +34,11 @@ HeaderState = Literal["fine", "missing", "damaged"]
 
 
 def check_header(storage: Storage, listing: Listing, findings: Findings) -> HeaderState:
-    """Look at the header.
+    """Check the header.
 
     Raises:
-        DataNotFound: This is no data set: neither a header is there nor a shard.
-        OptionError: It is one of another format version.
+        DataNotFound: This is not a data set: it has neither a header nor a shard.
+        OptionError: The data set has another format version.
     """
     try:
         data = storage.read(HEADER, limit=_MAX_HEADER)
@@ -46,10 +46,10 @@ def check_header(storage: Storage, listing: Listing, findings: Findings) -> Head
             read_header(storage)
     except DataNotFound:
         if not listing.writers:
-            require_header(storage)  # Raises, and says what is there instead.
+            require_header(storage)  # Raises, and says what was found instead.
         findings.add(
             "header-missing",
-            "there are shards and no header: readers take this for no data set; repair writes it",
+            "the root has shards but no header: readers do not accept it as a data set; repair writes it",
             uri=storage.uri_of(HEADER),
         )
         return "missing"
@@ -59,7 +59,7 @@ def check_header(storage: Storage, listing: Listing, findings: Findings) -> Head
     if data != HEADER_BYTES:
         findings.add(
             "header-damaged",
-            f"the header is {excerpt(data)}, which can be read, where every writer puts "
+            f"the header is {excerpt(data)}, which is readable, but every writer puts "
             f"{excerpt(HEADER_BYTES)}",
             uri=storage.uri_of(HEADER),
             severity="warning",
@@ -74,7 +74,7 @@ class SchemaFiles:
 
     Attributes:
         intact: Hash -> schema.
-        damaged: Hashes of the files that do not hold what their names say.
+        damaged: Hashes of the files whose content does not match their names.
     """
 
     intact: dict[str, Schema] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def read_schema_files(storage: Storage, findings: Findings) -> SchemaFiles:
                 raise CorruptData(f"the hash of the file is {found}: the file is damaged", uri=uri)
             schema = Schema.from_text(text, uri=uri, limits=storage.limits)
             if schema.hash != match[1]:
-                raise CorruptData("the file is no canonical JSON of a schema of this format", uri=uri)
+                raise CorruptData("the file is not canonical JSON of a schema of this format", uri=uri)
             files.intact[match[1]] = schema
         except DataNotFound:
             continue
@@ -113,28 +113,30 @@ def read_schema_files(storage: Storage, findings: Findings) -> SchemaFiles:
 
 
 def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list[str]:
-    """Find what does not belong to the format. Nothing of it is ever touched.
+    """Find objects that do not belong to the format. Changes none of them.
 
     Returns:
-        Paths of what repair has set aside.
+        Paths of the objects that repair has set aside.
     """
     torn = {rejected for found in listing.torn().values() for rejected, _ in found}
     for rejected in listing.rejected:
         if rejected not in torn:
             uri = storage.uri_of(rejected.path)
-            findings.add("stray", f"{rejected.reason}: readers pass over it", uri=uri)
+            findings.add("stray", f"{rejected.reason}: readers ignore it", uri=uri)
     counted: dict[str, list[str]] = {TMP_DIR: [], QUARANTINE_DIR: [], INDEX_DIR: []}
     for entry in storage.list():
         top = entry.path.split("/", 1)[0]
         if top in counted and "/" in entry.path:
             counted[top].append(entry.path)
         elif top == SCHEMA_DIR and not _SCHEMA_PATH.fullmatch(entry.path):
-            findings.add("stray", "the name is that of no schema file", uri=storage.uri_of(entry.path))
+            findings.add("stray", "the name is not that of a schema file", uri=storage.uri_of(entry.path))
         elif top == PROGRESS_DIR:
             if parse_mark_path(entry.path) is None:
-                findings.add("stray", "the name is that of no progress mark", uri=storage.uri_of(entry.path))
+                findings.add(
+                    "stray", "the name is not that of a progress mark", uri=storage.uri_of(entry.path)
+                )
         elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, WAL_DIR):
-            findings.add("foreign", "it is no part of a data set", uri=storage.uri_of(entry.path))
+            findings.add("foreign", "it is not part of a data set", uri=storage.uri_of(entry.path))
     for folder, code, what in (
         (
             TMP_DIR,
@@ -149,7 +151,7 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
         (
             QUARANTINE_DIR,
             "quarantined",
-            "objects that repair has set aside: remove them once they are not needed for an inquiry",
+            "objects that repair has set aside: remove them when you no longer need to examine them",
         ),
     ):
         if counted[folder]:
@@ -157,21 +159,21 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
     for path, kind in _odd_files(storage.root) if storage.is_local else ():
         findings.add(
             "link",
-            f"a {kind}: it is not followed, since it could lead out of the root; put the file itself there",
+            f"a {kind}: it is not followed, because it could lead out of the root; put the file itself there",
             uri=storage.uri_of(path),
         )
     return counted[QUARANTINE_DIR]
 
 
 def _odd_files(root: str) -> Iterator[tuple[str, str]]:
-    """Links and special files of a local root: (path, what it is)."""
+    """Yield links and special files of a local root: (path, kind)."""
     for folder, folders, files in os.walk(root, followlinks=False):
         for name in sorted(folders + files):
             path = os.path.join(folder, name)
             try:
                 mode = os.lstat(path).st_mode
             except FileNotFoundError:
-                continue  # Renamed or removed since it was listed.
+                continue  # Renamed or removed after the listing.
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 kind = "symbolic link" if stat.S_ISLNK(mode) else "special file"
                 yield os.path.relpath(path, root), kind

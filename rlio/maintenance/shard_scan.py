@@ -1,9 +1,9 @@
-"""One stored shard, read from end to end: what is damaged becomes findings, what is intact comes out as rows.
+"""Reads one stored shard from end to end: damage becomes findings, and intact rows are returned.
 
-Parquet and JSON shards come out alike, a row group or line at a time. Each byte of a Parquet shard is fetched
-once, and reaches pyarrow only after its CRC has matched (`rlio.schemas.shard_file`).
+Parquet and JSON shards are handled alike, one row group or line at a time. Each byte of a Parquet shard is
+fetched once, and reaches pyarrow only after its CRC has matched (`rlio.schemas.shard_file`).
 
-The checks get rows by policy, and which of them are live (`Scanned`).
+The checks receive rows by policy, and which of them are live (`Rows`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 class UnknownSchema(CorruptData):
-    """The schema that a shard names is not among the root's schema files, or damaged."""
+    """The schema that a shard names is missing from the root's schema files, or damaged."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,14 +46,14 @@ class ShardScan:
 
     Args:
         storage: The data set's root.
-        ref: The shard; its size is that in its name.
-        findings: Takes what is wrong.
-        schemas: Gives schemas by hash to JSON shards; raises `UnknownSchema`.
+        ref: The shard; its size matches its name.
+        findings: Receives the problems.
+        schemas: Returns the schema of a JSON shard by its hash; raises `UnknownSchema`.
 
     Attributes:
-        schema: Of its rows; None where that cannot be known.
-        intact: Ranges of rows, within the shard, that verify; complete once `rows` is exhausted.
-        codes: Of what is wrong with its bytes.
+        schema: Schema of its rows; None if unknown.
+        intact: Ranges of its rows that verify; complete once `rows` is exhausted.
+        codes: Codes of the problems with its bytes.
     """
 
     storage: Storage
@@ -66,27 +66,27 @@ class ShardScan:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is wrong with its bytes."""
+        """Whether its bytes have no problem."""
         return not self.codes
 
     @property
     def uri(self) -> str:
-        """Of the shard."""
+        """URI of the shard."""
         return self.storage.uri_of(self.ref.path)
 
     @property
     def is_parquet(self) -> bool:
-        """Of which kind it is."""
+        """Whether it is a Parquet shard."""
         return self.ref.name.suffix == "parquet"
 
     def open(self) -> ShardFile | JsonShard | None:
-        """The shard, its structure checked; None where that is damaged, which is then found."""
+        """Open the shard and check its structure; None if it is damaged, after adding a finding."""
         lost = self.ref.name.rows
         try:
             return self._open_parquet() if self.is_parquet else self._open_json()
         except DataNotFound:
             self._found(
-                "vanished", "it went while it was verified (compacted and collected?): run again", lost
+                "vanished", "it was removed while it was verified (compacted and collected?): run again", lost
             )
         except CorruptData as error:
             code = self._code_of_footer() if self.is_parquet else "shard-damaged"
@@ -94,7 +94,7 @@ class ShardScan:
                 code = "unsafe"
             self._found_error(code, error, lost)
         except OSError as error:
-            self._found("unreadable", f"the store does not give it: {error!r}", lost)
+            self._found("unreadable", f"the store does not return it: {error!r}", lost)
         return None
 
     def _open_parquet(self) -> ShardFile | None:
@@ -123,16 +123,16 @@ class ShardScan:
         try:
             shard = JsonShard(self.storage, self.ref, self.schemas)
         except UnknownSchema:
-            self.codes.add("schema-file-missing")  # Found once for all shards of that schema.
+            self.codes.add("schema-file-missing")  # Reported once for all shards of that schema.
             raise
         self.schema = shard.schema
         return shard
 
     def rows(self) -> Iterator[Rows]:
-        """Every intact row group or line, in order; the others become findings.
+        """Yield every intact row group or line, in order; the others become findings.
 
         Raises:
-            UnknownSchema: The schema of a JSON shard is not known.
+            UnknownSchema: The schema of a JSON shard is unknown.
         """
         shard = self.open()
         if isinstance(shard, ShardFile):
@@ -143,7 +143,7 @@ class ShardScan:
     # ---- Parquet ----
 
     def _fetch(self, start: int, stop: int) -> bytes:
-        """Read a range; ranges that follow each other add up to the whole file's CRC-32."""
+        """Read a range; consecutive ranges add up to the whole file's CRC-32."""
         data = self.storage.read_range(self.ref.path, start, stop)
         if start == self._position:
             self._crc32 = zlib.crc32(data, self._crc32)
@@ -151,7 +151,7 @@ class ShardScan:
         return data
 
     def _parquet_rows(self, file: ShardFile) -> Iterator[Rows]:
-        self._position = self._crc32 = 0  # What the footer took was no beginning of a pass.
+        self._position = self._crc32 = 0  # Start again: the footer was read out of order.
         first = 0
         for index, info in enumerate(file.groups):
             group = self._group(file, index)
@@ -168,15 +168,17 @@ class ShardScan:
         try:
             return file.read_group(index, batches=True)
         except DataNotFound:
-            self._found("vanished", "it went while it was verified: run again", info.rows, record=index)
+            self._found(
+                "vanished", "it was removed while it was verified: run again", info.rows, record=index
+            )
         except CorruptData as error:
             self._found_error(self._code_of_group(file, index, error), error, info.rows)
         except OSError as error:
-            self._found("unreadable", f"the store does not give it: {error!r}", info.rows, record=index)
+            self._found("unreadable", f"the store does not return it: {error!r}", info.rows, record=index)
         return None
 
     def _decoded(self, group: DecodedGroup, index: int, first: int) -> Rows | None:
-        """The rows of a group by policy, counted as readers count them."""
+        """Return the rows of a group by policy, counted as readers count them."""
         try:
             batch = to_batch(group)
             found, unit = count_units(batch, unit_of(group.schema)), unit_of(group.schema)
@@ -192,7 +194,7 @@ class ShardScan:
         return Rows(index, first, group.info.rows, parts)
 
     def _finish_parquet(self) -> None:
-        """What only the whole file tells."""
+        """Run the checks that need the whole file."""
         if not self.is_clean or not self._reads(lambda: self._fetch(self._position, self.ref.name.size)):
             return
         if self._crc32 != self.ref.name.crc32:
@@ -204,7 +206,7 @@ class ShardScan:
             )
 
     def _code_of_footer(self) -> str:
-        """Whether a footer that was refused is damaged, or was written so."""
+        """Return whether a refused footer was damaged later, or was written so."""
         name = self.ref.name
         try:
             tail = self.storage.read_range(self.ref.path, max(0, name.size - 8), name.size)
@@ -212,18 +214,18 @@ class ShardScan:
             if length > name.size or tail[4:] != b"PAR1":
                 return "footer-crc"
             footer = self.storage.read_range(self.ref.path, name.size - length, name.size)
-        except OSError:  # It went since: what was read before was damaged.
+        except OSError:  # The shard is gone by now; the footer read before was damaged.
             return "footer-crc"
         return "footer-malformed" if zlib.crc32(footer) == name.footer_crc32 else "footer-crc"
 
     def _code_of_group(self, file: ShardFile, index: int, error: CorruptData) -> str:
-        """Whether a row group that was refused is damaged, or was written so."""
+        """Return whether a refused row group was damaged later, or was written so."""
         if isinstance(error, UnsafeData):
             return "unsafe"
         info = file.groups[index]
         try:
             crc32 = zlib.crc32(self.storage.read_range(self.ref.path, info.start, info.stop))
-        except OSError:  # It went since: what was read before was damaged.
+        except OSError:  # The shard is gone by now; the group read before was damaged.
             return "group-crc"
         return "group-malformed" if crc32 == info.crc32 else "group-crc"
 
@@ -240,7 +242,7 @@ class ShardScan:
         self._reads(lambda: self._finish_json(shard))
 
     def _finish_json(self, shard: JsonShard) -> None:
-        """What only the first line and the whole file tell."""
+        """Run the checks that need the first line or the whole file."""
         try:
             _ = shard.provenance
         except CorruptData as error:
@@ -248,7 +250,7 @@ class ShardScan:
         if self.is_clean and self._whole_crc32() != self.ref.name.crc32:
             self._found(
                 "file-crc",
-                "the file's CRC-32 is not that of its name, although every line matches its own",
+                "the file's CRC-32 does not match its name, although every line matches its own",
                 0,
             )
 
@@ -258,15 +260,15 @@ class ShardScan:
             batch = shard.read(index)
             self._check_line(shard, index, batch)
         except DataNotFound:
-            self._found("vanished", "it went while it was verified: run again", count, record=index)
+            self._found("vanished", "it was removed while it was verified: run again", count, record=index)
             return None
         except CorruptData as error:
             if not index and not count:
-                return None  # Where the provenance should be, which is looked for later.
+                return None  # The line of the provenance, which is checked later.
             self._found_error(self._code_of_line(shard, index, error), error, count)
             return None
         except OSError as error:
-            self._found("unreadable", f"the store does not give it: {error!r}", count, record=index)
+            self._found("unreadable", f"the store does not return it: {error!r}", count, record=index)
             return None
         parts, at = [], 0
         for pid, part in batch.policies().items():
@@ -276,7 +278,7 @@ class ShardScan:
 
     @staticmethod
     def _code_of_line(shard: JsonShard, index: int, error: CorruptData) -> str:
-        """Whether a line that was refused is damaged, or was written so."""
+        """Return whether a refused line was damaged later, or was written so."""
         if isinstance(error, UnsafeData):
             return "unsafe"
         try:
@@ -303,13 +305,13 @@ class ShardScan:
     # ---- both ----
 
     def _reads(self, read: Callable[[], object]) -> bool:
-        """Read once more from a shard whose rows were all seen; whether it could be read."""
+        """Read again from a shard whose rows were all read. Returns whether it could be read."""
         try:
             read()
         except DataNotFound:
-            return False  # Collected since: its rows are in a larger shard, and were intact here.
+            return False  # Collected meanwhile: a larger shard has its rows, and they were intact here.
         except OSError as error:
-            self._found("unreadable", f"the store does not give it: {error!r}", 0)
+            self._found("unreadable", f"the store does not return it: {error!r}", 0)
             return False
         return True
 
@@ -333,7 +335,7 @@ class ShardScan:
 
 
 def unit_of(schema: Schema) -> str:
-    """What readers count in rows of this schema."""
+    """Return what readers count in rows of this schema: "sequences" or "steps"."""
     has_sequences = any(policy.has_sequences for policy in schema.policies.values())
     return "sequences" if has_sequences and not schema.multi_agent else "steps"
 
@@ -343,8 +345,8 @@ class Part:
     """The rows of one policy in a row group or line.
 
     Attributes:
-        policy: Its id.
-        rows: Which rows of the group these are, ascending.
+        policy: The policy's id.
+        rows: Numbers of these rows within the group, ascending.
         batch: Their columns, in that order.
     """
 
@@ -358,10 +360,10 @@ class Rows:
     """An intact row group or line.
 
     Attributes:
-        record: Its number, as errors and findings count them.
+        record: Number of the group or line, as errors and findings count them.
         first: Row within the shard of its first row.
-        count: Its rows.
-        parts: Those, by policy.
+        count: Number of rows.
+        parts: The rows by policy.
     """
 
     record: int
@@ -371,7 +373,7 @@ class Rows:
 
 
 def flat_column(schema: Schema, part: Part, column: str) -> NDArray[np.generic] | None:
-    """A column with one value a row that is not nested; None where the policy has none such."""
+    """Return a flat column with one value per row; None if the policy has no such column."""
     leaves = schema.policies[part.policy].columns.get(column, [])
     if len(leaves) != 1 or leaves[0].path or leaves[0].spec.shape:
         return None

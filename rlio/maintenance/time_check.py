@@ -1,7 +1,7 @@
-"""Whether the episodes of one writer run on: no step missing, none twice, none after the end.
+"""Checks the episodes of one writer: no step missing, none twice, none after the end.
 
-An episode is the rows of one policy with one (eps_id, agent_index, env_id), as in docs/format.md 3.7, over
-all shards of the writer. Its steps may come in any order; what counts is which ``t`` there are.
+An episode is the rows of one policy with one (eps_id, agent_index, env_id), as in docs/format.md 3.7, in all
+shards of the writer. Its steps may come in any order; only the set of ``t`` counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["TimeCheck"]
 
 _Key: TypeAlias = tuple[Hashable, ...]
 
-#: Episodes that are remembered, about 400 bytes each; past them, those that ended first are forgotten.
+#: Episodes to remember, about 400 bytes each. Beyond them, the episodes that ended first are forgotten.
 MAX_EPISODES = 1_000_000
 
 
@@ -32,7 +32,7 @@ class _Run:
     """Steps [start, stop) of an episode.
 
     Attributes:
-        loss, last_loss: How many losses of rows there had been when its first and its last step were seen.
+        loss, last_loss: Number of losses of rows before its first and before its last step.
         uri, record: Where its first step is.
     """
 
@@ -46,11 +46,11 @@ class _Run:
 
 @dataclass(slots=True)
 class _Episode:
-    """What is known of an episode.
+    """The known steps of an episode.
 
     Attributes:
         runs: Its steps, ascending, not touching each other.
-        end: The first step with a done flag; None while there was none.
+        end: The first step with a done flag; None if there is none yet.
     """
 
     runs: list[_Run]
@@ -59,7 +59,7 @@ class _Episode:
 
 @dataclass
 class _Tally:
-    """What one shard has of a problem."""
+    """The count of one problem in one shard."""
 
     episodes: int
     rows: int
@@ -69,11 +69,11 @@ class _Tally:
 
 @dataclass
 class TimeCheck:
-    """Follows the episodes of one writer, whose live rows come in order.
+    """Follows the episodes of one writer, whose live rows are added in order.
 
     Args:
-        writer: Its id.
-        findings: Takes what is wrong, once the writer is finished.
+        writer: The writer's id.
+        findings: Receives the problems when the writer is finished.
     """
 
     writer: str
@@ -86,11 +86,11 @@ class TimeCheck:
     _forgotten: int = 0
 
     def lose(self) -> None:
-        """Rows are missing here: what is not there is no gap of the recording."""
+        """Record that rows are missing here, so that their steps do not count as a gap of the recording."""
         self._losses += 1
 
     def add(self, schema: Schema, rows: Rows, live: NDArray[np.bool_] | None, *, uri: str) -> None:
-        """Take live rows of the shard at ``uri``; see `ValueCheck.add`."""
+        """Add live rows of the shard at ``uri``; see `ValueCheck.add`."""
         self._first_uri = self._first_uri or uri
         for part in rows.parts:
             keys, problem = _keys(schema, part)
@@ -124,7 +124,7 @@ class TimeCheck:
         if not len(t):
             return
         episode = _numbered(keys)
-        # Rows episode by episode, in recorded order within each; then runs of steps that follow each other.
+        # Sort rows by episode, in recorded order within each. Then find runs of consecutive steps.
         order = np.argsort(episode, kind="stable")
         episode, t, done = episode[order], t[order], done[order]
         new = np.ones(len(t), bool)
@@ -144,7 +144,7 @@ class TimeCheck:
             return
         repeated = sum(max(0, min(run.stop, old.stop) - max(run.start, old.start)) for old in episode.runs)
         if repeated:
-            example = f"episode {_named(key)} has t={run.start} and on a second time"
+            example = f"episode {_named(key)} repeats its steps from t={run.start} on"
             self._tally("time-overlap", run, repeated, example)
         elif episode.end is not None and run.stop - 1 > episode.end:
             self._tally(
@@ -158,7 +158,7 @@ class TimeCheck:
         episode.runs = _merged([*episode.runs, run])
 
     def finish(self, *, sealed: bool) -> None:
-        """Tell what was found; the writer has no more rows.
+        """Report the findings; the writer has no more rows.
 
         Args:
             sealed: Whether the writer is closed for good, so that open episodes will never end.
@@ -185,7 +185,7 @@ class TimeCheck:
         if sealed and still_open:
             self.findings.add(
                 "left-open",
-                f"writer {self.writer!r} is sealed and {still_open} of its episodes have no end",
+                f"writer {self.writer!r} is sealed, but {still_open} of its episodes have no end",
                 uri=self._first_uri.rpartition("/")[0],
             )
         for policy, reason in self._unchecked.items():
@@ -221,7 +221,7 @@ class TimeCheck:
 
 
 def _merged(runs: list[_Run]) -> list[_Run]:
-    """The same steps as few ascending runs."""
+    """Return the same steps as few ascending runs."""
     runs.sort(key=lambda run: run.start)
     merged = [runs[0]]
     for run in runs[1:]:
@@ -235,14 +235,14 @@ def _merged(runs: list[_Run]) -> list[_Run]:
 
 
 def _keys(schema: Schema, part: Part) -> tuple[list[NDArray[Any]] | None, str | None]:
-    """The columns that name the episode of each row; or why there are none."""
+    """Return the columns that identify the episode of each row, or why there are none."""
     eps_id = flat_column(schema, part, Columns.EPS_ID)
     if eps_id is None:
-        return None, "there is no column 'eps_id' with one value a row"
+        return None, "there is no column 'eps_id' with one value per row"
     agent = flat_column(schema, part, Columns.AGENT_INDEX)
     if schema.multi_agent and agent is None:
-        return None, "there is no column 'agent_index' to tell its agents apart"
-    # Of writers that were merged, a column says whose each row was.
+        return None, "there is no column 'agent_index' to distinguish its agents"
+    # For merged writers, a column names the writer of each row.
     others = [agent, flat_column(schema, part, Columns.ENV_ID), flat_column(schema, part, WRITER)]
     found: list[NDArray[Any]] = [eps_id, *(values for values in others if values is not None)]
     for values in found:
@@ -252,7 +252,7 @@ def _keys(schema: Schema, part: Part) -> tuple[list[NDArray[Any]] | None, str | 
 
 
 def _numbered(keys: list[NDArray[Any]]) -> NDArray[np.int64]:
-    """A number for each distinct combination of keys, shape (rows,)."""
+    """Return a number for each distinct combination of keys, shape (rows,)."""
     number = np.zeros(len(keys[0]), np.int64)
     for values in keys:
         if values.dtype.kind == "O":
@@ -265,6 +265,6 @@ def _numbered(keys: list[NDArray[Any]]) -> NDArray[np.int64]:
 
 
 def _named(key: _Key) -> str:
-    """The key for a message: ids come from data, and may be long."""
+    """Return the key for a message, shortened, because ids come from data and may be long."""
     text = "/".join(ascii(part)[:60] for part in key[1:])
     return f"{text} of policy {ascii(key[0])[:60]}"

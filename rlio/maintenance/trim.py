@@ -1,9 +1,9 @@
-"""`trim`: the oldest rows of writers go, for good.
+"""`trim`: removes the oldest rows of writers for good.
 
-First a marker says so, then the shards go that lie wholly below it. The marker is enough: rows below it are
-served by nobody, whatever shards are there or come back, so that an interruption, a late retry of a writer
-and a reader in the middle of it all are harmless. Hidden rows of a shard that is cut take room until the
-shard was merged with later ones, or is trimmed altogether.
+It first puts a marker, then removes the shards that lie wholly below it. The marker is enough: readers never
+serve rows below it, whatever shards exist or come back. So an interruption, a late retry of a writer and a
+reader in the middle of a trim are harmless. A shard that the marker cuts keeps its hidden rows on disk until
+it is merged with later shards or fully trimmed.
 
 Example:
     >>> import numpy as np, rlio
@@ -36,17 +36,17 @@ from rlio.storage.parallel import each
 
 __all__ = ["TrimReport", "Trimmed", "trim"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What went of one writer.
+    """The trimmed rows of one writer.
 
     Attributes:
-        writer: Its id.
-        row: The first row that is left; those below are gone.
-        rows: Rows that this call took away.
+        writer: The writer's id.
+        row: The first remaining row.
+        rows: Rows that this call removed.
     """
 
     writer: str
@@ -56,15 +56,15 @@ class Trimmed:
 
 @dataclass(frozen=True)
 class TrimReport:
-    """What `trim` did, or, in a dry run, would do.
+    """The result of `trim`, or, in a dry run, the expected result.
 
     Attributes:
         uri: The root.
         dry_run: Whether nothing was changed.
-        writers: What went of each writer; those of which nothing did are left out.
-        removed: URIs of the shards that were removed.
-        bytes: Bytes of those.
-        rows_left: Live rows that are left, of all writers.
+        writers: The writers that lost rows.
+        removed: URIs of the removed shards.
+        bytes: Bytes of the removed shards.
+        rows_left: Remaining live rows of all writers.
     """
 
     uri: str
@@ -76,11 +76,11 @@ class TrimReport:
 
     @property
     def rows(self) -> int:
-        """Rows that went."""
+        """Rows that were removed."""
         return sum(writer.rows for writer in self.writers)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as JSON."""
         return asdict(self) | {"rows": self.rows}
 
 
@@ -93,28 +93,28 @@ def trim(
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> TrimReport:
-    """Remove the oldest rows. Safe at any time, beside readers and writers, and to repeat.
+    """Remove the oldest rows. Safe at any time, beside readers and writers; repeatable.
 
-    Sequences (``seq_lens``) and the joint steps of several agents are not cut: of those, the marker is put
-    where a shard begins, and up to one shard of rows more is left than was asked for.
+    Does not cut sequences (``seq_lens``) or the joint steps of several agents. For these, it puts the marker
+    at the start of a shard, and keeps up to one shard of rows more than requested.
 
     Args:
         uri: The data set: a path or any fsspec URL.
-        before: Writer id -> the first row to keep; other writers keep all.
-        keep_rows: How many of the newest rows to keep, instead. How new a shard is, the store says: when it
-            was stored. Rows that were compacted count as stored then, unless the old shards are still there.
-        dry_run: Only say what would go.
-        storage_options: For fsspec.
-        progress: Shows how far it is.
+        before: Writer id -> the first row to keep; other writers keep all rows.
+        keep_rows: How many of the newest rows to keep, instead. The store's time of a shard decides how new
+            it is. Compacted rows count as stored at the compaction, unless the old shards still exist.
+        dry_run: Only report what would be removed.
+        storage_options: Options for fsspec.
+        progress: Shows the progress.
 
     Raises:
-        DataNotFound: There is no data set.
-        OptionError: Not exactly one of ``before`` and ``keep_rows`` is given, a writer is unknown or has no
-            such row, or the store does not tell times, which ``keep_rows`` needs.
-        PublishError: A marker could not be stored; what was marked before it is trimmed.
+        DataNotFound: ``uri`` has no data set.
+        OptionError: You gave both or neither of ``before`` and ``keep_rows``, a writer is unknown or has no
+            such row, or the store has no times, which ``keep_rows`` needs.
+        PublishError: A marker could not be stored; writers marked before it are trimmed.
     """
     if (before is None) == (keep_rows is None):
-        raise OptionError("give before={writer: row} or keep_rows=N, one of them")
+        raise OptionError("pass before={writer: row} or keep_rows=N, exactly one of them")
     storage = Storage.open(uri, storage_options=storage_options)
     require_header(storage)
     listing = list_shards(storage)
@@ -129,7 +129,7 @@ def trim(
         gone = sum(min(part.end, row) - part.first for part in _live(listing, writer) if part.first < row)
         if gone:
             trimmed.append(Trimmed(writer, row, gone))
-    # Below markers of earlier calls too: what an interrupted one has left is removed by the next.
+    # Also below markers of earlier calls, to remove what an interrupted call left.
     marked = listing.trimmed | {entry.writer: entry.row for entry in trimmed}
     doomed = [
         ref for writer, row in marked.items() for ref in listing.shards.get(writer, []) if ref.name.end <= row
@@ -137,7 +137,7 @@ def trim(
     if not dry_run:
         for entry in trimmed:
             put_marker(storage, entry.writer, entry.row)
-            logger.info("trimmed %s: rows below %d of %s are gone", storage.uri, entry.row, entry.writer)
+            logger.info("trimmed %s: removed rows below %d of %s", storage.uri, entry.row, entry.writer)
         _remove(storage, doomed, progress)
     left = sum(part.rows for writer in listing.shards for part in _live(listing, writer))
     return TrimReport(
@@ -155,12 +155,12 @@ def _live(listing: Listing, writer: str) -> list[Segment]:
 
 
 def _check(storage: Storage, listing: Listing, before: Mapping[str, int]) -> None:
-    """Refuse what cannot be meant: a marker past a writer's end would hide rows that are still to come."""
+    """Refuse rows past a writer's end, because such a marker would hide rows that are still to come."""
     known = sorted({*listing.shards, *listing.trimmed})
     for writer, row in before.items():
         if writer not in known:
             raise OptionError(
-                f"no writer {excerpt(writer)}: there are {', '.join(known) or 'none'}", uri=storage.uri
+                f"no writer {excerpt(writer)}; the data set has {', '.join(known) or 'none'}", uri=storage.uri
             )
         ends = [ref.name.end for ref in listing.shards.get(writer, [])]
         end = max([*ends, listing.trimmed.get(writer, 0)])
@@ -172,22 +172,22 @@ def _check(storage: Storage, listing: Listing, before: Mapping[str, int]) -> Non
 
 
 def _legal_row(storage: Storage, listing: Listing, writer: str, row: int) -> int:
-    """``row``, or the first row of its shard where that cannot be cut."""
+    """Return ``row``, or the first row of its shard if that shard cannot be cut."""
     for part in _live(listing, writer):
         if part.first < row < part.end:
             try:
                 shard = open_shard(storage, part.ref)
             except DataNotFound as error:
                 raise DataNotFound(
-                    "the shard went while it was looked at; call again", uri=storage.uri_of(part.ref.path)
+                    "the shard was removed during the call; call again", uri=storage.uri_of(part.ref.path)
                 ) from error
-            # A larger shard may have been cut already, by a marker that was there before it.
+            # An earlier marker may already cut a larger shard.
             return row if is_by_row(shard.schema) else part.first
     return row
 
 
 def _newest(storage: Storage, listing: Listing, keep_rows: int) -> dict[str, int]:
-    """Writer id -> first row to keep, of writers that have rows to lose."""
+    """Return writer id -> first row to keep, for the writers that lose rows."""
     if type(keep_rows) is not int or keep_rows < 0:
         raise OptionError(f"keep_rows={excerpt(keep_rows)}: expected a number of rows, 0 or more")
     parts = {writer: _live(listing, writer) for writer in sorted(listing.shards)}
@@ -196,7 +196,7 @@ def _newest(storage: Storage, listing: Listing, keep_rows: int) -> dict[str, int
     for _, part in sorted(aged, key=lambda item: (-item[0], item[1].ref.writer, -item[1].first)):
         kept = min(part.rows, left)
         left -= kept
-        # From the newest to the oldest: the last word is that of the writer's first shard that is cut.
+        # Newest to oldest: keeps the row of the writer's newest shard that is cut.
         if kept < part.rows:
             before[part.ref.writer] = max(part.end - kept, before.get(part.ref.writer, 0))
     return before
@@ -205,14 +205,14 @@ def _newest(storage: Storage, listing: Listing, keep_rows: int) -> dict[str, int
 def _aged(
     storage: Storage, listing: Listing, writer: str, parts: list[Segment]
 ) -> list[tuple[float, Segment]]:
-    """When the rows of each part were stored: never later than those after them."""
+    """Return when the rows of each part were stored: never later than the rows after them."""
     refs = listing.shards[writer]
     times = each(storage, lambda ref: _stored(storage, ref.path), refs)
     stored = [(ref.name, time) for ref, time in zip(refs, times, strict=True)]
     found: list[tuple[float, Segment]] = []
     latest = float("inf")
     for part in reversed(parts):
-        # The first shard that held the part's last row: a compacted one came later.
+        # The earliest shard with the part's last row: a compacted shard came later.
         first = min(time for name, time in stored if name.first < part.end <= name.end)
         latest = min(latest, first)
         found.append((latest, part))
@@ -223,7 +223,7 @@ def _stored(storage: Storage, path: str) -> float:
     time = storage.modified(path)
     if time is None:
         raise OptionError(
-            "the store does not say when its objects were stored, which keep_rows needs: use before=",
+            "the store has no times for its objects, which keep_rows needs: use before=",
             uri=storage.uri_of(path),
         )
     return time

@@ -1,4 +1,4 @@
-"""Whether values are finite, and steps not both terminated and truncated."""
+"""Checks that values are finite, and that no step is both terminated and truncated."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class _Tally:
 
 
 class ValueCheck:
-    """Looks at the rows of one shard; what it finds is told once a column, by `finish`."""
+    """Checks the rows of one shard; `finish` reports each problem once per column."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._tallies: dict[tuple[str, str | None, str], _Tally] = {}
 
     def add(self, rows: Rows, live: NDArray[np.bool_] | None) -> None:
-        """Take an intact row group or line.
+        """Check an intact row group or line.
 
         Args:
             rows: Its rows.
-            live: Which of them are served; None: all.
+            live: Mask of the served rows; None: all.
         """
         for part in rows.parts:
             self._check_finite(rows, part, live)
             self._check_ends(rows, part, live)
 
     def finish(self, findings: Findings, *, uri: str) -> None:
-        """Tell what was found in the shard at ``uri``."""
+        """Report the findings of the shard at ``uri``."""
         for (code, column, policy), tally in self._tallies.items():
             findings.add(
                 code,
@@ -110,5 +110,5 @@ _MESSAGES = {
 
 
 def _by_row(found: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows with any such value."""
+    """Return a mask of the rows with any such value."""
     return np.asarray(found.any(axis=tuple(range(1, found.ndim))))

@@ -1,11 +1,11 @@
-"""`verify`: whether a data set is what it says, byte by byte, and where every row of it is.
+"""`verify`: checks a data set byte by byte, and accounts for every row.
 
-What is checked, in order: the header and the schema files; names, sizes, holes, seals and trims; of each
-shard the CRCs of footer, row groups, pages and file, and that its tables agree with its rows; that shards
-with the same rows hold the same values; dtypes, shapes, NaN; the steps of episodes; logs.
+Checks, in order: the header and the schema files; names, sizes, holes, seals and trims; the CRCs of each
+shard's footer, row groups, pages and file, and that its tables agree with its rows; that shards with the same
+rows hold the same values; dtypes, shapes, NaN; the steps of episodes; logs.
 
-Memory is bounded: a row group at a time, 8 bytes a row of shards that overlap, and the episodes of one
-writer (`rlio.maintenance.time_check`).
+Memory is bounded: one row group, 8 bytes per row of shards that overlap, and the episodes of one writer
+(`rlio.maintenance.time_check`).
 
 Example:
     >>> import numpy as np, rlio
@@ -55,12 +55,12 @@ __all__ = ["DamagedShard", "Inspection", "inspect", "verify"]
 
 @dataclass(frozen=True)
 class DamagedShard:
-    """A shard with something wrong about its bytes.
+    """A shard with damaged bytes.
 
     Attributes:
         ref: The shard.
-        codes: Of what was found in it.
-        intact: Ranges of rows, within it, that verify.
+        codes: Codes of the findings in it.
+        intact: Ranges of its rows that verify.
     """
 
     ref: ShardRef
@@ -70,17 +70,17 @@ class DamagedShard:
 
 @dataclass
 class Inspection:
-    """What `verify` knows and `repair` needs.
+    """The results of `verify` that `repair` needs.
 
     Attributes:
         storage: The root.
         listing: Its shards and markers.
         header: State of the header.
         schemas: Its schema files.
-        found_schemas: Hash -> schema, as the footers of shards hold them.
-        damaged: Shards that are not clean.
-        torn: Objects named like shards that have another size.
-        report: For the user.
+        found_schemas: Hash -> schema, from the footers of shards.
+        damaged: Shards with findings.
+        torn: Objects with a shard's name and another size.
+        report: The report for the user.
     """
 
     storage: Storage
@@ -103,24 +103,24 @@ def verify(
     progress: Progress = silent,
     limit: int = 10_000,
 ) -> VerifyReport:
-    """Check the data set under ``uri``. Nothing in it is changed.
+    """Check the data set under ``uri``, without changing it.
 
     Args:
         uri: A path or any fsspec URL.
-        level: "full" reads every byte. "quick" reads names, footers and small files: it finds what is missing
-            or torn, not flipped bits in rows.
-        storage_options: For fsspec, and ``rlio_timeout`` and ``rlio_retries``.
-        spool: Folder of the writers' logs, where they were given one.
-        limits: What the data may ask for; what asks for more is found as "unsafe".
+        level: "full" reads every byte. "quick" reads names, footers and small files: it finds missing and
+            torn shards, not flipped bits in rows.
+        storage_options: Options for fsspec, and ``rlio_timeout`` and ``rlio_retries``.
+        spool: Folder of the writers' logs, if they were given one.
+        limits: The most that the data may ask for; data that asks for more is reported as "unsafe".
         progress: Shows how many bytes of shards are done; see `rlio.maintenance.progress`.
-        limit: Findings that the report keeps; of those beyond it keeps the number.
+        limit: Findings that the report keeps; it only counts the others.
 
     Returns:
-        Findings and the ledger; ``report.ok`` says whether there is no error among them.
+        The findings and the ledger; ``report.ok`` is True if no finding is an error.
 
     Raises:
-        DataNotFound: There is no data set.
-        OptionError: It is in another format version, or an option is illegal.
+        DataNotFound: ``uri`` has no data set.
+        OptionError: The data set has another format version, or an option is illegal.
     """
     storage = Storage.open(uri, storage_options=storage_options, limits=limits)
     return inspect(storage, level=level, spool=spool, progress=progress, limit=limit).report
@@ -134,7 +134,7 @@ def inspect(
     progress: Progress = silent,
     limit: int = 10_000,
 ) -> Inspection:
-    """`verify` for a root that is open, with what `repair` needs."""
+    """Run `verify` on an open root. Returns also what `repair` needs."""
     if level not in get_args(Level):
         raise OptionError(f"level={level!r}: expected one of {', '.join(get_args(Level))}")
     return _Inspector(storage, level, spool, progress, Findings(limit=limit)).run()
@@ -158,7 +158,7 @@ class _Inspector:
     found_schemas: dict[str, Schema] = field(default_factory=dict)
     damaged: list[DamagedShard] = field(default_factory=list)
     torn: list[tuple[str, Rejected, ShardName]] = field(default_factory=list)
-    # Hash -> rows of the shards that need the schema and do not find it.
+    # Hash -> rows of the shards that need the schema and lack it.
     lacking: dict[str, int] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
     repeats: RepeatCheck = field(init=False)
@@ -239,7 +239,7 @@ class _Inspector:
         times: TimeCheck,
         cursor: int,
     ) -> int:
-        """Check one shard; gives the row after its last live one, or ``cursor`` where none is live."""
+        """Check one shard. Returns the row after its last live one, or ``cursor`` if none is live."""
         if self.level == "quick":
             self._look(scan)
             return cursor
@@ -269,24 +269,24 @@ class _Inspector:
         return cursor
 
     def _look(self, scan: ShardScan) -> None:
-        """Check what can be without reading rows: for JSON shards that is their size."""
+        """Check a shard without reading rows; for a JSON shard that is only its size."""
         if scan.is_parquet and scan.open() is not None:
             self._note_schema(scan)
         if scan.is_clean:
             scan.intact = [range(scan.ref.name.rows)]
 
     def _seen_schema(self, scan: ShardScan) -> Schema:
-        assert scan.schema is not None  # There are no rows without one.
+        assert scan.schema is not None  # A scan with rows has a schema.
         return self.found_schemas.setdefault(scan.schema.hash, scan.schema)
 
     def _note_schema(self, scan: ShardScan) -> None:
-        """Remember the schema of a Parquet shard, and that its file is missing."""
+        """Remember the schema of a Parquet shard, and whether its schema file is missing."""
         name = self._seen_schema(scan).hash
         if name not in self.schemas.intact and name not in self.schemas.damaged:
             self.lacking[name] = self.lacking.get(name, 0) + scan.ref.name.rows
 
     def _schema_of(self, name: str) -> Schema:
-        """Schemas for JSON shards, which name them only."""
+        """Return the schema for a JSON shard, which only names it."""
         schema = self.schemas.intact.get(name)
         if schema is None:
             raise UnknownSchema(name)
@@ -333,7 +333,7 @@ class _Inspector:
         )
 
     def _whereabouts(self, writer: str, hole: range) -> str:
-        """Which shard that was set aside had the rows, for a message."""
+        """Return, for a message, which quarantined shard had the rows."""
         for path in self.quarantined:
             *_, folder, text = path.split("/")
             name = ShardName.parse(re.sub(r"\.[0-9]+$", "", text))
@@ -342,7 +342,7 @@ class _Inspector:
         return ""
 
     def _tell_torn(self, writer: str, stored: list[range], holes: list[range]) -> list[range]:
-        """Tell of torn objects; gives the holes that they do not explain."""
+        """Report torn objects. Returns the holes that they do not explain."""
         trim = self.listing.trimmed.get(writer, 0)
         for owner, (path, reason), name in self.torn:
             if owner != writer:
@@ -366,17 +366,17 @@ class _Inspector:
     def _tell_lacking_schemas(self) -> None:
         for name, rows in sorted(self.lacking.items()):
             if name in self.schemas.damaged:
-                continue  # Found already, as damaged.
+                continue  # Already reported as damaged.
             source = "repair takes it from a footer" if name in self.found_schemas else "no footer holds it"
             self.findings.add(
                 "schema-file-missing",
-                f"shards of {rows} rows need this schema, and it is not there: {source}",
+                f"shards of {rows} rows need this schema, but its file is missing: {source}",
                 uri=self.storage.uri_of(schema_path(name)),
                 rows=rows,
             )
 
     def _tell_attempts(self) -> None:
-        """Tell of attempts at a part of a job of which no row is served."""
+        """Report attempts at a part of a job whose rows are not served."""
         taken = {part_of(writer): writer for writer in self.listing.sealed}
         for writer, passed in self.listing.passed_over.items():
             other = taken.get(part_of(writer))
@@ -403,7 +403,7 @@ class _Inspector:
 
 
 def _live(rows: Rows, start: int, stop: int) -> NDArray[np.bool_] | None:
-    """Which rows of a group are live, as a mask; None: all."""
+    """Return a mask of the live rows of a group; None: all are live."""
     if (start, stop) == (rows.first, rows.first + rows.count):
         return None
     live = np.zeros(rows.count, bool)

@@ -1,7 +1,7 @@
-"""Policies: what chooses actions, and may learn.
+"""Policies: they choose actions, and may learn.
 
-`policy` is the contract and `random_policy` the simplest of them; `torch_policy` makes one of a torch
-module, and `dqn` and `behaviour_cloning` are two that learn.
+`policy` is the contract, and `random_policy` the simplest policy. `torch_policy` makes a policy from a torch
+module. `dqn`, `actor_critic` and `behaviour_cloning` are policies that learn.
 """
 
 from rlio.support.lazy import lazy_exports

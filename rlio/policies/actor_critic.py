@@ -1,4 +1,4 @@
-"""`ActorCritic`: learns from its own recent steps, by advantages (A2C), or in several bounded passes (PPO).
+"""`ActorCritic`: learns from its own recent steps, with advantages (A2C), or in several bounded passes (PPO).
 
 Example:
     >>> from rlio.policies.sgd import do_minibatch_sgd
@@ -33,22 +33,22 @@ __all__ = ["ActorCritic"]
 
 
 class ActorCritic(TorchPolicy):
-    """A policy with values, in any space that `TorchPolicy` acts in, recurrent ones included.
+    """A policy with values, in any space that `TorchPolicy` supports, also with a recurrent module.
 
-    The loss is ``policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy``: with ``clip_param``,
-    PPO's clipped surrogate, which allows for several passes over a batch (`do_minibatch_sgd`); without it,
-    ``-logp * advantage``, for one. ``vf_loss`` is half the mean squared error of the values. Rows count by
-    their ``weights`` where there is such a column. Reports these, and ``kl``, an estimate of how far the
-    policy has moved from the one that acted.
+    The loss is ``policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy``. With ``clip_param``, the
+    policy loss is PPO's clipped surrogate, which allows several passes over a batch (`do_minibatch_sgd`);
+    without it, ``-logp * advantage``, for one pass. ``vf_loss`` is half the mean squared error of the values.
+    Rows are weighted by the column ``weights`` if it exists. The policy reports these numbers, and ``kl``, an
+    estimate of its distance from the policy that acted.
 
-    It learns from what `postprocess_trajectory` adds. Advantages are used as they are: standardise them over
-    the batch that is learned from.
+    It learns from the columns that `postprocess_trajectory` adds. It does not standardise advantages: do so
+    over the batch that it learns from.
 
     Args:
         module: As in `TorchPolicy`, with the value as its last output.
-        gae: How advantages are estimated.
-        clip_param: How far the probability of an action may move, as a ratio: 1 - clip to 1 + clip; None:
-            not bounded.
+        gae: How to estimate advantages.
+        clip_param: Bound of the ratio of an action's new and old probability: 1 - clip to 1 + clip; None: no
+            bound.
         vf_loss_coeff: Weight of the values' loss.
         entropy_coeff: Weight of the entropy.
         optimizer: As in `TorchPolicy`.
@@ -76,7 +76,7 @@ class ActorCritic(TorchPolicy):
         optimizer: MakeOptimizer | None = None,
         learning_rate: float | None = None,
         hidden: Sequence[int] | None = None,
-        max_grad_norm: float | None = 0.5,  # the usual one of PPO
+        max_grad_norm: float | None = 0.5,  # the usual value for PPO
         device: str = "cpu",
         max_seq_len: int | None = None,
     ) -> None:
@@ -94,10 +94,10 @@ class ActorCritic(TorchPolicy):
         if not options.use_critic:
             raise OptionError("gae=GAE(use_critic=False): an ActorCritic has a critic; leave it True")
         if clip_param is not None and not clip_param > 0:
-            raise OptionError(f"clip_param={clip_param}: above 0, or None for no bound")
+            raise OptionError(f"clip_param={clip_param}: expected a number above 0, or None for no bound")
         for name, value in (("vf_loss_coeff", vf_loss_coeff), ("entropy_coeff", entropy_coeff)):
             if not value >= 0:
-                raise OptionError(f"{name}={value}: at least 0")
+                raise OptionError(f"{name}={value}: expected at least 0")
         self._clip_param = clip_param
         self._vf_loss_coeff = vf_loss_coeff
         self._entropy_coeff = entropy_coeff
@@ -141,6 +141,6 @@ class ActorCritic(TorchPolicy):
             "policy_loss": float(policy_loss.detach()),
             "vf_loss": float(vf_loss.detach()),
             "entropy": float(entropy.detach()),
-            # Never below 0, and of little variance: Schulman, "Approximating KL divergence" (2020).
+            # Never below 0, with a small variance: Schulman, "Approximating KL divergence" (2020).
             "kl": float(mean(moved.exp() - 1 - moved)),
         }

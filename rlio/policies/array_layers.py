@@ -1,6 +1,6 @@
-"""A few rows through small layers, in NumPy: calling torch for them takes several times as long as the work.
+"""Computes small layers for a few rows in NumPy: calling torch takes several times as long as the work.
 
-The arrays are views of the parameters' own memory, so that they learn with the module.
+The arrays are views of the parameters' memory, so they change as the module learns.
 
 Example:
     >>> from gymnasium.spaces import Box
@@ -27,21 +27,21 @@ from rlio.policies.networks import ActorCriticNetwork, Flatten
 
 __all__ = ["outputs_in_numpy"]
 
-# Weights (inputs, outputs) and biases of a linear layer; None: tanh.
+# Weights (inputs, outputs) and biases of a linear layer; None stands for tanh.
 _Layer: TypeAlias = "tuple[NDArray[np.float32], NDArray[np.float32] | None] | None"
 
-# Multiplications in all, beyond which torch is the quicker one, as it knows more of the processor.
+# Total multiplications above which torch is faster, because it uses the processor better.
 _SMALL: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Known:
-    """The layers of a module, while its parameters stay where they are.
+    """The layers of a module, valid while its parameters stay in the same memory.
 
     Attributes:
-        addresses: Of the parameters; the arrays keep that memory from being given to others.
-        weights: Numbers in all parameters.
-        layers: None where NumPy cannot do it.
+        addresses: Addresses of the parameters. The arrays keep this memory from being reused.
+        weights: Count of numbers in all parameters.
+        layers: None if NumPy cannot compute the module.
     """
 
     addresses: list[int]
@@ -49,35 +49,39 @@ class _Known:
     layers: list[_Layer] | None
 
 
-# Not an attribute of the module: copies of it have parameters of their own.
+# Not an attribute of the module, because copies of the module have other parameters.
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 
 def outputs_in_numpy(module: nn.Module, obs: Any) -> NDArray[np.float32] | None:
-    """What a network of `rlio.policies.networks` returns for a few observations, but for rounding.
+    """Compute a network of `rlio.policies.networks` for a few observations, equal up to rounding.
 
     Args:
         module: Any module.
-        obs: An array of (N, inputs), or what the module takes else.
+        obs: An array of (N, inputs), or another input of the module.
 
     Returns:
-        (N, outputs), fresh; None where torch has to do it: other modules and observations, layers other than
-        linear ones and tanh, hooks, parameters on other devices or of types other than float32, much work.
+        (N, outputs), new memory; None if torch must do it: other modules and observations, layers other than
+        linear and tanh, hooks, parameters on other devices or of types other than float32, large work.
     """
-    if type(module) is ActorCriticNetwork and not _is_hooked(module):
+    if _is_hooked(module):
+        return None
+    if type(module) is ActorCriticNetwork:
         parts = [outputs_in_numpy(part, obs) for part in (module.actor, module.critic)]
         found = [part for part in parts if part is not None]
         return np.concatenate(found, axis=1) if len(found) == len(parts) else None
-    if type(module) is not nn.Sequential or any(map(_is_hooked, (module, *module))):
+    if type(module) is not nn.Sequential:
         return None
     flatten, *layers = module
-    if type(flatten) is not Flatten or not flatten.is_flat:
+    if type(flatten) is not Flatten or not flatten.is_flat or _is_hooked(flatten):
         return None
     if type(obs) is not np.ndarray or obs.dtype != np.float32 or obs.ndim != 2:
         return None
-    addresses = [
-        part.data_ptr() for layer in layers for part in layer._parameters.values() if part is not None
-    ]
+    addresses: list[int] = []
+    for layer in layers:
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return None
+        addresses += [part.data_ptr() for part in layer._parameters.values() if part is not None]
     known = _known.get(module)
     if known is None or known.addresses != addresses:
         known = _known[module] = _Known(addresses, *_arrays(layers))
@@ -100,7 +104,7 @@ def _is_hooked(module: nn.Module) -> bool:
 
 
 def _arrays(layers: Sequence[nn.Module]) -> tuple[int, list[_Layer] | None]:
-    """`_Known.weights` and `_Known.layers`."""
+    """The values of `_Known.weights` and `_Known.layers`."""
     found: list[_Layer] = []
     for layer in layers:
         if type(layer) is nn.Tanh:

@@ -1,4 +1,4 @@
-"""`BehaviourCloning`: learns to act as whoever made the data did.
+"""`BehaviourCloning`: learns to act like the policy that made the data.
 
 Example:
     >>> import numpy as np
@@ -28,12 +28,11 @@ __all__ = ["BehaviourCloning"]
 
 
 class BehaviourCloning(TorchPolicy):
-    """Brings down the negative log-likelihood of the recorded actions, in any space that `TorchPolicy` acts
-    in.
+    """Minimises the negative log-likelihood of recorded actions, in any space that `TorchPolicy` supports.
 
-    Rows count alike, or by their ``weights`` where there is such a column. Reports ``entropy`` of the
-    policy, and ``accuracy``, the share of rows where its most likely action is the recorded one (only in
-    spaces without floating-point numbers). Arguments are those of `TorchPolicy`, but for ``loss``.
+    Rows count equally, or by the column ``weights`` if it exists. Reports ``entropy`` of the policy, and
+    ``accuracy``: the share of rows whose recorded action is the policy's most likely one (only in spaces
+    without floating-point numbers). Arguments are those of `TorchPolicy`, except ``loss``.
 
     Source: Pomerleau, "ALVINN: an autonomous land vehicle in a neural network" (1988).
     """

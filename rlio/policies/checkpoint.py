@@ -1,4 +1,4 @@
-"""Storing what a policy knows: arrays as ``arrays.npz``, the rest as ``state.json``. No pickle.
+"""Stores states: arrays as ``arrays.npz``, the rest as ``state.json``, without pickle.
 
 Example:
     >>> import numpy as np
@@ -48,8 +48,8 @@ T = TypeVar("T")
 _ARRAYS, _STATE = "arrays.npz", "state.json"
 _FORMAT = 0
 _COMPONENTS_VERSION = 1
-# Keys of objects with one entry that stand for what JSON has not: arrays and tensors by name, mappings with
-# other keys as pairs, and numbers such as infinity.
+# Keys of one-entry objects that stand for values JSON does not have: arrays and tensors by name, mappings
+# with other keys as pairs, and numbers such as infinity.
 _ARRAY, _TENSOR, _ITEMS, _FLOAT = _SPECIAL = "$array", "$tensor", "$items", "$float"
 
 
@@ -59,7 +59,7 @@ def save_state(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store ``state`` in ``folder``, in place of one that is there.
+    """Store ``state`` in ``folder``, replacing an earlier one.
 
     Args:
         folder: A path or any fsspec URL.
@@ -68,21 +68,21 @@ def save_state(
         storage_options: For fsspec.
 
     Raises:
-        StateError: ``state`` holds something else.
-        PublishError: It could not be stored.
+        StateError: ``state`` holds another kind of value.
+        PublishError: The state could not be stored.
     """
     text, data = pack_state(state)
     storage = Storage.open(folder, storage_options=storage_options)
-    # The description certifies the arrays and is put last: a torn pair is found when it is read.
+    # state.json certifies the arrays and is put last: a reader detects a pair that does not match.
     storage.put(_ARRAYS, data)
     storage.put(_STATE, text)
     remove_empty(storage)
 
 
 def remove_empty(storage: Storage) -> None:
-    """Remove the folder in which objects lay until they were whole: a user looks at what is stored there."""
+    """Remove the folder for incomplete objects, which users would otherwise see beside the state."""
     if storage.is_local:
-        with contextlib.suppress(OSError):  # Another process stores its state there.
+        with contextlib.suppress(OSError):  # Another process is storing its state there.
             os.rmdir(os.path.join(storage.root, TMP_DIR))
 
 
@@ -93,7 +93,7 @@ def load_state(
 
     Raises:
         DataNotFound: Nothing is stored there.
-        CorruptData: What is stored is damaged, or not from `save_state`.
+        CorruptData: The stored state is damaged, or is not from `save_state`.
     """
     storage = Storage.open(folder, storage_options=storage_options)
     return unpack_state(storage.read(_STATE), storage.read(_ARRAYS), uri_of=storage.uri_of)
@@ -117,21 +117,21 @@ def load_components(
 
     Raises:
         DataNotFound: Nothing is stored there.
-        CorruptData: What is stored is damaged.
-        StateError: It is another state, or of another version.
+        CorruptData: The stored state is damaged.
+        StateError: It is another kind of state, or of another version.
     """
     stored = load_state(folder, storage_options=storage_options)
     components = stored.get("components")
     if stored.get("version") != _COMPONENTS_VERSION or not isinstance(components, dict):
         raise StateError(
-            f"this is no state of a RolloutWorker of this version: it has {excerpt(sorted(stored))}",
+            f"this is not a state of a RolloutWorker of this version: it has {excerpt(sorted(stored))}",
             uri=os.fspath(folder),
         )
     return components
 
 
 def write_scratch(folder: Path, state: Mapping[str, Any]) -> None:
-    """As `save_state`, in a local folder of this process's own: quickly, and without surviving a crash.
+    """Like `save_state`, in a local folder of this process only: faster, but it may not survive a crash.
 
     Raises:
         StateError: As in `save_state`.
@@ -146,7 +146,7 @@ def read_scratch(folder: Path) -> dict[str, Any]:
     """Read what `write_scratch` wrote.
 
     Raises:
-        CorruptData: Somebody else has been there.
+        CorruptData: Another program has changed the files.
     """
     return unpack_state(
         (folder / _STATE).read_bytes(),
@@ -156,10 +156,10 @@ def read_scratch(folder: Path) -> dict[str, Any]:
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """``state`` as the bytes of ``state.json`` and ``arrays.npz``.
+    """Pack ``state`` as the bytes of ``state.json`` and ``arrays.npz``.
 
     Raises:
-        StateError: ``state`` holds what is neither an array nor JSON.
+        StateError: ``state`` holds a value that is neither an array nor JSON.
     """
     arrays: dict[str, NDArray[Any]] = {}
     described = _described(state, arrays, "state")
@@ -171,15 +171,15 @@ def pack_state(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def unpack_state(raw: bytes, data: bytes, *, uri_of: Callable[[str], str]) -> dict[str, Any]:
-    """The state that `pack_state` packed.
+    """Unpack the state that `pack_state` packed.
 
     Args:
-        raw: Of ``state.json``.
-        data: Of ``arrays.npz``.
-        uri_of: Says in messages where a file lies, given its name.
+        raw: Bytes of ``state.json``.
+        data: Bytes of ``arrays.npz``.
+        uri_of: File name -> its URI, for messages.
 
     Raises:
-        CorruptData: They are damaged, or not from `pack_state`.
+        CorruptData: The bytes are damaged, or are not from `pack_state`.
     """
     try:
         text = json.loads(raw)
@@ -187,10 +187,10 @@ def unpack_state(raw: bytes, data: bytes, *, uri_of: Callable[[str], str]) -> di
             raise ValueError(f"format {excerpt(text['format'])}, expected {_FORMAT}")
         crc32 = text["arrays_crc32"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptData(f"this is no policy's state: {error!r}", uri=uri_of(_STATE)) from error
+        raise CorruptData(f"this is not a stored state: {error!r}", uri=uri_of(_STATE)) from error
     if zlib.crc32(data) != crc32:
         raise CorruptData(
-            "the arrays are not those that state.json was stored with: save the policy again",
+            "the arrays are not those that state.json was stored with: save the state again",
             uri=uri_of(_ARRAYS),
         )
     try:
@@ -205,7 +205,7 @@ def unpack_state(raw: bytes, data: bytes, *, uri_of: Callable[[str], str]) -> di
 def select_components(
     state: Mapping[str, T], components: Collection[str] | None = None, not_components: Collection[str] = ()
 ) -> dict[str, T]:
-    """The parts of ``state`` that are asked for.
+    """Select parts of ``state``.
 
     Args:
         state: Name -> part.
@@ -213,11 +213,11 @@ def select_components(
         not_components: Names of parts to leave out.
 
     Raises:
-        OptionError: A name is none of a part, or is asked for and to be left out.
+        OptionError: A name is not that of a part, or is both requested and left out.
     """
     for given in (components, not_components):
         if isinstance(given, str):
-            raise OptionError(f"{excerpt(given)}: give the names of components as a list")
+            raise OptionError(f"{excerpt(given)}: pass the names of components as a list")
     wanted = set(state if components is None else components)
     unknown = (wanted | set(not_components)) - state.keys()
     if unknown:
@@ -232,7 +232,7 @@ def select_components(
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write ``arrays`` to the local file ``path`` as ``.npz``, whole or not at all."""
+    """Write ``arrays`` to the local file ``path`` as ``.npz``, completely or not at all."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
@@ -244,14 +244,14 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """The arrays of a local ``.npz`` file, by name; nothing in it is unpickled.
+    """The arrays of a local ``.npz`` file, by name; nothing is unpickled.
 
     Raises:
-        DataNotFound: There is no such file.
-        CorruptData: It is no such file, or damaged.
+        DataNotFound: The file does not exist.
+        CorruptData: The file has another format, or is damaged.
     """
     try:
-        # Read first: NumPy leaves a file that it cannot take apart open.
+        # Read first, because NumPy leaves an unreadable file open.
         loaded = np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             raise CorruptData("this is a single array, not a .npz file of arrays", uri=os.fspath(path))
@@ -262,11 +262,11 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     except CorruptData:
         raise
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise CorruptData(f"this is no .npz file of arrays: {error!r}", uri=os.fspath(path)) from error
+        raise CorruptData(f"this is not a .npz file of arrays: {error!r}", uri=os.fspath(path)) from error
 
 
 def _described(value: Any, arrays: dict[str, NDArray[Any]], place: str) -> Any:
-    """``value`` as JSON; its arrays are moved into ``arrays`` and referred to by number."""
+    """``value`` as JSON. Moves its arrays into ``arrays``, and refers to them by number."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return {_ARRAY: _numbered(value, arrays)}
     if is_tensor(value):
@@ -279,12 +279,12 @@ def _described(value: Any, arrays: dict[str, NDArray[Any]], place: str) -> Any:
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and key not in _SPECIAL for key in value):
             return {key: _described(part, arrays, f"{place}/{key}") for key, part in value.items()}
-        # The states of torch's optimizers have numbers for keys.
+        # The states of torch's optimizers have numbers as keys.
         pairs = [[key, _described(part, arrays, f"{place}/{key}")] for key, part in value.items()]
         for key, _ in pairs:
             if not isinstance(key, (str, int)):
                 raise StateError(
-                    f"{place} has the key {excerpt(key)}: a state's keys are strings or whole numbers"
+                    f"{place} has the key {excerpt(key)}: expected a string or whole number as key"
                 )
         return {_ITEMS: pairs}
     if isinstance(value, (list, tuple)):
@@ -293,7 +293,7 @@ def _described(value: Any, arrays: dict[str, NDArray[Any]], place: str) -> Any:
         return {_FLOAT: repr(value)}  # JSON has no such numbers.
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    raise StateError(f"{place} is {excerpt(value)}: a state holds arrays, tensors and what JSON takes")
+    raise StateError(f"{place} is {excerpt(value)}: expected arrays, tensors and JSON values")
 
 
 def _numbered(array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:

@@ -1,9 +1,9 @@
-"""`setup_torch_data_parallel`: several processes learn as one, each on batches of its own.
+"""`setup_torch_data_parallel`: several processes learn together, each on its own batches.
 
-Each process calls it once, with a policy of the same make. From then on every update takes the mean of all
-processes' gradients, each counted by its rows, so that their weights stay equal, and are those of one process
-that has the rows of all. Each must make the same number of updates: one that makes more waits for the others
-until the time is up. `in_step` sees to that.
+Each process calls it once, with a policy made in the same way. From then on every update uses the mean of all
+processes' gradients, weighted by rows. Weights therefore stay equal, and equal those of a single process with
+all rows. Each process must make the same number of updates: a process that makes more waits for the others
+until its timeout. `in_step` makes the numbers equal.
 
 Example::
 
@@ -42,16 +42,16 @@ def setup_torch_data_parallel(
     """Join the processes that learn together, and give all of them the weights of the first.
 
     Args:
-        policies: This process's; all must be TorchPolicies that have their spaces.
-        url: Where the processes meet, such as ``"tcp://127.0.0.1:29500"``. Whoever reaches that port can
-            take part: use an address that only your machines reach.
-        world_rank: Number of this process, from 0.
-        world_size: How many there are.
-        backend: Of ``torch.distributed``: ``"gloo"`` for CPUs, ``"nccl"`` for GPUs.
+        policies: This process's policies; all must be bound TorchPolicies.
+        url: Where the processes meet, such as ``"tcp://127.0.0.1:29500"``. Any program that reaches the port
+            can take part: use an address that only your machines reach.
+        world_rank: Index of this process, from 0.
+        world_size: Number of processes.
+        backend: Backend of ``torch.distributed``: ``"gloo"`` for CPUs, ``"nccl"`` for GPUs.
         timeout: Seconds that processes wait for each other, here and at every update.
 
     Raises:
-        OptionError: A policy is no TorchPolicy, or a number is out of range, or torch has no such backend.
+        OptionError: A policy is not a TorchPolicy, a number is out of range, or torch lacks the backend.
     """
     import torch.distributed as dist
 
@@ -59,15 +59,15 @@ def setup_torch_data_parallel(
     for policy in chosen:
         if not isinstance(policy, TorchPolicy):
             raise OptionError(
-                f"{excerpt(policy)} cannot learn with other processes: it is no TorchPolicy, and only "
-                "gradients of torch are averaged"
+                f"{excerpt(policy)} cannot learn with other processes: expected a TorchPolicy, because "
+                "only gradients of torch are averaged"
             )
     if not 0 <= world_rank < world_size:
-        raise OptionError(f"world_rank={world_rank}, world_size={world_size}: ranks are 0 to world_size - 1")
-    if not dist.is_available() or not dist.is_backend_available(backend):
         raise OptionError(
-            f"backend={excerpt(backend)}: this torch has none of that name; 'gloo' needs no GPU"
+            f"world_rank={world_rank}, world_size={world_size}: expected a rank from 0 to world_size - 1"
         )
+    if not dist.is_available() or not dist.is_backend_available(backend):
+        raise OptionError(f"backend={excerpt(backend)}: this torch has no such backend; 'gloo' needs no GPU")
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (world_rank, world_size):
             raise OptionError(
@@ -91,14 +91,14 @@ def setup_torch_data_parallel(
 
 
 def in_step(batches: Iterable[SampleBatch]) -> Iterator[SampleBatch]:
-    """Give ``batches`` until those of all processes have ended: to each as many as to the others.
+    """Give ``batches`` until those of all processes have ended: the same number in each process.
 
-    The rows at the end of the last epoch are dealt out evenly, so that some processes may have one batch less
-    than others. Each of those gets a batch without rows or columns then, on which a policy learns what the
-    others find. The processes tell each other in each step whether they go on: a message of one number.
+    The rows at the end of the last epoch are divided evenly, so some processes may have one batch fewer. Such
+    a process then gets a batch without rows or columns; its policy learns from the others' gradients. In each
+    step the processes exchange one number, to decide whether to continue.
 
     Args:
-        batches: This process's, such as a `rlio.DatasetReader`; in one process alone, they are given as is.
+        batches: This process's batches, such as a `rlio.DatasetReader`; a single process gets them unchanged.
     """
     import torch
     import torch.distributed as dist

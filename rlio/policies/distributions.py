@@ -1,8 +1,8 @@
 """Distributions over actions, made from a module's outputs, one kind for each action space.
 
-Discrete, MultiDiscrete: categorical, one output (a logit) a choice. MultiBinary: Bernoulli, one logit a bit.
-Box: diagonal Gaussian, the means and then the logs of the standard deviations. Dict and Tuple: their parts'
-outputs one after the other, drawn independently.
+Discrete, MultiDiscrete: categorical, one output (a logit) for each choice. MultiBinary: Bernoulli, one logit
+for each bit. Box: diagonal Gaussian, first the means, then the logs of the standard deviations. Dict and
+Tuple: the outputs of their parts in order; parts are drawn independently.
 
 Example:
     >>> import torch
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Distribution", "distribution_for"]
 
-# Means are usable with any spread, but a spread of e^-20 or e^10 is numbers that went wrong.
+# Bounds of log standard deviations: beyond them, such as e^-20 or e^10, the numbers have gone wrong.
 _LOG_STD = (-10.0, 4.0)
 
 
 class Distribution(ABC):
-    """Draws actions of a space, given a module's outputs. Actions are tensors nested as the space is.
+    """Draws actions of a space from a module's outputs. Actions are tensors nested like the space.
 
     Attributes:
-        size: Outputs that it needs for one action.
+        size: Outputs for one action.
     """
 
     size: int
@@ -48,14 +48,14 @@ class Distribution(ABC):
         """Draw an action for each row of ``outputs``, (N, size); without a generator, the most likely one."""
 
     def draw(self, outputs: torch.Tensor, generator: torch.Generator | None) -> tuple[Any, torch.Tensor]:
-        """`sample`, and `logp` of what it drew."""
+        """`sample`, and `logp` of the drawn actions."""
         actions = self.sample(outputs, generator)
         return actions, self.logp(outputs, actions)
 
     def draw_few(
         self, outputs: NDArray[np.float32], generator: torch.Generator
     ) -> tuple[NDArray[Any], NDArray[np.float32]] | None:
-        """`draw` for a few rows in NumPy: a call of torch takes longer than its work. None: not here."""
+        """`draw` for a few rows in NumPy: calling torch takes longer than the work. None: use torch."""
         return None
 
     @abstractmethod
@@ -71,7 +71,7 @@ def distribution_for(space: gym.Space[Any]) -> Distribution:
     """The distribution for actions of ``space``.
 
     Raises:
-        OptionError: There is none.
+        OptionError: No distribution supports the space.
     """
     from gymnasium import spaces
 
@@ -91,8 +91,8 @@ def distribution_for(space: gym.Space[Any]) -> Distribution:
                 {i: distribution_for(child) for i, child in enumerate(space.spaces)}, is_tuple=True
             )
     raise OptionError(
-        f"no distribution is known for actions of {excerpt(str(space))}: known are Discrete, MultiDiscrete, "
-        "MultiBinary, floating-point Box, and Dict and Tuple of them"
+        f"there is no distribution for actions of {excerpt(str(space))}: expected Discrete, MultiDiscrete, "
+        "MultiBinary, floating-point Box, or Dict and Tuple of them"
     )
 
 
@@ -122,7 +122,7 @@ class _Categorical(Distribution):
     def draw(self, outputs: torch.Tensor, generator: torch.Generator | None) -> tuple[Any, torch.Tensor]:
         if self._shape or generator is None:
             return super().draw(outputs, generator)
-        # The common case, in half the calls: one choice, whose softmax serves both.
+        # The common case, in half the calls: for a single choice, one softmax serves both results.
         logs = outputs.log_softmax(-1)
         drawn = _choose(logs.exp(), generator)
         start, actions = self._start[0], drawn[:, 0]
@@ -135,9 +135,9 @@ class _Categorical(Distribution):
 
         if self._shape:
             return None
-        # As `_choose`; the largest logit comes off first, so that no power overflows.
+        # As `_choose`; subtracting the largest logit first avoids overflow.
         times = torch.empty(outputs.shape).exponential_(generator=generator).numpy()
-        with np.errstate(all="ignore"):  # What is not finite ends as NaN, as in torch.
+        with np.errstate(all="ignore"):  # Values that are not finite become NaN, as in torch.
             logs = outputs - np.maximum.reduce(outputs, axis=1, keepdims=True)
             likely = np.exp(logs)
             total = np.add.reduce(likely, axis=1)
@@ -165,7 +165,7 @@ class _Categorical(Distribution):
 def _choose(probabilities: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Draw a choice for each row of ``probabilities``, (N, choices): (N, 1) int64.
 
-    The numbers are those of `torch.multinomial`, which takes three times as long for 16 rows, to look at
+    Gives the numbers of `torch.multinomial`, which takes three times as long for 16 rows, because it checks
     each probability first.
 
     Source: the first of exponential variables with these rates is number i with probability i.

@@ -1,4 +1,4 @@
-"""`DQN`: learns the values of actions, from any transitions, its own or logged.
+"""`DQN`: learns the values of actions, from any transitions, its own or logged ones.
 
 Example:
     >>> import numpy as np
@@ -39,28 +39,27 @@ __all__ = ["DQN"]
 class DQN(TorchPolicy):
     """Double deep Q-learning with a target network, for Discrete actions; explores epsilon-greedily.
 
-    A batch's loss is the Huber loss of ``Q(obs, action)`` against ``reward + gamma * Q'(new_obs, argmax
-    Q(new_obs))`` with the target network Q'. An episode that terminated has no value after it; one that was
-    truncated does. Rows whose ``new_obs`` is missing (``new_obs_valid`` False) and that did not terminate
-    have no known target, and do not count. Rows count by their ``weights`` where there is such a column.
-    n-step transitions, made here or by `rlio.ReplayStore`, say themselves what their target is discounted by
-    (``n_step_discount``).
+    The loss of a batch is the Huber loss of ``Q(obs, action)`` against ``reward + gamma * Q'(new_obs, argmax
+    Q(new_obs))`` with the target network Q'. A terminated episode has no value after its end; a truncated one
+    does. Rows without a known target do not count: their ``new_obs`` is missing (``new_obs_valid`` False),
+    and they did not terminate. Rows are weighted by the column ``weights`` if it exists. n-step transitions,
+    made here or by `rlio.ReplayStore`, carry the discount of their target (``n_step_discount``).
 
     Extra columns: ``q_values``, and ``action_logp`` of the epsilon-greedy choice.
 
     Args:
-        module: As in `TorchPolicy`, with one output an action.
+        module: As in `TorchPolicy`, with one output for each action.
         optimizer: As in `TorchPolicy`.
         learning_rate: As in `TorchPolicy`.
         hidden: As in `TorchPolicy`.
         max_grad_norm: As in `TorchPolicy`.
         device: As in `TorchPolicy`.
-        gamma: Discount a step.
-        n_step: Steps that sampled transitions look ahead; see `TorchPolicy` for what that does to outputs.
-        target_update_every: Updates after which the target network becomes the module.
-        initial_epsilon: Probability of a random action at first.
-        final_epsilon: The same from ``epsilon_timesteps`` on.
-        epsilon_timesteps: Sampled steps over which it falls, linearly.
+        gamma: Discount of a step.
+        n_step: Steps that sampled transitions look ahead; `TorchPolicy` describes the effect on outputs.
+        target_update_every: Updates between copies of the module to the target network.
+        initial_epsilon: Initial probability of a random action.
+        final_epsilon: Probability of a random action from ``epsilon_timesteps`` on.
+        epsilon_timesteps: Sampled steps over which the probability falls linearly.
 
     Raises:
         OptionError: A value is out of range; at `bind`, the actions are not Discrete, or the module is
@@ -76,7 +75,8 @@ class DQN(TorchPolicy):
         optimizer: MakeOptimizer | None = None,
         learning_rate: float | None = None,
         hidden: Sequence[int] | None = None,
-        max_grad_norm: float | None = 10.0,  # far from anything a sound run has; keeps one bad batch harmless
+        max_grad_norm: float
+        | None = 10.0,  # far above the norms of a sound run; makes one bad batch harmless
         device: str = "cpu",
         gamma: float = 0.99,
         n_step: int = 1,
@@ -100,13 +100,13 @@ class DQN(TorchPolicy):
             ("final_epsilon", final_epsilon),
         ):
             if not 0.0 <= value <= 1.0:
-                raise OptionError(f"{name}={value}: from 0 to 1")
+                raise OptionError(f"{name}={value}: expected a number from 0 to 1")
         for name, count in (
             ("target_update_every", target_update_every),
             ("epsilon_timesteps", epsilon_timesteps),
         ):
             if count < 1:
-                raise OptionError(f"{name}={count}: at least 1")
+                raise OptionError(f"{name}={count}: expected at least 1")
         self.gamma = gamma
         self.target_update_every = target_update_every
         self._epsilons = (initial_epsilon, final_epsilon, epsilon_timesteps)
@@ -130,7 +130,7 @@ class DQN(TorchPolicy):
             )
         super()._setup(observation_space, action_space, seeds)
         if self.is_recurrent:
-            raise OptionError("DQN's module is not recurrent: stack observations, or use ActorCritic")
+            raise OptionError("DQN's module must not be recurrent: stack observations, or use ActorCritic")
         self._start = int(action_space.start)
         self._target = copy.deepcopy(self.module).requires_grad_(False).eval()
 
@@ -148,7 +148,7 @@ class DQN(TorchPolicy):
         with torch.inference_mode():
             values = self.forward(obs)
             greedy = values.argmax(-1)
-            # A runner knows its own steps; the sum of all workers comes with weights.
+            # A runner knows only its own steps; the sum over all workers comes with the weights.
             epsilon = self.epsilon(max(timestep, self.global_vars.timestep)) if explore else 0.0
             actions = greedy
             if epsilon:
@@ -191,7 +191,7 @@ class DQN(TorchPolicy):
     def _values_and_targets(
         self, outputs: torch.Tensor, tensors: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Values of the actions taken, what they should be, and 1 where that is known; (n,) each."""
+        """Values of the actions taken, their targets, and 1 where the target is known; (n,) each."""
         import torch
 
         terminated = tensors[Columns.TERMINATEDS].bool()
@@ -206,15 +206,15 @@ class DQN(TorchPolicy):
             counts = (terminated | tensors[Columns.NEXT_OBS_VALID].bool()).float()
         actions = (tensors[Columns.ACTIONS].long() - self._start)[:, None]
         values = outputs.gather(-1, actions)[:, 0]
-        # A row that does not count aims at its own value: what stands for a missing observation may give NaN,
-        # and a NaN times 0 is one, in the gradient too.
+        # A row that does not count gets its own value as target. Otherwise a placeholder for a missing
+        # observation may give NaN, and NaN times 0 is NaN, in the gradient too.
         return values, torch.where(counts > 0, target, values.detach()), counts
 
     @under_lock
     def td_errors(self, batch: SampleBatch) -> NDArray[np.float32]:
-        """Target minus value of each row, shape (n,), as the policy is now: for priorities.
+        """Target minus value of each row, shape (n,), by the current policy: for priorities.
 
-        0 where the target is not known. Nothing is learned.
+        0 where the target is unknown. The policy does not learn.
 
         Raises:
             MissingColumn: As for `learn_on_batch`.

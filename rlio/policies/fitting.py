@@ -1,4 +1,4 @@
-"""Whether rows are values of a policy's spaces: refused by name, before a module sees them.
+"""Checks that rows are values of a policy's spaces, with a named error before a module sees them.
 
 Example:
     >>> import numpy as np
@@ -28,8 +28,8 @@ class Fit:
     """Checks the rows of one column against the space that a policy was bound to.
 
     Args:
-        column: What the message calls them.
-        space: Of one row.
+        column: Name of the column in messages.
+        space: Space of one row.
     """
 
     def __init__(self, column: str, space: gym.Space[Any]) -> None:
@@ -37,15 +37,15 @@ class Fit:
         self._leaves = [leaf for leaf in leaves_of(space) if not leaf.is_object]
 
     def check(self, rows: Any, *, numbers: bool = False) -> None:
-        """Raise unless ``rows``, arrays or tensors nested as the space, have its shapes.
+        """Raise unless ``rows``, arrays or tensors nested like the space, have its shapes.
 
         Args:
             rows: (N, *shape) each.
-            numbers: Whether to look at Discrete and MultiDiscrete values too: those beyond the space would be
-                indexes beyond a table.
+            numbers: Whether to check Discrete and MultiDiscrete values too: values outside the space would be
+                indexes outside a table.
 
         Raises:
-            SchemaError: A shape is another one, or a number is none of the space.
+            SchemaError: A shape differs, or a number is outside the space.
         """
         for leaf in self._leaves:
             part = leaf_of(rows, leaf.path) if leaf.path else rows
@@ -58,13 +58,13 @@ class Fit:
         where = f" at {path_text(leaf.path)}" if leaf.path else ""
         return SchemaError(
             f"{found}{where}: the policy is bound to {excerpt(str(self._space))}; bind it to the spaces of "
-            "the data, or give it data of its own spaces",
+            "the data, or pass data of its spaces",
             column=self._column,
         )
 
 
 def _beyond(part: Any, space: gym.Space[Any]) -> str:
-    """What is said of numbers beyond a space's; "" where there are none, or the space has no last number."""
+    """The message for numbers outside a space; "" if there are none, or the space has no range of numbers."""
     count = getattr(space, "nvec", getattr(space, "n", None))
     if count is None or not hasattr(space, "start"):
         return ""

@@ -1,4 +1,4 @@
-"""`average_gradients`: the gradients of several processes as one."""
+"""`average_gradients`: averages the gradients of several processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["average_gradients"]
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter], *, rows: int) -> None:
-    """Replace each gradient by the mean over all processes, each counted by its ``rows``.
+    """Replace each gradient by the mean over all processes, weighted by their ``rows``.
 
-    A parameter without a gradient has one of 0.
+    A parameter without a gradient counts as 0.
 
     Args:
-        parameters: This process's.
-        rows: Those that its gradients are the mean of; 0 in a process that has none.
+        parameters: This process's parameters.
+        rows: Number of rows behind its gradients; 0 in a process without rows.
     """
     import torch
     import torch.distributed as dist
@@ -30,7 +30,8 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], *, rows: int) ->
         by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter)
     for group in by_kind.values():
         gradients = [parameter.grad for parameter in group if parameter.grad is not None]
-        # One message for all of them, and the rows: each costs a round trip. Half precision ends at 65504.
+        # One message for all gradients and the rows, because each costs a round trip. Half precision ends at
+        # 65504.
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         flat = torch.cat([flat * rows, flat.new_tensor([rows])])

@@ -1,4 +1,4 @@
-"""Networks over any observation: those that torch policies use when they are given none, and a recurrent one.
+"""Networks over any observation: the default networks of torch policies, and a recurrent one.
 
 Importing this module imports torch.
 
@@ -40,35 +40,35 @@ __all__ = [
 
 
 class Flatten(nn.Module):
-    """Observations as rows of float32: numbers as they are, choices one-hot, Dict and Tuple side by side.
+    """Turns observations into rows of float32: choices become one-hot; Dict and Tuple parts are joined.
 
     Attributes:
-        size: Numbers of a row.
-        is_flat: Whether observations are rows of numbers already.
+        size: Numbers in a row.
+        is_flat: Whether observations are already rows of numbers.
 
     Raises:
-        OptionError: A space has no numbers of a fixed count (Text, Sequence, Graph, OneOf).
+        OptionError: A space has no fixed count of numbers (Text, Sequence, Graph, OneOf).
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
         super().__init__()
         self._leaves = [(leaf.path, _choices(leaf)) for leaf in leaves_of(space)]
-        self.size = flatdim(space)
-        self.is_flat = len(self._leaves) == 1 and self._leaves[0] == ((), None)
+        self.size: int = flatdim(space)
+        self.is_flat: bool = len(self._leaves) == 1 and self._leaves[0] == ((), None)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """``obs``: tensors of (N, *shape), nested as the space. Returns (N, size) float32."""
+        """``obs``: tensors of (N, *shape), nested like the space. Returns (N, size) float32."""
         if self.is_flat and obs.dim() == 2 and obs.dtype == torch.float32:
-            return obs  # type: ignore[no-any-return] # the usual case: a tensor, with nothing to do at each step
+            return obs  # type: ignore[no-any-return] # the common case: a tensor that needs no work
         parts = [_flat(leaf_of(obs, path), choices) for path, choices in self._leaves]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def _choices(leaf: Leaf) -> list[tuple[int, int]] | None:
-    """(Start, number) of each choice in a Discrete or MultiDiscrete space; None in one of numbers.
+    """(Start, count) of each choice in a Discrete or MultiDiscrete space; None for a space of numbers.
 
     Raises:
-        OptionError: It is neither.
+        OptionError: The space is of another kind.
     """
     from gymnasium import spaces
 
@@ -118,9 +118,9 @@ def mlp(
     """A perceptron with tanh between its layers, from observations to ``outputs`` numbers.
 
     Args:
-        observation_space: Of one environment.
-        outputs: Numbers a row.
-        hidden: Sizes of the layers between.
+        observation_space: Space of one environment.
+        outputs: Numbers in an output row.
+        hidden: Sizes of the hidden layers.
         generator: Decides the weights, and the device.
     """
     layers: list[nn.Module] = [Flatten(observation_space)]
@@ -128,23 +128,24 @@ def mlp(
     for width in hidden:
         layers += [linear(size, width, generator=generator, gain=math.sqrt(3)), nn.Tanh()]
         size = width
-    # Small outputs at first: no action is preferred before anything was learned.
+    # Small outputs at first: no action is preferred before learning.
     layers.append(linear(size, outputs, generator=generator, gain=0.1))
     return nn.Sequential(*layers)
 
 
 class ActorCriticNetwork(nn.Module):
-    """Two networks side by side: outputs of ``actor`` and then the one of ``critic``, the value."""
+    """Two networks side by side: the outputs of ``actor``, then the one of ``critic``, the value."""
 
-    #: Acting does without it.
-    non_inference_attributes = ("critic",)
+    #: Not needed for acting.
+    non_inference_attributes: tuple[str, ...] = ("critic",)
 
     def __init__(self, actor: nn.Module, critic: nn.Module) -> None:
         super().__init__()
-        self.actor, self.critic = actor, critic
+        self.actor: nn.Module = actor
+        self.critic: nn.Module = critic
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """``obs``: as the two take it. Returns (N, outputs + 1)."""
+        """``obs``: as both networks take it. Returns (N, outputs + 1)."""
         return torch.cat([self.actor(obs), self.critic(obs)], -1)
 
 
@@ -155,21 +156,21 @@ def actor_critic(
     hidden: Sequence[int],
     generator: torch.Generator,
 ) -> ActorCriticNetwork:
-    """Two perceptrons, with nothing shared: ``outputs`` - 1 numbers for actions, and the value; see `mlp`."""
+    """Two perceptrons that share nothing: ``outputs`` - 1 numbers for actions, and the value; see `mlp`."""
     actor = mlp(observation_space, outputs=outputs - 1, hidden=hidden, generator=generator)
     critic = mlp(observation_space, outputs=1, hidden=hidden, generator=generator)
     return ActorCriticNetwork(actor, critic)
 
 
 class GRUNetwork(nn.Module):
-    """A recurrent network: observations through a layer and a GRU to outputs.
+    """A recurrent network: a layer and a GRU from observations to outputs.
 
     Its state is one tensor, (B, ``size``).
 
     Args:
-        observation_space: Of one environment.
-        outputs: Numbers a step.
-        size: Of the layer and of the state.
+        observation_space: Space of one environment.
+        outputs: Numbers for each step.
+        size: Size of the layer and of the state.
         generator: Decides the weights, and the device.
     """
 
@@ -178,15 +179,17 @@ class GRUNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.size = size
-        self.flatten = Flatten(observation_space)
-        self.read = linear(self.flatten.size, size, generator=generator, gain=math.sqrt(3))
-        # As in `linear`: no number is drawn from torch's global generator.
-        self.memory = nn.GRU(size, size, batch_first=True, device="meta").to_empty(device=generator.device)
+        self.flatten: Flatten = Flatten(observation_space)
+        self.read: nn.Linear = linear(self.flatten.size, size, generator=generator, gain=math.sqrt(3))
+        # As in `linear`: torch's global generator is not used.
+        self.memory: nn.GRU = nn.GRU(size, size, batch_first=True, device="meta").to_empty(
+            device=generator.device
+        )
         bound = 1.0 / math.sqrt(size)
         with torch.no_grad():
             for parameter in self.memory.parameters():
                 parameter.uniform_(-bound, bound, generator=generator)
-        self.write = linear(size, outputs, generator=generator, gain=0.1)
+        self.write: nn.Linear = linear(size, outputs, generator=generator, gain=0.1)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor]:
         """Zeros, (batch_size, size)."""

@@ -1,4 +1,4 @@
-"""`Policy`: what chooses actions, and may learn.
+"""`Policy`: chooses actions, and may learn.
 
 Example:
     >>> import numpy as np
@@ -39,38 +39,38 @@ if TYPE_CHECKING:
 
 __all__ = ["Gradients", "Policy", "PolicyOutput", "PolicyState", "Stats", "Weights", "state_part"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Any: observations and actions are arrays, or dicts and tuples of them, as the spaces are.
+# Any: observations and actions are arrays, or dicts and tuples of arrays, like their spaces.
 #: Recurrent state: arrays of shape (N, ...), one row for each environment.
 RecurrentState: TypeAlias = tuple[NDArray[Any], ...]
 PolicyOutput: TypeAlias = tuple[Any, RecurrentState, dict[str, NDArray[Any]]]
-#: Nested dicts and lists of arrays and of what JSON takes.
+#: Nested dicts and lists of arrays and JSON values.
 PolicyState: TypeAlias = dict[str, Any]
-#: What `Policy.learn_on_batch` measured.
+#: The measurements of `Policy.learn_on_batch`.
 Stats: TypeAlias = dict[str, float]
 
 
 class Policy(ABC):
     """Chooses actions for batches of observations.
 
-    To write one, implement `compute_actions` and, as needed, `_setup`, `learn_on_batch`, `get_weights` and
-    `set_weights`, `get_state` and `set_state`, `initial_state`, `postprocess_trajectory` and the hooks
-    `on_episode_start`, `on_episode_end` and `on_global_var_update`.
+    To write a policy, implement `compute_actions`. As needed, implement `_setup`, `learn_on_batch`,
+    `get_weights` and `set_weights`, `get_state` and `set_state`, `initial_state`, `postprocess_trajectory`
+    and the hooks `on_episode_start`, `on_episode_end` and `on_global_var_update`.
     """
 
-    #: Columns of the step before that `compute_actions` wants in ``inputs``: ``prev_actions`` and
+    #: Columns of the previous step that `compute_actions` needs in ``inputs``: ``prev_actions`` and
     #: ``prev_rewards`` (zeros at the first step of an episode), ``t``, ``eps_id``, ``env_id``.
     input_columns: Sequence[str] = ()
-    #: Version of the weights: recorded with every step, counted up by `learn_on_batch` of those that learn.
+    #: Version of the weights: recorded with every step; `learn_on_batch` of learning policies increments it.
     weights_seq_no: int = 0
-    #: Rows of a recurrent policy's sequences at most: longer chunks of episodes are several.
+    #: Maximum rows of a recurrent policy's sequences: longer chunks of episodes are divided.
     max_seq_len: int = 20
-    #: What all workers share, as of the last `on_global_var_update`.
+    #: Values that all workers share, from the last `on_global_var_update`.
     global_vars: GlobalVars = GlobalVars()
-    #: Processes that learn as one with this; see `rlio.policies.data_parallel`.
+    #: Number of processes that learn together with this one; see `rlio.policies.data_parallel`.
     distributed_world_size: int = 1
-    #: How it was made, where it was made from a spec.
+    #: The spec that it was made from, if any.
     spec: PolicySpec | None = None
 
     # Class-level defaults, so that authors need not call super().__init__().
@@ -84,18 +84,18 @@ class Policy(ABC):
         action_space: gym.Space[Any],
         seed: int | None = None,
     ) -> None:
-        """Tell the policy its spaces and seed; done by `EnvRunner` and `RolloutWorker`.
+        """Set the policy's spaces and seed; `EnvRunner` and `RolloutWorker` call this.
 
-        The first call counts. Later ones only check that the spaces are the same, so that several workers
-        can share a policy and none restarts its random numbers.
+        Only the first call has an effect. Later calls check that the spaces are the same, so several workers
+        can share a policy, and none restarts its random numbers.
 
         Args:
-            observation_space: Of one environment.
-            action_space: Of one environment.
-            seed: Of everything random in it; None draws one from the OS.
+            observation_space: Space of one environment.
+            action_space: Space of one environment.
+            seed: Seed of all randomness in the policy; None draws one from the OS.
 
         Raises:
-            OptionError: The spaces are others than before, or none that this policy can act in.
+            OptionError: The spaces differ from earlier ones, or the policy cannot act in them.
         """
         if self._spaces is None:
             seeds = np.random.SeedSequence(seed)
@@ -119,7 +119,7 @@ class Policy(ABC):
         action_space: gym.Space[Any],
         seeds: np.random.SeedSequence,
     ) -> None:
-        """Make what depends on the spaces or the seed; called once.
+        """Make everything that depends on the spaces or the seed; called once.
 
         Raises:
             OptionError: The policy cannot act in these spaces.
@@ -132,12 +132,12 @@ class Policy(ABC):
 
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """Of one environment."""
+        """Observation space of one environment."""
         return self._bound()[0]
 
     @property
     def action_space(self) -> gym.Space[Any]:
-        """Of one environment."""
+        """Action space of one environment."""
         return self._bound()[1]
 
     @property
@@ -148,19 +148,19 @@ class Policy(ABC):
     def _bound(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         if self._spaces is None:
             raise OptionError(
-                f"{type(self).__name__} has no spaces yet: "
-                "give the runner or worker an environment, or call bind(observation_space, action_space), "
-                "such as policy.bind(*data.spaces) for a data set"
+                f"{type(self).__name__} has no spaces yet: pass an environment to the runner or worker, or "
+                "call bind(observation_space, action_space), such as policy.bind(*data.spaces) for a data set"
             )
         return self._spaces
 
     @property
     def lock(self) -> threading.RLock:
-        """Held by runners while the policy acts, and by rlio's own policies while they learn or change.
+        """Runners hold it while the policy acts; rlio's own policies hold it while they learn or change.
 
-        A policy of yours that acts in one thread and changes in another (``sample_async``) changes under this
-        lock: in ``with self.lock``, or by the methods of `RolloutWorker`, which take it. Sample before that:
-        with an empty queue, a `sample` under the lock would wait for the thread that waits for the lock.
+        If your policy acts in one thread and changes in another (``sample_async``), change it under this
+        lock: in ``with self.lock``, or through the methods of `RolloutWorker`, which acquire it. Call
+        `sample` before you acquire it: with an empty queue, a `sample` under the lock would wait for a thread
+        that waits for the lock.
         """
         found: threading.RLock | None = self.__dict__.get("_lock")
         return self.__dict__.setdefault("_lock", threading.RLock()) if found is None else found
@@ -183,17 +183,17 @@ class Policy(ABC):
         """Choose an action for each observation.
 
         Args:
-            obs: (N, *shape of the space), nested as the space is. The arrays belong to the caller, who
-                overwrites them: copy what is kept.
-            state: What the last call returned for the same environments, or `initial_state`.
-            explore: Whether to try things out.
+            obs: (N, *shape of the space), nested like the space. The caller owns and overwrites the arrays:
+                copy what you keep.
+            state: The state from the last call for the same environments, or `initial_state`.
+            explore: Whether to explore.
             inputs: N rows of `input_columns`; None if there are none.
-            timestep: Environment steps that the runner has sampled so far, for schedules. Of several workers,
-                `global_vars` has the sum, as of the last weights.
+            timestep: Environment steps that the runner has sampled so far, for schedules. With several
+                workers, `global_vars` has the sum, from the last weights.
 
         Returns:
-            Actions, (N, *shape of the space), nested as the space is; the next state; and columns to record,
-            name -> (N, ...), the same ones at every call. The caller may keep all of them.
+            Actions, (N, *shape of the space), nested like the space; the next state; and columns to record,
+            name -> (N, ...), the same names at every call. The caller may keep all of them.
         """
 
     def initial_state(self, batch_size: int) -> RecurrentState:
@@ -202,7 +202,7 @@ class Policy(ABC):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether there is an `initial_state`."""
+        """Whether the policy has an `initial_state`."""
         return len(self.initial_state(1)) > 0
 
     def compute_single_action(
@@ -217,15 +217,15 @@ class Policy(ABC):
         """Choose an action for one observation: `compute_actions` without the leading dimension.
 
         Args:
-            obs: Of the space's shape, nested as the space is.
-            state: What the last call returned; () at the start of an episode.
-            explore: Whether to try things out.
+            obs: An observation of the space's shape, nested like the space.
+            state: The state from the last call; () at the start of an episode.
+            explore: Whether to explore.
             inputs: One row of `input_columns`; None if there are none.
-            timestep: Environment steps that the runner has sampled so far, for schedules. Of several workers,
-                `global_vars` has the sum, as of the last weights.
+            timestep: Environment steps that the runner has sampled so far, for schedules. With several
+                workers, `global_vars` has the sum, from the last weights.
 
         Returns:
-            The action, the next state, and the columns' values, all without a leading dimension.
+            The action, the next state, and the columns' values, all without the leading dimension.
 
         Raises:
             OptionError: The policy has no spaces yet.
@@ -243,42 +243,42 @@ class Policy(ABC):
     def compute_log_likelihoods(
         self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
     ) -> NDArray[np.float64]:
-        """Log of the probability (density, of continuous actions) with which each action would be chosen.
+        """Log of the probability (for continuous actions, the density) of choosing each action.
 
-        Nothing is drawn, and nothing is changed: this is what off-policy evaluation asks of a policy.
+        Draws nothing and changes nothing. Off-policy evaluation needs this.
 
         Args:
-            actions: (N, *shape of the space), nested as the space is.
+            actions: (N, *shape of the space), nested like the space.
             obs: N observations, as in `compute_actions`.
-            explore: As in `compute_actions`; without it, all probability is on one action.
-            timestep: As in `compute_actions`; None: once schedules of exploration have come to their end.
+            explore: As in `compute_actions`; without it, one action has all probability.
+            timestep: As in `compute_actions`; None: after schedules of exploration have ended.
 
         Returns:
-            (N,) float64; -inf where an action is never chosen.
+            (N,) float64; -inf for an action that is never chosen.
 
         Raises:
-            OptionError: This policy cannot say it.
+            OptionError: This policy does not know its probabilities.
         """
         raise OptionError(
-            f"{type(self).__name__} does not say how likely actions are: give it compute_log_likelihoods, or "
-            "give a function (obs, actions) -> log-probabilities in its place"
+            f"{type(self).__name__} does not know how likely actions are: implement compute_log_likelihoods, "
+            "or pass a function (obs, actions) -> log-probabilities in its place"
         )
 
-    # ---- what happens around it ----
+    # ---- events ----
 
     def on_episode_start(self, env_ids: NDArray[np.int64]) -> None:  # noqa: B027 - optional hook
-        """Called when episodes begin, before their first action: for exploration that lasts an episode.
+        """Called when episodes begin, before their first action; for exploration that lasts an episode.
 
         Args:
             env_ids: Environments (as in the column ``env_id``) whose episodes begin, shape (n,).
         """
 
     def on_episode_end(self, env_ids: NDArray[np.int64]) -> None:  # noqa: B027 - optional hook
-        """Called when episodes ended, before `on_episode_start` of those that follow; see there."""
+        """Called when episodes ended, before `on_episode_start` of the next ones; see there."""
 
     @property
     def has_episode_hooks(self) -> bool:
-        """Whether `on_episode_start` or `on_episode_end` does anything: nobody else needs to be called."""
+        """Whether `on_episode_start` or `on_episode_end` is overridden; otherwise they need not be called."""
         kind = type(self)
         return (
             kind.on_episode_start is not Policy.on_episode_start
@@ -286,9 +286,9 @@ class Policy(ABC):
         )
 
     def on_global_var_update(self, global_vars: GlobalVars) -> None:
-        """Take note of what all workers share, for schedules; kept in `global_vars`.
+        """Store values that all workers share, for schedules, in `global_vars`.
 
-        Called when others say it (`RolloutWorker.set_global_vars`), and before the policy learns.
+        Called by `RolloutWorker.set_global_vars`, and before the policy learns.
         """
         self.global_vars = global_vars
 
@@ -300,28 +300,28 @@ class Policy(ABC):
         other_agent_batches: Mapping[Any, tuple[str, SampleBatch]] | None = None,
         episode: Any = None,
     ) -> SampleBatch:
-        """Add or change columns of one agent's rows of one episode, or of a chunk of them, after sampling.
+        """Add or change columns of one agent's rows of one episode, or of a chunk of it, after sampling.
 
         An override may take ``batch`` alone.
 
         Args:
-            batch: The rows, in order; the policy may change it.
-            other_agent_batches: Of the same episode, agent id -> (policy id, rows), not to be changed; None
-                where there is one agent.
-            episode: What the runner knows of the episode, if it is still at hand.
+            batch: The rows, in order; the policy may change them.
+            other_agent_batches: Rows of other agents in the episode, agent id -> (policy id, rows), not to be
+                changed; None if there is one agent.
+            episode: The runner's object for the episode, if it still exists.
 
         Returns:
-            As many rows.
+            The same number of rows.
         """
         return batch
 
     def postprocess_batch(self, batch: SampleBatch) -> SampleBatch:
-        """`postprocess_trajectory` of each trajectory in ``batch``, where there is one agent.
+        """Apply `postprocess_trajectory` to each trajectory in ``batch``, for one agent.
 
-        Policies that can do so take all trajectories at once.
+        Policies may override this to process all trajectories at once.
 
         Args:
-            batch: Trajectories, or chunks of them, one after the other.
+            batch: Consecutive trajectories, or chunks of them.
         """
         if not self.postprocesses or not len(batch):
             return batch
@@ -329,11 +329,11 @@ class Policy(ABC):
 
     @property
     def postprocesses(self) -> bool:
-        """Whether `postprocess_trajectory` does anything: nobody else's rows are cut into episodes."""
+        """Whether `postprocess_trajectory` is overridden; otherwise rows are not cut into episodes."""
         return type(self).postprocess_trajectory is not Policy.postprocess_trajectory
 
     def learn_on_batch(self, batch: Batch) -> Stats:
-        """Improve on ``batch`` and return what was measured.
+        """Learn from ``batch`` and return the measurements.
 
         Raises:
             OptionError: This policy does not learn.
@@ -343,7 +343,7 @@ class Policy(ABC):
         )
 
     def compute_gradients(self, batch: Batch) -> tuple[Gradients, Stats]:
-        """The gradients of the loss of ``batch``, by the names of the weights, and what was measured.
+        """The gradients of the loss of ``batch``, by the names of the weights, and the measurements.
 
         Nothing is changed. ``stats["batch_count"]`` is the number of rows.
 
@@ -353,7 +353,7 @@ class Policy(ABC):
         raise OptionError(f"{type(self).__name__} has no gradients: use a policy that has, such as DQN")
 
     def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> None:
-        """Improve by ``gradients``, as `compute_gradients` gave them here or elsewhere.
+        """Take a step along ``gradients`` from a `compute_gradients`, here or elsewhere.
 
         Raises:
             OptionError: This policy has no gradients.
@@ -365,12 +365,12 @@ class Policy(ABC):
         """Copies of the weights, by name; {} if there are none.
 
         Args:
-            inference_only: Leave out those that acting does not need; `set_weights` takes both kinds.
+            inference_only: Leave out weights that acting does not need; `set_weights` takes both kinds.
         """
         return {}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take over ``weights`` as `get_weights` gave them.
+        """Replace the weights by ``weights`` from a `get_weights`.
 
         Raises:
             StateError: Names or shapes differ.
@@ -381,7 +381,7 @@ class Policy(ABC):
     # ---- state ----
 
     def get_state(self) -> PolicyState:
-        """All that decides what the policy does next; see `rlio.policies.checkpoint` for storing it."""
+        """The complete state of the policy; `rlio.policies.checkpoint` stores it."""
         return {
             "weights": self.get_weights(),
             "weights_seq_no": self.weights_seq_no,
@@ -392,11 +392,11 @@ class Policy(ABC):
         """Continue from a state of `get_state`.
 
         Raises:
-            StateError: It is not of such a policy.
+            StateError: The state is not of such a policy.
         """
         self.set_weights(state_part(state, "weights", dict))
         self.weights_seq_no = state_part(state, "weights_seq_no", int)
-        if "global_vars" in state:  # earlier states have none
+        if "global_vars" in state:  # States of earlier versions have none.
             self.on_global_var_update(GlobalVars.from_json(state_part(state, "global_vars", dict)))
 
     def save(
@@ -410,14 +410,14 @@ class Policy(ABC):
         """Store the state in ``folder``, a path or any fsspec URL; see `save_state`.
 
         Args:
-            folder: What is there is replaced.
+            folder: Its contents are replaced.
             components: Names of the state's parts to store, such as ``"weights"``; None: all.
             not_components: Parts to leave out.
             storage_options: For fsspec.
 
         Raises:
             OptionError: The state has no such part.
-            PublishError: It could not be stored.
+            PublishError: The state could not be stored.
         """
         from rlio.policies.checkpoint import save_state, select_components
 
@@ -432,25 +432,25 @@ class Policy(ABC):
         not_components: Collection[str] = (),
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Continue from what `save` stored; the policy must be bound, and of the same make.
+        """Continue from what `save` stored; the policy must be bound, and made in the same way.
 
-        Parts that are not stored, or not asked for, stay as they are.
+        Parts that are not stored, or not requested, are unchanged.
 
         Raises:
             DataNotFound: Nothing is stored there.
-            OptionError: What is stored has no such part.
-            StateError: It is the state of another kind of policy, or of something else.
+            OptionError: The stored state has no such part.
+            StateError: The stored state is that of another kind of policy, or of another object.
         """
         from rlio.policies.checkpoint import load_state, select_components
 
         self._bound()
         stored = load_state(folder, storage_options=storage_options)
         parts, own = select_components(stored, components, not_components), self.get_state()
-        # Without this, a worker's or a learner's checkpoint would load as one without any part: in silence.
+        # Otherwise a checkpoint of a worker or learner would load silently as a state without any part.
         if unknown := parts.keys() - own.keys():
             raise StateError(
-                f"this is no state of a {type(self).__name__}: it has {excerpt(sorted(unknown))}, which are "
-                f"none of {excerpt(sorted(own))}. Give a folder that Policy.save or "
+                f"this is not a state of a {type(self).__name__}: it has {excerpt(sorted(unknown))}, which "
+                f"are none of {excerpt(sorted(own))}. Pass a folder that Policy.save or "
                 "export_policy_checkpoint of a worker stored, or name the components to load",
                 uri=os.fspath(folder),
             )
@@ -462,11 +462,11 @@ class Policy(ABC):
         """Write the weights to a file for use elsewhere.
 
         Args:
-            path: A local file, which is replaced.
+            path: A local file; it is replaced.
             format: ``"npz"``: the arrays by name, for `numpy.load` and `import_model`.
 
         Raises:
-            OptionError: The policy cannot be written in this format, or it has no weights.
+            OptionError: The policy does not support the format, or has no weights.
         """
         from rlio.policies.checkpoint import write_arrays
 
@@ -478,11 +478,11 @@ class Policy(ABC):
         write_arrays(path, weights)
 
     def import_model(self, path: str | os.PathLike[str]) -> None:
-        """Take over the weights in a file of `export_model` in the format ``"npz"``.
+        """Load the weights from a file of `export_model` with the format ``"npz"``.
 
         Raises:
-            DataNotFound: There is no such file.
-            CorruptData: It is none of these.
+            DataNotFound: The file does not exist.
+            CorruptData: The file is not of this format.
             StateError: Names or shapes differ.
         """
         from rlio.policies.checkpoint import read_arrays

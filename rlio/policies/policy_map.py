@@ -1,4 +1,4 @@
-"""`PolicyMap`: policies by id, of which only those used last are in memory.
+"""`PolicyMap`: policies by id; only the most recently used ones are in memory.
 
 Example:
     >>> from rlio.policies.policy_spec import PolicySpec
@@ -37,9 +37,9 @@ class _Stored(NamedTuple):
     """A policy that is not in memory.
 
     Attributes:
-        spec: How to make it again; None: only from another one, if states are swappable.
-        folder: Holds its state; None: it was not bound, and has none.
-        world_size: Its `Policy.distributed_world_size`, which is of this run and in no state.
+        spec: How to make it again; None: its state can only go into another policy, if states are swappable.
+        folder: Holds its state; None: it was not bound, and has no state.
+        world_size: Its `Policy.distributed_world_size`, which belongs to this run and is not in the state.
     """
 
     spec: PolicySpec | None
@@ -48,48 +48,48 @@ class _Stored(NamedTuple):
 
 
 class PolicyMap(MutableMapping[str, Policy]):
-    """Policies by id. The ``capacity`` ones used last are in memory, the states of the others in a folder.
+    """Policies by id: the ``capacity`` most recently used in memory, the states of others in a folder.
 
-    A policy is made from its spec again when it is next asked for, and goes on from its state. What a policy
-    learns after it was put away is lost: learn inside `held`.
+    When a policy that is not in memory is requested, it is made again from its spec, and continues from its
+    state. A policy that learns after it left memory loses what it learns: learn inside `held`.
 
-    Iteration is over all ids, in the order in which they came. Every method may be called from any thread.
+    Iteration is over all ids, in the order of insertion. All methods are thread-safe.
 
     Args:
         policies: Policies, or specs that are made here.
-        capacity: Policies in memory.
-        policy_states_are_swappable: Policies are alike but for their states: instead of making a policy
-            again, one that is in memory is given its state. Faster, and policies need no spec; but an object
-            that was got from the map may become another policy as soon as others are asked for.
-        folder: Where states are put, a local path; None: a temporary folder, which `close` removes.
-        seed: Of the policies that are made here.
+        capacity: Maximum number of policies in memory.
+        policy_states_are_swappable: All policies are alike except for their states: instead of making a
+            policy again, a policy in memory gets its state. This is faster, and policies need no spec; but an
+            object taken from the map may become another policy as soon as others are requested.
+        folder: Local folder for states; None: a temporary folder, which `close` removes.
+        seed: Seed of the policies that are made here.
 
     Raises:
-        OptionError: ``capacity`` is below 1, or a policy cannot be made or put away.
+        OptionError: ``capacity`` is below 1, or a policy cannot be made or moved out of memory.
     """
 
     def __init__(
         self,
         policies: Mapping[str, Policy | PolicySpec] | None = None,
         *,
-        # RLlib's default; of policies with small networks, these are some 10 MB.
+        # RLlib's default; 100 policies with small networks take some 10 MB.
         capacity: int = 100,
         policy_states_are_swappable: bool = False,
         folder: str | os.PathLike[str] | None = None,
         seed: int | None = None,
     ) -> None:
         if capacity < 1:
-            raise OptionError(f"capacity={capacity}: at least one policy is in memory")
+            raise OptionError(f"capacity={capacity}: expected at least one policy in memory")
         self.capacity = capacity
         self.policy_states_are_swappable = policy_states_are_swappable
         self._seed = seed
         self._lock = threading.RLock()
-        #: All ids, in the order in which they came; None: in `_cache`.
+        #: All ids, in the order of insertion; None: the policy is in `_cache`.
         self._stored: dict[str, _Stored | None] = {}
-        #: In memory, least recently used first.
+        #: Policies in memory, least recently used first.
         self._cache: OrderedDict[str, Policy] = OrderedDict()
         self._held: Counter[str] = Counter()
-        #: A policy that was put away or removed: another's state goes into it, where states are swappable.
+        #: A policy that left memory or was removed: with swappable states, it takes the next state.
         self._spare: Policy | None = None
         self._parent = None if folder is None else Path(folder)
         self._folder: Path | None = None
@@ -112,7 +112,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def __setitem__(self, policy_id: str, policy: Policy | PolicySpec) -> None:
         if not isinstance(policy_id, str) or not policy_id:
-            raise OptionError(f"{excerpt(policy_id)} is no policy id: any text but ''")
+            raise OptionError(f"{excerpt(policy_id)} is not a policy id: expected any text but ''")
         if isinstance(policy, PolicySpec):
             policy = policy.make(seed=self._seed_of(policy_id))
         if not isinstance(policy, Policy):
@@ -150,7 +150,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """Ids of the policies in memory, those used last at the end."""
+        """Ids of the policies in memory, the most recently used last."""
         with self._lock:
             return tuple(self._cache)
 
@@ -158,10 +158,10 @@ class PolicyMap(MutableMapping[str, Policy]):
     def held(self, policy_id: str) -> Iterator[Policy]:
         """Keep a policy in memory while it is used: ``with policies.held("a") as policy: ...``.
 
-        More than ``capacity`` held ones are all in memory.
+        All held policies are in memory, even if they are more than ``capacity``.
 
         Raises:
-            KeyError: There is no such policy.
+            KeyError: The policy does not exist.
         """
         with self._lock:
             policy = self[policy_id]
@@ -175,7 +175,7 @@ class PolicyMap(MutableMapping[str, Policy]):
                     self._shrink(self.capacity)
 
     def close(self) -> None:
-        """Remove the states of the policies that are not in memory: these cannot be used any more."""
+        """Remove the states of the policies that are not in memory; those policies can no longer be used."""
         with self._lock:
             self._closed = True
             self._remove_folder()
@@ -189,7 +189,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     # ---- memory and folder ----
 
     def _seed_of(self, policy_id: str) -> int | None:
-        """A seed for each id, the same whatever other policies there are."""
+        """A seed for each id, independent of the other policies."""
         if self._seed is None:
             return None
         sequence = np.random.SeedSequence(self._seed, spawn_key=tuple(policy_id.encode()))
@@ -201,23 +201,23 @@ class PolicyMap(MutableMapping[str, Policy]):
         for other_id, other in self._cache.items():
             if type(policy) is not type(other) or not (policy.is_bound and policy.spaces == other.spaces):
                 raise OptionError(
-                    f"policy_states_are_swappable=True asks for policies of one class with the same spaces, "
+                    f"policy_states_are_swappable=True needs policies of one class with the same spaces, "
                     f"but {other_id!r} is a {type(other).__name__} and {policy_id!r} a "
-                    f"{type(policy).__name__}, or in other spaces or none yet"
+                    f"{type(policy).__name__}, or has other spaces or none yet"
                 )
 
     def _make_room(self) -> None:
-        """Put policies away until there is room for one more."""
+        """Move policies out of memory until there is room for one more."""
         self._shrink(self.capacity - 1)
         if len(self._cache) >= self.capacity and not any(self._held.values()):
             raise OptionError(
                 f"the PolicyMap has {len(self._cache)} policies in memory and capacity={self.capacity}, and "
-                "none can be put away: they were made without a PolicySpec, by which they could be made "
-                "again; add specs, or give a larger capacity or policy_states_are_swappable=True"
+                "none can be put away: without a PolicySpec they could not be made again; add specs, or pass "
+                "a larger capacity or policy_states_are_swappable=True"
             )
 
     def _shrink(self, policies: int) -> None:
-        """Put away those not used for longest until so many are left, or none that can be."""
+        """Move the least recently used policies out of memory until ``policies`` remain, if possible."""
         for policy_id, policy in list(self._cache.items()):
             if len(self._cache) <= policies:
                 return
@@ -228,7 +228,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     def _put_away(self, policy_id: str) -> None:
         parent, policy = self._open_folder(), self._cache[policy_id]
         spec, folder = policy.spec, None
-        if policy.is_bound:  # Else there is nothing that its spec does not say.
+        if policy.is_bound:  # Otherwise its spec is its complete state.
             spec = None if spec is None else spec.with_spaces(*policy.spaces)
             folder = Path(tempfile.mkdtemp(dir=parent))
             write_scratch(folder, policy.get_state())
@@ -240,14 +240,14 @@ class PolicyMap(MutableMapping[str, Policy]):
             self._spare = policy or self._spare
 
     def _restored(self, policy_id: str, stored: _Stored) -> Policy:
-        """The policy as it was put away."""
+        """Restore a policy that left memory."""
         self._open_folder()
         policy, self._spare = self._spare, None
         if policy is None:
             if stored.spec is None:
                 raise OptionError(
                     f"policy {policy_id!r} has no place in memory: all {self.capacity} others are held, and "
-                    "it was made without a PolicySpec; hold fewer at a time, or give a larger capacity"
+                    "it was made without a PolicySpec; hold fewer at a time, or pass a larger capacity"
                 )
             policy = stored.spec.make(seed=self._seed_of(policy_id))
         if stored.folder is not None:
@@ -256,7 +256,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         return policy
 
     def _forget_state(self, policy_id: str) -> None:
-        """The policy is in memory from now on, or removed."""
+        """Drop the stored state: the policy is now in memory, or removed."""
         stored = self._stored.get(policy_id)
         self._stored[policy_id] = None
         if stored is not None and stored.folder is not None:
@@ -274,6 +274,6 @@ class PolicyMap(MutableMapping[str, Policy]):
 
 
 def _remove(folder: Path, owner: int) -> None:
-    # A forked child has the map too, and its states are its parent's.
+    # A forked child has the map too, but the states belong to its parent.
     if os.getpid() == owner and folder.exists():
         shutil.rmtree(folder)

@@ -1,7 +1,7 @@
-"""`PolicySpec`: how to make a policy.
+"""`PolicySpec`: describes how to make a policy.
 
-Functions and classes travel in states and checkpoints as text, ``module:name``. Reading such a name imports
-the module: load states only from where you would run code from.
+States and checkpoints store functions and classes as text, ``module:name``. Reading such a name imports the
+module: load states only from a source whose code you would run.
 
 Example:
     >>> from gymnasium.spaces import Box, Discrete
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MakePolicy", "PolicySpec", "Spaces", "as_specs", "callable_name", "load_callable"]
 
-#: A class of policies, or a function that gives one; called with the config as keywords.
+#: A policy class, or a function that returns a policy; called with the config as keywords.
 MakePolicy: TypeAlias = "Callable[..., Policy]"
 #: Observation and action space of one agent.
 Spaces: TypeAlias = "tuple[gym.Space[Any], gym.Space[Any]]"
@@ -44,19 +44,19 @@ _CALLABLE, _OPTIONS = "$callable", "$options"
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """How to make a policy.
+    """Describes how to make a policy.
 
     Attributes:
-        policy_class: A class of policies or a function that gives one, or its ``"module:name"``; None: the
-            default of whoever makes the policy. A function that is named, or to be stored, says by its return
-            annotation that it gives a policy.
-        observation_space: Of one agent; None: the environment's.
-        action_space: Of one agent; None: the environment's.
-        config: Keywords of ``policy_class``. To be stored, they are JSON, arrays, importable functions and
-            classes, and frozen dataclasses of these.
+        policy_class: A policy class or a function that returns a policy, or its ``"module:name"``; None: the
+            default of the caller. A function given by name, or to be stored, needs a return annotation that
+            is a policy class.
+        observation_space: Space of one agent; None: the environment's.
+        action_space: Space of one agent; None: the environment's.
+        config: Keywords of ``policy_class``. To be stored, they must be JSON, arrays, importable functions
+            and classes, and frozen dataclasses of these.
 
     Raises:
-        OptionError: ``policy_class`` or ``config`` is none.
+        OptionError: ``policy_class`` or ``config`` has another type.
     """
 
     policy_class: MakePolicy | str | None = None
@@ -68,16 +68,18 @@ class PolicySpec:
         made = self.policy_class
         if made is not None and not isinstance(made, str) and not callable(made):
             raise OptionError(
-                f"policy_class={excerpt(made)}: a class of policies, or its 'module:name', such as "
+                f"policy_class={excerpt(made)}: expected a policy class, or its 'module:name', such as "
                 "'rlio.policies.dqn:DQN'"
             )
         if not isinstance(self.config, Mapping) or not all(isinstance(key, str) for key in self.config):
-            raise OptionError(f"config={excerpt(self.config)}: keywords of the policy's class, as a dict")
+            raise OptionError(
+                f"config={excerpt(self.config)}: expected keywords of the policy's class, as a dict"
+            )
 
     def with_spaces(
         self, observation_space: gym.Space[Any] | None, action_space: gym.Space[Any] | None
     ) -> PolicySpec:
-        """This, with the given spaces where it has none."""
+        """This spec, with the given spaces where it has none."""
         return replace(
             self,
             observation_space=observation_space if self.observation_space is None else self.observation_space,
@@ -91,11 +93,11 @@ class PolicySpec:
             seed: As in `Policy.bind`.
 
         Raises:
-            OptionError: There is no class, it gives no policy, or the policy cannot act in the spaces.
+            OptionError: The class is missing, it gives no policy, or the policy cannot act in the spaces.
         """
         given = self.policy_class
         if given is None:
-            raise OptionError("this PolicySpec has no policy_class: give one, such as rlio.TorchPolicy")
+            raise OptionError("this PolicySpec has no policy_class: pass one, such as rlio.TorchPolicy")
         make = _maker_of(given) if isinstance(given, str) else given
         try:
             policy = make(**self.config)
@@ -113,10 +115,10 @@ class PolicySpec:
     # ---- as a state ----
 
     def to_state(self) -> dict[str, Any]:
-        """The fields as what `save_state` stores: JSON and arrays, callables as ``module:name``.
+        """The fields in the form that `save_state` stores: JSON and arrays, callables as ``module:name``.
 
         Raises:
-            OptionError: A function cannot be imported by a name, or the config holds something else.
+            OptionError: A function cannot be imported by name, or the config holds another kind of value.
             SchemaError: A space is of a kind that cannot be stored.
         """
         from rlio.schemas.spaces import space_to_json
@@ -134,11 +136,11 @@ class PolicySpec:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> PolicySpec:
-        """What `to_state` described. Functions and classes are imported: see `rlio.policies.policy_spec`.
+        """The spec that `to_state` described. Imports functions and classes: see `rlio.policies.policy_spec`.
 
         Raises:
-            StateError: It is none of these.
-            OptionError: There is no such function or class.
+            StateError: ``state`` is not such a description.
+            OptionError: A function or class does not exist.
         """
         from rlio.schemas.spaces import space_from_json
 
@@ -158,22 +160,23 @@ class PolicySpec:
 
 
 def _maker_of(name: str) -> MakePolicy:
-    """The class or function ``name``.
+    """Load the class or function ``name``.
 
     Raises:
-        OptionError: It gives no policies. A name may come from a stored file, so that nothing else is called.
+        OptionError: It does not give policies. The name may come from a stored file, so nothing else is
+            called.
     """
     make = load_callable(name)
     given: Any = make
     if not isinstance(make, type):
         try:
             given = get_type_hints(make).get("return")
-        except (NameError, TypeError):  # Annotations that are known to type checkers only, or none at all.
+        except (NameError, TypeError):  # Annotations that only type checkers know, or none.
             given = None
     if not (isinstance(given, type) and issubclass(given, Policy)):
         raise OptionError(
-            f"{name} is no class of policies, nor a function that says it gives one: annotate what it "
-            "returns, as in  def make(...) -> Policy"
+            f"{name} is not a policy class, nor a function annotated to return one: annotate the "
+            "function, as in  def make(...) -> Policy"
         )
     return make
 
@@ -185,7 +188,7 @@ def _described(value: Any, place: str) -> Any:
         return [_described(part, f"{place}[{i}]") for i, part in enumerate(value)]
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) or key in (_CALLABLE, _OPTIONS) for key in value):
-            raise OptionError(f"{place} has the keys {excerpt(list(value))}: keys are strings to be stored")
+            raise OptionError(f"{place} has the keys {excerpt(list(value))}: stored keys must be strings")
         return {key: _described(part, f"{place}[{key!r}]") for key, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {part.name: getattr(value, part.name) for part in dataclasses.fields(value) if part.init}
@@ -196,8 +199,8 @@ def _described(value: Any, place: str) -> Any:
     if callable(value) and hasattr(value, "__qualname__"):
         return {_CALLABLE: callable_name(value)}
     raise OptionError(
-        f"{place} is {excerpt(value)}, which cannot be stored: give JSON, arrays, frozen dataclasses of "
-        "these, or functions and classes that can be imported (of a module, the function that makes it)"
+        f"{place} is {excerpt(value)}, which cannot be stored: pass JSON, arrays, frozen dataclasses of "
+        "these, or importable functions and classes (for a module, the function that makes it)"
     )
 
 
@@ -210,34 +213,38 @@ def _restored(value: Any) -> Any:
         return load_callable(value[_CALLABLE])
     if value.keys() == {_OPTIONS, "fields"}:
         kind = load_callable(value[_OPTIONS])
-        # Nothing but options is called on a stored file's behalf.
+        # Only dataclasses of options are called for a stored file.
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-            raise StateError(f"{excerpt(value[_OPTIONS])} in a policy's config is no dataclass of options")
+            raise StateError(f"{excerpt(value[_OPTIONS])} in a policy's config is not a dataclass of options")
         return kind(**{key: _restored(part) for key, part in value["fields"].items()})
     return {key: _restored(part) for key, part in value.items()}
 
 
-# ---- what users give ----
+# ---- arguments of users ----
 
 
 def as_specs(policies: Any) -> dict[str, Policy | PolicySpec]:
-    """What a user gave as policies, as a dict from policy id to policy or spec.
+    """The user's policies as a dict from policy id to policy or spec.
 
     Args:
         policies: A mapping from ids to policies, specs, classes, ``"module:name"``, tuples of a spec's
             fields, or None; or ids alone.
 
     Raises:
-        OptionError: It is none of these, or has no ids.
+        OptionError: ``policies`` has another form, or no ids.
     """
     if isinstance(policies, Mapping):
         given = dict(policies)
     elif isinstance(policies, Iterable) and not isinstance(policies, (str, bytes)):
         given = dict.fromkeys(policies)
     else:
-        raise OptionError(f"policies={excerpt(policies)}: a dict from policy id to policy or PolicySpec")
+        raise OptionError(
+            f"policies={excerpt(policies)}: expected a dict from policy id to policy or PolicySpec"
+        )
     if not given or not all(isinstance(policy_id, str) and policy_id for policy_id in given):
-        raise OptionError(f"policies={excerpt(given)}: at least one, and their ids are strings")
+        raise OptionError(
+            f"policies={excerpt(given)}: expected at least one policy, with ids that are strings"
+        )
     return {policy_id: _as_spec(policy_id, value) for policy_id, value in given.items()}
 
 
@@ -252,33 +259,33 @@ def _as_spec(policy_id: str, value: Any) -> Policy | PolicySpec:
 
 
 def callable_name(value: Callable[..., Any]) -> str:
-    """``module:name`` of a function or class that can be imported.
+    """``module:name`` of an importable function or class.
 
     Raises:
-        OptionError: It cannot be: it is a lambda, was made inside a function, is an object, or belongs to
-            ``__main__``, which is another module elsewhere.
+        OptionError: ``value`` is not importable: it is a lambda, was made inside a function, is an object, or
+            belongs to ``__main__``, which is another module in other processes.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module is None or name is None or "<" in name or module == "__main__":
         raise OptionError(
-            f"{excerpt(value)} has no name that it could be imported by: "
-            "define it at the top of a module, and give it, or its 'module:name'"
+            f"{excerpt(value)} cannot be imported by a name: define it at the top of a module, and pass it, "
+            "or its 'module:name'"
         )
     text = f"{module}:{name}"
     if load_callable(text) is not value:
-        raise OptionError(f"{excerpt(value)} says it is {text}, but that is another object: give it a name")
+        raise OptionError(f"{excerpt(value)} has the name {text}, but that is another object: rename it")
     return text
 
 
 def load_callable(name: str) -> Callable[..., Any]:
-    """What `callable_name` named.
+    """Load the function or class that `callable_name` named.
 
     Raises:
-        OptionError: There is no such module, or no such thing in it, or it cannot be called.
+        OptionError: The module or the name does not exist, or the object cannot be called.
     """
     module, _, path = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not all(part.isidentifier() for part in [*module.split("."), *path.split(".")]):
-        raise OptionError(f"{excerpt(name)} is no name of a function or class: expected 'module:name'")
+        raise OptionError(f"{excerpt(name)} is not the name of a function or class: expected 'module:name'")
     try:
         value: Any = import_module(module)
         for part in path.split("."):
@@ -287,4 +294,4 @@ def load_callable(name: str) -> Callable[..., Any]:
         raise OptionError(f"there is no {name}: {error}") from error
     if not callable(value):
         raise OptionError(f"{name} is {excerpt(value)}: expected a function or class")
-    return value  # type: ignore[no-any-return] # whatever has this name; checked to be callable
+    return value  # type: ignore[no-any-return] # any object may have this name; checked to be callable

@@ -1,9 +1,8 @@
 """Advantages, value targets and n-step transitions of trajectories: arrays in, arrays out.
 
-All functions take any number of trajectories, one after the other, at once; `trajectory_lengths` says where
-they end. What is known of the end decides what is bootstrapped: nothing after a termination, nor where the
-final observation is missing; the value of the true final observation after a truncation, and where a fragment
-was cut.
+All functions take any number of consecutive trajectories at once; `trajectory_lengths` finds their ends. The
+kind of end decides the bootstrapped value. After a termination, and if the final observation is missing, the
+value is 0. After a truncation, and at the cut of a fragment, it is the value of the true final observation.
 
 Example:
     >>> import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import take_leaf, to_numpy
 from rlio.batch.columns import Columns
+from rlio.batch.discounting import discount_cumsum, rows_after
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.replay.n_step import NStep
@@ -43,49 +43,49 @@ __all__ = [
 Rows: TypeAlias = NDArray[np.int64]
 BatchT = TypeVar("BatchT", SampleBatch, MultiAgentBatch)
 
-#: Discount of what a row bootstraps from, and whether it does: as `rlio.ReplayStore` names them.
+#: The discount of a row's bootstrapped value, and whether it has one: the names of `rlio.ReplayStore`.
 N_STEP_DISCOUNT = "n_step_discount"
 BOOTSTRAP_MASK = "bootstrap_mask"
-#: Below this, a standard deviation is rounding.
+#: A standard deviation below this is rounding error.
 _LEAST_STD = 1e-4
 
 
 @dataclass(frozen=True)
 class GAE:
-    """How advantages are estimated.
+    """How to estimate advantages.
 
     Attributes:
         gamma: Discount of a step, 0 to 1.
-        lambda_: 0: advantages by the next step's value alone; 1: by all rewards of the trajectory.
-        use_critic: Whether there are values. Without them advantages are the discounted rewards to come, and
-            nothing is bootstrapped.
+        lambda_: 0: advantages from the next step's value only; 1: from all rewards of the trajectory.
+        use_critic: Whether there are values. Without values, advantages are the discounted future rewards,
+            and nothing is bootstrapped.
 
     Raises:
         OptionError: A value is out of range.
     """
 
     gamma: float = 0.99
-    # What most published results with PPO use; RLlib's 1.0 has no bias and much more variance.
+    # The value of most published PPO results. RLlib's 1.0 has no bias and much more variance.
     lambda_: float = 0.95
     use_critic: bool = True
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lambda_"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise OptionError(f"{name}={excerpt(getattr(self, name))}: from 0 to 1")
+                raise OptionError(f"{name}={excerpt(getattr(self, name))}: expected a number from 0 to 1")
 
 
 def trajectory_lengths(batch: SampleBatch) -> Rows:
     """Rows of each trajectory, or chunk of one, in ``batch``, in order.
 
-    One ends where a row terminates or truncates, and where the next row is of another episode or agent, or
-    not later in its episode.
+    A trajectory ends where a row terminates or truncates, and where the next row belongs to another episode
+    or agent, or is not later in its episode.
 
     Raises:
         SchemaError: The batch is padded.
     """
     if batch.zero_padded:
-        raise SchemaError("padded rows are no trajectory: unpad() the batch first")
+        raise SchemaError("padded rows are not a trajectory: unpad() the batch first")
     rows = len(batch)
     starts = np.zeros(rows + 1, bool)
     starts[[0, rows]] = True
@@ -104,56 +104,16 @@ def trajectory_lengths(batch: SampleBatch) -> Rows:
     return np.diff(np.flatnonzero(starts)) if rows else np.zeros(0, np.int64)
 
 
-def _rows_after(lengths: Rows) -> Rows:
-    """How many rows of its trajectory follow each row."""
-    ends = np.cumsum(lengths)
-    after: Rows = np.repeat(ends, lengths) - np.arange(int(lengths.sum())) - 1
-    return after
-
-
-def discount_cumsum(
-    values: NDArray[Any], gamma: float, *, lengths: Rows | None = None
-) -> NDArray[np.float64]:
-    """``y[t] = values[t] + gamma * y[t + 1]`` within each trajectory.
-
-    In log2(longest trajectory) passes over all rows, each of which doubles how far rows have looked ahead.
-
-    Args:
-        values: Shape (N,).
-        gamma: Discount of a step.
-        lengths: Rows of the trajectories; None: there is one.
-
-    Returns:
-        Shape (N,), in fresh memory.
-
-    Raises:
-        SchemaError: ``lengths`` do not add up to N.
-    """
-    total = np.array(values, np.float64)
-    lengths = np.array([len(total)]) if lengths is None else lengths
-    if total.ndim != 1 or int(lengths.sum()) != len(total):
-        raise SchemaError(
-            f"trajectories of {int(lengths.sum())} rows in all, but values of shape {total.shape}"
-        )
-    after = _rows_after(lengths)
-    reach, factor = 1, float(gamma)
-    while factor and reach <= int(after.max(initial=0)):
-        more = np.where(after[:-reach] >= reach, factor * total[reach:], 0.0)
-        total[:-reach] += more
-        reach, factor = 2 * reach, factor * factor
-    return total
-
-
 def bootstrapped_values(
     batch: SampleBatch, lengths: Rows, value_after: Callable[[Rows], NDArray[Any]]
 ) -> NDArray[np.float32]:
-    """The value of the observation after each row: what is left to be had from there.
+    """The value of the observation after each row: the expected return from there.
 
     Args:
         batch: With ``vf_preds`` and ``terminateds``.
-        lengths: Of `trajectory_lengths`.
-        value_after: Given numbers of rows, the values of their ``new_obs``. It is asked once, for the last
-            rows of those trajectories that go on: truncated, or cut.
+        lengths: From `trajectory_lengths`.
+        value_after: Row numbers -> the values of their ``new_obs``. Called once, for the last rows of
+            truncated or cut trajectories.
 
     Returns:
         Shape (N,): 0 after a termination, and where the final observation is missing (``new_obs_valid``).
@@ -174,7 +134,7 @@ def bootstrapped_values(
 
 
 def _goes_on(batch: SampleBatch) -> NDArray[np.bool_]:
-    """Which rows have a known observation after them that is not the end."""
+    """The rows whose next observation is known and not terminal."""
     mask = ~to_numpy(_column(batch, Columns.TERMINATEDS)).astype(bool)
     if Columns.NEXT_OBS_VALID in batch:
         mask &= to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
@@ -191,14 +151,14 @@ def compute_gae(
         target_t = A_t + V(s_t)
 
     Args:
-        batch: Trajectories, or chunks of them, one after the other: ``rewards`` and, with a critic,
-            ``vf_preds``, ``terminateds`` and ``new_obs``.
-        options: The numbers.
+        batch: Consecutive trajectories, or chunks of them: ``rewards`` and, with a critic, ``vf_preds``,
+            ``terminateds`` and ``new_obs``.
+        options: The parameters.
         value_after: As in `bootstrapped_values`; needed with a critic.
 
     Returns:
-        A batch that shares the other columns; the new ones are float32, shape (N,). Without a critic it has
-        ``advantages`` alone.
+        A batch that shares the other columns. The new columns are float32, shape (N,). Without a critic, only
+        ``advantages`` is new.
 
     Raises:
         MissingColumn: A column is absent.
@@ -215,7 +175,9 @@ def compute_gae(
         made[Columns.ADVANTAGES] = discount_cumsum(rewards, options.gamma, lengths=lengths).astype(np.float32)
         return made
     if value_after is None:
-        raise OptionError("advantages with a critic need value_after, which gives values of observations")
+        raise OptionError(
+            "advantages with a critic need value_after, a function: pass one, or GAE(use_critic=False)"
+        )
     values = to_numpy(_column(batch, Columns.VF_PREDS)).astype(np.float64)
     after = bootstrapped_values(batch, lengths, value_after)
     deltas = rewards + options.gamma * after - values
@@ -229,31 +191,31 @@ def compute_gae(
 def adjust_nstep(batch: SampleBatch, step: NStep) -> SampleBatch:
     """Turn transitions into n-step transitions, within each trajectory.
 
-    ``rewards`` become the discounted sum over the next n steps, and ``new_obs``, ``new_obs_valid``,
-    ``terminateds`` and ``truncateds`` those of the last of them. Where fewer follow, the window is shorter:
-    ``n_step_discount``, gamma to the power of its steps, says how much what comes after it counts, and
-    ``bootstrap_mask`` (0 after a termination and where the final observation is missing) whether. They are
-    the columns of `rlio.ReplayStore`, which does the same to rows that were stored as they are.
+    ``rewards`` become the discounted sum over the next n steps. ``new_obs``, ``new_obs_valid``,
+    ``terminateds`` and ``truncateds`` become those of the last of these steps. If fewer steps follow, the
+    window is shorter. ``n_step_discount``, gamma to the power of the steps, is the discount of the value
+    after the window. ``bootstrap_mask`` is 0 after a termination and if the final observation is missing,
+    else 1. `rlio.ReplayStore` gives the same columns for rows that were stored unchanged.
 
     Returns:
         A batch that shares the other columns.
 
     Raises:
         MissingColumn: A column is absent.
-        SchemaError: These are n-step transitions already.
+        SchemaError: The rows are n-step transitions already.
     """
     if N_STEP_DISCOUNT in batch:
         raise SchemaError("these are n-step transitions already", column=N_STEP_DISCOUNT)
     new_obs, rewards = _column(batch, Columns.NEXT_OBS), to_numpy(_column(batch, Columns.REWARDS))
     mask = _goes_on(batch)
-    after = _rows_after(trajectory_lengths(batch))
+    after = rows_after(trajectory_lengths(batch))
     steps = np.minimum(after + 1, step.n)
     last = np.arange(len(batch)) + steps - 1
     total = rewards.astype(np.float64)
     for ahead in range(1, min(step.n, int(after.max(initial=0)) + 1)):
         total[:-ahead] += np.where(after[:-ahead] >= ahead, step.gamma**ahead * rewards[ahead:], 0.0)
     made = batch.copy(shallow=True)
-    # Discounted sums of whole numbers are none.
+    # Discounted sums of whole numbers are not whole.
     made[Columns.REWARDS] = total.astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)
     made[Columns.NEXT_OBS] = map_structure(lambda leaf: take_leaf(leaf, last), new_obs)
     for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID):
@@ -265,7 +227,7 @@ def adjust_nstep(batch: SampleBatch, step: NStep) -> SampleBatch:
 
 
 def standardize_fields(batch: BatchT, fields: Collection[str]) -> BatchT:
-    """Bring columns to mean 0 and standard deviation 1, each policy's by itself.
+    """Scale columns to mean 0 and standard deviation 1, for each policy separately.
 
     Returns:
         A batch that shares the other columns.

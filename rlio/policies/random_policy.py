@@ -1,4 +1,4 @@
-"""`RandomPolicy`: uniform actions from a generator of its own.
+"""`RandomPolicy`: uniform actions from its own random generator.
 
 Example:
     >>> import numpy as np
@@ -32,13 +32,13 @@ __all__ = ["RandomPolicy"]
 class RandomPolicy(Policy):
     """Acts uniformly in Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces; never learns.
 
-    A number of a Box without bounds is standard normal, one with one bound exponential from there, as
-    gymnasium's own sampling has it. Extra columns: ``action_logp`` and ``action_prob``, the density of a
-    Box's numbers. ``explore=False`` acts just as randomly.
+    A number of a Box without bounds is standard normal; with one bound, exponential from that bound, as in
+    gymnasium's own sampling. Extra columns: ``action_logp`` and ``action_prob``; for a Box, they are
+    densities. ``explore=False`` acts just as randomly.
     """
 
     _rng: np.random.Generator
-    #: Log of the probability of every action; None where it depends on the action.
+    #: Log of the probability of every action; None if it depends on the action.
     _constant: np.float32 | None
 
     def _setup(
@@ -48,7 +48,7 @@ class RandomPolicy(Policy):
         seeds: np.random.SeedSequence,
     ) -> None:
         self._rng = np.random.default_rng(seeds)
-        # Refuses what it cannot act in. Between bounds, all actions are equally likely.
+        # Also refuses unsupported spaces. Between bounds, all actions are equally likely.
         logp = _logp(action_space, _draw(action_space, 1, np.random.default_rng(0)))
         self._constant = np.float32(logp[0]) if _is_bounded(action_space) else None
 
@@ -84,7 +84,7 @@ class RandomPolicy(Policy):
 
 
 def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> Any:
-    """``n`` actions of ``space``."""
+    """Draw ``n`` actions of ``space``."""
     from gymnasium import spaces
 
     match space:
@@ -101,13 +101,13 @@ def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> Any:
         case spaces.Tuple():
             return tuple(_draw(child, n, rng) for child in space.spaces)
     raise OptionError(
-        f"RandomPolicy cannot act in {excerpt(str(space))}: it knows Box, Discrete, MultiDiscrete, "
-        "MultiBinary, and Dict and Tuple of them"
+        f"RandomPolicy cannot act in {excerpt(str(space))}: expected Box, Discrete, MultiDiscrete, "
+        "MultiBinary, or Dict and Tuple of them"
     )
 
 
 def _is_bounded(space: gym.Space[Any]) -> bool:
-    """Whether actions lie between two bounds."""
+    """Whether all actions have two bounds."""
     from gymnasium import spaces
 
     match space:
@@ -123,7 +123,7 @@ def _is_bounded(space: gym.Space[Any]) -> bool:
 def _draw_box(space: Any, n: int, rng: np.random.Generator) -> Any:
     shape = (n, *space.shape)
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    lower, upper = space.bounded_below, space.bounded_above  # where there is such a bound
+    lower, upper = space.bounded_below, space.bounded_above  # masks of the bounds that exist
     both = lower & upper
     if both.all() and space.dtype.kind in "iu":
         return rng.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
@@ -133,12 +133,12 @@ def _draw_box(space: Any, n: int, rng: np.random.Generator) -> Any:
         values = np.where(lower & ~upper, np.where(lower, low, 0.0) + tail, values)
         values = np.where(upper & ~lower, np.where(upper, high, 0.0) - tail, values)
         values = np.where(~lower & ~upper, normal, values)
-    # Rounding to the space's dtype may step over a bound.
+    # Rounding to the space's dtype may exceed a bound.
     return np.clip(values.astype(space.dtype), space.low, space.high)
 
 
 def _logp(space: gym.Space[Any], actions: Any) -> NDArray[np.float64]:
-    """Log of the probability (density) of each of ``actions``, as `_draw` draws them."""
+    """Log of the probability (density) of each of ``actions`` under `_draw`."""
     from gymnasium import spaces
 
     match space:
@@ -173,7 +173,7 @@ def _logp_box(space: Any, actions: NDArray[Any]) -> NDArray[np.float64]:
     whole = space.dtype.kind in "iu"
     if whole and not both.all():
         raise OptionError(
-            f"the probabilities of whole numbers without bounds, {excerpt(str(space))}, are not known"
+            f"the probabilities of whole numbers without bounds, {excerpt(str(space))}, are unknown"
         )
     width = np.where(both, high - low + whole, 1.0)
     logp = np.broadcast_to(-np.log(np.where(width > 0, width, 1.0)), values.shape)

@@ -1,4 +1,4 @@
-"""`do_minibatch_sgd`: several passes over a batch, in shuffled parts of it.
+"""`do_minibatch_sgd`: several passes over a batch, in shuffled minibatches.
 
 Example:
     >>> import numpy as np
@@ -30,15 +30,15 @@ def minibatches(
 
     Args:
         batch: Rows; with ``seq_lens``, sequences, which are never cut.
-        sgd_minibatch_size: Rows of a part, the last one excepted; sequences: at most, unless one is longer.
-            0: ``batch`` itself, as it is.
-        seed: Of the order, or the generator to draw it from; None draws one from the OS.
+        sgd_minibatch_size: Rows of a minibatch, except the last. With sequences: the maximum, unless one
+            sequence is longer. 0: yields ``batch`` itself, unchanged.
+        seed: Seed of the order, or the generator to draw it from; None draws one from the OS.
 
     Raises:
         OptionError: ``sgd_minibatch_size`` is below 0.
     """
     if sgd_minibatch_size < 0:
-        raise OptionError(f"sgd_minibatch_size={sgd_minibatch_size}: rows, or 0 for all at once")
+        raise OptionError(f"sgd_minibatch_size={sgd_minibatch_size}: expected rows, or 0 for all at once")
     if not sgd_minibatch_size:
         yield batch
         return
@@ -54,26 +54,26 @@ def do_minibatch_sgd(
     standardize_fields: Collection[str] = (),
     seed: int | np.random.Generator | None = None,
 ) -> dict[str, Any]:
-    """Learn on each part of ``num_sgd_iter`` passes over ``batch``.
+    """Learn on each minibatch of ``num_sgd_iter`` passes over ``batch``.
 
     Args:
-        learn_on_batch: Such as `Policy.learn_on_batch`: gives what it measured.
+        learn_on_batch: For example `Policy.learn_on_batch`: returns its measurements.
         batch: One policy's rows.
         num_sgd_iter: Passes.
         sgd_minibatch_size: As in `minibatches`.
-        standardize_fields: Columns that are brought to mean 0 and standard deviation 1 first, over the whole
+        standardize_fields: Columns that are first scaled to mean 0 and standard deviation 1 over the whole
             batch, such as ``advantages``.
-        seed: Of the orders; None draws one from the OS.
+        seed: Seed of the orders; None draws one from the OS.
 
     Returns:
-        The mean of each number that was measured (`mean_stats`).
+        The mean of each measured number (`mean_stats`).
 
     Raises:
         OptionError: A number is out of range.
-        MissingColumn: A field to be standardised is absent.
+        MissingColumn: A field to standardise is absent.
     """
     if num_sgd_iter < 1:
-        raise OptionError(f"num_sgd_iter={excerpt(num_sgd_iter)}: at least one pass")
+        raise OptionError(f"num_sgd_iter={excerpt(num_sgd_iter)}: expected at least one pass")
     if standardize_fields:
         batch = standardized(batch, standardize_fields)
     rng = np.random.default_rng(seed)
@@ -87,9 +87,9 @@ def do_minibatch_sgd(
 
 
 def mean_stats(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of each number over the dicts that have it; of what is no number, the last.
+    """The mean of each number over the dicts that have it; for other values, the last one.
 
-    NaNs are left out, unless there is nothing else.
+    NaNs are left out, unless all values are NaN.
     """
     made: dict[str, Any] = {}
     for name in dict.fromkeys(name for stats in measured for name in stats):

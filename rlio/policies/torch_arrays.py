@@ -1,4 +1,4 @@
-"""Modules and optimizers as arrays by name, and back.
+"""Converts modules and optimizers to arrays by name, and back.
 
 Example:
     >>> import torch
@@ -24,7 +24,7 @@ __all__ = ["arrays_of", "load_arrays", "load_gradients", "state_of", "state_to",
 
 
 def writable(leaf: NDArray[Any]) -> NDArray[Any]:
-    """``leaf``, or a copy where torch would warn that it is read-only."""
+    """``leaf``, or a copy if it is read-only, because torch would warn."""
     return leaf if leaf.flags.writeable else leaf.copy()
 
 
@@ -33,7 +33,7 @@ def arrays_of(module: torch.nn.Module, *, without: Collection[str] = ()) -> Weig
 
     Args:
         module: The module.
-        without: Names of submodules whose arrays are left out.
+        without: Names of submodules to leave out.
     """
     prefixes = tuple(f"{name}." for name in without)
     return {
@@ -46,16 +46,16 @@ def arrays_of(module: torch.nn.Module, *, without: Collection[str] = ()) -> Weig
 def load_arrays(
     module: torch.nn.Module, weights: Mapping[str, NDArray[Any]], what: str, *, without: Collection[str] = ()
 ) -> None:
-    """Copy ``weights`` into ``module``; ``what`` is what messages call them.
+    """Copy ``weights`` into ``module``.
 
     Args:
         module: The module.
         weights: By name: all of them, or those of `arrays_of` ``without`` some submodules.
-        what: What messages call them.
+        what: Name of the weights in messages.
         without: See ``weights``.
 
     Raises:
-        StateError: Names or shapes are not the module's; nothing is copied.
+        StateError: Names or shapes differ from the module's; nothing is copied.
     """
     import torch
 
@@ -64,8 +64,8 @@ def load_arrays(
     fewer = {name for name in own if not name.startswith(prefixes)}
     if weights.keys() not in (own.keys(), fewer):
         raise StateError(
-            f"the {what} are {excerpt(sorted(weights))}, but the module has {excerpt(sorted(own))}: "
-            "they are of another module"
+            f"the {what} are {excerpt(sorted(weights))}, but the module has {excerpt(sorted(own))}: they "
+            "belong to another module"
         )
     _check_shapes(weights, own, what)
     with torch.no_grad():
@@ -85,8 +85,8 @@ def load_gradients(
 
     if parameters.keys() != gradients.keys():
         raise StateError(
-            f"the gradients are {excerpt(sorted(gradients))}, but what is learned is "
-            f"{excerpt(sorted(parameters))}: they are of another module"
+            f"the gradients are {excerpt(sorted(gradients))}, but the learned parameters are "
+            f"{excerpt(sorted(parameters))}: they belong to another module"
         )
     _check_shapes(gradients, parameters, "gradients")
     for name, parameter in parameters.items():
@@ -104,7 +104,7 @@ def _check_shapes(given: Mapping[str, NDArray[Any]], own: Mapping[str, torch.Ten
 
 
 def state_of(value: Any) -> Any:
-    """An optimizer's state with arrays for tensors and strings for keys."""
+    """An optimizer's state, with arrays instead of tensors and strings as keys."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -117,7 +117,7 @@ def state_of(value: Any) -> Any:
 
 
 def state_to(value: Any) -> Any:
-    """The inverse of `state_of`: numbers of parameters are int keys again."""
+    """The inverse of `state_of`: numbers of parameters become int keys again."""
     import torch
 
     if isinstance(value, np.ndarray):

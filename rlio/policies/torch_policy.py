@@ -1,4 +1,4 @@
-"""`TorchPolicy`: a policy made of any torch module that maps observations to the inputs of a distribution.
+"""`TorchPolicy`: a policy made from any torch module that maps observations to inputs of a distribution.
 
 Example:
     >>> import numpy as np
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Loss", "MakeModule", "MakeOptimizer", "TorchPolicy", "under_lock"]
 
-#: Makes a module, given the observation space, the number of outputs, and what decides its weights and
-#: device.
+#: Makes a module from the observation space, the number of outputs, and a generator that decides its
+#: weights and device.
 MakeModule: TypeAlias = "Callable[[gym.Space[Any], int, torch.Generator], torch.nn.Module]"
 MakeOptimizer: TypeAlias = "Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]"
-#: The loss of a batch, given the policy, the module's outputs for ``obs`` and the batch's tensors; and what
-#: to report about it.
+#: The loss of a batch, from the policy, the module's outputs for ``obs`` and the batch's tensors; and
+#: numbers to report.
 Loss: TypeAlias = (
     "Callable[[TorchPolicy, torch.Tensor, dict[str, Any]], tuple[torch.Tensor, dict[str, float]]]"
 )
@@ -66,7 +66,7 @@ _Self = TypeVar("_Self", bound=Policy)
 
 
 def under_lock(method: Callable[Concatenate[_Self, P], T]) -> Callable[Concatenate[_Self, P], T]:
-    """``method`` under `Policy.lock`: another thread may act with the same module."""
+    """``method`` under `Policy.lock`, because another thread may act with the same module."""
 
     @functools.wraps(method)
     def locked(self: _Self, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -76,55 +76,57 @@ def under_lock(method: Callable[Concatenate[_Self, P], T]) -> Callable[Concatena
     return locked
 
 
-# Rows whose likelihoods are computed at once: a log of any length takes no more memory.
+# Rows whose likelihoods are computed at once, so memory does not grow with the log.
 _LIKELIHOOD_ROWS = 65_536
 
 
 class TorchPolicy(Policy):
     """Acts by a module's outputs; learns by gradient descent on a loss.
 
-    The module gets observations as tensors, nested as the space is, floating-point ones as float32, others
-    as they are, and returns (N, outputs) float32: what the action space's distribution takes
+    The module gets observations as tensors, nested like the space: floating-point ones as float32, others
+    with their own dtype. It returns (N, outputs) float32, the input of the action space's distribution
     (`distribution_for`). Extra columns: ``action_dist_inputs``, the outputs, and ``action_logp``.
 
-    Everything random comes from a generator of the policy's own: the seed decides what it does, whatever
-    else uses torch. (Only dropout, in a module of yours, draws from torch's global one.)
+    All randomness comes from the policy's own generator, so the seed decides its behaviour, independent of
+    other users of torch. (Only dropout, in your own module, draws from torch's global generator.)
 
-    A **recurrent** module has a method ``initial_state(batch_size)``, which gives a tuple of tensors with
-    ``batch_size`` rows. It is called with observations of (B, T, ...), T steps of B sequences, and the state,
-    and returns (B, T, outputs) and the next state. It learns from batches with ``seq_lens`` and
-    ``state_in_k``, as runners make them; see `rlio.policies.networks.gru`.
+    A **recurrent** module has a method ``initial_state(batch_size)``, which returns a tuple of tensors with
+    ``batch_size`` rows. The module is called with observations of (B, T, ...), T steps of B sequences, and
+    the state, and returns (B, T, outputs) and the next state. It learns from batches with ``seq_lens`` and
+    ``state_in_k``, which runners make; see `rlio.policies.networks.gru`.
 
-    With ``postprocessing=GAE(...)`` the module has one output more, the last: the **value** of the
-    observation. It is recorded as ``vf_preds``, and trajectories get ``advantages``, ``value_targets`` and
-    ``values_bootstrapped``. With ``postprocessing=NStep(...)`` transitions become n-step ones, also those
-    that are written to an output; to keep the steps themselves, leave it out and let `rlio.ReplayStore` look
-    ahead.
+    With ``postprocessing=GAE(...)`` the module has one more output, the last: the **value** of the
+    observation. The value is recorded as ``vf_preds``, and trajectories get ``advantages``, ``value_targets``
+    and ``values_bootstrapped``. With ``postprocessing=NStep(...)`` transitions become n-step transitions,
+    also those written to an output. To keep single steps, leave it out and use the n-step draws of
+    `rlio.ReplayStore`.
 
-    Submodules whose names are in the module's ``non_inference_attributes``, if it has that, are not needed to
-    act: ``get_weights(inference_only=True)`` leaves them out. Whoever gets such weights keeps the values that
-    it had: let the learner call `postprocess_batch` then.
+    The module may name submodules in ``non_inference_attributes`` that acting does not need;
+    ``get_weights(inference_only=True)`` leaves them out. A policy that loads such weights keeps its old
+    values for these submodules: in that case let the learner call `postprocess_batch`.
 
     Args:
-        module: The module, or a function that makes it; None: a perceptron with layers of ``hidden``, and
-            one for values beside it where there are some.
-        loss: What `learn_on_batch` brings down; None: the policy does not learn.
+        module: The module, or a function that makes it; None: a perceptron with layers of ``hidden``, and,
+            with values, a second one for them.
+        loss: The loss that `learn_on_batch` minimises; None: the policy does not learn.
         optimizer: Makes the optimizer of the parameters; None: Adam with ``learning_rate``.
         learning_rate: See ``optimizer``.
-        hidden: Layers of the module that is made where none is given.
+        hidden: Layers of the default module.
         max_grad_norm: Bound of the gradient's norm; None: none.
-        device: Where the module is, and acts and learns.
-        postprocessing: What is made of trajectories after sampling; None: nothing.
-        max_seq_len: Rows of a recurrent module's sequences at most; None: 20.
+        device: Device of the module, for acting and learning.
+        postprocessing: How to process trajectories after sampling; None: not at all.
+        max_seq_len: Maximum rows of a recurrent module's sequences; None: 20.
 
     Attributes:
-        module: The module; None before `bind`, where it is made by a function.
-        distribution: Of the actions.
+        module: The module; available after `bind`.
+        distribution: The distribution of actions.
         updates: Steps of the optimizer so far.
 
     Raises:
         OptionError: Arguments contradict each other.
     """
+
+    weights_seq_no: int
 
     def __init__(
         self,
@@ -140,22 +142,26 @@ class TorchPolicy(Policy):
         max_seq_len: int | None = None,
     ) -> None:
         if optimizer is not None and learning_rate is not None:
-            raise OptionError("learning_rate is for the default optimizer: give optimizer= or learning_rate=")
+            raise OptionError("learning_rate is for the default optimizer: pass optimizer= or learning_rate=")
         if module is not None and hidden is not None:
-            raise OptionError("hidden is for the default module: give module or hidden=")
+            raise OptionError("hidden is for the default module: pass module or hidden=")
         if module is not None and not callable(module):
             raise OptionError(
                 f"module={excerpt(module)}: expected a torch module, or a function that makes one"
             )
         if learning_rate is not None and not learning_rate > 0:
-            raise OptionError(f"learning_rate={learning_rate}: above 0")
+            raise OptionError(f"learning_rate={learning_rate}: expected a number above 0")
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise OptionError(f"max_grad_norm={max_grad_norm}: above 0, or None for no bound")
+            raise OptionError(
+                f"max_grad_norm={max_grad_norm}: expected a number above 0, or None for no bound"
+            )
         if postprocessing is not None and not isinstance(postprocessing, (GAE, NStep)):
-            raise OptionError(f"postprocessing={excerpt(postprocessing)}: GAE(...), NStep(...) or None")
+            raise OptionError(
+                f"postprocessing={excerpt(postprocessing)}: expected GAE(...), NStep(...) or None"
+            )
         if max_seq_len is not None:
             if max_seq_len < 1:
-                raise OptionError(f"max_seq_len={max_seq_len}: rows of a sequence, at least 1")
+                raise OptionError(f"max_seq_len={max_seq_len}: expected rows of a sequence, at least 1")
             self.max_seq_len = max_seq_len
         self._given_module = module
         self._loss = loss
@@ -167,7 +173,7 @@ class TorchPolicy(Policy):
         self._device = device
         self._postprocessing = postprocessing
         self._has_values = isinstance(postprocessing, GAE) and postprocessing.use_critic
-        self.updates = 0
+        self.updates: int = 0
         self._module: torch.nn.Module | None = None
 
     # ---- set-up ----
@@ -194,7 +200,7 @@ class TorchPolicy(Policy):
         self._optimizer = self._new_optimizer()
 
     def _outputs(self, action_space: gym.Space[Any]) -> int:
-        """Outputs that the module needs, the value excepted."""
+        """Outputs that the module needs, without the value."""
         return self.distribution.size
 
     def _new_module(self, observation_space: gym.Space[Any], outputs: int) -> torch.nn.Module:
@@ -229,7 +235,7 @@ class TorchPolicy(Policy):
         """The module that acts and learns.
 
         Raises:
-            OptionError: It is not made yet: the policy has no spaces.
+            OptionError: The module does not exist yet, because the policy has no spaces.
         """
         if self._module is None:
             self._bound()
@@ -238,7 +244,7 @@ class TorchPolicy(Policy):
 
     @property
     def device(self) -> torch.device:
-        """Where the module acts and learns."""
+        """Device on which the module acts and learns."""
         import torch
 
         return torch.device(self._device)
@@ -278,17 +284,18 @@ class TorchPolicy(Policy):
                 if values is not None:
                     extras[Columns.VF_PREDS] = _array(values)
         logp = extras[Columns.ACTION_LOGP]
-        # NaN if one of them is: a third of what isnan().any() takes.
+        # NaN if any element is NaN. Takes a third of the time of isnan().any().
         if math.isnan(logp.dot(logp)):
             raise SchemaError(
                 f"the module's outputs for {int(np.isnan(logp).sum())} of {len(logp)} observations give no "
-                "probabilities, as they are NaN or infinite: look at the learning rate and the observations",
+                "probabilities, because they are NaN or infinite: check the learning rate and the "
+                "observations",
                 column=Columns.ACTION_DIST_INPUTS,
             )
         return actions, after, extras
 
     def _few_actions(self, obs: Any) -> tuple[Any, dict[str, NDArray[Any]]] | None:
-        """Actions and extra outputs for a few observations, without calling the module; None: call it."""
+        """Actions and extra columns for a few observations, without calling the module; None: call it."""
         from rlio.policies.array_layers import outputs_in_numpy
 
         if type(self).forward is not TorchPolicy.forward:
@@ -315,13 +322,13 @@ class TorchPolicy(Policy):
 
         if self.is_recurrent:
             raise OptionError(
-                "how likely an action is depends on the state of a recurrent module, which logged rows do "
-                "not have: give a function (obs, actions) -> log-probabilities in the policy's place"
+                "the likelihood of an action depends on the state of a recurrent module, which logged rows "
+                "do not have: pass a function (obs, actions) -> log-probabilities in the policy's place"
             )
         if not explore and not _is_countable(self.action_space):
             raise OptionError(
                 f"explore=False chooses one action of {excerpt(str(self.action_space))}, which has no "
-                "density: explore=True, or a policy for Discrete actions"
+                "density: use explore=True, or a policy for Discrete actions"
             )
         self._fits[Columns.ACTIONS].check(actions, numbers=True)
         parts = [np.zeros(0)]
@@ -337,7 +344,7 @@ class TorchPolicy(Policy):
     def _log_likelihoods(
         self, outputs: torch.Tensor, actions: Any, explore: bool, timestep: int | None
     ) -> torch.Tensor:
-        """`compute_log_likelihoods` of a few rows, given the module's outputs for them."""
+        """`compute_log_likelihoods` of a few rows, from the module's outputs for them."""
         import torch
 
         chosen_by, _ = self.split_outputs(outputs)
@@ -349,11 +356,12 @@ class TorchPolicy(Policy):
         return torch.where(equal, 0.0, -torch.inf)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """The module's outputs for a batch of observations (arrays or tensors, nested as the space), in eval
-        mode; the module is not recurrent.
+        """The outputs, in eval mode, of a module that is not recurrent for a batch of observations.
+
+        ``obs``: arrays or tensors, nested like the space.
 
         Raises:
-            OptionError: They do not have the shape that the action space needs.
+            OptionError: The outputs do not have the shape that the action space needs.
             SchemaError: ``obs`` does not have the shape of the observation space.
         """
         import torch
@@ -368,7 +376,7 @@ class TorchPolicy(Policy):
         return outputs
 
     def split_outputs(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The distribution's inputs in a module's outputs, and the values, (N,), if there are some."""
+        """Split a module's outputs into the distribution's inputs and the values, (N,), if there are any."""
         return (outputs[:, :-1], outputs[:, -1]) if self._has_values else (outputs, None)
 
     def _acting_module(self) -> torch.nn.Module:
@@ -389,16 +397,16 @@ class TorchPolicy(Policy):
         shape = tuple(getattr(outputs, "shape", ()))
         if len(shape) != 2 or shape[1] != self._size:
             raise OptionError(
-                f"the module returned {excerpt(type(outputs).__name__)} of shape {shape}: expected "
-                f"(N, {self._size}), as actions of {excerpt(str(self.action_space))} need"
-                + (", and a value" if self._has_values else "")
+                f"the module returned {excerpt(type(outputs).__name__)} of shape {shape}: expected (N, "
+                f"{self._size}), because actions of {excerpt(str(self.action_space))} need it"
+                + (", with a value" if self._has_values else "")
             )
 
     def _tensors(self, obs: Any) -> Any:
         import torch
 
         if self._device == "cpu" and type(obs) is np.ndarray and obs.dtype == np.float32:
-            return torch.from_numpy(writable(obs))  # The usual case, at each step.
+            return torch.from_numpy(writable(obs))  # The common case, at each step.
 
         def tensor(leaf: Any) -> Any:
             if isinstance(leaf, np.ndarray):
@@ -433,13 +441,13 @@ class TorchPolicy(Policy):
         return overridden or self._postprocessing is not None
 
     def _postprocessed(self, batch: SampleBatch) -> SampleBatch:
-        """What ``postprocessing`` makes of trajectories, however many."""
+        """Apply ``postprocessing`` to any number of trajectories."""
         if isinstance(self._postprocessing, NStep):
             return adjust_nstep(batch, self._postprocessing)
         if self._postprocessing is None or not len(batch):
             return batch
         if self._has_values and Columns.VF_PREDS not in batch:
-            # Rows of somebody else's: they are judged by what is known here.
+            # Rows of another policy: they get this policy's values.
             batch = batch.copy(shallow=True)
             batch[Columns.VF_PREDS] = self._values_of(batch)
         return compute_gae(batch, self._postprocessing, lambda rows: self._values_after(batch, rows))
@@ -453,7 +461,7 @@ class TorchPolicy(Policy):
         return values
 
     def _values_after(self, batch: SampleBatch, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The values of ``new_obs`` in ``rows``, for a recurrent module in the state after them."""
+        """The values of ``new_obs`` in ``rows``; for a recurrent module, in the state after them."""
         import torch
 
         obs = map_structure(lambda leaf: take_leaf(leaf, rows), batch[Columns.NEXT_OBS])
@@ -474,13 +482,13 @@ class TorchPolicy(Policy):
 
     @under_lock
     def learn_on_batch(self, batch: Batch) -> Stats:
-        """Take one step of the optimizer on ``batch``, and return the loss and what it reports.
+        """Take one step of the optimizer on ``batch``; return the loss and its report.
 
         Args:
             batch: A SampleBatch, or a MultiAgentBatch whose only policy is ``default_policy``.
 
         Raises:
-            OptionError: The policy has no loss, or nothing to learn.
+            OptionError: The policy has no loss, or no parameters to learn.
             MissingColumn: The batch lacks a column that the loss needs.
         """
         stats, _ = self._backward(batch)
@@ -488,12 +496,12 @@ class TorchPolicy(Policy):
 
     @under_lock
     def compute_gradients(self, batch: Batch) -> tuple[Gradients, Stats]:
-        """The gradients of the loss of ``batch``; they are not clipped, and `apply_gradients` does that.
+        """The gradients of the loss of ``batch``, not clipped: `apply_gradients` clips them.
 
-        With several processes they are the mean of all of them.
+        With several processes, the gradients are the mean over all processes.
 
         Raises:
-            OptionError: The policy has no loss, or nothing to learn.
+            OptionError: The policy has no loss, or no parameters to learn.
             MissingColumn: The batch lacks a column that the loss needs.
         """
         stats, rows = self._backward(batch)
@@ -522,10 +530,10 @@ class TorchPolicy(Policy):
         return self._optimizer
 
     def _backward(self, batch: Batch) -> tuple[Stats, int]:
-        """Leave the gradients of the loss at the parameters; what was measured, and rows."""
+        """Leave the gradients of the loss at the parameters; return measurements and number of rows."""
         optimizer = self._optimizer_or_raise()
         if self.distributed_world_size > 1 and not batch.agent_steps():
-            # Others have rows, and wait for this process.
+            # Other processes have rows, and wait for this one.
             optimizer.zero_grad(set_to_none=True)
             self._average(rows=0)
             return {}, 0
@@ -541,7 +549,7 @@ class TorchPolicy(Policy):
         return {"loss": float(loss.detach())} | stats, rows
 
     def _average(self, *, rows: int) -> None:
-        """Take the mean of all processes' gradients, of which this one's are those of ``rows`` rows."""
+        """Average the gradients over all processes; this process's gradients are those of ``rows`` rows."""
         average_gradients(self._learned().values(), rows=rows)
 
     def _update(self) -> Stats:
@@ -600,7 +608,7 @@ class TorchPolicy(Policy):
     ) -> tuple[torch.Tensor, dict[str, float]]:
         if self._loss is None:
             raise OptionError(
-                "this TorchPolicy does not learn: make it with a loss=, or use DQN or BehaviourCloning"
+                "this TorchPolicy does not learn: make it with loss=, or use DQN or BehaviourCloning"
             )
         return self._loss(self, outputs, tensors)
 
@@ -623,7 +631,7 @@ class TorchPolicy(Policy):
         return tuple(getattr(self.module, "non_inference_attributes", ()))
 
     def synced_modules(self) -> list[torch.nn.Module]:
-        """What has to be equal in all processes that learn as one."""
+        """Modules that must be equal in all processes that learn together."""
         return [self.module]
 
     @under_lock
@@ -648,7 +656,7 @@ class TorchPolicy(Policy):
             except (KeyError, ValueError, TypeError) as error:
                 raise StateError(f"the optimizer's state does not fit: {error}") from error
 
-    # ---- elsewhere ----
+    # ---- export ----
 
     def export_model(
         self, path: str | os.PathLike[str], *, format: Literal["npz", "torchscript"] = "npz"
@@ -656,10 +664,10 @@ class TorchPolicy(Policy):
         """Write the module to a file for use elsewhere.
 
         Args:
-            path: A local file, which is replaced.
+            path: A local file; it is replaced.
             format: ``"npz"``: the arrays by name, for `numpy.load` and `import_model`. ``"torchscript"``: for
-                `torch.jit.load`, in C++ too, where observations give the module's outputs; traced for a
-                batch of any size. That file is torch's own format, and rlio reads none.
+                `torch.jit.load`, in C++ too; maps observations to the module's outputs, traced for batches of
+                any size. That file has torch's own format, and rlio does not read it.
 
         Raises:
             OptionError: The module is recurrent, or torch cannot trace it.
@@ -675,7 +683,7 @@ class TorchPolicy(Policy):
         example = self._tensors(map_structure(lambda *rows: np.stack([np.asarray(r) for r in rows]), *batch))
         try:
             with torch.no_grad(), warnings.catch_warnings():
-                # torch's advice to move to torch.export, whose files C++ cannot load without more.
+                # torch recommends torch.export, but C++ cannot load its files without additional tools.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 traced = torch.jit.trace(  # type: ignore[no-untyped-call] # torch does not type it
                     self._acting_module(), (example,), strict=False
@@ -686,12 +694,12 @@ class TorchPolicy(Policy):
 
 
 def _by_sequence(module: torch.nn.Module, tensors: dict[str, Any]) -> torch.Tensor:
-    """A recurrent module's outputs for the rows of sequences that lie one after the other."""
+    """A recurrent module's outputs for the rows of consecutive sequences."""
     import torch
 
     if Columns.SEQ_LENS not in tensors:
         raise MissingColumn(
-            "a recurrent module learns from sequences: runners make them of what they sample",
+            "a recurrent module learns from sequences: use batches from a runner, which have them",
             column=Columns.SEQ_LENS,
         )
     lens = tensors[Columns.SEQ_LENS].long()
@@ -718,7 +726,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _is_countable(space: gym.Space[Any]) -> bool:
-    """Whether actions have probabilities, not densities."""
+    """Whether actions have probabilities instead of densities."""
     from gymnasium import spaces
 
     match space:

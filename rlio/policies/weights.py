@@ -1,7 +1,6 @@
-"""`update_weights`: weights that travel with a version number, and the other numbers that workers share.
+"""`update_weights`: weights with a version number, and other numbers that workers share.
 
-Learners count versions up; whoever acts takes those that are newer than its own, in whatever order they
-arrive.
+Learners increment the version. Acting policies take only newer weights, in any order of arrival.
 
 Example:
     >>> [accepts_weights(3, given) for given in (2, 3, 4, 0, None)]
@@ -34,8 +33,8 @@ class GlobalVars:
     """Numbers that all workers of a training run share.
 
     Attributes:
-        timestep: Environment steps that all of them sampled so far. A `RolloutWorker` counts its own; a
-            `WorkerGroup` adds up those of its workers, and sends the sum to them with weights.
+        timestep: Environment steps that all workers sampled so far. A `RolloutWorker` counts its own steps; a
+            `WorkerGroup` adds up those of its workers, and sends them the sum with the weights.
         num_grad_updates_per_policy: Updates of each policy so far.
     """
 
@@ -51,10 +50,10 @@ class GlobalVars:
 
     @classmethod
     def from_json(cls, described: Mapping[str, Any]) -> GlobalVars:
-        """What `to_json` described.
+        """Read what `to_json` described.
 
         Raises:
-            StateError: A field is missing, or no number.
+            StateError: A field is missing, or is not a number.
         """
         timestep, updates = described.get("timestep"), described.get("num_grad_updates_per_policy")
         if (
@@ -72,25 +71,25 @@ class GlobalVars:
 def accepts_weights(current: int, weights_seq_no: int | None) -> bool:
     """Whether weights of version ``weights_seq_no`` replace those of version ``current``.
 
-    Newer ones do; 0 and None stand for weights without a version, which always do.
+    Newer versions do. 0 and None mean weights without a version, which always replace.
 
     Raises:
         OptionError: ``weights_seq_no`` is below 0.
     """
     if weights_seq_no is not None and weights_seq_no < 0:
-        raise OptionError(f"weights_seq_no={weights_seq_no}: a version from 1 on, or 0 to force")
+        raise OptionError(f"weights_seq_no={weights_seq_no}: expected a version from 1 on, or 0 to force")
     return not weights_seq_no or weights_seq_no > current
 
 
 def update_weights(
     policy: Policy, weights: Mapping[str, NDArray[np.generic]], weights_seq_no: int | None = None
 ) -> bool:
-    """Give ``policy`` the ``weights``, unless it has them, or newer ones, already.
+    """Set ``weights`` in ``policy``, unless it already has them or newer ones.
 
     Args:
-        policy: Its ``weights_seq_no`` says which version it has, and is recorded with every step.
-        weights: As `Policy.get_weights` gave them.
-        weights_seq_no: Their version; 0 or None: set them in any case, and leave the version as it is.
+        policy: Its ``weights_seq_no`` is its version, and is recorded with every step.
+        weights: Weights from `Policy.get_weights`.
+        weights_seq_no: Their version; 0 or None: set them always, and keep the policy's version.
 
     Returns:
         Whether they were set.

@@ -1,4 +1,4 @@
-"""The replay engine: in which order stored rows are served."""
+"""The replay engine: the orders in which stored rows are served."""
 
 from rlio.replay.order import ORDER_VERSION, Permutation, WindowOrder, WindowRef
 

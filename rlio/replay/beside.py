@@ -1,7 +1,7 @@
-"""One piece of work beside another: half of the columns of a batch, while the other half is gathered here.
+"""Runs a job in a thread: for example half of a batch's columns, while this thread gathers the other half.
 
-A thread for each piece, and no pool: the threads of a pool are gone in a forked child, which then waits for
-ever, and somebody has to end them. A thread costs a tenth of a millisecond.
+Each job gets its own thread, because a pool needs an owner to stop it, and its threads do not survive a fork:
+a child would hang. Starting a thread takes a tenth of a millisecond.
 
 Example:
     >>> result = beside(lambda: 6 * 7)
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def beside(job: Callable[[], T]) -> Callable[[], T]:
-    """Begin ``job`` in a thread of its own; what is returned waits for its result, or raises its error."""
+    """Start ``job`` in a new thread; call the result to wait for its value, or raise its error."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -33,6 +33,6 @@ def beside(job: Callable[[], T]) -> Callable[[], T]:
 
     try:
         threading.Thread(target=run, name="rlio-beside", daemon=True).start()
-    except RuntimeError:  # The interpreter is about to exit, or the system has no thread left.
+    except RuntimeError:  # The interpreter is exiting, or the system has no threads left.
         return job
     return future.result

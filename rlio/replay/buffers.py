@@ -1,8 +1,8 @@
-"""Memory that is used again: an array comes back as soon, and only when, nobody can see it any more.
+"""Reusable memory: an array is reused as soon as no reference to it remains, and never earlier.
 
-Fresh memory costs a page fault every 4 KiB, more than a copy into memory that was used before. NumPy's views
-hold a reference to the array that owns their memory (and so do tensors made of them), so that the number of
-references to the owner says whether a user still has any of it.
+Fresh memory costs a page fault every 4 KiB, more than a copy into memory that was used before. NumPy views
+(and tensors made of them) hold a reference to the array that owns their memory. The owner's reference count
+therefore tells whether a user still holds any part of the array.
 
 Example:
     >>> buffers = Buffers()
@@ -32,53 +32,53 @@ __all__ = ["Buffers", "batch_dtype"]
 
 
 def _first_is_held(owners: deque[NDArray[np.uint8]]) -> int:
-    """References to the first of some owners, the deque's own and those of this call included."""
+    """References to the first owner, including the deque's and those of this call."""
     return sys.getrefcount(owners[0])
 
 
-# References to an owner that nobody else holds. Measured: which of its own an interpreter counts differs
-# (from 3.14 on, local variables lend theirs to calls), and one too many would be a batch in two hands.
+# Reference count of a free owner. It is measured, because interpreters count different references of their
+# own (from 3.14 on, calls borrow the references of local variables), and one too many would give one batch
+# to two users.
 _FREE = _first_is_held(deque([np.empty(1, np.uint8)]))
-# Columns begin at multiples of as many bytes.
+# Columns begin at multiples of this many bytes.
 _ROUND = 64
-# Sizes that are asked for are rounded up by an eighth at most: batches of like sizes share memory, and those
-# of ever other sizes (whole episodes) do not leave arrays of each behind. Untouched memory is free.
+# Requested sizes are rounded up by an eighth at most. Batches of similar sizes then share memory, and sizes
+# that always differ (whole episodes) do not leave arrays of each size behind. Untouched memory is free.
 _SIZE_BITS = 4
-# Bytes that are remembered, at most, or as many arrays of the size that is asked for.
+# Most bytes to remember; or this many arrays of the requested size, if that is more.
 _MOST_BYTES = 128 << 20
 _LEAST_ARRAYS = 4
-# Below this, malloc has memory at hand and asking it is quicker than looking for a free array.
+# Below this size, malloc has memory ready, and asking malloc is quicker than looking for a free array.
 _LEAST = 4096
 
 
-#: Those of this process.
+#: All `Buffers` of this process.
 _all: weakref.WeakSet[Buffers] = weakref.WeakSet()
 
 
 class Buffers:
-    """Gives arrays whose memory is used again. Thread-safe.
+    """Gives arrays whose memory is reused. Thread-safe.
 
     Args:
-        keep: How many arrays of one size are remembered, at most; further ones are plain fresh arrays.
-        most: Bytes of all that are remembered, at most: arrays of the size that was not asked for the longest
-            are forgotten first.
+        keep: Most arrays of one size to remember; further arrays are fresh ones.
+        most: Most bytes to remember in all: arrays of the size least recently requested are forgotten first.
     """
 
     def __init__(self, keep: int = 32, *, most: int = _MOST_BYTES) -> None:
         self._keep = keep
         self._most = most
         self._lock = threading.Lock()
-        #: Size -> arrays of it; the size that was asked for last comes last.
+        #: Size -> its arrays; the most recently requested size comes last.
         self._owners: OrderedDict[int, deque[NDArray[np.uint8]]] = OrderedDict()
         self._bytes = 0
         _all.add(self)
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
-        """An array of any content, writable, of which nobody else can see the memory.
+        """A writable array with undefined content, whose memory no other array shares.
 
         Args:
             shape: As for `numpy.empty`.
-            dtype: Likewise; no objects.
+            dtype: As for `numpy.empty`; no objects.
         """
         kind = np.dtype(dtype)
         wanted = (shape,) if isinstance(shape, int) else shape
@@ -88,7 +88,7 @@ class Buffers:
         return self._owner(size)[:size].view(kind).reshape(wanted)
 
     def columns(self, columns: np.dtype[Any]) -> dict[str, NDArray[Any]]:
-        """The columns of one batch, each contiguous, in one piece of memory: quicker than one by one.
+        """The columns of one batch, each contiguous, in one block of memory: quicker than one by one.
 
         Args:
             columns: A structured dtype whose fields are the columns, rows included: see `batch_dtype`.
@@ -99,7 +99,7 @@ class Buffers:
         return {name: record[name] for name in columns.names or ()}
 
     def _owner(self, least: int) -> NDArray[np.uint8]:
-        """Memory of at least so many bytes that nobody else can see."""
+        """Memory of at least this many bytes that no other array shares."""
         size = _rounded(least)
         with self._lock:
             owners = self._owners.get(size)
@@ -107,7 +107,7 @@ class Buffers:
                 owners = self._owners[size] = deque()
             self._owners.move_to_end(size)
             for _ in range(len(owners)):
-                # The one that was used last, if it is free: it may still be in the processor's cache.
+                # Prefer the array used last, if it is free: it may still be in the processor's cache.
                 if _first_is_held(owners) == _FREE:
                     return owners[0]
                 owners.rotate(-1)
@@ -116,7 +116,7 @@ class Buffers:
             return fresh
 
     def _remember(self, fresh: NDArray[np.uint8], owners: deque[NDArray[np.uint8]]) -> None:
-        """Keep one more array, in place of those of sizes that are not asked for any more."""
+        """Remember one more array; forget arrays of sizes that were not requested for the longest time."""
         if len(owners) >= self._keep:
             return
         size = len(fresh)
@@ -130,7 +130,7 @@ class Buffers:
 
 
 def _let_go_in_child() -> None:
-    """Free what threads held that a fork has left behind; what they had in hand is given to nobody else."""
+    """Replace locks that threads of the parent held. Arrays that those threads used are not reused."""
     for buffers in _all:
         buffers._lock = threading.Lock()
 
@@ -140,16 +140,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def _rounded(size: int) -> int:
-    """The size of the array in which so many bytes are given."""
+    """Size of the array that serves a request of this many bytes."""
     step = max(size.bit_length() - _SIZE_BITS, _ROUND.bit_length() - 1)
     return -(-size >> step) << step
 
 
 def batch_dtype(rows: int, columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> np.dtype[Any]:
-    """The dtype of `Buffers.columns` for as many rows: every column begins at a multiple of 64 bytes.
+    """The dtype for `Buffers.columns`: every column begins at a multiple of 64 bytes.
 
     Args:
-        rows: Of the batch.
+        rows: Rows of the batch.
         columns: Name -> (dtype, shape of a row).
     """
     offsets, formats, end = [], [], 0

@@ -1,4 +1,4 @@
-"""From a data set's snapshot to the rows of a store: decoded in one thread, packed in another."""
+"""Builds the rows of a store from a data set's snapshot: one thread decodes, another packs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["Built", "SegmentKey", "Source", "build", "key_of", "schema_of"]
 
 
 class SegmentKey(NamedTuple):
-    """The live rows of one shard, by its name, which holds the CRC of its footer.
+    """The live rows of one shard. The shard's name holds the CRC of its footer.
 
     Attributes:
-        path: Of the shard.
-        skip: Rows of it that are not live.
-        rows: Rows that are.
+        path: Path of the shard.
+        skip: Number of rows at its start that are not live.
+        rows: Number of live rows.
     """
 
     path: str
@@ -41,7 +41,7 @@ class SegmentKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """What a store is built from.
+    """What to build a store from.
 
     Attributes:
         dataset: The snapshot.
@@ -56,7 +56,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build gave.
+    """The result of a build.
 
     Attributes:
         pieces: Part of a shard -> its rows, in the order in which they were added.
@@ -68,17 +68,17 @@ class Built:
 
     @property
     def skipped(self) -> int:
-        """Rows that were lost."""
+        """Number of lost rows."""
         return sum(self.lost.values())
 
 
 def key_of(segment: Segment) -> SegmentKey:
-    """The name of a segment's rows."""
+    """The key of a segment's rows."""
     return SegmentKey(segment.ref.path, segment.skip, segment.rows)
 
 
 def schema_of(source: Source) -> Schema | None:
-    """The schema of the rows as they are decoded, made alike; None of a data set without rows."""
+    """The schema of the decoded rows, common to all writers; None for a data set without rows."""
     schemas = list(source.dataset.schemas.values())
     if not schemas:
         return None
@@ -96,9 +96,9 @@ def schema_of(source: Source) -> Schema | None:
 
 
 def _in_stores(leaf: Leaf) -> Leaf:
-    """A leaf under the name that it has in stores, whatever version of rlio wrote the shards.
+    """A leaf with its name in stores, for shards of any version of rlio.
 
-    Stores hold ``new_obs`` in full, and those in the cache stay valid.
+    Stores hold ``new_obs`` in full. The fixed name keeps cached stores valid.
     """
     if leaf.column != Columns.NEXT_OBS:
         return leaf
@@ -106,9 +106,10 @@ def _in_stores(leaf: Leaf) -> Leaf:
 
 
 def batches_of(source: Source, reader: SegmentReader, segments: Sequence[Segment]) -> Iterator[Decoded]:
-    """Every row group of some segments, in order; None in place of a lost one. Those of stacks in parts.
+    """Decode every row group of some segments, in order; None in place of a lost one.
 
-    As they are put together, and packed, a row of stacks takes more than ten times of what is kept of it.
+    Frame stacks come in parts, because decoding and packing a row of stacks takes over ten times the memory
+    that the store keeps of it.
     """
     most = own_size(source.dataset)
     for segment in segments:
@@ -125,9 +126,9 @@ class Decoded(NamedTuple):
     """A row group, or a part of one.
 
     Attributes:
-        segment: What it is a part of.
-        batch: Its rows; None if they are lost.
-        rows: How many it has, or had.
+        segment: The segment of the rows.
+        batch: The rows; None if they are lost.
+        rows: Number of rows, present or lost.
     """
 
     segment: Segment
@@ -147,16 +148,16 @@ def build(
     """Decode segments and add their rows to a store.
 
     Args:
-        source: What is read.
-        segments: Those of its segments that the store lacks, in recorded order.
+        source: What to read.
+        segments: Segments that the store lacks, in recorded order.
         rows: The store.
-        progress: Called with the number of rows that were added, or lost.
-        stop: Set to give up.
-        given_up: Paths of shards that are listed and not there: damage.
+        progress: Called with the number of rows added, or lost.
+        stop: Set it to stop the build.
+        given_up: Paths of shards that are listed but missing, which counts as damage.
 
     Raises:
         CorruptData: Rows are damaged.
-        ShardGone: A shard is not there: list again.
+        ShardGone: A shard is missing: list the data set again.
         ClosedError: ``stop`` was set.
     """
     dataset = source.dataset
@@ -165,18 +166,19 @@ def build(
     decoded = batches_of(source, reader, segments)
     pieces: dict[SegmentKey, AddedRows] = {}
     lost: dict[SegmentKey, int] = {}
-    # One thread decodes, always the same one at a time, one group ahead of the one that packs.
+    # A background thread decodes one group ahead of this thread, which packs.
     with closing(BackgroundThread("rlio-decode")) as thread:
         coming = thread.submit(next, decoded, None)
         while (found := coming.result()) is not None:
             if stop.is_set():
-                raise ClosedError("the store was closed while it was being built")
+                raise ClosedError("the store was closed while it was being built: open a new one")
             coming = thread.submit(next, decoded, None)
             if found.batch is None:
                 key = key_of(found.segment)
                 lost[key] = lost.get(key, 0) + found.rows
             else:
-                piece = rows.add(found.batch, writer=found.segment.ref.writer)
+                writer = found.segment.ref.writer
+                piece = replace(rows.add(found.batch, writer=writer), writer=writer)
                 key = key_of(found.segment)
                 pieces[key] = _joined(pieces[key], piece) if key in pieces else piece
             progress(found.rows)
@@ -184,6 +186,6 @@ def build(
 
 
 def _joined(one: AddedRows, other: AddedRows) -> AddedRows:
-    """Two pieces, the second added right after the first."""
+    """Join two pieces, the second added right after the first."""
     rows = {pid: (first, count + other.rows[pid][1]) for pid, (first, count) in one.rows.items()}
-    return AddedRows(rows, (one.steps[0], one.steps[1] + other.steps[1]))
+    return replace(one, rows=rows, steps=(one.steps[0], one.steps[1] + other.steps[1]))

@@ -1,10 +1,10 @@
 """The cache of built stores: one folder a user, bounded in bytes, shared by processes; never the only copy.
 
-A builder locks its key while it builds. What it writes is seen once it is whole and durable: a first build
-by the name of its folder, an extension by its manifest. A build that was killed leaves nothing that is ever
-read; the next one removes it. Readers hold no lock: a reader maps all arrays of a store when it opens it, and
-mapped files stay valid when the store is evicted. If the store goes away before all arrays are mapped, the
-reader begins again.
+A builder locks its key while it builds. Readers see the result only when it is whole and durable: a first
+build by the name of its folder, an extension by its manifest. Readers never read what a killed build left,
+and the next builder removes it. Readers hold no lock. A reader maps all arrays of a store when it opens the
+store, and mapped files stay valid after eviction. If the store disappears before all arrays are mapped, the
+reader starts again.
 
 Example:
     >>> import tempfile
@@ -63,11 +63,11 @@ from rlio.support.forks import Owner
 
 __all__ = ["Build", "CacheFolder", "Entry", "Manifest", "Reading"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: Bytes that all stores together may take, where nobody says otherwise.
+#: Default limit on the bytes of all stores together.
 DEFAULT_BYTES: Final = 64 << 30
-# The use of a store is noted at most as often.
+# The time of use of a store is updated at most this often.
 _STAMP_SECONDS: Final = 60.0
 _BLOCK: Final = 4096
 _FOLDER_FLAGS: Final = (
@@ -77,21 +77,21 @@ _FILE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) |
 
 
 class CacheFolder:
-    """The folder of this user's built stores. It and what is in it is for this user alone (mode 0700).
+    """The folder of one user's built stores. Only that user may access it (mode 0700).
 
     Args:
-        path: Of the folder, on a local disk; it is made if need be. None: the environment variable
+        path: Path of the folder, on a local disk; created if missing. None: the environment variable
             ``RLIO_CACHE``, or ``rlio/replay`` in the user's cache folder.
-        max_bytes: That all stores together may take, approximately: the least recently used make way for new
-            ones. A process that has such a store open keeps its rows, and the disk space is free once the
-            process closes it. Builders at the same time do not count each other's next bytes. None:
-            ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk stays free.
+        max_bytes: Approximate limit on the bytes of all stores together. The least recently used stores make
+            room for new ones. A process that has an evicted store open keeps its rows, and the disk space is
+            freed when the process closes it. Concurrent builders do not count each other's next bytes. None:
+            ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk always stays free.
 
     Raises:
-        OptionError: An argument, or what stands for it in the environment, is illegal; or the folder holds
-            other things than stores: rlio never removes what it did not make.
-        UnsafeData: The folder is a link, another user's, or others may write into it.
-        CacheError: It cannot be made, or lies on a network filesystem, or there are no locks.
+        OptionError: An argument, or its environment variable, is illegal; or the folder holds other files:
+            rlio never removes files that it did not create.
+        UnsafeData: The folder is a link, belongs to another user, or others may write into it.
+        CacheError: The folder cannot be created, lies on a network filesystem, or does not support locks.
     """
 
     def __init__(
@@ -101,29 +101,31 @@ class CacheFolder:
         max_bytes: int | None = None,
     ) -> None:
         given = os.environ.get("RLIO_CACHE") if path is None else os.fspath(path)
-        self.path = os.path.abspath(os.path.expanduser(given or user_folder()))
-        self.max_bytes = _bytes_from_environment() if max_bytes is None else max_bytes
+        self.path: str = os.path.abspath(os.path.expanduser(given or user_folder()))
+        self.max_bytes: int = _bytes_from_environment() if max_bytes is None else max_bytes
         if type(self.max_bytes) is not int or self.max_bytes < 1:
-            raise OptionError(f"max_bytes={excerpt(self.max_bytes)}: bytes of all stores, at least 1")
+            raise OptionError(
+                f"max_bytes={excerpt(self.max_bytes)}: expected bytes of all stores, at least 1"
+            )
         prepare(self.path)
 
     @property
     def bytes(self) -> int:
-        """Bytes that stores take on the disk now, half built ones included. Looks at every file."""
+        """Disk space of all stores now, half-built ones included. Reads the size of every file."""
         return sum(found.bytes for found in scan(self.path))
 
     def entry(self, key: str, describe: Mapping[str, Any]) -> Entry:
-        """The store of a key, whether it is there or not.
+        """The entry of a key, which may or may not have a store.
 
         Args:
-            key: Digest of what the store is of: 16 to 128 small hexadecimal digits.
-            describe: The same in JSON. A store of another description is not this one.
+            key: Digest of ``describe``: 16 to 128 lower-case hexadecimal digits.
+            describe: What identifies the store, as JSON. A store with another description does not match.
 
         Raises:
-            OptionError: There is no such key, or the description is not JSON.
+            OptionError: The key is malformed, or the description is not JSON.
         """
         if not is_key(key):
-            raise OptionError(f"key={excerpt(key)}: expected 16 to 128 small hexadecimal digits")
+            raise OptionError(f"key={excerpt(key)}: expected 16 to 128 lower-case hexadecimal digits")
         return Entry(self, key, describe)
 
     def __repr__(self) -> str:
@@ -146,16 +148,16 @@ class Entry:
     def __init__(self, folder: CacheFolder, key: str, describe: Mapping[str, Any]) -> None:
         self.folder = folder
         self.key = key
-        self.describe = dict(describe)
-        Manifest(describe=self.describe, arrays={}, state={}).dump()  # Raises what is no JSON.
+        self.describe: dict[str, Any] = dict(describe)
+        Manifest(describe=self.describe, arrays={}, state={}).dump()  # Raises if it is not JSON.
 
     @property
     def path(self) -> str:
-        """Where the store lies, if it is there."""
+        """Path of the store, if it exists."""
         return store_path(self.folder.path, self.key)
 
     def reading(self) -> Reading:
-        """Open the store for reading, if it is there.
+        """Open the store for reading, if it exists.
 
         Raises:
             CacheError: The cache folder cannot be used.
@@ -164,17 +166,17 @@ class Entry:
             return Reading(self)
 
     def building(self, *, stop: threading.Event | None = None) -> Build:
-        """Become the one who builds, or extends, the store; waits while another process or thread does that.
+        """Acquire the right to build or extend the store; waits while another process or thread holds it.
 
         Args:
-            stop: Set to give up waiting.
+            stop: Set it to stop waiting.
 
         Raises:
             CacheError: The cache folder cannot be used.
             ClosedError: ``stop`` was set.
         """
         with explained(self.path):
-            prepare(self.folder.path)  # It may have been removed since.
+            prepare(self.folder.path)  # The folder may have been removed since.
             return Build(self, self._lock(stop))
 
     def _lock(self, stop: threading.Event | None) -> FileLock:
@@ -187,7 +189,9 @@ class Entry:
         try:
             lock.acquire(cancel_check=None if stop is None else stop.is_set)
         except Timeout as error:
-            raise ClosedError("the store was closed while another process built it") from error
+            raise ClosedError(
+                "the store was closed while another process built it: open a new one"
+            ) from error
         return lock
 
     def __repr__(self) -> str:
@@ -195,13 +199,13 @@ class Entry:
 
 
 class Reading:
-    """A store that is open for reading. Use `Entry.reading`; a context manager.
+    """A store opened for reading. Use `Entry.reading`; a context manager.
 
-    All arrays are mapped: they stay what they are when the store grows, is replaced or evicted. Threads and
-    forks may read; a fork that closes it leaves its parent's as it is.
+    All arrays are mapped, and do not change when the store grows, is replaced or evicted. Threads and forks
+    may read. A fork that closes its copy does not affect its parent's.
 
     Attributes:
-        manifest: What the store says of itself; None: it has to be built.
+        manifest: The store's manifest; None: the store must be built.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -218,9 +222,11 @@ class Reading:
                 return
             except (FileNotFoundError, CorruptData) as error:
                 if not _is_in_place(fd, entry.path):
-                    continue  # It was evicted or replaced while it was being opened.
+                    continue  # The store was evicted or replaced while it was opened.
                 if isinstance(error, CorruptData):
-                    logger.warning("%s is damaged, and built again when it is needed: %s", entry.path, error)
+                    logger.warning(
+                        "%s is damaged, and will be built again when needed: %s", entry.path, error
+                    )
                 return
             finally:
                 os.close(fd)
@@ -229,15 +235,15 @@ class Reading:
         """Map the arrays of the store in a folder.
 
         Raises:
-            FileNotFoundError: There is no manifest.
-            CorruptData: The store is not whole, or of another description.
+            FileNotFoundError: The folder has no manifest.
+            CorruptData: The store is incomplete, or has another description.
         """
         entry = self._entry
         manifest = Manifest.load(_read(MANIFEST, fd))
         if canonical_json(manifest.describe) != canonical_json(entry.describe):
             raise CorruptData(
-                f"it is a store of {excerpt(manifest.describe)}, expected {excerpt(entry.describe)}: one key "
-                "for both"
+                f"found a store of {excerpt(manifest.describe)}, expected {excerpt(entry.describe)}: two "
+                "descriptions share one key"
             )
         arrays = FileArrays(entry.path, sizes=manifest.arrays, dir_fd=fd)
         _stamp(fd)
@@ -245,17 +251,17 @@ class Reading:
 
     @property
     def arrays(self) -> FileArrays:
-        """The arrays, read-only; they are those of the manifest, however the store has grown since.
+        """The read-only arrays, with the sizes in the manifest, even if the store has grown since.
 
         Raises:
             ClosedError: There is no store, or the reader is closed.
         """
         if self._arrays is None:
-            raise ClosedError("there is no store, or it was closed", uri=self._entry.path)
+            raise ClosedError("the store does not exist, or was closed: open it again", uri=self._entry.path)
         return self._arrays
 
     def close(self) -> None:
-        """Let go of the store. Arrays that were given out stay valid. May be called again."""
+        """Release the store. Arrays returned earlier stay valid. May be called again."""
         arrays, self._arrays = self._arrays, None
         if arrays is not None:
             arrays.close()
@@ -268,7 +274,7 @@ class Reading:
 
 
 def _is_in_place(fd: int, path: str) -> bool:
-    """Whether the folder of a descriptor still has its name."""
+    """Whether the folder of a descriptor still has this path."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:
@@ -276,10 +282,10 @@ def _is_in_place(fd: int, path: str) -> bool:
 
 
 def _stamp(dir_fd: int) -> None:
-    """Note that a store is used: in the time of its manifest."""
+    """Record the use of a store, in the modification time of its manifest."""
     status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
     if abs(time.time() - status.st_mtime) > _STAMP_SECONDS:
-        # It may be a disk that nobody can write to, from which nothing is removed either.
+        # The disk may be read-only, and nothing is evicted from it then.
         with contextlib.suppress(OSError):
             os.utime(MANIFEST, dir_fd=dir_fd)
 
@@ -287,17 +293,17 @@ def _stamp(dir_fd: int) -> None:
 class Build:
     """The right to build or extend one store. Use `Entry.building`; a context manager.
 
-    What was not published when it is closed is dropped. Open a reader before closing it: afterwards the store
-    may make way for others. Not for more than one thread, nor for forks.
+    Closing drops everything unpublished. Open a reader before closing: afterwards the store may be evicted.
+    Use it in one thread only, and not after a fork.
 
     Attributes:
-        manifest: What is there, to be extended; None: nothing.
-        interrupted: Whether an earlier extension of it did not come to its end: what it wrote in place, below
-            the lengths that the manifest says, may be there.
+        manifest: Manifest of the store to extend; None: there is no store yet.
+        interrupted: Whether an earlier extension did not finish: it may have changed bytes in place, below
+            the lengths in the manifest.
     """
 
     def __init__(self, entry: Entry, lock: FileLock) -> None:
-        self.interrupted = False
+        self.interrupted: bool = False
         self._entry = entry
         self._lock: FileLock | None = lock
         self._owner = Owner()
@@ -316,12 +322,12 @@ class Build:
 
     @property
     def arrays(self) -> FileArrays:
-        """The arrays, writable: those of `manifest`, to be extended behind their ends, or all new ones.
+        """The writable arrays: new ones, or those of `manifest`, to be extended at their ends.
 
-        Room for what they reserve is made first, as by `ensure_room`.
+        When they reserve space, room is made first, as by `ensure_room`.
 
         Raises:
-            CacheError: The folder could not be made.
+            CacheError: The folder could not be created.
         """
         self._check_open()
         if self._arrays is None:
@@ -340,12 +346,12 @@ class Build:
         return self._arrays
 
     def ensure_room(self, bytes: int) -> None:
-        """Make room for as many bytes beyond those that the store has now; other stores may make way.
+        """Make room for this many bytes beyond the store's current ones; evicts other stores if needed.
 
-        Called before a build, it fails early; while arrays reserve space, it is called as need be.
+        Call it before a build to fail early. It is also called whenever arrays reserve space.
 
         Raises:
-            CacheError: There is no such room.
+            CacheError: The cache has no such room.
         """
         self._check_open()
         folder = self._entry.folder
@@ -353,32 +359,32 @@ class Build:
             make_room(folder.path, self._entry.key, bytes, folder.max_bytes)
 
     def start_over(self) -> None:
-        """Build anew what is there and cannot be extended.
+        """Discard an existing store that cannot be extended, and build it from the beginning.
 
         Raises:
-            OptionError: Arrays of it have been opened.
+            OptionError: Some of its arrays have been opened.
         """
         self._check_open()
         if self._arrays is not None:
-            raise OptionError("the build has begun: start over before", uri=self._entry.path)
+            raise OptionError("the build has begun: start over before opening arrays", uri=self._entry.path)
         with explained(self._entry.path):
             remove_store(self._entry.folder.path, self._entry.key)
         self.manifest, self.interrupted = None, False
 
     def publish(self, state: Mapping[str, Any], *, rows: Mapping[str, int] | None = None) -> Manifest:
-        """Let readers see what was built: cut the arrays to what is used, make them durable, say so.
+        """Publish what was built: trim the arrays to their used rows, make them durable, write the manifest.
 
-        The arrays are closed; views of them stay valid below the given rows.
+        Closes the arrays. Views of them stay valid below the given rows.
 
         Args:
-            state: What readers need to know beside the arrays: JSON.
-            rows: Array -> rows that are used; those that are left out are used whole.
+            state: What readers need besides the arrays, as JSON.
+            rows: Array -> number of used rows; arrays not listed are used completely.
 
         Returns:
-            What readers will find.
+            The manifest that readers will find.
 
         Raises:
-            CacheError: It could not be made durable; nothing is published.
+            CacheError: The arrays could not be made durable; nothing is published.
             OptionError: ``state`` is not JSON.
         """
         arrays = self.arrays
@@ -391,7 +397,7 @@ class Build:
         with explained(self._entry.path):
             self._write_manifest(data)
             if self.manifest is None:
-                remove_store(self._entry.folder.path, self._entry.key)  # One that is damaged.
+                remove_store(self._entry.folder.path, self._entry.key)  # A damaged one.
                 os.rename(self._folder, self._entry.path)
                 sync_folder(self._entry.folder.path)
             else:
@@ -401,13 +407,13 @@ class Build:
         return manifest
 
     def close(self) -> None:
-        """Drop what was not published, and let others build. May be called again."""
+        """Drop everything unpublished and let others build. May be called again."""
         self._close_folder()
         lock, self._lock = self._lock, None
         if lock is None or not self._owner.is_here:
             return
         if self._folder and self.manifest is None:
-            # Whatever stays there, the next builder removes.
+            # The next builder removes what remains.
             with contextlib.suppress(OSError):
                 remove(self._folder)
         lock.release()
@@ -421,16 +427,16 @@ class Build:
     def _check_open(self) -> None:
         self._owner.check("build", error=CacheError, uri=self._entry.path)
         if self._lock is None:
-            raise ClosedError("this build is over", uri=self._entry.path)
+            raise ClosedError("this build is closed: start another with building()", uri=self._entry.path)
 
     def _begin(self) -> None:
-        """Make the folder of a first build."""
+        """Create the folder of a first build."""
         folder = new_path(self._entry.folder.path, self._entry.key)
         os.mkdir(folder, 0o700)
         self._folder, self._dir = folder, os.open(folder, _FOLDER_FLAGS)
 
     def _begin_extension(self, manifest: Manifest) -> None:
-        """Say that the store is being extended, before anything of it is changed."""
+        """Mark the store as being extended, before changing any of it."""
         self._dir = os.open(self._entry.path, _FOLDER_FLAGS)
         with contextlib.suppress(FileExistsError):
             write_file(EXTENDING, b"", dir_fd=self._dir)
@@ -439,13 +445,14 @@ class Build:
         self._folder = self._entry.path
 
     def _take(self, bytes: int) -> None:
-        """Make room for bytes of a file, which takes whole blocks."""
+        """Make room for the bytes of a file, which occupies whole blocks."""
         self.ensure_room(-(-bytes // _BLOCK) * _BLOCK)
 
     def _write_manifest(self, data: bytes) -> None:
         temporary = f"manifest-{uuid.uuid4().hex[:8]}.tmp"
         write_file(temporary, data, dir_fd=self._dir)
-        sync_descriptor(self._dir)  # The names of new arrays: a manifest that survives has all that it names.
+        # Sync the names of new arrays first: a manifest that survives a crash then finds all its arrays.
+        sync_descriptor(self._dir)
         os.rename(temporary, MANIFEST, src_dir_fd=self._dir, dst_dir_fd=self._dir)
         sync_descriptor(self._dir)
 
@@ -459,10 +466,10 @@ class Build:
 
 
 def _read(name: str, dir_fd: int) -> bytes:
-    """A whole small file.
+    """Read a whole small file.
 
     Raises:
-        CorruptData: It is no regular file, or too long.
+        CorruptData: It is not a regular file, or too long.
     """
     try:
         fd = os.open(name, _FILE_FLAGS, dir_fd=dir_fd)
@@ -473,5 +480,5 @@ def _read(name: str, dir_fd: int) -> bytes:
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise CorruptData(f"{name} is no regular file of at most {MAX_BYTES} bytes")
+            raise CorruptData(f"{name} is not a regular file of at most {MAX_BYTES} bytes")
         return file.read()

@@ -1,16 +1,16 @@
-"""What lies in the folder of built stores, and what of it may be removed: only what rlio has put there.
+"""The files in the folder of built stores, and their removal: only of files that rlio created.
 
 ::
 
     rlio-cache            marks the folder as rlio's
     CACHEDIR.TAG          tells backup programs to leave it out
-    <key>.lock            locked by the process that builds the store; it stays there
-    <key>.store/          a store: *.array, and manifest.json, which is touched at each use
-    <key>.new-<random>/   a store that is being built
-    <key>.old-<random>/   a store that is being removed
+    <key>.lock            locked by the process that builds the store; never removed
+    <key>.store/          a store: *.array, and manifest.json, which every use touches
+    <key>.new-<random>/   a store being built
+    <key>.old-<random>/   a store being removed
 
-``extending`` in a store says that an extension has begun: bytes below the lengths of the manifest may have
-been written in place. ``used`` was in stores of earlier versions.
+``extending`` in a store marks an extension that has begun: it may have changed bytes in place, below the
+lengths in the manifest. Stores of earlier versions also have ``used``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
     "write_file",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 MANIFEST: Final = "manifest.json"
 EXTENDING: Final = "extending"
@@ -71,34 +71,34 @@ _TEMPORARY: Final = re.compile(r"manifest-[0-9a-f]{8}\.tmp")
 
 
 def is_key(key: str) -> bool:
-    """Whether a text may be the key of a store: 16 to 128 hexadecimal digits, in small letters."""
+    """Whether a text may be the key of a store: 16 to 128 lower-case hexadecimal digits."""
     return isinstance(key, str) and _KEY.fullmatch(key) is not None
 
 
 def store_path(folder: str, key: str) -> str:
-    """Where the store of a key lies."""
+    """Path of the store of a key."""
     return os.path.join(folder, f"{key}.store")
 
 
 def new_path(folder: str, key: str) -> str:
-    """A place to build the store of a key in, which nobody else has."""
+    """A new, unique path for building the store of a key."""
     return os.path.join(folder, f"{key}.new-{uuid.uuid4().hex[:8]}")
 
 
 def builder_lock(folder: str, key: str) -> FileLock:
-    """The lock that the builder of a key's store holds; a process that dies, or is forked, does not keep it.
+    """The lock that the builder of a key's store holds; a dead process or a fork does not keep it.
 
-    Any thread may release it. Two of these exclude each other, also in one process.
+    Any thread may release it. Two such locks exclude each other even within one process.
     """
     path = os.path.join(folder, f"{key}.lock")
     return FileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
 
 
 def user_folder() -> str:
-    """The user's own cache folder of stores.
+    """The user's default cache folder of stores.
 
     Raises:
-        OptionError: The user has no home.
+        OptionError: The user has no home folder.
     """
     home = os.path.expanduser("~")
     base = (
@@ -108,17 +108,17 @@ def user_folder() -> str:
     if sys.platform != "darwin" and os.path.isabs(given):
         base = given
     if not os.path.isabs(base):
-        raise OptionError("there is no home folder to keep built stores in: set RLIO_CACHE to a folder")
+        raise OptionError("found no home folder for built stores: set RLIO_CACHE to a folder")
     return os.path.join(base, "rlio", "replay")
 
 
 def prepare(path: str) -> None:
-    """Make the folder, or check that it is rlio's, and this user's alone.
+    """Create the folder, or check that it belongs to rlio and to this user alone.
 
     Raises:
-        OptionError: It holds other things.
-        UnsafeData: It is a link, another user's, or others may write into it.
-        CacheError: It cannot be made, or is no place for files that several processes share.
+        OptionError: The folder holds other files.
+        UnsafeData: It is a link, belongs to another user, or others may write into it.
+        CacheError: It cannot be created, or cannot hold files that processes share.
     """
     with explained(path):
         _make(path)
@@ -134,7 +134,7 @@ def prepare(path: str) -> None:
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Say where an error of the operating system comes from, and what to do."""
+    """Turn errors of the operating system into `CacheError`s that say where, and what to do."""
     try:
         yield
     except OSError as error:
@@ -154,25 +154,25 @@ def _make(path: str) -> None:
         raise UnsafeData("the cache folder is a link or a file: give the folder itself", uri=path)
     if status.st_uid != os.getuid():
         raise UnsafeData(
-            f"the cache folder belongs to user {status.st_uid}, and this is user {os.getuid()}: "
-            "set RLIO_CACHE to a folder of your own",
+            f"the cache folder belongs to user {status.st_uid}, but this is user {os.getuid()}: set "
+            "RLIO_CACHE to a folder of your own",
             uri=path,
         )
     if stat.S_IMODE(status.st_mode) & 0o022:
         raise UnsafeData(
             f"others may write into the cache folder (mode {stat.S_IMODE(status.st_mode):04o}): chmod 700 it "
-            "if nobody has put anything there, or set RLIO_CACHE to another",
+            "if no one else has put files there, or set RLIO_CACHE to another folder",
             uri=path,
         )
 
 
 def _claim(path: str) -> None:
-    """Mark a folder that is empty; refuse one that is neither empty nor marked."""
+    """Mark an empty folder as rlio's; refuse a folder that is neither empty nor marked."""
     marker = os.path.join(path, _MARKER)
     if os.listdir(path) and not os.path.lexists(marker):
         raise OptionError(
-            "the cache folder holds other things, which rlio would have to tell from its own: set RLIO_CACHE "
-            "to a new or empty folder",
+            "the cache folder holds other things, which rlio must not remove: set RLIO_CACHE to a new or "
+            "empty folder",
             uri=path,
         )
     for name, says in ((_MARKER, _SAYS), (_TAG, _TAG_SAYS)):
@@ -184,14 +184,14 @@ def _claim(path: str) -> None:
 
 @dataclass(frozen=True)
 class StoreFolder:
-    """A folder of a store that was found.
+    """A folder of a store, found on the disk.
 
     Attributes:
-        path: Of the folder.
-        key: Of the store.
-        kind: Whether it is whole, being built, or being removed.
-        bytes: On the disk.
-        used: When it was last used, in seconds since 1970; 0 where that is not known.
+        path: Path of the folder.
+        key: Key of the store.
+        kind: Whether the store is complete, being built, or being removed.
+        bytes: Bytes on the disk.
+        used: Time of its last use, in seconds since 1970; 0 if unknown.
     """
 
     path: str
@@ -202,16 +202,16 @@ class StoreFolder:
 
 
 def remove_store(folder: str, key: str) -> None:
-    """Remove the store of a key, if it is there. Arrays that readers have mapped stay valid."""
+    """Remove the store of a key, if it exists. Arrays that readers have mapped stay valid."""
     aside = os.path.join(folder, f"{key}.old-{uuid.uuid4().hex[:8]}")
     with contextlib.suppress(FileNotFoundError):
-        # A reader that opens the store meanwhile sees by the name that it has to begin again.
+        # A reader that is opening the store notices the new name and starts again.
         os.rename(store_path(folder, key), aside)
         remove(aside)
 
 
 def remove(path: str) -> None:
-    """Remove what rlio has put into a folder, and the folder if it is empty then."""
+    """Remove rlio's files from a folder, and the folder itself if it is then empty."""
     with contextlib.suppress(FileNotFoundError):  # Another process was quicker.
         names = os.listdir(path)
         ours = [name for name in names if _is_ours(name)]
@@ -232,7 +232,7 @@ def _is_ours(name: str) -> bool:
 
 
 def remove_strays(dir_fd: int, keep: set[str]) -> None:
-    """Remove from a store what an extension of it has left that was killed: arrays that are not its own."""
+    """Remove what a killed extension left in a store: arrays that the manifest does not list."""
     for name in os.listdir(dir_fd):
         if (is_array_file(name) and name not in keep) or _TEMPORARY.fullmatch(name):
             os.unlink(name, dir_fd=dir_fd)
@@ -246,7 +246,7 @@ def scan(folder: str, key: str | None = None) -> list[StoreFolder]:
             match = _FOLDER.fullmatch(entry.name)
             if match is None or (key is not None and match[1] != key):
                 continue
-            with contextlib.suppress(FileNotFoundError):  # It was removed, or has a new name, just now.
+            with contextlib.suppress(FileNotFoundError):  # It was removed or renamed in the meantime.
                 if entry.is_dir(follow_symlinks=False):
                     found.append(_measure(entry.path, match[1], match[2] or "store"))
     return found
@@ -258,7 +258,7 @@ def _measure(path: str, key: str, kind: str) -> StoreFolder:
         total += status.st_blocks * 512
         if name == MANIFEST:
             used = status.st_mtime
-    return StoreFolder(path, key, kind, total, used)  # type: ignore[arg-type]  # One of the pattern's.
+    return StoreFolder(path, key, kind, total, used)  # type: ignore[arg-type]  # The pattern ensures the kind.
 
 
 def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -270,7 +270,7 @@ def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def write_file(path: str, data: bytes, *, dir_fd: int | None = None) -> None:
-    """Make a new file, durably."""
+    """Create a file and make it durable."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
     fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
     try:

@@ -1,8 +1,8 @@
-"""Room in the folder of built stores: what is counted, and which stores are evicted.
+"""Room in the folder of built stores: what counts, and which stores to evict.
 
-The bound is approximate. A builder counts the files in the folder, and counts them again as it writes. It
-does not count what other builders are about to write, nor evicted stores that readers still have mapped:
-their disk space is free once these readers close them.
+The limit is approximate. A builder counts the files in the folder, and counts them again as it writes. It
+counts neither what other builders are about to write, nor evicted stores that readers still have mapped. The
+disk space of those is freed when the readers close them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from rlio.replay.cache_files import StoreFolder, builder_lock, remove, remove_st
 
 __all__ = ["make_room", "remove_abandoned", "size_text"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: Part of the disk that is never asked for.
+#: Part of the disk that always stays free.
 _KEPT_FREE: Final = 0.05
 
 
 def make_room(folder: str, key: str, wanted: int, max_bytes: int) -> None:
-    """Evict stores until there is room for ``wanted`` bytes more of a store, the least recently used first.
+    """Evict the least recently used stores until ``wanted`` more bytes fit.
 
     Args:
-        folder: Of the stores.
-        key: Of the store that is built; the caller has its lock.
-        wanted: Bytes beyond those that it has.
-        max_bytes: That all stores together may take.
+        folder: Folder of the stores.
+        key: Key of the store being built; the caller holds its lock.
+        wanted: Bytes beyond those that the store has.
+        max_bytes: Limit on the bytes of all stores together.
 
     Raises:
-        CacheError: There is no such room. None is removed where that is clear before; stores that are being
-            extended, or that a process has mapped, show it only once others were removed.
+        CacheError: The bytes do not fit. If that is clear in advance, no store is removed. Stores that are
+            being extended, or that a process has mapped, show only during eviction that they free nothing.
     """
     _sweep(folder)
     found = scan(folder)
@@ -47,12 +47,12 @@ def make_room(folder: str, key: str, wanted: int, max_bytes: int) -> None:
     )
     taken, (free, kept) = sum(each.bytes for each in found), _disk(folder)
     over, missing = taken + wanted - max_bytes, wanted - (free - kept)
-    # Looked at before any is removed: what does not help is not done.
+    # Check before evicting: evict nothing if it would not suffice.
     if max(over, missing) <= sum(each.bytes for each in others):
         for each in others:
             if max(over, missing) > 0 and _evict(folder, each):
                 over -= each.bytes
-                # Asked again: the files of a store that a process has mapped stay on the disk for now.
+                # Measure again: the files of a store that a process has mapped still occupy the disk.
                 free, kept = _disk(folder)
                 missing = wanted - (free - kept)
     if max(over, missing) > 0:
@@ -67,19 +67,19 @@ def make_room(folder: str, key: str, wanted: int, max_bytes: int) -> None:
 
 
 def _evict(folder: str, found: StoreFolder) -> bool:
-    """Remove a store, unless it is being extended; whether it was removed."""
+    """Remove a store unless it is being extended; returns whether it was removed."""
     try:
         with builder_lock(folder, found.key).acquire(blocking=False):
             remove_store(folder, found.key)
     except Timeout:
         return False
     last = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.used))
-    logger.info("%s (%s, last used %s) makes way", found.path, size_text(found.bytes), last)
+    logger.info("evicting %s (%s, last used %s)", found.path, size_text(found.bytes), last)
     return True
 
 
 def _sweep(folder: str) -> None:
-    """Remove what dead processes have left: stores half removed, and stores half built."""
+    """Remove what dead processes left: stores half removed and stores half built."""
     for found in scan(folder):
         if found.kind == "old":
             remove(found.path)
@@ -89,20 +89,20 @@ def _sweep(folder: str) -> None:
 
 
 def remove_abandoned(folder: str, key: str) -> None:
-    """Remove the half built stores of a key, whose lock the caller has: their builders are dead."""
+    """Remove the half-built stores of a key whose lock the caller holds: their builders are dead."""
     for found in scan(folder, key):
         if found.kind == "new":
             remove(found.path)
 
 
 def _disk(folder: str) -> tuple[int, int]:
-    """Bytes that are free for this user, and those of them that stay so."""
+    """Bytes that are free for this user, and the part of them that must stay free."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize, int(_KEPT_FREE * status.f_blocks * status.f_frsize)
 
 
 def size_text(size: int) -> str:
-    """Bytes for people.
+    """A number of bytes as readable text.
 
     Example:
         >>> size_text(999), size_text(3 << 29)

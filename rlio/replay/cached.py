@@ -1,9 +1,9 @@
-"""Stores of data sets in the cache folder: found, built, or extended by what was recorded since.
+"""Stores of data sets in the cache folder: found, built, or extended by newly recorded rows.
 
-A store holds parts of shards in the order in which they were added. It serves a snapshot whose parts are the
-first so many of them; to one with more parts, the others are added; for any other (shards were compacted,
-trimmed or replaced) it is built anew. The names of shards hold their rows, sizes and CRCs, so that another
-data set under the same URI is never taken for this one.
+A store holds parts of shards in the order in which they were added. It serves a snapshot if the snapshot's
+parts are the first parts of the store. A snapshot with more parts extends the store. Any other snapshot
+(after shards were compacted, trimmed or replaced) rebuilds the store. The names of shards hold their rows,
+sizes and CRCs: another data set under the same URI is never mistaken for this one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlio.errors import CorruptData
@@ -24,7 +24,7 @@ from rlio.schemas.schema import Schema, canonical_json
 
 __all__ = ["Cached", "open_cached"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Cached:
     """A store of the cache, open for reading.
 
     Attributes:
-        rows: Its rows.
-        pieces: Those of the snapshot, in recorded order.
-        skipped: Rows that were lost to damage when they were added.
-        reading: Has the arrays mapped.
+        rows: All rows of the store.
+        pieces: Rows of the snapshot, in recorded order.
+        skipped: Rows lost to damage when the store was built.
+        reading: Keeps the arrays mapped.
     """
 
     rows: StoreRows
@@ -46,13 +46,13 @@ class Cached:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What the builder of a store noted.
+    """What the builder of a store recorded.
 
     Attributes:
         filled: How far the tables are filled.
-        pieces: Part of a shard -> its rows (None: all were lost) and how many were lost; in the order in
+        pieces: Part of a shard -> its rows (None: all were lost) and the number of lost rows; in the order in
             which they were added.
-        open: Policy id -> episodes that may go on.
+        open: Policy id -> episodes that may continue.
     """
 
     filled: Filled
@@ -60,19 +60,19 @@ class _Contents:
     open: Mapping[str, list[Any]]
 
     def serves(self, wanted: list[SegmentKey]) -> bool:
-        """Whether the parts of a snapshot are the first ones here, and all of those."""
+        """Whether the parts of a snapshot are exactly the first parts of the store."""
         return set(list(self.pieces)[: len(wanted)]) == set(wanted)
 
     def grows_to(self, wanted: list[SegmentKey]) -> bool:
-        """Whether the parts of a snapshot are all of these, and more."""
+        """Whether a snapshot has all parts of the store, and possibly more."""
         return self.pieces.keys() <= set(wanted)
 
     def grows_beyond(self, wanted: list[SegmentKey]) -> bool:
-        """Whether all parts of a snapshot are here, among others."""
+        """Whether the store has all parts of a snapshot, and possibly more."""
         return set(wanted) <= self.pieces.keys()
 
     def to_json(self) -> dict[str, Any]:
-        """For a manifest."""
+        """The JSON form for a manifest."""
         return {
             **self.filled.to_json(),
             "pieces": [
@@ -84,10 +84,10 @@ class _Contents:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> _Contents:
-        """Read it back.
+        """Read the form of `to_json`.
 
         Raises:
-            CorruptData: It is not that.
+            CorruptData: ``state`` has another form.
         """
         try:
             pieces: dict[SegmentKey, tuple[AddedRows | None, int]] = {}
@@ -99,7 +99,9 @@ class _Contents:
                 pieces[SegmentKey(path, skip, rows)] = made, lost
             return cls(Filled.from_json(state), pieces, state["open"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise CorruptData(f"what a store notes of its rows is damaged: {error!r}") from error
+            raise CorruptData(
+                f"a store's record of its rows is damaged: {error!r}; remove the store"
+            ) from error
 
 
 def open_cached(
@@ -111,27 +113,27 @@ def open_cached(
     stop: threading.Event,
     given_up: set[str],
 ) -> Cached:
-    """The store of a snapshot, built or extended if need be.
+    """Open the store of a snapshot; builds or extends it if needed.
 
     Args:
-        source: What is read.
-        schema: Of its rows.
-        folder: Where stores lie.
-        progress: Called with the number of rows that were added.
-        stop: Set to give up.
-        given_up: Paths of shards that are listed and not there.
+        source: What to read.
+        schema: Schema of its rows.
+        folder: The cache folder.
+        progress: Called with the number of rows added.
+        stop: Set it to stop.
+        given_up: Paths of shards that are listed but missing.
 
     Raises:
         CorruptData: Rows are damaged.
-        CacheError: There is no room; or the folder cannot be used.
-        ShardGone: A shard is not there.
+        CacheError: There is no room, or the folder cannot be used.
+        ShardGone: A shard is missing.
     """
     wanted = [key_of(segment) for segment in source.dataset.segments]
     entry = _entry(source, schema, folder, pinned=source.dataset.pinned)
     reading = entry.reading()
     contents = _contents(reading)
     if contents is not None and not contents.serves(wanted) and contents.grows_beyond(wanted):
-        # Somebody has added what came after this snapshot, in between: it gets a store of its own.
+        # Meanwhile another process added rows newer than this snapshot, which therefore gets its own store.
         reading.close()
         entry = _entry(source, schema, folder, pinned=True)
         reading = entry.reading()
@@ -140,20 +142,28 @@ def open_cached(
         reading.close()
         with entry.building(stop=stop) as making:
             _make(making, source, schema, wanted, progress=progress, stop=stop, given_up=given_up)
-            # Opened before the right to build is given back, so that it cannot make way for another.
+            # Open the store before releasing the right to build, so that it cannot be evicted in between.
             reading = entry.reading()
             contents = _contents(reading)
     if contents is None or not contents.serves(wanted):
         reading.close()
-        raise CorruptData("the store that was just built is not there: remove it", uri=entry.path)
+        raise CorruptData(
+            "the newly built store is missing or incomplete: remove the folder if it exists, and open again",
+            uri=entry.path,
+        )
     rows = StoreRows(schema, capacity=1, arrays=reading.arrays, filled=contents.filled, sealed=True)
     found = [contents.pieces[key] for key in wanted]
-    pieces = [piece for piece, _ in found if piece is not None]
+    writers = [segment.ref.writer for segment in source.dataset.segments]
+    pieces = [
+        replace(piece, writer=writer)
+        for (piece, _), writer in zip(found, writers, strict=True)
+        if piece is not None
+    ]
     return Cached(rows, pieces, sum(lost for _, lost in found), reading)
 
 
 def _entry(source: Source, schema: Schema, folder: CacheFolder, *, pinned: bool) -> Entry:
-    """The place of the store of a data set; of one of its snapshots alone, if ``pinned``."""
+    """The cache entry of a data set; if ``pinned``, of this snapshot alone."""
     describe = {
         "rows": ROW_VERSION,
         "uri": source.dataset.uri,
@@ -180,12 +190,12 @@ def _make(
     stop: threading.Event,
     given_up: set[str],
 ) -> None:
-    """Build or extend a store, unless another process has done so meanwhile."""
+    """Build or extend a store, unless another process has done so since."""
     contents = _contents(making)
     if contents is not None and contents.serves(wanted) and not making.interrupted:
         return
     if contents is not None and (making.interrupted or not contents.grows_to(wanted)):
-        logger.info("%s has changed: its store is built anew", source.dataset.uri)
+        logger.info("%s has changed: rebuilding its store", source.dataset.uri)
         making.start_over()
         contents = None
     known = {} if contents is None else contents.pieces

@@ -1,12 +1,12 @@
-"""What is drawn from a table: transitions, n-step transitions, sequences or whole episodes, as batches.
+"""Draws from a table: transitions, n-step transitions, sequences or whole episodes, as batches.
 
-A draw has units, numbered in recorded order; which units come when is the business of an order.
+The units of a draw are numbered in recorded order. `rlio.replay.order` decides which units come when.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
-from rlio.errors import MissingColumn, OptionError
+from rlio.batch.nested import map_structure
+from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.reader import Unit
+from rlio.replay.episode_columns import EPISODE_COLUMNS, MC_RETURN, EpisodeValues, episode_leaf
 from rlio.replay.filters import RowFilter
 from rlio.replay.n_step import NStep, Window, windows
 from rlio.replay.numbers import Numbers
@@ -26,17 +28,19 @@ from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, rebuild
 from rlio.support.forks import cached_property
 
-__all__ = ["BATCH_INDEXES", "Draw", "PolicyView", "RowRange", "RowUnits", "Units", "open_units"]
+__all__ = ["BATCH_INDEXES", "MASK", "Draw", "PolicyView", "RowRange", "RowUnits", "Units", "open_units"]
 
 Ids = NDArray[np.int64]
 
-#: The column of logical row numbers, by which priorities are updated.
+#: The column of logical row numbers, by which `update_priorities` finds units.
 BATCH_INDEXES: Final = "batch_indexes"
-#: Columns that an n-step transition has of its last row.
+#: The column that marks the rows of a sequence that are not padding, with ``layout="time"``.
+MASK: Final = "mask"
+#: Columns that an n-step transition takes from its last row.
 _OF_LAST: Final = frozenset(
     (Columns.NEXT_OBS, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
 )
-# Rows at a time, where all rows of a table are looked at.
+# Rows read at a time in a scan of a whole table.
 _CHUNK: Final = 1 << 16
 
 
@@ -47,13 +51,16 @@ class Draw:
     Attributes:
         columns: Logical columns; None: all.
         n_step: Steps to look ahead; None: rows as they were recorded.
-        sequences: How episodes are cut into sequences; None: they are not.
+        sequences: How to cut episodes into sequences; None: not at all.
         episodes: Whether a unit is a whole episode.
-        policy: Of several policies, the one whose rows are drawn, each on its own; None: joint steps of all.
-        filter: Selects rows; of sequences and episodes, their first ones.
-        views: Whether columns are views of one block of rows, strided, instead of contiguous copies; wide
-            ``obs`` and ``new_obs`` then overlap, and are read-only.
-        indexes: Whether ``batch_indexes`` comes with the columns.
+        policy: With several policies, the one whose rows are drawn; None: joint steps of all.
+        filter: Selects rows; for sequences and episodes, by their first rows. It may read `EPISODE_COLUMNS`.
+            A quantile in it is that of the episodes whose value is known, on the side of its split.
+        derive: Which of `EPISODE_COLUMNS` to add, as float32.
+        gamma: Discount of ``mc_return``.
+        views: Make columns strided views of one block of rows, instead of contiguous copies; wide ``obs`` and
+            ``new_obs`` then overlap and are read-only.
+        indexes: Add the column ``batch_indexes``.
     """
 
     columns: frozenset[str] | None = None
@@ -64,44 +71,79 @@ class Draw:
     filter: RowFilter | None = None
     views: bool = False
     indexes: bool = False
+    derive: tuple[str, ...] = ()
+    gamma: float = 0.99
 
     def __post_init__(self) -> None:
+        for name in self.derive:
+            if name not in EPISODE_COLUMNS:
+                raise OptionError(
+                    f"derive={excerpt(list(self.derive))}: expected a list of {', '.join(EPISODE_COLUMNS)}"
+                )
+        if not 0.0 <= self.gamma <= 1.0:
+            raise OptionError(f"gamma={excerpt(self.gamma)}: expected a discount from 0 to 1")
         kinds = [self.n_step is not None, self.sequences is not None, self.episodes]
         if sum(kinds) > 1:
-            raise OptionError("n_step, sequence_length and episodes exclude each other: give one of them")
+            raise OptionError("n_step, sequence_length and episodes exclude each other: pass one of them")
         if self.views and any(kinds):
-            raise OptionError("views=True is for single transitions: the others need rows of their own")
+            raise OptionError("views=True works only for single transitions: drop views, or the other option")
 
     @property
     def unit(self) -> Unit:
-        """What is counted."""
-        return "episodes" if self.episodes else "steps" if self.sequences is None else "sequences"
+        """The kind of unit that `Units.count` counts."""
+        if self.episodes:
+            return "episodes"
+        # In the layout (sequences, rows, ...), a sequence is one row of the batch.
+        return "steps" if self.sequences is None or self.sequences.layout == "time" else "sequences"
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a unit is one row, or the transition that begins there."""
+        return self.sequences is None and not self.episodes
 
     @property
     def looks_around(self) -> bool:
-        """Whether other columns, or other rows, than those that are given are looked at."""
-        return bool(self.filter or self.n_step or self.sequences or self.episodes)
+        """Whether the draw reads columns or rows beyond those that it returns."""
+        return bool(self.filter or self.n_step or self.sequences or self.episodes or self.derive)
+
+    def derived(self, known: Collection[str]) -> list[str]:
+        """The columns to derive, also for the filter alone, if the data has the columns ``known``."""
+        read = () if self.filter is None else self.filter.columns or ()
+        return [*self.derive, *(name for name in read if name in EPISODE_COLUMNS and name not in known)]
+
+    def check_live(self) -> None:
+        """Refuse what needs whole episodes, for a live store, whose rows come and go.
+
+        Raises:
+            OptionError: Columns are derived, or a split is drawn.
+        """
+        if self.derived(()) or (self.filter is not None and self.filter.split is not None):
+            raise OptionError(
+                "derive, split and filters of episode columns are for data sets: record the rows, and open "
+                "rlio.DatasetReader or rlio.ReplayStore.open on them"
+            )
 
     def to_json(self) -> dict[str, Any]:
-        """What a saved state holds of it."""
+        """The part of the draw that a saved state holds."""
         return {
             "n_step": None if self.n_step is None else [self.n_step.n, self.n_step.gamma],
-            "sequences": None
-            if self.sequences is None
-            else [self.sequences.length, self.sequences.burn_in, self.sequences.overlap],
+            "sequences": None if self.sequences is None else self.sequences.to_json(),
             "episodes": self.episodes,
             "policy": self.policy,
             "filter": None if self.filter is None else self.filter.text,
+            # Left out if unused: states of earlier versions have no such keys.
+            **({"derive": list(self.derive)} if self.derive else {}),
+            **({"gamma": self.gamma} if MC_RETURN in self.derived(()) else {}),
         }
 
 
 class RowRange(NamedTuple):
-    """Which rows of a table are seen.
+    """Which rows of a table a reader sees.
 
     Attributes:
         first: Number of the first row; see `PolicyView.first`.
-        rows: How many there are.
-        head: Rows from here on are not seen, by logical number.
+        rows: Number of rows.
+        head: Logical number of the first row that is too new to be seen.
     """
 
     first: int
@@ -117,8 +159,10 @@ class PolicyView:
         name: The policy's id.
         policy: Its schema.
         table: Its rows.
-        rows: Logical numbers of the rows in recorded order; None where they follow each other.
-        span: Which of them are seen; None: whatever the table holds at the moment.
+        rows: Logical numbers of the rows in recorded order; None if they are consecutive.
+        span: Which rows are seen; None: the current rows of the table.
+        writers: (row numbers at which the rows of a writer begin, the writers); None for a live store.
+        trimmed: The writers whose first rows were trimmed.
     """
 
     name: str
@@ -126,34 +170,54 @@ class PolicyView:
     table: RowTable
     rows: Ids | None = None
     span: RowRange | None = None
+    writers: tuple[Ids, NDArray[Any]] | None = None
+    trimmed: frozenset[str] = frozenset()
 
     @property
     def first(self) -> int:
-        """Number of the first row. Rows are numbered in recorded order: logically, if that is the same."""
+        """Number of the first row. Rows are numbered in recorded order, which may not be logical order."""
         return self.table.tail if self.span is None else self.span.first
 
     @property
     def count(self) -> int:
-        """Rows that are seen."""
+        """Number of rows seen."""
         return len(self.table) if self.span is None else self.span.rows
 
     @property
     def head(self) -> int:
-        """Rows from here on are not seen, by logical number."""
+        """Logical number of the first row that is too new to be seen."""
         return self.table.head if self.span is None else self.span.head
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """Number of the first row, and that behind the last."""
+        """Number of the first row, and the number after the last."""
         return self.first, self.first + self.count
 
     def rows_of(self, numbers: Ids) -> Ids:
-        """Logical numbers of the rows of given numbers."""
+        """Logical numbers of the rows with the given numbers."""
         return numbers if self.rows is None else self.rows[numbers]
 
     def numbers_of(self, rows: Ids) -> Ids:
-        """Numbers of the rows of given logical numbers; below `first` where they are not seen."""
+        """Numbers of the rows with the given logical numbers; below `first` for unseen rows."""
         return rows if self.rows is None else self._numbers[rows]
+
+    def writer_of(self, rows: Ids) -> str | NDArray[Any]:
+        """The writers of the rows with the given logical numbers."""
+        if self.writers is None:
+            return ""
+        starts, names = self.writers
+        found: NDArray[Any] = names[np.searchsorted(starts, self.numbers_of(rows), "right") - 1]
+        return found
+
+    def episode_values(self) -> EpisodeValues:
+        """Columns that are derived from the whole episodes of the rows seen."""
+        leaves = [leaf for leaf in self.table.layout.packed if not (leaf.path or leaf.spec.shape)]
+        flat = {leaf.column: leaf.physical for leaf in leaves}
+        rows = self.rows_of(np.arange(*self.numbers))
+        return EpisodeValues(self.table, rows, head=self.head, flat=flat, trimmed=self._is_trimmed)
+
+    def _is_trimmed(self, rows: Ids) -> NDArray[np.bool_]:
+        return np.isin(np.asarray(self.writer_of(rows), str), sorted(self.trimmed))
 
     @cached_property
     def _numbers(self) -> Ids:
@@ -166,12 +230,12 @@ class PolicyView:
         """The leaves of a draw's columns.
 
         Raises:
-            MissingColumn: There is no such column.
+            MissingColumn: The policy lacks a column.
         """
         missing = sorted((draw.columns or set()) - set(self.policy.columns))
         if missing:
             raise MissingColumn(
-                f"no column {missing[0]!r} in policy {self.name!r}; there are "
+                f"no column {missing[0]!r} in policy {self.name!r}; its columns are "
                 f"{', '.join(sorted(self.policy.columns))}",
                 column=missing[0],
             )
@@ -181,7 +245,7 @@ class PolicyView:
         """The leaf of a packed column with one number a row.
 
         Raises:
-            MissingColumn: There is none.
+            MissingColumn: The policy has no such column.
         """
         found = [leaf for leaf in self.table.layout.packed if leaf.column == column]
         if len(found) != 1 or found[0].path or found[0].spec.shape:
@@ -190,13 +254,13 @@ class PolicyView:
 
 
 class _Index:
-    """The units of a draw, by numbers that ascend in recorded order, as rows come and go.
+    """The units of a draw, by ascending numbers in recorded order, while rows come and go.
 
     Args:
-        span: Gives the number of the first row (or joint step) that is there, and that behind the last.
-        find: Gives, for the rows (or joint steps) from one number to another, the units that they complete:
-            whether there is a unit is a matter of the rows up to the one that completes it.
-        per_row: Units that may begin with one row: those of row r have numbers from ``r * per_row`` on.
+        span: Returns the number of the first row (or joint step), and the number after the last.
+        find: Returns the units that a range of rows (or joint steps) completes. Whether a unit exists depends
+            only on the rows up to the one that completes it.
+        per_row: How many units may begin with one row: units of row r have numbers from ``r * per_row`` on.
     """
 
     def __init__(
@@ -221,7 +285,7 @@ class _Index:
         return found
 
     def update(self) -> None:
-        """Drop the units that begin before the first row, and add those that new rows complete."""
+        """Drop units that begin before the first row, and add units that new rows complete."""
         first, stop = self._span()
         self._numbers.drop_below(first * self._per_row)
         begin = max(self._seen, first)
@@ -232,30 +296,30 @@ class _Index:
 
 
 class Units(ABC):
-    """The units of a draw. A batch is made of the units of given numbers, in that order."""
+    """The units of a draw. A batch consists of the units with the given numbers, in that order."""
 
-    #: Whether a batch is cut into smaller ones by slicing its rows.
+    #: Whether slicing a batch's rows gives smaller batches.
     sliceable = False
-    #: Which of the rows, or joint steps, the units begin with; None: all, or nothing of the kind.
+    #: Which rows, or joint steps, the units begin with; None: all of them, or not applicable.
     _index: _Index | None = None
 
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many there are."""
+        """Number of units."""
 
     def update(self) -> None:
-        """Take note of the rows that came and went, in time for those."""
+        """Adopt rows that were added or removed; takes time in proportion to their number."""
         if self._index is not None:
             self._index.update()
 
     @abstractmethod
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
-        """The units of the given numbers; what they are made of is the caller's.
+        """Make a batch of the units with the given numbers; the caller owns its arrays.
 
         Args:
-            numbers: Which.
-            also: Further columns, one value a unit: the rows of a longer unit all have it.
+            numbers: Numbers of the units.
+            also: Further columns, one value a unit, repeated for all rows of a longer unit.
         """
 
 
@@ -265,7 +329,7 @@ def open_units(held: Mapping[str, PolicyView], draw: Draw, *, steps: Steps | Non
     Args:
         held: Policy id -> its rows.
         draw: What is drawn.
-        steps: Which rows belong to each joint step; None where there is one agent.
+        steps: Which rows belong to each joint step; None for a single agent.
 
     Raises:
         OptionError, MissingColumn: The data has no such units.
@@ -280,22 +344,34 @@ def open_units(held: Mapping[str, PolicyView], draw: Draw, *, steps: Steps | Non
 
 
 class _Maker:
-    """Makes columns of the rows of one policy."""
+    """Makes the columns of rows of one policy."""
 
     def __init__(self, held: PolicyView, draw: Draw) -> None:
         self.held = held
         self.draw = draw
-        self.leaves = held.wanted(draw)
-        self.plan = held.table.plan(self.leaves)
-        #: Physical and logical names, in the order of the schema, where no column is nested.
+        self.leaves: list[Leaf] = held.wanted(draw)
+        self.plan: Plan = held.table.plan(self.leaves)
+        #: Physical and logical names, in schema order; None if some column is nested.
         self.plain: list[tuple[str, str]] | None = None
         given = {leaf.physical for leaf in self.leaves}
         named = [leaf for leaf in held.policy.leaves if leaf.physical in given]
         if not any(leaf.path for leaf in named):
             self.plain = [(leaf.physical, leaf.column) for leaf in named]
         self._rewards = self._terminated = self._valid = None
+        known = held.policy.columns
+        for name in draw.derive:
+            if name in known:
+                raise OptionError(f"derive: the data has a column {name!r} already", column=name)
+        self._derived: dict[str, NDArray[np.float64]] = {}
+        self._filter = draw.filter
         if draw.filter is not None:
-            draw.filter.check(held.policy)
+            wanted = draw.derived(known)
+            draw.filter.check(PolicySchema((*held.policy.leaves, *map(episode_leaf, dict.fromkeys(wanted)))))
+        if names := draw.derived(known):
+            episodes = held.episode_values()
+            self._derived = {name: episodes.of(name, draw.gamma) for name in names}
+            if draw.filter is not None and draw.filter.quantiles:
+                self._filter = self._with_quantiles(draw.filter, episodes.firsts)
         if draw.n_step is not None:
             self._rewards = held.single(Columns.REWARDS, "n_step")
             self._terminated = held.single(Columns.TERMINATEDS, "n_step").physical
@@ -303,7 +379,7 @@ class _Maker:
                 self._valid = held.single(Columns.NEXT_OBS_VALID, "n_step").physical
 
     def columns(self, rows: Ids) -> dict[str, Any]:
-        """The columns of single transitions, or of n-step ones that begin with the given rows."""
+        """The columns of single transitions, or of n-step transitions, that begin with the given rows."""
         if self.draw.n_step is not None:
             return self._n_step(rows, self.draw.n_step)
         table = self.held.table
@@ -318,10 +394,25 @@ class _Maker:
             made = self._nested(arrays)
         if self.draw.indexes:
             made[BATCH_INDEXES] = rows.copy()
+        for name in self.draw.derive:
+            made[name] = self._derived[name][rows].astype(np.float32)
         return made
 
+    def _with_quantiles(self, chosen: RowFilter, firsts: Ids) -> RowFilter:
+        """The filter with the values of its quantiles, each episode counted once."""
+        if chosen.split is not None:
+            side = RowFilter.on_side(chosen.split, None)
+            firsts = firsts[self._passes(side, firsts)]
+
+        def value_of(column: str, share: float) -> float:
+            values = self._derived[column][firsts]
+            values = values[np.isfinite(values)]
+            return float(np.quantile(values, share)) if len(values) else np.nan
+
+        return chosen.with_quantiles(value_of)
+
     def _n_step(self, rows: Ids, step: NStep) -> dict[str, Any]:
-        """Columns of the first rows, with those that an n-step transition has of the last."""
+        """Columns of the first rows; some columns of an n-step transition come from its last row."""
         assert self._rewards is not None
         assert self._terminated is not None
         table = self.held.table
@@ -337,13 +428,13 @@ class _Maker:
 
     @cached_property
     def _n_step_plans(self) -> tuple[Plan, Plan]:
-        """How the columns of the first rows, and those of the last, are gathered."""
+        """How to gather the columns of the first rows, and those of the last."""
         table = self.held.table
         firsts = [leaf for leaf in self.leaves if leaf.column not in _OF_LAST and leaf != self._rewards]
         return table.plan(firsts), table.plan(leaf for leaf in self.leaves if leaf.column in _OF_LAST)
 
     def _mask(self, window: Window) -> NDArray[np.float32]:
-        """1 where there is a state to bootstrap from."""
+        """1 where the value of a next state can be bootstrapped."""
         table = self.held.table
         assert self._terminated is not None
         ends = np.asarray(table.values(self._terminated, window.last), bool)
@@ -352,16 +443,20 @@ class _Maker:
         return (~ends).astype(np.float32)
 
     def passes(self, rows: Ids) -> NDArray[np.bool_]:
-        """Which rows the filter lets pass; all, if there is none."""
-        chosen = self.draw.filter
-        if chosen is None or not len(rows):
+        """Which rows pass the filter; all without a filter."""
+        if self._filter is None or not len(rows):
             return np.ones(len(rows), bool)
-        arrays = self.held.table.gather(rows, self._filter_plan)
-        return chosen.mask(self._nested(arrays), rows=len(rows))
+        return self._passes(self._filter, rows)
+
+    def _passes(self, chosen: RowFilter, rows: Ids) -> NDArray[np.bool_]:
+        columns = self._nested(self.held.table.gather(rows, self._filter_plan))
+        if chosen.columns is not None:
+            columns |= {name: self._derived[name][rows] for name in chosen.columns if name in self._derived}
+        return chosen.mask(columns, rows=len(rows), writer=self.held.writer_of(rows))
 
     @cached_property
     def _filter_plan(self) -> Plan:
-        """How the columns that the filter reads are gathered."""
+        """How to gather the columns that the filter reads."""
         chosen, table = self.draw.filter, self.held.table
         assert chosen is not None
         return table.plan(leaf for leaf in table.leaves if chosen.reads(leaf.column))
@@ -375,7 +470,7 @@ class _Maker:
 
 
 class RowUnits(Units):
-    """One row each, or the n-step transition that begins with it."""
+    """Units of one row each, or of the n-step transition that begins with that row."""
 
     def __init__(self, maker: _Maker) -> None:
         self._maker = maker
@@ -392,7 +487,7 @@ class RowUnits(Units):
         return numbers[self._maker.passes(self._maker.held.rows_of(numbers))]
 
     def rows(self, numbers: Ids) -> Ids:
-        """Logical numbers of the rows that the units of the given numbers begin with."""
+        """Logical numbers of the rows with which the given units begin."""
         held = self._maker.held
         if self._index is not None:
             return held.rows_of(self._index[numbers])
@@ -403,27 +498,27 @@ class RowUnits(Units):
         columns = self._maker.columns(self.rows(numbers))
         return SampleBatch._trusted(columns if also is None else {**columns, **also})
 
-    # ---- for whoever gathers the rows of several tables together ----
+    # ---- for gathering rows of several tables together ----
 
     @property
     def table(self) -> RowTable:
-        """What the rows lie in."""
+        """The table that holds the rows."""
         return self._maker.held.table
 
     @property
     def plan(self) -> Plan:
-        """Which columns are wanted."""
+        """The wanted columns."""
         return self._maker.plan
 
     @property
     def is_packed(self) -> bool:
-        """Whether the columns are those of packed rows as they were recorded, of a table that keeps them."""
+        """Whether the columns are packed rows as recorded, of a table that never drops rows."""
         plan, draw = self._maker.plan, self._maker.draw
         elsewhere = plan.windows or plan.wide or plan.texts or len(plan.packed) < len(plan.fixed)
-        return not (elsewhere or draw.n_step or draw.views or draw.indexes or self.table.ring)
+        return not (elsewhere or draw.n_step or draw.views or draw.indexes or draw.derive or self.table.ring)
 
     def looks_like(self, other: RowUnits) -> bool:
-        """Whether packed rows, wanted columns and their names are those of ``other``."""
+        """Whether both units have the same packed rows, wanted columns and names."""
         return (
             self.table.void == other.table.void
             and self.table.row == other.table.row
@@ -438,7 +533,7 @@ class RowUnits(Units):
 
 
 class _ChainUnits(Units):
-    """Units that begin somewhere in an episode, and go on with the rows that follow there."""
+    """Units that begin within an episode and continue with the rows that follow."""
 
     _index: _Index
 
@@ -461,10 +556,14 @@ class _SequenceUnits(_ChainUnits):
 
     def __init__(self, maker: _Maker, cut: Sequences) -> None:
         self._cut = cut
+        if cut.layout == "time" and MASK in maker.held.policy.columns:
+            raise OptionError(
+                f"layout='time' adds the column {MASK!r}, which the data has already", column=MASK
+            )
         super().__init__(maker, per_row=cut.burn_in + 1)
 
     def _find(self, start: int, stop: int) -> Ids:
-        """The sequences that rows complete: ``burn_in + 1`` times their first row, and their burn-in."""
+        """The sequences that rows complete, each as first row times (``burn_in + 1``) plus burn-in."""
         held = self._maker.held
         rows, burn_in = completed_sequences(held.table, held.rows_of(np.arange(start, stop)), self._cut)
         numbers = held.numbers_of(rows)
@@ -479,11 +578,19 @@ class _SequenceUnits(_ChainUnits):
         starts = held.rows_of(firsts)
         rows, sizes = chain_rows(held.table, starts, self._cut.length + burn_in, head=held.head)
         columns = self._maker.columns(rows)
-        place = ranges(np.arange(len(numbers)) * length, sizes)
+        begins = np.arange(len(numbers)) * length
+        place = ranges(begins if self._cut.padding == "right" else begins + length - sizes, sizes)
         padded = {name: _padded(column, place, len(numbers) * length) for name, column in columns.items()}
         if self._cut.burn_in:
             within = ranges(np.zeros(len(numbers), np.int64), sizes)
             padded["burn_in"] = _padded(within < np.repeat(burn_in, sizes), place, len(numbers) * length)
+        if self._cut.layout == "time":
+            padded[MASK] = _padded(np.ones(len(rows), bool), place, len(numbers) * length)
+            padded = {
+                name: map_structure(lambda leaf: leaf.reshape(len(numbers), length, *leaf.shape[1:]), column)
+                for name, column in padded.items()
+            }
+            return SampleBatch({**padded, **_state_in(held, self._states, starts), **(also or {})})
         padded |= _state_in(held, self._states, starts)
         padded |= {name: np.repeat(values, length) for name, values in (also or {}).items()}
         padded[Columns.SEQ_LENS] = sizes.astype(np.int32)
@@ -491,10 +598,10 @@ class _SequenceUnits(_ChainUnits):
 
 
 class _EpisodeUnits(_ChainUnits):
-    """Whole episodes, one after the other, with ``seq_lens``; what was recorded of each without a gap."""
+    """Whole episodes, concatenated, with ``seq_lens``; each up to the first gap in its recording."""
 
     def _find(self, start: int, stop: int) -> Ids:
-        """The numbers of the rows with which episodes begin."""
+        """Numbers of the rows that begin an episode."""
         held, numbers = self._maker.held, np.arange(start, stop)
         firsts: Ids = numbers[held.table.places(held.rows_of(numbers)) == 0]
         return firsts[self._maker.passes(held.rows_of(firsts))]
@@ -509,13 +616,11 @@ class _EpisodeUnits(_ChainUnits):
 
 
 class _JointSteps(Units):
-    """Steps of several agents: all rows of one (eps_id, t)."""
+    """Steps of several agents: all rows with one (eps_id, t)."""
 
     def __init__(self, makers: Mapping[str, _Maker], draw: Draw, steps: Steps) -> None:
         if draw.sequences is not None or draw.episodes:
-            raise OptionError(
-                f"{draw.unit} of several agents: name one, policy={min(makers)!r}, to cut its episodes"
-            )
+            raise OptionError(f"sequences and episodes are of one agent: pass policy={min(makers)!r}")
         self._makers = makers
         self._steps = steps
         if draw.filter is not None:
@@ -526,7 +631,7 @@ class _JointSteps(Units):
         return self._steps.count if self._index is None else len(self._index)
 
     def _find(self, start: int, stop: int) -> Ids:
-        """The numbers of the steps of which some row passes the filter."""
+        """Numbers of the steps with a row that passes the filter."""
         numbers = np.arange(start, stop)
         found = np.zeros(len(numbers), bool)
         for pid, maker in self._makers.items():
@@ -536,7 +641,7 @@ class _JointSteps(Units):
 
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         if also:
-            raise OptionError("draws by priority are of one policy: name it, policy=...")
+            raise OptionError("draws by priority are of one policy: pass policy=...")
         wanted = numbers + self._steps.first if self._index is None else self._index[numbers]
         parts = {}
         for pid, maker in self._makers.items():
@@ -547,7 +652,7 @@ class _JointSteps(Units):
 
 
 def _padded(column: Any, place: Ids, rows: int) -> Any:
-    """A column with its rows at the given places, zeros between them."""
+    """A column with its rows at the given places, and zeros between them."""
     if isinstance(column, dict):
         return {key: _padded(part, place, rows) for key, part in column.items()}
     if isinstance(column, tuple):
@@ -562,7 +667,7 @@ def _padded(column: Any, place: Ids, rows: int) -> Any:
 
 
 def _states(held: PolicyView) -> dict[str, Leaf]:
-    """``state_in_k`` -> the leaf of ``state_out_k``, which holds what it is made from."""
+    """``state_in_k`` -> the leaf of ``state_out_k``, its source."""
     found = {}
     for leaf in held.table.leaves:
         if leaf.column.startswith(STATE_OUT_PREFIX) and not leaf.path:
@@ -571,7 +676,7 @@ def _states(held: PolicyView) -> dict[str, Leaf]:
 
 
 def _state_in(held: PolicyView, states: Mapping[str, Leaf], starts: Ids) -> dict[str, Any]:
-    """The recurrent state at the start of sequences: what the row before left, or zeros."""
+    """The recurrent state at the start of sequences: the output state of the row before, or zeros."""
     if not states:
         return {}
     before = held.table.predecessors(starts)

@@ -1,10 +1,10 @@
-"""`EpochPass`: what all passes over epochs share: positions, dealing to ranks, ends and saved states.
+"""`EpochPass`: the common part of all passes over epochs: positions, ranks, ends and saved states.
 
-A position counts the units of all ranks, so that it is equal on all ranks after equal calls. Rank r of w
-reads slice r of every ``w * batch_size`` units; the units that are left at the end of the last epoch are
-dealt evenly.
+A position counts the units of all ranks together: equal calls lead to equal positions on all ranks. Rank r of
+w reads slice r of every ``w * batch_size`` units. The units left at the end of the last epoch are split
+evenly.
 
-Not here: what stands at a position (`rlio.replay.epochs`, `rlio.readers.cold_pass`).
+Subclasses define which units are at a position (`rlio.replay.epochs`, `rlio.readers.cold_pass`).
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ class EpochPass(ABC):
     """Reads every unit once an epoch, in recorded order or shuffled.
 
     Args:
-        options: How.
-        uri: For messages.
-        usual: Units of a batch where the user asks for no number.
+        options: Batch size, epochs, order and shard.
+        uri: URI for messages.
+        usual: Default number of units in a batch.
 
     Attributes:
-        options: How.
-        uri: For messages.
-        seed: Seed of the order; None: the order is the recorded one.
-        epoch: Number of the epoch that the next batch begins in.
-        offset: Units of this epoch that all ranks together have been dealt.
+        options: Batch size, epochs, order and shard.
+        uri: URI for messages.
+        seed: Seed of the order; None: the recorded order.
+        epoch: Number of the epoch in which the next batch begins.
+        offset: Units of this epoch already given to all ranks together.
     """
 
     #: Name of the order of shuffled units; part of the state.
     order: ClassVar[str]
 
     def __init__(self, options: ReadOptions, *, uri: str, usual: int) -> None:
-        self.options = options
+        self.options: ReadOptions = options
         self.uri = uri
-        self.seed = choose_seed(options, uri)
-        self.epoch = 0
-        self.offset = 0
+        self.seed: int | None = choose_seed(options, uri)
+        self.epoch: int = 0
+        self.offset: int = 0
         self._usual = usual
 
     # ---- hooks ----
@@ -63,7 +63,7 @@ class EpochPass(ABC):
     @property
     @abstractmethod
     def unit(self) -> Unit:
-        """What is counted."""
+        """The kind of unit that is counted."""
 
     @property
     @abstractmethod
@@ -76,29 +76,34 @@ class EpochPass(ABC):
 
     @abstractmethod
     def _why_empty(self) -> str:
-        """Why there is nothing to read."""
+        """The reason why there is nothing to read."""
 
     @abstractmethod
     def _identity(self) -> JsonState:
-        """What else must be the same for a position to mean the same units: a dict ``options`` and others."""
+        """What else must be equal for a position to mean the same units; includes a dict ``options``."""
 
     # ---- positions ----
 
+    @property
+    def place(self) -> str:
+        """Where it is, for `repr`."""
+        return f"at {self.offset} of epoch {self.epoch}"
+
     @cached_property
     def batch_size(self) -> int:
-        """Units of a batch, where no number is asked for."""
+        """Default number of units in a batch."""
         return own_batch_size(self.options, self._usual, there=lambda: self.total)
 
     def skip(self, n: int, size: int | None = None) -> None:
-        """Go where ``n`` calls of `take` would lead.
+        """Advance as ``n`` calls of `take` would.
 
         Args:
-            n: Batches.
-            size: Units of each; None: `batch_size`.
+            n: Number of batches.
+            size: Units of each batch; None: `batch_size`.
 
         Raises:
-            EndOfData: There are fewer; the pass is at the end then.
-            OptionError: As `take`.
+            EndOfData: The pass has fewer batches, and is now at its end.
+            OptionError: As in `take`.
         """
         if not n:
             return
@@ -124,16 +129,16 @@ class EpochPass(ABC):
             check_batch_size(units, there=self.total, unit=self.unit, uri=self.uri)
 
     def _step(self, units: int) -> None:
-        """Step over units of all ranks."""
+        """Advance by a number of units of all ranks."""
         if units:
             crossed, self.offset = divmod(self.offset + units, self.total)
             self.epoch += crossed
 
     def _left(self, units: int) -> int:
-        """How many of the next ``units`` of all ranks there are.
+        """How many of the next ``units`` of all ranks remain.
 
         Raises:
-            EndOfData: The last epoch is over, or its rest is dropped.
+            EndOfData: The last epoch is over, or its remaining units are dropped.
         """
         if self.options.epochs is None:
             return units
@@ -143,15 +148,15 @@ class EpochPass(ABC):
         return min(units, left)
 
     def _spans(self, units: int, shard: tuple[int, int] = (0, 1)) -> list[UnitRange]:
-        """The part that a rank has of the next units of all ranks, cut where epochs meet."""
+        """A rank's part of the next units of all ranks, split at epoch boundaries."""
         first, last = share(units, shard)
         return list(spans_of(self.epoch, self.offset + first, self.offset + last, self.total))
 
     def _deal(self, n: int) -> list[UnitRange]:
-        """This rank's part of the next ``world * n`` units; steps over all of them.
+        """This rank's part of the next ``world * n`` units; advances past all of them.
 
         Raises:
-            EndOfData: As `_left`; or this rank has no part in the last step.
+            EndOfData: As in `_left`; or this rank gets none of the last units.
         """
         covered = self._left(self.options.shard[1] * n)
         spans = self._spans(covered, self.options.shard)
@@ -166,28 +171,28 @@ class EpochPass(ABC):
     # ---- state ----
 
     def position(self) -> JsonState:
-        """What `seek` needs."""
+        """The state that `seek` needs."""
         return {"epoch": self.epoch, "position": self.offset, "seed": self.seed, **self._fingerprint}
 
     def seek(self, position: JsonState) -> None:
         """Continue from a position.
 
         Raises:
-            StateError: The position is of other data, or of other options.
+            StateError: The position belongs to other data or other options.
         """
         check_position(position, self._fingerprint, self.options, uri=self.uri)
         self.epoch, self.offset = check_offset(position, self.options, total=self.total)
-        self.seed = position["seed"]  # Where both were drawn from the OS, the saved one counts.
+        self.seed = position["seed"]  # If both seeds came from the OS, the saved one counts.
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a position to mean the same units."""
+        """Values that must be equal for a position to mean the same units."""
         found = self._identity()
         options = {"shuffle": self.options.shuffle, "epochs": self.options.epochs}
         order = [self.order, ORDER_VERSION] if self.options.shuffle else ["recorded", 0]
         return {"order": order, **found, "options": options | found["options"]}
 
     def extend(self, epochs: int) -> None:
-        """Read so many epochs in all."""
+        """Set the total number of epochs to read."""
         self.options = replace(self.options, epochs=epochs)
-        self.__dict__.pop("_fingerprint", None)  # It holds their number.
+        self.__dict__.pop("_fingerprint", None)  # It contains the number of epochs.

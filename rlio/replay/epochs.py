@@ -1,4 +1,4 @@
-"""Passes over the units of a store: each unit once an epoch, in recorded order or a permutation of all."""
+"""Passes over the units of a store: each unit once an epoch, in recorded order or as one permutation."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
 Ids = NDArray[np.int64]
 
-#: Units of a batch where the user asks for none in particular.
+#: Default number of units in a batch.
 OWN_BATCH: Final = 256
-# Rows, and bytes, that are gathered at once where several batches can be.
+# Rows and bytes to gather at once, if several batches can be gathered together.
 _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 4 << 20
-# Positions whose units are calculated at once.
+# Positions whose units are computed at once.
 _ORDER_ROWS: Final = 16_384
 
 
 @dataclass(frozen=True)
 class Passage:
-    """What is passed over.
+    """What a pass covers.
 
     Attributes:
-        open: Gives the units of an epoch, and the bytes of a row, by which it is decided how many are
-            gathered at once; called when they are first needed.
-        draw: What they are.
-        digest: Names the data: a state fits only the same.
-        uri: For messages.
-        why_empty: Says, of what is counted, why there is nothing to draw.
-        batch_size: Units of a batch where the user asks for none in particular.
-        also: What else must be the same for a position to mean the same units.
+        open: Returns the units of an epoch, and the bytes of a row, which limit how many rows are gathered at
+            once; called on first use.
+        draw: The draw that defines the units.
+        digest: Identifies the data: a state fits only data with the same digest.
+        uri: URI for messages.
+        why_empty: Returns why there is nothing to draw, given the unit.
+        batch_size: Default number of units in a batch.
+        also: Further values that must be equal for a position to mean the same units.
     """
 
     open: Callable[[], tuple[Units, int]]
@@ -57,13 +57,13 @@ class Passage:
 
 
 class _Key(NamedTuple):
-    """Batches that are gathered together.
+    """Batches to gather together.
 
     Attributes:
-        epoch: Which they are in.
-        offset: Position of all ranks before the first of them.
-        batches: How many they are.
-        stride: They are each this many batches behind the one before: those between are skipped.
+        epoch: Epoch of the batches.
+        offset: Position, of all ranks together, before the first batch.
+        batches: Number of batches.
+        stride: Distance from one batch to the next, in batches; the batches between are skipped.
     """
 
     epoch: int
@@ -73,7 +73,7 @@ class _Key(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Batches that were gathered together: which, and the rows of all."""
+    """Batches that were gathered together: their key, and the rows of all."""
 
     key: _Key
     batch: Batch
@@ -83,8 +83,8 @@ class StorePass(EpochPass):
     """Epochs over a store.
 
     Args:
-        passage: What is passed over.
-        options: How.
+        passage: What the pass covers.
+        options: Batch size, epochs, order and shard.
     """
 
     order = "global"
@@ -92,20 +92,20 @@ class StorePass(EpochPass):
     def __init__(self, passage: Passage, options: ReadOptions) -> None:
         super().__init__(options, uri=passage.uri, usual=passage.batch_size)
         self.passage = passage
-        #: The order of an epoch.
+        #: An epoch, and the order of its units.
         self._order: tuple[int, Permutation] | None = None
-        #: Units at some positions that were calculated ahead: (epoch, first position, units).
+        #: Units at positions that were computed ahead: (epoch, first position, units).
         self._known: tuple[int, int, Ids] = (-1, 0, np.empty(0, np.int64))
         self._block: _Block | None = None
         self._cut = 0
-        # Batches that were skipped since the last one was given: most likely as many will be again.
+        # Batches skipped since the last batch was returned; most likely the same number is skipped next time.
         self._skipped = 0
-        #: Once it is closed, how many units there were, if that was known.
+        #: After closing: the number of units, if it was known.
         self._last_total: int | None = None
 
     @cached_property
     def units(self) -> Units:
-        """The units of an epoch; waits until they are known."""
+        """The units of an epoch; opens them on first use."""
         return self._opened[0]
 
     @cached_property
@@ -114,12 +114,12 @@ class StorePass(EpochPass):
 
     @cached_property
     def _most(self) -> int:
-        """Batches that are gathered at once, at most."""
+        """Most batches to gather at once."""
         return most_at_once(*self._opened, self.batch_size)
 
     @property
     def unit(self) -> Unit:
-        """What is counted."""
+        """The kind of unit that is counted."""
         return self.passage.draw.unit
 
     @property
@@ -130,7 +130,7 @@ class StorePass(EpochPass):
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
-        """The next ``n`` units of this rank; None: as many as the options say."""
+        """The next ``n`` units of this rank; None: the batch size of the options."""
         block = self._block
         if block is None or (n is not None and n != self.batch_size) or not self._goes_on(block.key):
             return self._take(n or self.batch_size)
@@ -146,7 +146,7 @@ class StorePass(EpochPass):
         return found
 
     def _goes_on(self, key: _Key) -> bool:
-        """Whether what comes next is the next batch that was gathered."""
+        """Whether the next gathered batch is the one at the current position."""
         begins = key.offset + self._cut * key.stride * self.batch_size * self.options.shard[1]
         return key.epoch == self.epoch and begins == self.offset
 
@@ -168,11 +168,11 @@ class StorePass(EpochPass):
         numbers = [self._numbers(span) for span in self._deal(n)]
         return self.units.batch(np.concatenate(numbers))
 
-    # ---- as a source of rows that are gathered with others: see `rlio.replay.joint_gather` ----
+    # ---- as a source of rows for joint gathering: see `rlio.replay.joint_gather` ----
 
     @property
     def row_units(self) -> RowUnits | None:
-        """The units, if they are rows and all of them this reader's."""
+        """The units, if they are rows and this reader gets all of them."""
         units = self.units
         return units if isinstance(units, RowUnits) and self.options.shard == (0, 1) and units.count else None
 
@@ -184,7 +184,7 @@ class StorePass(EpochPass):
         return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.int64), *found])
 
     def advance(self, n: int) -> None:
-        """Step over the next ``n`` units, which were given."""
+        """Skip the next ``n`` units, which another component delivered."""
         self._block = None
         self._step(n)
 
@@ -194,7 +194,7 @@ class StorePass(EpochPass):
         super().skip(n, size)
 
     def _next_key(self, epoch: int, offset: int, stride: int) -> _Key | None:
-        """The batches that can be gathered together from a position on; None where an epoch ends before."""
+        """The batches to gather together from a position on; None if the epoch has no full batch left."""
         if self.options.epochs is not None and epoch >= self.options.epochs:
             return None
         full = (self.total - offset) // (self.batch_size * self.options.shard[1])
@@ -221,7 +221,7 @@ class StorePass(EpochPass):
             first = last = span.start
             units = units[:0]
         if span.stop > last:
-            # More than is asked for: the permutation takes as long for a few as for some thousands.
+            # Compute more than requested: a permutation takes as long for a few positions as for thousands.
             stop = min(max(span.stop, last + _ORDER_ROWS), self.total)
             more = self._permutation(span.epoch).take(last, stop)
             first, units = span.start, np.concatenate([units[span.start - first :], more])
@@ -253,16 +253,16 @@ class StorePass(EpochPass):
         return {"snapshot": self.passage.digest, "options": options}
 
     def close(self) -> None:
-        """Let go of what was gathered."""
+        """Release gathered rows and units."""
         self._block = None
-        if "_opened" in self.__dict__:  # Gigabytes, which should not wait for the garbage collector.
+        if "_opened" in self.__dict__:  # Free gigabytes now, without waiting for the garbage collector.
             self._last_total = self.total
             for name in ("_opened", "units"):
                 self.__dict__.pop(name, None)
 
 
 def most_at_once(units: Units, row_bytes: int, batch_size: int) -> int:
-    """How many batches are gathered together, at most."""
+    """Most batches to gather together."""
     if not units.sliceable:
         return 1
     return max(min(_BLOCK_ROWS, _BLOCK_BYTES // max(row_bytes, 1)) // batch_size, 1)

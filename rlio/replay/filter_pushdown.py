@@ -1,11 +1,10 @@
-"""Which rows of a data set a filter lets pass, without reading what cannot hold one of them.
+"""Finds the rows of a data set that pass a filter, and skips data that cannot hold such rows.
 
-Row groups whose bounds rule a filter out are passed over; of the others, only the columns that the filter
-reads are decoded. The bounds are those of a shard's footer, which a CRC covers: they can be wrong only where
-whoever wrote the data lied, and then rows are missing, which is all that comes of it.
+Row groups whose bounds rule the filter out are skipped. Of other row groups, only the columns that the filter
+reads are decoded. Bounds come from a shard's footer, which a CRC covers. They are wrong only if the writer
+forged them, and the only consequence is missing rows.
 
-Not here: filters themselves (`rlio.replay.filters`), and orders over the rows that are found
-(`rlio.replay.order`).
+Filters themselves are in `rlio.replay.filters`, and orders over the found rows in `rlio.replay.order`.
 
 Example:
     >>> import rlio
@@ -43,22 +42,23 @@ from rlio.replay.filters import Ref, RowFilter
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.streams import WRITER
 
-__all__ = ["Matches", "check_filter", "filter_options", "is_ruled_out", "matches", "passing"]
+__all__ = ["Matches", "check_filter", "check_split", "filter_options", "is_ruled_out", "matches", "passing"]
 
 Rows = NDArray[np.int64]
 
 
 class Matches(NamedTuple):
-    """What a filter lets pass of one segment.
+    """The rows of one segment that pass a filter.
 
     Attributes:
         segment: The live part of a shard.
         start: Position of its first row.
-        rows: Positions that it takes: its rows, those that are lost included.
-        positions: Of the rows that pass, ascending; shape (k,) int64.
-        lost: Rows of it that are damaged, and might have passed.
-        spans: The live parts of its row groups, all of them.
+        rows: Number of its positions, lost rows included.
+        positions: Positions of the rows that pass, ascending; shape (k,) int64.
+        lost: Number of its damaged rows, which might have passed.
+        spans: The live parts of all its row groups.
     """
 
     segment: Segment
@@ -72,7 +72,7 @@ class Matches(NamedTuple):
 def is_ruled_out(
     shard: OpenShard, group: int, row_filter: RowFilter, *, policy: str = DEFAULT_POLICY_ID
 ) -> bool:
-    """Whether what a shard's footer says of a row group leaves no row of it that may pass; reads nothing."""
+    """Whether a shard's footer excludes that any row of a row group passes; reads nothing."""
     if policy not in shard.schema.policies:
         return True
     columns, known = shard.schema.policies[policy].columns, shard.bounds(group)
@@ -91,24 +91,45 @@ def filter_options(
     missing: Literal["error", "drop", "fill"],
     on_error: Literal["raise", "skip"],
 ) -> GroupOptions:
-    """What is read of each row group to find the rows that a filter lets pass."""
+    """What to read of each row group in order to apply a filter."""
     columns = None if row_filter.columns is None else with_step_columns(dataset, list(row_filter.columns))
+    if columns is not None and row_filter.split is not None:
+        check_split(dataset, row_filter, missing=missing)
+        merged = any(WRITER in columns for columns in dataset.columns.values())
+        columns += [WRITER] if merged and WRITER not in columns else []
     return group_options(dataset, ReadOptions(columns=columns, on_error=on_error), missing)
+
+
+def check_split(dataset: DatasetSnapshot, row_filter: RowFilter | None, *, missing: str) -> None:
+    """Refuse a split of merged rows whose original writers are dropped: episodes would change sides.
+
+    Raises:
+        OptionError: Only some rows name their original writer, and ``missing`` is "drop".
+    """
+    if row_filter is None or row_filter.split is None or missing != "drop":
+        return
+    policies = [policy for schema in dataset.schemas.values() for policy in schema.policies.values()]
+    if len({WRITER in policy.columns for policy in policies}) > 1:
+        raise OptionError(
+            "split with missing='drop': some rows were merged from other writers, which missing='drop' "
+            "forgets; pass missing='fill'",
+            uri=dataset.uri,
+        )
 
 
 def check_filter(
     row_filter: RowFilter, schemas: Iterable[Schema], policy: str, columns: list[str] | None = None
 ) -> None:
-    """Check that a filter fits the columns of a policy that any schema has.
+    """Check that a filter fits a policy's columns, as they are in any of the schemas.
 
     Args:
         row_filter: The filter.
-        schemas: Of all writers.
+        schemas: Schemas of all writers.
         policy: The policy's id.
-        columns: Which of the columns are read; None: all.
+        columns: The columns that are read; None: all.
 
     Raises:
-        MissingColumn: There is no such column.
+        MissingColumn: No schema has the column.
         OptionError: The filter does not fit the columns.
     """
     known = joint_columns(schemas, policy, columns)
@@ -123,23 +144,23 @@ def matches(
     on_error: Literal["raise", "skip"] = "raise",
     given_up: set[str] | None = None,
 ) -> Iterator[Matches]:
-    """What a filter lets pass, segment by segment in recorded order; one row group is in memory at a time.
+    """Find the rows that pass a filter, segment by segment in recorded order, with one row group in memory.
 
     Args:
         dataset: The snapshot; of one policy.
         row_filter: The filter.
-        missing: What to do where only some writers have a column that the filter needs: ``"error"``; with
-            ``"fill"``, their rows have zeros, as when they are read; with ``"drop"``, it is no column.
+        missing: What to do if only some writers have a column that the filter needs: ``"error"``; ``"fill"``:
+            the rows of other writers have zeros, as in reads; ``"drop"``: the column does not exist.
         on_error: What to do with rows that are damaged or missing: ``"raise"``, or ``"skip"``: count and log
-            them. Row groups that are passed over are not looked at.
-        given_up: Paths of shards that are listed and not there: damage, not asked for again.
+            them. Skipped row groups are not checked.
+        given_up: Paths of shards that are listed but missing: damage; they are not requested again.
 
     Raises:
-        MissingColumn: There is no such column.
+        MissingColumn: The column does not exist.
         OptionError: The filter does not fit the columns, or there are several policies.
         SchemaConflict: Only some writers have a column, and ``missing`` is ``"error"``.
         CorruptData: Rows are damaged. (HoleError: missing.)
-        ShardGone: A shard is not there any more: list again (`rlio.dataset.segment_reader`).
+        ShardGone: A shard has been deleted: list the data set again (`rlio.dataset.segment_reader`).
     """
     if on_error == "raise":
         dataset.check_complete()
@@ -171,7 +192,7 @@ def matches(
 def passing(
     reader: SegmentReader, segment: Segment, span: Span, row_filter: RowFilter, policy: str
 ) -> tuple[Rows, int] | None:
-    """The rows of a policy in a span that pass, and how many rows of it are there; None: they are lost.
+    """The rows of a policy in a span that pass, and its number of rows there; None: the rows are lost.
 
     A row group that bounds rule out is not read.
     """
@@ -184,4 +205,4 @@ def passing(
     own = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
     if own is None:
         return None
-    return np.flatnonzero(row_filter.mask(own, rows=own.count)), own.count
+    return np.flatnonzero(row_filter.mask(own, rows=own.count, writer=segment.ref.writer)), own.count

@@ -1,17 +1,18 @@
-"""Row filters: which rows may be drawn, as a text or a function of columns.
+"""Row filters: choose the rows that may be drawn, by a text or a function of columns.
 
-A filter's text is a Python expression, of which a few forms are allowed. It is parsed by `ast`, checked
-node by node, and interpreted on NumPy arrays; it is never compiled or run, so that a text from a file or a
-command line is safe. What its operations mean:
+A filter's text is a Python expression restricted to a few forms. `ast` parses it, and this module checks
+every node and interprets the tree on NumPy arrays. The text is never compiled or executed, which makes texts
+from files and command lines safe. The operations mean:
 
-- Integers and bools are exact: ``t - 1 < 0`` holds for an unsigned 0. Arithmetic on integers that may leave
-  64 bits is an error. Where integers meet floats, and in divisions, they become float64.
-- Floats are NumPy's, in the precision of the columns: 0.1 beside a float32 column means float32's 0.1. A NaN
-  makes every comparison false but ``!=``, so that ``not rewards > 0`` and ``rewards <= 0`` differ there.
+- Integers and bools are exact: ``t - 1 < 0`` holds for an unsigned 0. Integer arithmetic that may exceed 64
+  bits is an error. Integers become float64 in divisions and beside floats.
+- Floats follow NumPy, in the precision of the columns: beside a float32 column, 0.1 means float32's 0.1. A
+  NaN makes every comparison false except ``!=``; ``not rewards > 0`` and ``rewards <= 0`` therefore differ.
 - Texts compare by code points.
-- ``dones`` stands for ``terminateds or truncateds``, and needs both.
+- ``dones`` means ``terminateds or truncateds``, and needs both columns.
+- ``episode_return >= quantile(0.9)`` compares with the quantile of all episodes: see `rlio.replay.draws`.
 
-Not here: how row groups are skipped by their bounds (`rlio.replay.filter_pushdown`).
+This module does not skip row groups by their bounds; `rlio.replay.filter_pushdown` does.
 
 Example:
     >>> import numpy as np
@@ -25,6 +26,7 @@ Example:
 from __future__ import annotations
 
 import ast
+import copy
 import keyword
 import math
 import operator
@@ -43,32 +45,36 @@ from rlio.batch.arrays import is_tensor, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.replay.episode_columns import EPISODE_COLUMNS
+from rlio.replay.splits import Split
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, rebuild
+from rlio.schemas.streams import WRITER
 
 __all__ = ["Ref", "RowFilter", "RowFunction"]
 
-#: Takes a batch of rows and gives a bool for each, shape (rows,).
+#: Takes a batch of rows and returns a bool for each, shape (rows,).
 RowFunction: TypeAlias = Callable[[SampleBatch], Any]
 
 
 class Ref(NamedTuple):
-    """One value a row: a column, keys into it where it is nested, indexes into a row's array."""
+    """One value of each row: a column, keys into a nested column, and indexes into the row's array."""
 
     column: str
     path: Path = ()
 
 
 class RowFilter:
-    """Chooses rows; made by `parse` or `of`.
+    """Chooses rows. Use `parse` or `of` to make one.
 
     Attributes:
-        text: What names the filter in saved states: the canonical form of its text (equal for texts that
-            differ only in white space, parentheses, or ``&`` for ``and``), or ``function module:name``.
-        columns: Logical names of the columns that it reads, in the order of its text; None: a function that
-            is given all of them.
-        references: The values of a row that a text names, each once; none for a function.
+        text: Names the filter in saved states: the canonical form of its text (texts that differ only in
+            white space, parentheses, or ``&`` for ``and`` have one form), or ``function module:name``.
+        columns: Logical names of the columns that the filter reads, in the order of its text; None: a
+            function that gets all of them.
+        references: The row values that a text reads, each once; empty for a function.
+        split: The side of a split whose rows pass, beside the condition; None: both.
     """
 
     def __init__(
@@ -78,23 +84,25 @@ class RowFilter:
         columns: tuple[str, ...] | None,
         condition: ast.expr | None = None,
         function: RowFunction | None = None,
+        split: Split | None = None,
     ) -> None:
         self.text = text
+        self.split = split
         self.columns = columns
-        self.references = () if condition is None else tuple(_references(condition))
+        self.references: tuple[Ref, ...] = () if condition is None else tuple(_references(condition))
         self._condition = condition
         self._function = function
 
     @classmethod
     def parse(cls, text: str) -> RowFilter:
-        """The filter that a text states, such as ``"rewards > 0 and not terminateds and obs[3] <= 0.5"``.
+        """Parse a text such as ``"rewards > 0 and not terminateds and obs[3] <= 0.5"``.
 
-        Comparisons (chains too), ``in (1, 2)``, ``and``, ``or``, ``not`` (also ``& | ~``), ``+ - * /``,
-        ``abs``, ``isnan``, ``isinf``, ``isfinite``, numbers, bools, texts; columns with indexes
+        A text may hold comparisons (also chained), ``in (1, 2)``, ``and``, ``or``, ``not`` (also ``& | ~``),
+        ``+ - * /``, ``abs``, ``isnan``, ``isinf``, ``isfinite``, numbers, bools, texts; columns with indexes
         (``obs[0, 2]``) and keys (``obs["position"][0]``, ``obs.position[0]``), and ``column("any name")``.
 
         Raises:
-            OptionError: It holds anything else, or too much.
+            OptionError: The text holds anything else, or is too long or too deeply nested.
         """
         condition = _canonical(_parsed(text))
         if not isinstance(condition, ast.BoolOp | ast.Compare | ast.UnaryOp | ast.Call) and not _ref(
@@ -112,35 +120,72 @@ class RowFilter:
         columns: Sequence[str] | None = None,
         name: str | None = None,
     ) -> RowFilter:
-        """A text, a filter, or a function of a batch as a filter.
+        """Make a filter of a text, a filter, or a function of a batch.
 
         Args:
             value: The text, filter or function. A function gets a `SampleBatch` of some rows, which it must
-                not change, and returns a bool for each; it may be called for any part of the data, again and
-                again, and must say the same of a row each time.
-            columns: The columns that a function needs; None: all of them are read for it.
-            name: What stands for a function in saved states; None: its module and qualified name. The code
-                of a function is not looked at: rename one whose meaning changes.
+                not change, and returns a bool for each row. It may be called for any part of the data, more
+                than once, and must always give the same answer for a row.
+            columns: The columns that a function needs; None: all of them, which must all be read.
+            name: Name of a function in saved states; None: its module and qualified name. Saved states ignore
+                the code of a function: rename a function when you change its meaning.
 
         Raises:
-            OptionError: It is none of the three; or a function that has no name under which another process
-                would find it (a lambda, a function within a function, a bound method), and none was given.
+            OptionError: ``value`` is none of the three; or it is a function without a ``name`` that another
+                process cannot find by its own name (a lambda, a nested function, a bound method).
         """
         if isinstance(value, str | RowFilter):
             if columns is not None or name is not None:
-                raise OptionError("columns= and name= are for functions: a text says itself what it reads")
+                raise OptionError(
+                    "columns= and name= are for functions: a text already names its columns; drop them"
+                )
             return value if isinstance(value, RowFilter) else cls.parse(value)
         if not callable(value):
             raise OptionError(
-                f"filter={excerpt(value)}: a text such as 'rewards > 0', or a function of a batch"
+                f"filter={excerpt(value)}: expected a text such as 'rewards > 0', or a function of a batch"
             )
         if isinstance(columns, str) or (columns is not None and not columns):
-            raise OptionError(f"columns={excerpt(columns)}: a list of names, or None")
+            raise OptionError(f"columns={excerpt(columns)}: expected a list of names, or None")
         return cls(
             text=f"function {_name_of(value) if name is None else name}",
             columns=None if columns is None else tuple(columns),
             function=value,
         )
+
+    @classmethod
+    def on_side(cls, split: Split, other: RowFilter | None) -> RowFilter:
+        """Make a filter of the rows on one side of a split that also pass the ``other`` filter."""
+        if other is None:
+            return cls(text=split.text, columns=(Columns.EPS_ID,), split=split)
+        columns = other.columns
+        return cls(
+            text=f"{split.text}: {other.text}",
+            columns=None if columns is None else tuple(dict.fromkeys((*columns, Columns.EPS_ID))),
+            condition=other._condition,
+            function=other._function,
+            split=split,
+        )
+
+    @property
+    def quantiles(self) -> set[tuple[str, float]]:
+        """The (column, share) of each quantile that the filter compares with."""
+        found: set[tuple[str, float]] = set()
+
+        def note(column: str, share: float) -> float:
+            found.add((column, share))
+            return 0.0
+
+        self.with_quantiles(note)
+        return found
+
+    def with_quantiles(self, value_of: Callable[[str, float], float]) -> RowFilter:
+        """Return the filter with the value of each quantile in its place."""
+        if self._condition is None:
+            return self
+        condition = _Quantiles(value_of).visit(copy.deepcopy(self._condition))
+        made = copy.copy(self)
+        made._condition = condition
+        return made
 
     def __repr__(self) -> str:
         return f"RowFilter({self.text!r})"
@@ -152,51 +197,67 @@ class RowFilter:
         return hash(self.text)
 
     def reads(self, column: str) -> bool:
-        """Whether the filter needs a logical column."""
-        return self.columns is None or column in self.columns
+        """Whether the filter needs a logical column, if it exists."""
+        return self.columns is None or column in self.columns or (column == WRITER and self.split is not None)
 
     def check(self, policy: PolicySchema) -> None:
-        """Refuse a filter that does not fit the columns of a policy, before any data is read.
+        """Check that a filter fits the columns of a policy, before any data is read.
 
         Raises:
-            MissingColumn: There is no such column, or key in it.
-            OptionError: A column has another shape or type than the filter needs, or a row a sequence.
+            MissingColumn: The policy lacks a column, or a key in one.
+            OptionError: A column has the wrong shape or type, or has one row a sequence.
         """
         for name in self.columns or ():
             if name not in policy.columns:
                 raise _no_column(name, policy.columns)
             if is_per_sequence(name):
                 raise OptionError(
-                    f"the filter {excerpt(self.text)} reads a column that has a row a sequence, and chooses "
-                    "among rows: leave it out",
+                    f"the filter {excerpt(self.text)} reads a column with a row a sequence, but a filter "
+                    "chooses steps: leave the column out",
                     column=name,
                 )
+        if self.split is not None and Columns.EPS_ID not in policy.columns:
+            raise _no_column(Columns.EPS_ID, policy.columns)
         if self._condition is not None:
             leaves = {name: policy.columns[name] for name in self.columns or ()}
-            self.mask(
+            self.with_quantiles(lambda *_: 0.0).mask(
                 {
                     name: rebuild([(leaf.path, _example(leaf.spec)) for leaf in found])
                     for name, found in leaves.items()
                 }
             )
 
-    def mask(self, columns: Mapping[str, Any], *, rows: int | None = None) -> NDArray[np.bool_]:
-        """Which rows the filter lets pass.
+    def mask(
+        self, columns: Mapping[str, Any], *, rows: int | None = None, writer: str | NDArray[Any] = ""
+    ) -> NDArray[np.bool_]:
+        """Which rows pass the filter.
 
         Args:
-            columns: Logical name -> array, or dict or tuple of such, with one row each; a batch is one. They
-                are not changed, nor is their memory given out.
-            rows: How many rows there are, where ``columns`` may be none; None: as many as the columns have.
+            columns: Logical name -> array, or dict or tuple of arrays, with one row each, such as a batch.
+                The result shares no memory with them, and they are not changed.
+            rows: Number of rows, for ``columns`` that may be empty; None: taken from the columns.
+            writer: Writer of the rows, or of each; a column ``_writer`` counts more.
 
         Returns:
-            Shape (rows,) bool, fresh.
+            Shape (rows,) bool, a fresh array.
 
         Raises:
-            MissingColumn: A column, or key in it, is absent.
-            OptionError: A column has another shape or type than the filter needs; a function gave something
-                else than a bool a row; or integers are too large for the filter's arithmetic.
-            SchemaError: The columns differ in their rows.
+            MissingColumn: A column, or a key in one, is absent.
+            OptionError: A column has the wrong shape or type; a function did not return a bool for each row;
+                or integers are too large for the filter's arithmetic.
+            SchemaError: The columns have different numbers of rows.
         """
+        if self.split is None:
+            return self._passing(columns, rows)
+        owners = columns.get(WRITER)
+        here = self.split.holds(
+            _values_of(columns, Ref(Columns.EPS_ID)),
+            writer if owners is None else np.where(_array(owners) == "", writer, _array(owners)),
+        )
+        return here & self._passing(columns, len(here)) if self._condition or self._function else here
+
+    def _passing(self, columns: Mapping[str, Any], rows: int | None) -> NDArray[np.bool_]:
+        """`mask` of the condition, or the function."""
         if self._function is not None:
             return self._called(self._function, columns, rows)
         assert self._condition is not None
@@ -206,7 +267,8 @@ class RowFilter:
             if rows is not None and len(arrays[ref]) != rows:
                 raise SchemaError(f"{len(arrays[ref])} rows where others have {rows}", column=ref.column)
             rows = len(arrays[ref])
-        # NumPy would warn of 1 / 0: the result is an infinity or a NaN, as the module's docstring says.
+        # Without this, NumPy would warn of 1 / 0. The result is an infinity or a NaN, as the module's
+        # docstring says.
         with np.errstate(all="ignore"):
             found = _holds(self._condition, arrays)
         return found.copy() if _ref(self._condition) else found
@@ -223,20 +285,20 @@ class RowFilter:
         found = _array(function(batch))
         if found.dtype != np.bool_ or found.shape != (count,):
             raise OptionError(
-                f"the filter's {self.text} gave {found.dtype} of shape {found.shape}: expected a bool for "
-                f"each row, shape ({count},)"
+                f"the filter's {self.text} returned {found.dtype} of shape {found.shape}: expected a bool "
+                f"for each row, shape ({count},)"
             )
         return found.copy()
 
     def may_match(self, bounds: Mapping[Ref, Bounds]) -> bool:
-        """Whether a row may pass, for all that is known of some rows; True where nothing is known.
+        """Whether any of some rows may pass, given bounds of their values; True if bounds are unknown.
 
-        Comparisons of a column with a constant, and columns of bools, are decided by bounds; everything else
-        may be true or false.
+        Bounds decide comparisons of a column with a constant, and columns of bools. Anything else may be true
+        or false.
 
         Args:
-            bounds: A value of a row -> its least and greatest among those rows but for NaNs, as NumPy scalars
-                of the column's dtype. Values that are left out may be anything.
+            bounds: Row value -> its least and greatest value among the rows, NaNs excluded, as NumPy scalars
+                of the column's dtype. Absent values may be anything.
         """
         if self._condition is None:
             return True
@@ -245,7 +307,7 @@ class RowFilter:
 
 
 def _name_of(function: RowFunction) -> str:
-    """``module:name`` under which every process that imports the module finds the function."""
+    """``module:name`` by which every process that imports the module finds the function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     found: Any = sys.modules.get(module) if isinstance(module, str) else None
     for part in name.split(".") if isinstance(name, str) else ():
@@ -253,13 +315,13 @@ def _name_of(function: RowFunction) -> str:
     if found is not function:
         raise OptionError(
             f"filter={excerpt(function)}: a saved state names a function by its module and name, and this "
-            "one cannot be found by that; define it at the top of a module, write a text such as "
-            "'rewards > 0', or give RowFilter.of(function, name=...)"
+            "function cannot be found by them; define it at the top of a module, write a text such as "
+            "'rewards > 0', or use RowFilter.of(function, name=...)"
         )
     return f"{module}:{name}"
 
 
-# ---- texts: Python's grammar, of which a few forms are allowed ----
+# ---- texts: Python's grammar, restricted to a few forms ----
 
 _COMPARISONS: Final[dict[type[ast.cmpop], Callable[..., Any]]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
@@ -275,8 +337,8 @@ _ALLOWED: Final = (
     "isfinite(x), numbers, True, False, texts, and columns such as rewards, obs[3], obs['position'][0]"
 )
 
-# A list of thousands of episode ids fits. Python's parser recurses in C: names, operators and brackets, each
-# of which may nest one deeper, are bounded before it sees them. Constants and commas nest nothing.
+# A list of thousands of episode ids fits. Python's parser recurses in C. Names, operators and brackets, each
+# of which may nest one level deeper, are therefore limited before parsing. Constants and commas nest nothing.
 _MAX_CHARACTERS: Final = 1 << 16
 _MAX_TOKENS: Final = 1000
 _MAX_DEPTH: Final = 60
@@ -284,16 +346,16 @@ _TOKEN: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\W\d]\w*|[
 
 
 def _parsed(text: str) -> ast.expr:
-    """Python's tree of a text, which is not checked yet but for its size."""
+    """Python's tree of a text, of checked size but unchecked content."""
     if not isinstance(text, str):
         raise OptionError(f"filter={excerpt(text)}: expected a text such as 'rewards > 0'")
     if len(text) > _MAX_CHARACTERS:
         raise OptionError(
-            f"a filter of {len(text)} characters: at most {_MAX_CHARACTERS}; give a function instead"
+            f"a filter of {len(text)} characters: expected at most {_MAX_CHARACTERS}; pass a function instead"
         )
     tokens = [found for found in _TOKEN.findall(text) if found[0] not in "'\""]
     if "#" in tokens:
-        raise OptionError(f"filter={excerpt(text)}: a filter has no comments; {_ALLOWED}")
+        raise OptionError(f"filter={excerpt(text)}: a filter cannot hold comments; {_ALLOWED}")
     if len(tokens) > _MAX_TOKENS:
         raise OptionError(
             f"filter={excerpt(text)}: more than {_MAX_TOKENS} names and operators; use x in (...), or a "
@@ -320,7 +382,7 @@ def _refusal(node: ast.AST, why: str) -> OptionError:
 
 
 def _text(node: ast.AST) -> str:
-    """The text of an expression, in ASCII. Saved states hold it, so that it is the same in every Python."""
+    """The text of an expression, in ASCII. Saved states hold it, so every Python must give the same text."""
     match node:
         # `ast.unparse` writes `a and (not b)`.
         case ast.BoolOp(op=ast.Or(), values=values):
@@ -335,12 +397,12 @@ def _text(node: ast.AST) -> str:
 
 
 def _canonical(node: ast.expr) -> ast.expr:
-    """The one form of all expressions that mean the same by their grammar; refuse what no filter may hold."""
+    """The canonical form of expressions with equal meaning; refuses forms that filters do not allow."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | bytes() as constant):
             return _constant(node, constant)
         case ast.Name(id=Columns.DONES):
-            # As a batch has it: terminated or truncated. It is never stored.
+            # As in a batch: terminated or truncated. ``dones`` is never stored.
             return ast.BoolOp(ast.Or(), [ast.Name(Columns.TERMINATEDS), ast.Name(Columns.TRUNCATEDS)])
         case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call(func=ast.Name(id="column")):
             return _reference(node)
@@ -369,7 +431,7 @@ def _canonical(node: ast.expr) -> ast.expr:
 
 
 def _joined(op: ast.boolop, parts: list[ast.expr]) -> ast.expr:
-    """Conditions joined, those that are such joins themselves taken apart."""
+    """Join conditions; joins of the same kind among them are flattened."""
     flat: list[ast.expr] = []
     for part in map(_canonical, parts):
         if isinstance(part, ast.Constant):
@@ -390,6 +452,8 @@ def _opposite(node: ast.expr) -> ast.expr:
 
 
 def _comparison(node: ast.Compare) -> ast.expr:
+    if any(_quantile(side) is not None for side in (node.left, *node.comparators)):
+        return _quantile_comparison(node)
     sides = [_canonical(node.left)]
     for op, side in zip(node.ops, node.comparators, strict=True):
         is_among = isinstance(op, ast.In | ast.NotIn)
@@ -405,8 +469,53 @@ def _comparison(node: ast.Compare) -> ast.expr:
     return ast.Compare(sides[0], node.ops, sides[1:])
 
 
+def _quantile(node: ast.expr) -> float | None:
+    """The share of ``quantile(share)``; None: it is something else."""
+    match node:
+        case ast.Call(
+            func=ast.Name(id="quantile"), args=[ast.Constant(value=int() | float() as share)], keywords=[]
+        ):
+            return float(share)
+    return None
+
+
+def _quantile_comparison(node: ast.Compare) -> ast.expr:
+    """The comparison of an episode column with quantiles, such as ``quantile(0.1) < episode_return``."""
+    sides: list[ast.expr] = []
+    for side in (node.left, *node.comparators):
+        share = _quantile(side)
+        if share is None:
+            sides.append(_canonical(side))
+        elif 0.0 <= share <= 1.0:
+            sides.append(ast.Call(ast.Name("quantile"), [ast.Constant(share)], []))
+        else:
+            raise _refusal(side, "expected a share of the episodes, from 0 to 1")
+    made = ast.Compare(sides[0], node.ops, sides[1:])
+    for left, op, right in _pairs(made):
+        ref = _ref(left) if _quantile(left) is None else _ref(right)
+        if type(op) not in _COMPARISONS or ref is None or ref.path or ref.column not in EPISODE_COLUMNS:
+            raise _refusal(node, f"quantile(share) is compared with one of {', '.join(EPISODE_COLUMNS)}")
+    return made
+
+
+class _Quantiles(ast.NodeTransformer):
+    """Replaces quantiles by their values."""
+
+    def __init__(self, value_of: Callable[[str, float], float]) -> None:
+        self._value_of = value_of
+
+    def visit_Compare(self, node: ast.Compare) -> ast.Compare:
+        sides: list[ast.expr] = [node.left, *node.comparators]
+        names = [ref.column for ref in map(_ref, sides) if ref is not None]
+        for at, side in enumerate(sides):
+            share = _quantile(side)
+            if share is not None:
+                sides[at] = ast.Constant(self._value_of(names[0], share))
+        return ast.Compare(sides[0], node.ops, sides[1:])
+
+
 def _among(node: ast.expr) -> ast.Tuple:
-    """The constants behind ``in``; parentheses round one of them are no tuple, but meant as one."""
+    """The constants after ``in``. Parentheses around a single constant are meant as a tuple."""
     found = [_canonical(item) for item in (node.elts if isinstance(node, ast.Tuple | ast.List) else [node])]
     kinds = {_kind(item.value) if isinstance(item, ast.Constant) else "" for item in found}
     if len(kinds) != 1 or "" in kinds:
@@ -415,10 +524,10 @@ def _among(node: ast.expr) -> ast.Tuple:
 
 
 def _folded(node: ast.expr, operation: Callable[..., Any], *operands: ast.expr) -> ast.expr:
-    """A calculation, as its result where all operands are constants."""
+    """A calculation; its result, if all operands are constants."""
     values = [one.value for one in operands if isinstance(one, ast.Constant)]
     if any(_kind(value) != "number" for value in values):
-        raise _refusal(node, "a text cannot be calculated with")
+        raise _refusal(node, "a text cannot be used in a calculation")
     if len(values) < len(operands):
         return node
     try:
@@ -428,19 +537,19 @@ def _folded(node: ast.expr, operation: Callable[..., Any], *operands: ast.expr) 
 
 
 def _constant(node: ast.expr, value: Any) -> ast.Constant:
-    """A constant that every column of numbers can be compared with."""
+    """A constant that can be compared with every column of numbers."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise _refusal(node, "beyond the numbers of float64; for infinities there is isinf(x)")
+        raise _refusal(node, "the number exceeds float64; test for infinities with isinf(x)")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-        raise _refusal(node, "beyond the integers of 64 bits; write it with a point, as a float")
+        raise _refusal(node, "the number exceeds 64-bit integers; write it with a point, as a float")
     return ast.Constant(value)
 
 
 def _reference(node: ast.expr) -> ast.expr:
-    """A column, and the keys and indexes behind it, each in brackets of its own."""
+    """A column with its keys and indexes, each in its own brackets."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name) if name.startswith("__") or name in _FUNCTIONS:
-            raise _refusal(node, "no column is named so; if one is: column('its name') or obs['its key']")
+            raise _refusal(node, "a column of this name needs quotes: column('the name') or obs['the key']")
         case ast.Name(id=name):
             return _column(name)
         case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str() as name)], keywords=[]):
@@ -452,7 +561,7 @@ def _reference(node: ast.expr) -> ast.expr:
             found = [_canonical(step) for step in steps]
             if all(isinstance(step, ast.Constant) and type(step.value) in (str, int) for step in found):
                 return reduce(ast.Subscript, found, _reference(value))
-            raise _refusal(node, "an index is a whole number, or a key of a nested column")
+            raise _refusal(node, "expected a whole number as an index, or a key of a nested column")
     raise _refusal(node, f"expected a column; {_ALLOWED}")
 
 
@@ -469,7 +578,7 @@ _Arrays: TypeAlias = Mapping[Ref, NDArray[Any]]
 
 
 def _ref(node: ast.AST) -> Ref | None:
-    """The value of a row that an expression names; None: it is no reference."""
+    """The row value that an expression names; None if it names none."""
     match node:
         case ast.Name(id=name):
             return Ref(name)
@@ -482,7 +591,7 @@ def _ref(node: ast.AST) -> Ref | None:
 
 
 def _references(node: ast.AST) -> dict[Ref, None]:
-    """The values of columns that an expression reads, each once, in the order of the text."""
+    """The row values that an expression reads, each once, in the order of the text."""
     if ref := _ref(node):
         return {ref: None}
     inner = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
@@ -501,7 +610,7 @@ def _holds(node: ast.expr, arrays: _Arrays) -> NDArray[np.bool_]:
 
 
 def _calculated(node: ast.expr, arrays: _Arrays) -> Any:
-    """What an expression comes to: an array of shape (rows,), or a constant."""
+    """The value of an expression: an array of shape (rows,), or a constant."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -534,7 +643,9 @@ def _numbers(node: ast.expr, arrays: _Arrays, *operands: ast.expr) -> list[Any]:
     found = [_calculated(operand, arrays) for operand in operands]
     for value in found:
         if _kind(value) != "number":
-            raise OptionError(f"the filter calculates with a {_kind(value)} in {excerpt(_text(node))}")
+            raise OptionError(
+                f"the filter calculates with a {_kind(value)} in {excerpt(_text(node))}: use numbers only"
+            )
     return found
 
 
@@ -561,25 +672,25 @@ def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, arrays: _Arrays) -
 
 
 def _compare(op: ast.cmpop, a: Any, b: Any) -> NDArray[np.bool_]:
-    """NumPy compares integers exactly, also int64 with uint64 and with Python's of any size."""
+    """Compare exactly: NumPy does so for integers, also int64 with uint64 and with Python's of any size."""
     a, b = _beside_floats(a, b) if _is_float(a) or _is_float(b) else (_whole(a), _whole(b))
     return np.asarray(_COMPARISONS[type(op)](a, b), np.bool_)
 
 
 def _whole(value: Any) -> Any:
-    """Flags as integers: beside flags, NumPy makes an int64 even of an integer that is too large for one."""
+    """Flags as integers: with flags, NumPy would convert even an integer too large for int64 to int64."""
     is_flags = isinstance(value, np.ndarray) and value.dtype == np.bool_
     return value.view(np.uint8) if is_flags else value
 
 
 def _is_among(found: NDArray[Any], among: list[Any]) -> NDArray[np.bool_]:
-    """Whether each value is one of some constants of its kind."""
+    """Whether each value is among some constants of the same kind."""
     if found.dtype.kind == "O":
         wanted = frozenset(among)
         return np.fromiter((value in wanted for value in found.tolist()), np.bool_, len(found))
     if found.dtype.kind in "USf":
         return np.isin(found, np.array(among, found.dtype if found.dtype.kind == "f" else None))
-    # Integers are exact; beside a float they are float64.
+    # Integers compare exactly, except with a float: then as float64.
     found = _whole(found)
     info = np.iinfo(found.dtype)
     whole = [int(one) for one in among if isinstance(one, int) and info.min <= one <= info.max]
@@ -589,7 +700,7 @@ def _is_among(found: NDArray[Any], among: list[Any]) -> NDArray[np.bool_]:
 
 
 def _kind(value: Any) -> str:
-    """``number``, ``text`` or ``bytes``: what can be compared with each other. A bool is a number."""
+    """``number``, ``text`` or ``bytes``: values of one kind can be compared. A bool is a number."""
     dtype_kind = value.dtype.kind if isinstance(value, np.ndarray) else ""
     if isinstance(value, str) or dtype_kind in ("U", "O"):
         return "text"
@@ -601,7 +712,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _beside_floats(*values: Any) -> list[Any]:
-    """Arrays of integers as float64. A constant takes the dtype of the array that it meets."""
+    """Integer arrays as float64. A constant takes the dtype of the array beside it."""
     return [
         value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind in "biu" else value
         for value in values
@@ -609,19 +720,19 @@ def _beside_floats(*values: Any) -> list[Any]:
 
 
 def _arithmetic(node: ast.expr, operation: Callable[..., Any], a: Any, b: Any) -> NDArray[Any]:
-    """Floats as NumPy has them; sums, differences and products of integers in 64 bits, or an error."""
+    """Calculate on floats as NumPy does, and on integers in 64 bits, with an error on overflow."""
     floats = _beside_floats(a, b)
     if operation is operator.truediv or _is_float(a) or _is_float(b):
         return np.asarray(operation(*floats))
     if any(np.any(np.abs(x) >= 2.0**63) for x in (*floats, operation(*floats))):
         raise OptionError(
-            f"the filter's {excerpt(_text(node))} exceeds integers of 64 bits: multiply one of them by 1.0, "
-            "to calculate in float64, or give a function of a batch"
+            f"the filter's {excerpt(_text(node))} exceeds integers of 64 bits: multiply one of them by 1.0 "
+            "to calculate in float64, or pass a function of a batch"
         )
     return np.asarray(operation(np.asarray(a, np.int64), np.asarray(b, np.int64)))
 
 
-# ---- what bounds of columns leave possible ----
+# ---- what the bounds of columns allow ----
 
 
 class _Outcomes(NamedTuple):
@@ -636,7 +747,7 @@ _MIRRORED: Final = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: a
 
 
 def _outcomes(node: ast.expr, bounds: Mapping[Ref, Bounds]) -> _Outcomes:
-    """What a condition can come to; ``can_hold`` is never False where a row matches."""
+    """Possible outcomes of a condition; ``can_hold`` is never False if a row matches."""
     match node:
         case ast.BoolOp(op=ast.And(), values=values):
             return _all([_outcomes(value, bounds) for value in values])
@@ -661,17 +772,17 @@ def _any(parts: list[_Outcomes]) -> _Outcomes:
 
 
 def _bounded(left: ast.expr, op: ast.cmpop, right: ast.expr, bounds: Mapping[Ref, Bounds]) -> _Outcomes:
-    """What a comparison of a column with a constant can come to; any other one may come to anything."""
+    """Possible outcomes of comparing a column with a constant; both, for any other comparison."""
     if isinstance(left, ast.Constant):
         left, op, right = right, _MIRRORED.get(type(op), type(op))(), left
     ref = _ref(left)
     if ref is None or ref not in bounds or not isinstance(right, ast.Constant):
         return _EITHER
     ends = np.array(bounds[ref])
-    # Bounds that hold a NaN, or are the wrong way round, say nothing.
+    # Bounds that hold a NaN, or are in the wrong order, carry no information.
     if ends.dtype.kind not in "biuf" or not ends[0] <= ends[1]:
         return _EITHER
-    # Compared in the dtype of the rows' own values, since rounding keeps the order.
+    # Compare in the dtype of the rows' own values, because rounding keeps the order.
     if isinstance(op, ast.Eq | ast.NotEq):
         least, most = _compare(ast.LtE(), ends, right.value)[0], _compare(ast.GtE(), ends, right.value)[1]
         found = _Outcomes(bool(least and most), not _compare(ast.Eq(), ends, right.value).all())
@@ -680,13 +791,13 @@ def _bounded(left: ast.expr, op: ast.cmpop, right: ast.expr, bounds: Mapping[Ref
         compared = _compare(op, ends, right.value)
         found = _Outcomes(bool(compared.any()), not compared.all())
     if ends.dtype.kind == "f":
-        # Any float may be a NaN, which bounds leave out: every comparison of it fails but "!=".
+        # A float column may hold NaNs, which bounds exclude: every comparison with a NaN fails, except "!=".
         is_different = isinstance(op, ast.NotEq)
         return _Outcomes(found.can_hold or is_different, found.can_fail or not is_different)
     return found
 
 
-# ---- where a value lies ----
+# ---- finding a value in a batch ----
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -701,17 +812,21 @@ def _example(spec: ColumnSpec) -> NDArray[Any]:
 
 
 def _no_column(name: str, known: Iterable[str]) -> MissingColumn:
+    hint = ""
+    if name in EPISODE_COLUMNS:
+        hint = "; it is derived from whole episodes in a store: read with cache='memory' or 'disk'"
     return MissingColumn(
-        f"the filter needs a column {excerpt(name)}; there are {', '.join(sorted(known))}", column=name
+        f"the filter needs a column {excerpt(name)}; the columns are {', '.join(sorted(known))}{hint}",
+        column=name,
     )
 
 
 def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
-    """The values that a reference names, shape (rows,); a view."""
+    """The values of a reference, shape (rows,); a view."""
     leaf, index = _located(columns, ref)
     array = _array(leaf)
     if not array.ndim:
-        raise SchemaError("a single value where there should be one a row", column=ref.column)
+        raise SchemaError("found a single value, expected one a row", column=ref.column)
     shape = array.shape[1:]
     if len(index) != len(shape) or not all(-n <= at < n for at, n in zip(index, shape, strict=True)):
         example = f"[{', '.join('0' * len(shape))}]" if shape else ""
@@ -737,7 +852,7 @@ def _written(ref: Ref) -> str:
 
 
 def _located(columns: Mapping[str, Any], ref: Ref) -> tuple[Any, tuple[int, ...]]:
-    """The leaf of a column that a reference leads to, and the indexes that are left for its array."""
+    """The leaf that a reference leads to, and the remaining indexes into its array."""
     if ref.column not in columns:
         raise _no_column(ref.column, columns)
     value, path = columns[ref.column], list(ref.path)
@@ -751,13 +866,15 @@ def _located(columns: Mapping[str, Any], ref: Ref) -> tuple[Any, tuple[int, ...]
         step = path.pop(0)
         if step not in parts:
             raise MissingColumn(
-                f"the filter reads {_written(ref)}; at {excerpt(step)} there are {excerpt(list(parts))}",
+                f"the filter reads {_written(ref)}, but {excerpt(step)} is not among the keys "
+                f"{excerpt(list(parts))}",
                 column=ref.column,
             )
         value = parts[step]
     indexes = tuple(step for step in path if isinstance(step, int))
     if len(indexes) < len(path):
         raise MissingColumn(
-            f"the filter reads {_written(ref)}, where there is an array and no key", column=ref.column
+            f"the filter reads {_written(ref)}, but the value there is an array, which has no keys",
+            column=ref.column,
         )
     return value, indexes

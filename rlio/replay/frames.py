@@ -1,7 +1,7 @@
-"""Wide observations, each kept once: frames on which stacks and next observations are windows.
+"""Wide observations, each stored once: stacks and next observations are windows on a sequence of frames.
 
-The observations of an episode lie one after the other, so that ``new_obs`` of a row is the window after its
-``obs``, and a stack of d frames is the window of d frames that ends with its newest.
+The observations of an episode are contiguous. ``new_obs`` of a row is therefore the window one frame after
+its ``obs``, and a stack of d frames is the window of d frames that ends with its newest frame.
 
 Example:
     >>> import numpy as np
@@ -39,12 +39,12 @@ Ids: TypeAlias = NDArray[np.int64]
 
 
 class _Chain(NamedTuple):
-    """Rows of which each one's ``new_obs`` is the next one's ``obs``.
+    """Rows in which the ``new_obs`` of each row is the ``obs`` of the next.
 
     Attributes:
         rows: Their places in the batch, shape (n,).
-        observations: Those of the rows and the last one's ``new_obs``, as frames: shape (n + 1, depth).
-        fresh: How many frames each observation adds behind those of the one before, shape (n + 1,).
+        observations: The rows' ``obs`` and the last row's ``new_obs``, as frames: shape (n + 1, depth).
+        fresh: How many new frames each observation adds to those before it, shape (n + 1,).
     """
 
     rows: Ids
@@ -54,11 +54,11 @@ class _Chain(NamedTuple):
 
 @dataclass(frozen=True)
 class Frames:
-    """The observations of rows that `FramePool.append` can add: they fit the pool.
+    """Observations that fit a pool, ready for `FramePool.append`.
 
     Attributes:
         rows: Number of rows.
-        chains: Which of them share frames.
+        chains: The rows, in groups that share frames.
     """
 
     rows: int
@@ -66,24 +66,24 @@ class Frames:
 
     @property
     def sizes(self) -> list[int]:
-        """Frames that each chain takes."""
+        """Number of frames of each chain."""
         return [int(chain.fresh.sum()) for chain in self.chains]
 
 
 class FramePool:
     """The observations of one leaf.
 
-    Frames have logical numbers, which only grow; frame f lies in slot f mod capacity, so that old frames make
-    room for new ones. Windows do not wrap: where one would, frames are skipped.
+    Frames have logical numbers, which only increase. Frame f lies in slot f mod capacity, so old frames make
+    room for new ones. Windows do not wrap: slots at the end are skipped if a window would.
 
     Args:
-        arrays: Where they lie.
-        name: Of the array.
-        shape: Of an observation.
-        dtype: Of its values.
-        stack: How an observation is stacked of frames; None: it is one frame.
-        capacity: Frames.
-        head: Logical number of the next frame: how many are there already.
+        arrays: Makes the array of frames.
+        name: Name of the array.
+        shape: Shape of an observation.
+        dtype: Dtype of its values.
+        stack: How frames are stacked into an observation; None: an observation is one frame.
+        capacity: Number of frames.
+        head: Logical number of the next frame, equal to the number of existing frames.
     """
 
     def __init__(
@@ -100,30 +100,30 @@ class FramePool:
         self.shape = shape
         self.dtype = dtype
         self.stack = stack
-        self.depth = 1 if stack is None else stack.depth
+        self.depth: int = 1 if stack is None else stack.depth
         frame = shape if stack is None else tuple(n for axis, n in enumerate(shape) if axis != stack.axis)
         self.frame_shape = frame
         self.capacity = capacity
-        #: Every frame as one value, so that drawing it is one copy of memory.
+        #: Dtype of a frame as one value: drawing it is then one copy of memory.
         self._frame = np.dtype((np.void, math.prod(frame) * dtype.itemsize))
-        #: By slot, one value each.
-        self.frames = arrays.array(name, (capacity,), self._frame)
+        #: The frames by slot, one value each.
+        self.frames: NDArray[Any] = arrays.array(name, (capacity,), self._frame)
         self._arrays = arrays
         self._name = name
         #: Logical number of the next frame.
-        self.head = head
+        self.head: int = head
 
     def prepare(self, obs: NDArray[Any], new_obs: NDArray[Any], after: Ids) -> Frames:
-        """Cut the observations of rows into frames. The pool stays as it is.
+        """Cut the observations of rows into frames. The pool does not change.
 
         Args:
             obs: Shape (rows, *shape).
-            new_obs: Likewise.
-            after: For each row the row here whose ``obs`` is its ``new_obs``, or -1; each later than it, and
-                named by no other row.
+            new_obs: Shape (rows, *shape).
+            after: For each row, the row whose ``obs`` is its ``new_obs``, or -1; always a later row, named
+                only once.
 
         Raises:
-            OptionError: The pool cannot hold the frames of one episode.
+            OptionError: The frames of one episode exceed the pool.
         """
         begins = np.ones(len(obs), bool)
         begins[after[after >= 0]] = False
@@ -140,10 +140,10 @@ class FramePool:
         return found
 
     def reserve(self, parts: Sequence[Frames]) -> None:
-        """Make sure that there is memory for the frames that the next calls of `append` add.
+        """Reserve memory for the frames that the next calls of `append` add.
 
         Raises:
-            CacheError: There is none.
+            CacheError: There is no memory.
         """
         head, slots = self.head, 0
         for size in (size for part in parts for size in part.sizes):
@@ -152,10 +152,10 @@ class FramePool:
         self._arrays.reserve(self._name, slots)
 
     def append(self, frames: Frames) -> tuple[Ids, Ids]:
-        """Add observations, for which memory was reserved: nothing can be refused here.
+        """Add observations whose memory is reserved; cannot fail.
 
         Returns:
-            The windows of ``obs`` and of ``new_obs``, by the logical number of their first frames.
+            The windows of ``obs`` and of ``new_obs``, by the logical numbers of their first frames.
         """
         at = np.full(frames.rows, -1, np.int64)
         following = np.full(frames.rows, -1, np.int64)
@@ -167,12 +167,12 @@ class FramePool:
     def gather(self, windows: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """The observations of the given windows, shape (n, *shape).
 
-        Of stacks whose frames are the last axis, the frames of each observation lie one after the other in
-        memory: `rlio.batch.in_c_order` weaves them into each other.
+        If the last axis of a stack counts frames, the frames of an observation still lie one after the other
+        in memory; `rlio.batch.in_c_order` interleaves them.
 
         Args:
-            windows: By their first frames.
-            out: A contiguous array of as many bytes, whose memory is used.
+            windows: Windows, by the logical numbers of their first frames.
+            out: A contiguous array of the same size in bytes, whose memory is used.
         """
         count = len(windows)
         if out is None:
@@ -189,7 +189,7 @@ class FramePool:
         return np.moveaxis(out.reshape(count, self.depth, *self.frame_shape), 1, -1)
 
     def gather_pairs(self, windows: Ids, buffers: Buffers) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The observations of windows, and those one frame on: read-only views of one block."""
+        """The observations of windows, and those one frame later: read-only views of one block."""
         count, span = len(windows), self.depth + 1
         wanted = ((windows % self.capacity)[:, None] + np.arange(span)).reshape(-1)
         block = buffers.empty((count * span,), self._frame)
@@ -205,7 +205,9 @@ class FramePool:
 
     def _as_frames(self, out: NDArray[Any], frames: int) -> NDArray[Any]:
         if not out.flags.c_contiguous:
-            raise OptionError("observations are gathered into contiguous arrays only")
+            raise OptionError(
+                "found an array that is not contiguous: pass a contiguous out= to gather observations"
+            )
         return out.reshape(-1).view(np.uint8).view(self._frame).reshape(frames)
 
     def _frames_of(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -216,7 +218,7 @@ class FramePool:
         return flat.view(self._frame).reshape(len(values), self.depth)
 
     def _fresh(self, observations: NDArray[Any]) -> NDArray[np.int64]:
-        """How many frames each observation adds behind those of the one before: 1, or all of its own."""
+        """How many new frames each observation adds to those before it: 1, or its full depth."""
         fresh = np.full(len(observations), self.depth, np.int64)
         if self.depth > 1:
             older = observations[1:, :-1].tobytes(), observations[:-1, 1:].tobytes()
@@ -226,12 +228,12 @@ class FramePool:
         return fresh
 
     def _begin(self, head: int, size: int) -> int:
-        """The logical number of the first of ``size`` frames that are added at ``head``: they do not wrap."""
+        """The logical number of the first of ``size`` frames added at ``head``, such that none wraps."""
         slot = head % self.capacity
         return head if slot + size <= self.capacity else head + self.capacity - slot
 
     def _place(self, chain: _Chain) -> Ids:
-        """Write the fresh frames of each observation; gives where its window begins."""
+        """Write the new frames of each observation; returns where its window begins."""
         total = int(chain.fresh.sum())
         first = self._begin(self.head, total)
         ends = first + np.cumsum(chain.fresh)
@@ -246,7 +248,7 @@ class FramePool:
 
 
 def _chain(after: Ids, first: int) -> Ids:
-    """The rows from ``first`` on, each the one after the row before."""
+    """The rows from ``first`` on, in which each follows the one before."""
     rows = [first]
     while (row := int(after[rows[-1]])) >= 0:
         rows.append(row)

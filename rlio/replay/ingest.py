@@ -1,7 +1,7 @@
-"""Recorded or live rows on their way into a table: checked, flattened, and linked along their episodes.
+"""Adds recorded or live rows to a table: checks them, flattens them, and links them along their episodes.
 
-An episode is told by (writer, eps_id, agent_index, env_id) and followed by contiguous ``t``, over the
-fragments and shards that it was cut into.
+(writer, eps_id, agent_index, env_id) identifies an episode. Its rows follow each other by contiguous ``t``,
+across the fragments and shards into which it was cut.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["Ingest", "OpenEpisode", "Part"]
 
 Ids = NDArray[np.int64]
 
-# Episodes that were cut, and may go on in rows to come: of more, those that waited longest are given up.
+# Episodes that were cut and may continue. Beyond this number, those that have waited longest are forgotten.
 _MOST_OPEN: Final = 1_000_000
 
 
 class OpenEpisode(NamedTuple):
-    """The last row of an episode that may go on.
+    """The last row of an episode that may continue.
 
     Attributes:
-        row: Its logical number.
+        row: Logical number of the row.
         t: Its ``t``; None without that column.
         at: Its place in the episode.
     """
@@ -46,10 +46,10 @@ class _Piece(NamedTuple):
     """The rows of one episode in a part.
 
     Attributes:
-        key: What tells the episode from all others.
+        key: Identifies the episode.
         first, t_first: Place of the first row, and its ``t``; None without that column.
-        last, t_last: Those of the last row.
-        ended: Whether the episode is over with it.
+        last, t_last: The same for the last row.
+        ended: Whether the last row ends the episode.
     """
 
     key: tuple[Hashable, ...]
@@ -61,12 +61,12 @@ class _Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows that are checked, and not yet added.
+    """Rows that are checked but not yet added.
 
     Attributes:
-        rows: As the table takes them.
-        chain, at: For each row, which chain it is in, and its place in the chain's rows of this part.
-        pieces: Its episodes.
+        rows: The rows in the table's form.
+        chain, at: For each row, its chain, and its place in the chain's rows of this part.
+        pieces: The episodes of the part.
     """
 
     rows: Prepared
@@ -79,7 +79,7 @@ class Ingest:
     """Adds the rows of one policy to a table.
 
     Args:
-        table: Where they go.
+        table: Receives the rows.
         policy: The schema that every batch fits.
         name: The policy's id, for messages.
     """
@@ -88,29 +88,29 @@ class Ingest:
         self.table = table
         self._policy = policy
         self._name = name
-        #: Key of an episode that may go on -> its last row.
+        #: Key of an episode that may continue -> its last row.
         self.open: OrderedDict[tuple[Hashable, ...], OpenEpisode] = OrderedDict()
 
     def add(self, batch: SampleBatch, *, writer: str = "") -> None:
-        """Add the rows of a batch, in order, those of one writer after the other or mixed.
+        """Add the rows of a batch in order; the rows of different episodes may be mixed.
 
         Raises:
             SchemaError: The batch does not fit the schema.
-            OptionError: The table is full, and no ring; or the frames of an episode do not fit.
-            CacheError: There is no memory. After any error here, no row was added.
+            OptionError: The table is full and is not a ring; or the frames of an episode do not fit.
+            CacheError: There is no memory. Any error here adds no row.
         """
         parts = self.prepare(batch, writer=writer)
         self.reserve(parts)
         self.commit(parts)
 
     def prepare(self, batch: SampleBatch, *, writer: str = "") -> list[Part]:
-        """Check the rows of a batch. Nothing is added.
+        """Check the rows of a batch without adding them.
 
         Raises:
-            SchemaError, OptionError: As `add`.
+            SchemaError, OptionError: As in `add`.
         """
         arrays = self._policy.flatten(batch, policy=self._name)
-        # In parts: a ring forgets the rows of one part together.
+        # Split into parts, because a ring forgets the rows of one part together.
         step = max(self.table.capacity // 8, 1) if self.table.ring else max(len(batch), 1)
         return [
             self._prepared(
@@ -148,15 +148,15 @@ class Ingest:
         return Part(self.table.prepare(arrays, after), chain, at, pieces)
 
     def reserve(self, parts: Sequence[Part]) -> None:
-        """Make sure that there is memory for what `commit` adds.
+        """Reserve memory for the rows that `commit` adds.
 
         Raises:
-            OptionError, CacheError: As `add`.
+            OptionError, CacheError: As in `add`.
         """
         self.table.reserve([part.rows for part in parts])
 
     def commit(self, parts: Sequence[Part]) -> None:
-        """Add what `prepare` gave, for which memory was reserved."""
+        """Add what `prepare` returned and `reserve` made room for."""
         for part in parts:
             self._commit(part)
 
@@ -179,23 +179,23 @@ class Ingest:
         while len(self.open) > _MOST_OPEN:
             self.open.popitem(last=False)
 
-    # ---- the episodes that may go on, as JSON ----
+    # ---- episodes that may continue, as JSON ----
 
     def open_to_json(self) -> list[Any]:
-        """What `open` holds, in its order."""
+        """The content of `open`, in order."""
         return [[list(key), *last] for key, last in self.open.items()]
 
     def open_from_json(self, written: Iterable[Any]) -> None:
-        """Let `open` hold what `open_to_json` gave.
+        """Set `open` from the result of `open_to_json`.
 
         Raises:
-            TypeError, ValueError: It is not that.
+            TypeError, ValueError: ``written`` has another form.
         """
         self.open = OrderedDict((tuple(key), OpenEpisode(row, t, at)) for key, row, t, at in written)
 
 
 def _key(streams: StreamTable, number: int, writer: str) -> tuple[Hashable, ...]:
-    """What tells an episode from all others of the data set."""
+    """The key that distinguishes an episode from all others of the data set."""
     named = streams.streams
     return (
         named.writer[number] or writer,
@@ -206,7 +206,7 @@ def _key(streams: StreamTable, number: int, writer: str) -> tuple[Hashable, ...]
 
 
 def _places(after: Ids) -> tuple[Ids, Ids]:
-    """The chain that each row is in, numbered by their first rows, and its place in it."""
+    """The chain of each row, numbered by first rows, and the row's place in the chain."""
     rows = len(after)
     linked = np.flatnonzero(after >= 0)
     before = np.full(rows, -1, np.int64)
@@ -217,7 +217,7 @@ def _places(after: Ids) -> tuple[Ids, Ids]:
     if (before[steps] == steps - 1).all():  # Each chain is one run of rows.
         begins = np.flatnonzero(before < 0)
         return chain, np.arange(rows) - begins[chain]
-    # Follow all chains at once, a step at a time: as many steps as the longest has rows.
+    # Follow all chains together, one step at a time, for as many steps as the longest chain has rows.
     front = np.flatnonzero(before < 0)
     number, place = chain[front], 0
     while len(front):

@@ -1,7 +1,7 @@
-"""Rows of several stores gathered into one batch: what a mixture of them would otherwise join from copies.
+"""Gathers rows of several stores into one batch, where a mixture would otherwise join copies.
 
-Readers of stores offer their next rows as a `RowSource`: which rows come is told without reading them, so
-that those of all sources are taken at once, each to its place, and cut into columns together.
+Readers of stores offer their next rows as a `RowSource`, which tells which rows come without reading them.
+The rows of all sources are then copied at once, each to its place, and cut into columns together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ids = NDArray[np.int64]
 
 # `numpy.ndarray.take` of a table, the rows to take, and where they go.
 _Piece: TypeAlias = tuple[Callable[..., object], Ids, NDArray[Any]]
-# Pieces that are remembered, of 200 bytes each, at most.
+# Most pieces to remember, of 200 bytes each.
 _PIECES: Final = 16_384
 
 
@@ -31,34 +31,34 @@ class RowSource(Protocol):
 
     @property
     def row_units(self) -> RowUnits | None:
-        """What they are units of; None if they are not single rows of a store, or not all of them its own."""
+        """The reader's units; None if they are not single rows of a store, or other ranks share them."""
 
     def peek(self, n: int) -> Ids | None:
         """The numbers of the next ``n`` units; None if the reader has fewer left."""
 
     def advance(self, n: int) -> None:
-        """Step over the next ``n`` units, which were given."""
+        """Skip the next ``n`` units, which were delivered."""
 
 
 class JointGather:
-    """Gathers batches that have rows of every source, in the sources' order.
+    """Gathers batches that have rows of every source, in the order of the sources.
 
     Args:
-        sources: Whose packed rows are alike; see `of`.
+        sources: Sources with equal packed rows; see `of`.
     """
 
     def __init__(self, sources: Sequence[tuple[RowSource, RowUnits]]) -> None:
         self._sources = sources
         self._buffers = Buffers()
-        #: Numbers of the rows, source by source, and the rows themselves, batch by batch.
+        #: Numbers of the rows, source by source; and the rows themselves, batch by batch.
         self._rows: Ids = np.empty(0, np.int64)
         self._packed: NDArray[Any] = np.empty(0, np.void)
-        #: Shares -> what copies the rows that they say.
+        #: Shares -> the pieces that copy their rows.
         self._known: dict[tuple[tuple[int, ...], ...], list[_Piece]] = {}
 
     @classmethod
     def of(cls, sources: Sequence[RowSource | None]) -> JointGather | None:
-        """One over the given sources; None where they cannot be gathered together."""
+        """Combine the given sources; None if they cannot be gathered together."""
         found = []
         for source in sources:
             units = None if source is None else source.row_units
@@ -76,13 +76,13 @@ class JointGather:
         return self._sources[0][1].table.row.itemsize
 
     def columns(self, shares: Sequence[tuple[int, ...]]) -> dict[str, NDArray[Any]] | None:
-        """The rows of several batches, one after the other: column -> contiguous array.
+        """The rows of several batches, concatenated: column -> contiguous array.
 
         Args:
-            shares: For each batch, the rows of each source.
+            shares: For each batch, the number of rows from each source.
 
         Returns:
-            None if a source has fewer rows left.
+            None if a source has too few rows left.
         """
         wanted = []
         for (source, units), own in zip(self._sources, zip(*shares, strict=True), strict=True):
@@ -100,15 +100,15 @@ class JointGather:
         return first.named(first.table.unpacked(self._packed, first.plan, self._buffers))
 
     def _make_room(self, rows: int) -> None:
-        """Memory for so many row numbers, and for their rows; what is given to users is copied from it."""
+        """Allocate memory for row numbers and their rows; users get copies of it."""
         self._rows = np.empty(rows, np.int64)
         self._packed = np.empty(rows, self._sources[0][1].table.void)
         self._known.clear()
 
     def _pieces(self, shares: tuple[tuple[int, ...], ...]) -> list[_Piece]:
-        """What copies the rows of each batch from each source, one after the other.
+        """The pieces that copy the rows of each batch from each source, in order.
 
-        They are remembered: shares come again, and to make the views takes as long as to copy the rows.
+        They are remembered, because shares repeat, and making the views takes as long as copying the rows.
         """
         found = self._known.get(shares)
         if found is not None:

@@ -1,6 +1,6 @@
-"""How a transition lies in memory: small columns packed into one row, wide ones and texts beside it.
+"""Memory layout of a transition: small columns packed into one row, wide columns and texts beside it.
 
-Drawing one transition then touches one place in memory instead of one a column.
+Drawing a transition then touches one place in memory, not one for each column.
 
 Example:
     >>> import numpy as np
@@ -27,20 +27,20 @@ from rlio.support.forks import cached_property
 
 __all__ = ["RowLayout"]
 
-#: Rows of a column wider than this lie in an array of their own: a copy of so much costs more than the
-#: cache misses that packing saves.
+#: Columns with wider rows get their own array, because copying so much costs more than the cache misses that
+#: packing saves.
 WIDE_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the leaves of one policy's columns lie.
+    """Where each leaf of a policy's columns lies.
 
     Attributes:
         packed: Leaves in the packed row.
-        wide: Leaves with an array of their own, a row of fixed size each.
+        wide: Leaves with their own array, with rows of fixed size.
         texts: Leaves of varying size: texts and JSON.
-        empty: Leaves of rows without values (a shape with a zero), which lie nowhere.
+        empty: Leaves whose rows have no values (a shape with a zero), which need no memory.
     """
 
     packed: tuple[Leaf, ...]
@@ -50,23 +50,24 @@ class RowLayout:
 
     @classmethod
     def of(cls, policy: PolicySchema, *, columns: Collection[str] | None = None) -> RowLayout:
-        """Lay out a policy's columns, or those of them that are asked for.
+        """Lay out a policy's columns, or some of them.
 
-        Columns with one value a sequence are left out: what they say is in the rows they belong to.
+        Leaves out columns with one value a sequence: the rows already contain the same information.
 
         Raises:
-            MissingColumn: The policy has not all of them.
+            MissingColumn: The policy lacks a column.
         """
         missing = sorted(set(columns or ()) - set(policy.columns))
         if missing:
             raise MissingColumn(
-                f"no column {missing[0]!r}; there are {', '.join(sorted(policy.columns))}", column=missing[0]
+                f"no column {missing[0]!r}; the columns are {', '.join(sorted(policy.columns))}",
+                column=missing[0],
             )
         parts: dict[str, list[Leaf]] = {"packed": [], "wide": [], "texts": [], "empty": []}
         for leaf in policy.leaves:
             if not is_per_sequence(leaf.column) and (columns is None or leaf.column in columns):
                 parts[_place(leaf)].append(leaf)
-        # Wide values first: every column is then aligned without gaps.
+        # Large values first: every column is then aligned without gaps.
         parts["packed"].sort(key=lambda leaf: (-leaf.spec.numpy.itemsize, leaf.physical))
         return cls(**{name: tuple(leaves) for name, leaves in parts.items()})
 
@@ -88,7 +89,7 @@ class RowLayout:
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of a row, texts apart."""
+        """Bytes of a row, without texts."""
         return self.row.itemsize + sum(leaf.spec.row_bytes for leaf in self.wide)
 
 

@@ -1,4 +1,4 @@
-"""What a built store says of itself: JSON under a checksum, so that damage is seen before anything is read.
+"""Manifests of built stores: JSON under a checksum, so damage is detected before anything else is read.
 
 Example:
     >>> manifest = Manifest(describe={"root": "/data"}, arrays={"rows": 4096}, state={"head": 128})
@@ -19,10 +19,10 @@ from rlio.errors import CorruptData, OptionError, excerpt
 
 __all__ = ["LAYOUT_VERSION", "MAX_BYTES", "Manifest"]
 
-#: Of the files of a store, and of how rows lie in them: raised by whoever changes that (`layout`, `table`,
-#: `frames`, `texts`). Stores of another version are built again.
+#: Version of a store's files and of the row layout in them. Raise it with every change of `layout`, `table`,
+#: `frames` or `texts`. Stores of another version are rebuilt.
 LAYOUT_VERSION: Final = 1
-#: No manifest is larger.
+#: Limit on the size of a manifest.
 MAX_BYTES: Final = 256 << 20
 
 _OPENING: Final = b'{"crc32":"%08x","manifest":'
@@ -34,9 +34,9 @@ class Manifest:
     """One published state of a store.
 
     Attributes:
-        describe: What the store is of, as its builder said: JSON.
-        arrays: Name -> bytes of every array; what lies behind them belongs to nobody yet.
-        state: What else the builder noted for its readers: JSON.
+        describe: What identifies the store, from its builder, as JSON.
+        arrays: Name -> bytes of every array; bytes beyond do not belong to the store yet.
+        state: Further information from the builder for readers, as JSON.
     """
 
     describe: Mapping[str, Any]
@@ -44,10 +44,10 @@ class Manifest:
     state: Mapping[str, Any]
 
     def dump(self) -> bytes:
-        """The text of it.
+        """The manifest as bytes.
 
         Raises:
-            OptionError: It holds what JSON cannot, or is too long.
+            OptionError: A value is not JSON, or the manifest is too long.
         """
         fields = {
             "layout": LAYOUT_VERSION,
@@ -59,27 +59,31 @@ class Manifest:
         try:
             body = json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise OptionError(f"what a store says of itself is JSON: {error}") from error
+            raise OptionError(f"a store's manifest must be JSON: {error}; pass JSON values") from error
         if len(body) > MAX_BYTES - _BODY_AT - 1:
-            raise OptionError(f"a manifest of {len(body)} bytes: at most {MAX_BYTES}")
+            raise OptionError(f"a manifest of {len(body)} bytes: expected at most {MAX_BYTES}")
         return _OPENING % zlib.crc32(body) + body + b"}"
 
     @classmethod
     def load(cls, data: bytes) -> Self:
-        """Read the text of one.
+        """Read the result of `dump`.
 
         Raises:
-            CorruptData: It is damaged, or of another layout version or machine.
+            CorruptData: The manifest is damaged, or of another layout version or byte order.
         """
         body = data[_BODY_AT:-1]
         if data != _OPENING % zlib.crc32(body) + body + b"}":
-            raise CorruptData(f"a manifest of {len(data)} bytes that does not fit its checksum")
+            raise CorruptData(
+                f"a manifest of {len(data)} bytes does not fit its checksum: build the store again"
+            )
         try:
             fields = json.loads(body)
             made = cls(describe=fields["describe"], arrays=fields["arrays"], state=fields["state"])
             found = fields["layout"], fields["byteorder"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CorruptData(f"a manifest that is none: {excerpt(body)}") from error
+            raise CorruptData(
+                f"a manifest has an unknown form: {excerpt(body)}; build the store again"
+            ) from error
         if found != (LAYOUT_VERSION, sys.byteorder):
             raise CorruptData(
                 f"a store of layout {found[0]}, {found[1]}-endian: expected {LAYOUT_VERSION}, {sys.byteorder}"

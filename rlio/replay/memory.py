@@ -1,7 +1,7 @@
-"""Where the arrays of a store lie: in RAM, or in files of the cache that are mapped into memory.
+"""Arrays of a store: in RAM, or in memory-mapped files of the cache.
 
-An array over a file is written only where space was reserved for it before. A full disk is then an error of
-one call (`FileArrays.reserve`), and not a signal that kills the process at some later write.
+Space is reserved before an array over a file is written. A full disk is then an error of one call
+(`FileArrays.reserve`) instead of a signal that kills the process at a later write.
 
 Example:
     >>> import tempfile
@@ -45,9 +45,9 @@ from rlio.storage.local import sync_descriptor
 
 __all__ = ["Arrays", "FileArrays", "RamArrays", "copied", "file_name", "is_array_file"]
 
-#: Disk space is reserved in steps of as many bytes: a call each 16 MiB costs nothing beside writing them.
+#: Disk space is reserved in steps of this many bytes: one call per 16 MiB costs nothing beside the writes.
 STEP: Final = 16 << 20
-# Arrays of fewer bytes gain nothing from huge pages, and would take a whole one.
+# Smaller arrays gain nothing from huge pages, and would occupy a whole one.
 _HUGE: Final = 8 << 20
 _SUFFIX: Final = ".array"
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
@@ -55,30 +55,30 @@ _ARRAY_FILE: Final = re.compile(r"([a-z0-9_.%-]{0,200}|[a-z0-9_.%-]{64}~[0-9a-f]
 _MOST_PLAIN: Final = 200
 _OPEN: Final = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What posix_fallocate says where a filesystem cannot reserve.
+# Errors of posix_fallocate on filesystems that cannot reserve space.
 _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 class Arrays(Protocol):
-    """Makes the arrays of one store: `RamArrays` and `FileArrays`. For one thread at a time."""
+    """Makes the arrays of one store: `RamArrays` or `FileArrays`. Use one thread at a time."""
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
-        """The array of a name: shape (rows, ...), all zeros where nothing was written yet.
+        """The array of a name: shape (rows, ...), zeros in every row not yet written.
 
         Args:
             name: Any text; one array has it.
             shape: Rows first. A subarray dtype adds its own shape at the end.
-            dtype: Of its values; no objects.
+            dtype: Dtype of the values; no objects.
 
         Returns:
-            A view, writable for whoever builds and read-only for readers. The memory lives as long as a view.
+            A view, writable for builders and read-only for readers. The memory lives as long as a view.
 
         Raises:
             OptionError: The dtype holds objects, or the name is taken.
         """
 
     def reserve(self, name: str, rows: int) -> None:
-        """Make sure that the rows below ``rows`` can be written. To be called before they are.
+        """Make sure that all rows below ``rows`` can be written. Call it before writing them.
 
         Raises:
             CacheError: The disk is full, or a quota or limit is reached.
@@ -88,17 +88,19 @@ class Arrays(Protocol):
 
 @dataclass(frozen=True)
 class _Rows:
-    """What one row of an array is."""
+    """Dtype and shape of one row of an array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Self, int]:
-        """What a row is, and how many there are."""
+        """The kind of row, and the number of rows."""
         kind = np.dtype(dtype)
         if kind.hasobject:
-            raise OptionError(f"the array {excerpt(name)} of dtype {kind}: objects have no place in a store")
+            raise OptionError(
+                f"the array {excerpt(name)} of dtype {kind}: a store cannot hold objects; use numbers"
+            )
         if not shape or min(shape) < 0:
             raise OptionError(f"the array {excerpt(name)} of shape {shape}: expected (rows, ...)")
         return cls(kind.base, (*shape[1:], *kind.shape)), shape[0]
@@ -108,7 +110,7 @@ class _Rows:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def over(self, memory: NDArray[np.uint8] | None, rows: int) -> NDArray[Any]:
-        """As many rows over the beginning of some bytes, or over none where they have no bytes."""
+        """An array of rows over the beginning of ``memory``, or zeros for empty rows."""
         shape = (rows, *self.shape)
         if memory is None or not rows * self.bytes:
             return np.zeros(shape, self.dtype)
@@ -116,23 +118,23 @@ class _Rows:
 
 
 class RamArrays:
-    """Arrays in anonymous memory, which is taken from the machine as it is touched: see `Arrays`."""
+    """Arrays in anonymous memory, which the OS allocates as it is touched: see `Arrays`."""
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
         """See `Arrays.array`; writable.
 
         Raises:
-            OptionError: The dtype holds objects, or there is no address space for as much.
+            OptionError: The dtype holds objects, or the address space is too small.
         """
         row, rows = _Rows.of(name, shape, dtype)
         return row.over(_anonymous(name, rows * row.bytes), rows)
 
     def reserve(self, name: str, rows: int) -> None:
-        """See `Arrays.reserve`; memory needs no reserving."""
+        """See `Arrays.reserve`; memory needs no reservation."""
 
 
 def copied(arrays: Arrays, name: str, rows: int, like: NDArray[Any]) -> NDArray[Any]:
-    """A new array of so many rows of the kind of ``like``, with room for all of them."""
+    """A new array with this many rows of the kind of ``like``, all reserved."""
     made = arrays.array(name, (rows, *like.shape[1:]), like.dtype)
     arrays.reserve(name, rows)
     return made
@@ -147,27 +149,27 @@ def _anonymous(name: str, size: int) -> NDArray[np.uint8]:
         memory = mmap.mmap(-1, size, flags=flags)
     except (OSError, OverflowError) as error:
         raise OptionError(
-            f"the array {excerpt(name)} of {size} bytes: there is no address space for as many; "
-            "lower the capacity, or raise the limit (ulimit -v, vm.overcommit_memory)"
+            f"the array {excerpt(name)} of {size} bytes exceeds the address space; lower the capacity, or "
+            "raise the limit (ulimit -v, vm.overcommit_memory)"
         ) from error
     _in_huge_pages(memory, size)
     return np.frombuffer(memory, np.uint8)
 
 
 def _in_huge_pages(memory: mmap.mmap, size: int) -> None:
-    """Ask for pages of 2 MiB: random rows would else wait for the translation of their addresses, too."""
+    """Ask for pages of 2 MiB: with small pages, random rows also wait for address translation."""
     if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # A kernel without them; what is asked for is no more than speed.
+        with contextlib.suppress(OSError):  # Some kernels lack huge pages, which only add speed.
             memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _lazy_flags() -> int | None:
-    """Flags of memory that counts only once it is touched; None where NumPy's own zeros do as well."""
+    """Flags of memory that counts only when touched; None where NumPy's zeros do the same."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return None
     flags: int = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if sys.platform == "linux":
-        # Python names the flag from 3.13 on. Its value is that of all machines but a few old ones.
+        # Python names the flag from 3.13 on. All but a few old architectures share its value.
         known = 0x40 if platform.machine().startswith("ppc") else 0x4000
         flags |= getattr(mmap, "MAP_NORESERVE", known)
     return flags
@@ -178,11 +180,11 @@ class _InFile:
     """An array over a file.
 
     Attributes:
-        row: What a row is.
-        rows: How many fit the file.
-        fd: Of the file, for whoever writes; -1 for readers.
-        reserved: Bytes, from the start, that have their place on the disk.
-        mapped: The bytes; None of an empty file.
+        row: Dtype and shape of a row.
+        rows: How many rows fit in the file.
+        fd: File descriptor of a writer; -1 for readers.
+        reserved: Bytes, from the start, that have space on the disk.
+        mapped: The bytes; None for an empty file.
     """
 
     row: _Rows
@@ -197,23 +199,23 @@ class _InFile:
 
 
 class FileArrays:
-    """Arrays over files of one folder, a file each, that several processes may read: see `Arrays`.
+    """Arrays over the files of one folder, one file each, that several processes may read: see `Arrays`.
 
-    A reader maps all of them at once, so that they stay valid when the files are removed. Files are sparse:
-    bytes that were never written nor reserved take no space. On filesystems that copy what is overwritten
-    (Btrfs, ZFS), a row that is written twice may need space a second time.
+    A reader maps all files at once, so they stay valid after removal. Files are sparse: bytes that were never
+    written or reserved take no space. On copy-on-write filesystems (Btrfs, ZFS), writing a row twice may need
+    space twice.
 
     Args:
-        folder: Where the files lie; it exists.
-        writable: Make arrays, or extend those in ``sizes``; else read them.
-        sizes: Name -> bytes of the arrays that are there: what lies behind them is not looked at, and cut off
-            by the process that extends them. None: there are none.
-        before_reserving: Called with the number of bytes that are about to be reserved; may raise.
-        dir_fd: A descriptor of the folder, which may have been renamed; not closed.
+        folder: Folder of the files; it exists.
+        writable: Make arrays, or extend those in ``sizes``; False: read them.
+        sizes: Name -> bytes of the existing arrays. Readers ignore bytes beyond; a process that extends an
+            array cuts them off. None: the folder has no arrays.
+        before_reserving: Called with the number of bytes before they are reserved; may raise.
+        dir_fd: A descriptor of the folder, which may have been renamed; stays open.
 
     Raises:
-        CacheError: The folder, or a file to be read, cannot be opened.
-        CorruptData: A file to be read is absent, or shorter than its array.
+        CacheError: The folder, or a file to read, cannot be opened.
+        CorruptData: A file to read is absent, or shorter than its array.
     """
 
     def __init__(
@@ -225,16 +227,16 @@ class FileArrays:
         before_reserving: Callable[[int], None] | None = None,
         dir_fd: int | None = None,
     ) -> None:
-        self.folder = os.fspath(folder)
+        self.folder: str = os.fspath(folder)
         self.writable = writable
         self._given = dict(sizes or {})
         self._before_reserving = before_reserving
         self._files: dict[str, _InFile] = {}
-        #: Name -> the bytes of each array to be read; None of an empty one.
+        #: Name -> the bytes of each array to read; None for an empty array.
         self._mapped: dict[str, mmap.mmap | None] = {}
         self._failed: str | None = None
         try:
-            # A descriptor, so that the files are those of this folder even after it was renamed.
+            # A descriptor still refers to this folder after a rename.
             self._dir = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if dir_fd is None else os.dup(dir_fd)
         except OSError as error:
             raise CacheError(f"the folder of arrays cannot be opened: {error}", uri=self.folder) from error
@@ -249,27 +251,27 @@ class FileArrays:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Name -> bytes of every array: those that were opened as long as they are now, others as given."""
+        """Name -> bytes of every array: the current size of opened arrays, the given size of others."""
         return {**self._given, **{name: found.bytes for name, found in self._files.items()}}
 
     @property
     def reserved(self) -> int:
-        """Bytes of the arrays that were opened which have their place on the disk."""
+        """Bytes of the opened arrays that have space on the disk."""
         return sum(found.reserved for found in self._files.values())
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
         """See `Arrays.array`.
 
         Raises:
-            CorruptData: A reader asks for an array that is absent or shorter; or a builder's file is.
+            CorruptData: The array to read, or the file to extend, is absent or too short.
             CacheError: The file could not be made or opened.
-            OptionError: As there; or the array has more rows already.
+            OptionError: As in `Arrays.array`; or the array already has more rows.
         """
         if self._dir < 0:
-            raise ClosedError("the arrays of this store were closed", uri=self.folder)
+            raise ClosedError("the arrays of this store were closed: open the store again", uri=self.folder)
         row, rows = _Rows.of(name, shape, dtype)
         if name in self._files:
-            raise OptionError(f"there is an array {excerpt(name)} already", uri=self.folder)
+            raise OptionError(f"the array {excerpt(name)} exists already: use another name", uri=self.folder)
         opened = self._extend if self.writable else self._read
         with self._errors(name):
             self._files[name] = found = opened(name, row, rows)
@@ -290,7 +292,7 @@ class FileArrays:
         found.reserved = end
 
     def trim(self, name: str, rows: int) -> None:
-        """Give back what lies behind the first ``rows`` rows: touching it ends the process (SIGBUS)."""
+        """Free the space after the first ``rows`` rows; touching freed rows kills the process (SIGBUS)."""
         found = self._writable(name)
         _check_rows(name, rows, found.rows)
         with self._errors(name):
@@ -299,15 +301,15 @@ class FileArrays:
         found.reserved = min(found.reserved, found.bytes)
 
     def flush(self) -> None:
-        """Make what was written durable.
+        """Make all written rows durable.
 
         Raises:
-            CacheError: It could not be: what is stored there is not to be relied upon.
+            CacheError: They are not durable: do not rely on the stored rows.
         """
         for name in self._files:
             found = self._writable(name)
             if self._failed is not None:
-                # The kernel reports a failed write once, and takes the pages for written afterwards.
+                # The kernel reports a failed write only once, and then treats its pages as written.
                 raise CacheError(self._failed, uri=self._path(name))
             try:
                 if found.mapped is not None:
@@ -318,14 +320,14 @@ class FileArrays:
                 raise CacheError(self._failed, uri=self._path(name)) from error
 
     def clear(self) -> None:
-        """Let go of every array; their names are free again. Arrays that were given out stay."""
+        """Release every array and its name. Arrays returned earlier stay valid."""
         files, self._files, self._mapped = self._files, {}, {}
         for found in files.values():
             if found.fd >= 0:
                 os.close(found.fd)
 
     def close(self) -> None:
-        """Let go of everything but the arrays that were given out. May be called again."""
+        """Release everything except arrays returned earlier. May be called again."""
         self.clear()
         fd, self._dir = self._dir, -1
         if fd >= 0:
@@ -346,14 +348,16 @@ class FileArrays:
 
     def _writable(self, name: str) -> _InFile:
         if self._dir < 0:
-            raise ClosedError("the arrays of this store were closed", uri=self.folder)
+            raise ClosedError("the arrays of this store were closed: open the store again", uri=self.folder)
         if not self.writable:
-            raise OptionError("these arrays were opened for reading", uri=self.folder)
+            raise OptionError(
+                "these arrays were opened for reading: open them with writable=True", uri=self.folder
+            )
         return self._files[name]
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Any:
-        """Say what an error of the operating system means."""
+        """Turn an error of the operating system into a `CacheError`."""
         try:
             yield
         except OSError as error:
@@ -361,8 +365,8 @@ class FileArrays:
                 raise
             if error.errno in _NO_ROOM:
                 raise CacheError(
-                    f"no space for the array {excerpt(name)}: {error.strerror}; free some, or let the cache "
-                    "lie on another disk (RLIO_CACHE)",
+                    f"no space for the array {excerpt(name)}: {error.strerror}; free some, or put the cache "
+                    "on another disk (RLIO_CACHE)",
                     uri=self._path(name),
                 ) from error
             raise CacheError(
@@ -375,7 +379,7 @@ class FileArrays:
             self._check_size(name, os.fstat(fd).st_size, size)
             return _map(fd, size, mmap.ACCESS_READ)
         finally:
-            os.close(fd)  # The map has a descriptor of its own.
+            os.close(fd)  # The map keeps its own descriptor.
 
     def _read(self, name: str, row: _Rows, rows: int) -> _InFile:
         if name not in self._given:
@@ -388,14 +392,14 @@ class FileArrays:
         size, given = rows * row.bytes, self._given.get(name)
         if given is not None and given > size:
             raise OptionError(
-                f"the array {excerpt(name)} has {given} bytes already: it cannot be one of {size}",
+                f"the array {excerpt(name)} has {given} bytes already: it cannot shrink to {size}",
                 uri=self.folder,
             )
         fd = self._open(name, os.O_RDWR | (os.O_CREAT | os.O_EXCL if given is None else 0))
         try:
             if given is not None:
                 self._check_size(name, os.fstat(fd).st_size, given)
-                os.ftruncate(fd, given)  # An extension that was killed may have left more: zeros again.
+                os.ftruncate(fd, given)  # A killed extension may have left bytes here: make them zeros again.
             os.ftruncate(fd, size)
             return _InFile(row, rows, fd, given or 0, _map(fd, size, mmap.ACCESS_WRITE))
         except BaseException:
@@ -413,7 +417,9 @@ class FileArrays:
             ) from error
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise CorruptData("a file of the store is no regular file", uri=self._path(name))
+            raise CorruptData(
+                "a file of the store is not a regular file: build it again", uri=self._path(name)
+            )
         return fd
 
     def _check_size(self, name: str, found: int, expected: int) -> None:
@@ -442,7 +448,7 @@ def _over(found: _InFile) -> NDArray[Any]:
 
 
 def _fill(fd: int, start: int, end: int) -> None:
-    """Give the bytes from ``start`` on, which nobody has written yet, their place on the disk."""
+    """Reserve space on the disk for the bytes from ``start`` on, which are still unwritten."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(fd, start, end - start)
@@ -456,7 +462,7 @@ def _fill(fd: int, start: int, end: int) -> None:
 
 
 def file_name(name: str) -> str:
-    """The file of an array: plain letters, so that names differ on any filesystem, whatever their case.
+    """The file of an array: plain lower-case characters, so names differ on filesystems that ignore case.
 
     Example:
         >>> file_name("obs"), file_name("obs/Camera")
@@ -475,5 +481,5 @@ def file_name(name: str) -> str:
 
 
 def is_array_file(file: str) -> bool:
-    """Whether `file_name` may have given this name."""
+    """Whether `file_name` can return this name."""
     return _ARRAY_FILE.fullmatch(file) is not None

@@ -3,9 +3,9 @@
     R = r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1)
     target = R + n_step_discount * bootstrap_mask * V(new_obs)
 
-with k = n, or less where the episode ends, or where what was recorded of it does. ``n_step_discount`` is
-gamma^k. ``bootstrap_mask`` is 0 after a termination and where the final observation is missing, else 1: a
-truncated episode bootstraps from its true final observation.
+with k = n, or less if the episode, or its recording, ends earlier. ``n_step_discount`` is gamma^k.
+``bootstrap_mask`` is 0 after a termination and where the final observation is missing, else 1: a truncated
+episode bootstraps from its true final observation.
 
 Source: Sutton and Barto, "Reinforcement Learning" (2nd ed.), section 7.1; Pardo et al., "Time Limits in
 Reinforcement Learning" (2018), for truncation.
@@ -41,9 +41,9 @@ class NStep:
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
-            raise OptionError(f"n_step={excerpt(self.n)}: a number of steps, at least 1")
+            raise OptionError(f"n_step={excerpt(self.n)}: expected a number of steps, at least 1")
         if not 0.0 <= self.gamma <= 1.0:
-            raise OptionError(f"gamma={excerpt(self.gamma)}: a discount, 0 to 1")
+            raise OptionError(f"gamma={excerpt(self.gamma)}: expected a discount from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Window:
 
     Attributes:
         last: Logical number of the last row of each window, shape (n,).
-        steps: Rows in each, shape (n,) int64, at least 1.
-        rewards: Discounted sum, shape (n,), of the rewards' dtype; float32 where they are whole numbers.
+        steps: Number of rows in each window, shape (n,) int64, at least 1.
+        rewards: Discounted sum, shape (n,), in the rewards' dtype; float32 for integer rewards.
         discount: gamma to the power of ``steps``, shape (n,) float32.
     """
 
@@ -69,9 +69,9 @@ def windows(table: RowTable, rows: Ids, step: NStep, *, rewards: str, head: int 
     Args:
         table: Holds the rows.
         rows: Logical numbers.
-        step: How far.
+        step: How far to look ahead.
         rewards: Physical name of the rewards.
-        head: Rows from here on are taken to be not there; None: all are.
+        head: Ignore rows from this logical number on; None: ignore none.
     """
     own = table.values(rewards, rows)
     total = own.astype(np.float64)
@@ -88,6 +88,6 @@ def windows(table: RowTable, rows: Ids, step: NStep, *, rewards: str, head: int 
         last[live] = following
         steps[live] += 1
         total[live] += factor * table.values(rewards, following)
-    # Discounted sums of whole numbers are none.
+    # Discounted sums of integers are not integers.
     kind = own.dtype if own.dtype.kind == "f" else np.dtype(np.float32)
     return Window(last, steps, total.astype(kind), np.power(step.gamma, steps).astype(np.float32))

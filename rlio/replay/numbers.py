@@ -1,4 +1,4 @@
-"""`Numbers`: whole numbers that are added at the end and dropped at the front of one array.
+"""`Numbers`: integers in one array, added at the end and dropped at the front.
 
 Example:
     >>> numbers = Numbers([3, 5])
@@ -21,17 +21,18 @@ __all__ = ["Numbers"]
 
 Ids: TypeAlias = NDArray[np.int64]
 
-# Numbers that an array has room for, at least.
+# Smallest array to allocate.
 _LEAST = 64
 
 
 class Numbers:
     """A queue of int64 numbers in one array, with spare room for half of them.
 
-    Adding and dropping take time for the numbers that come and go, on average, however many are kept.
+    Adding and dropping take time in proportion to the numbers added or dropped, on average, however many
+    numbers are kept.
 
     Args:
-        values: The first ones.
+        values: The first numbers.
     """
 
     def __init__(self, values: npt.ArrayLike = ()) -> None:
@@ -59,13 +60,13 @@ class Numbers:
         self._stop = stop
 
     def insert(self, values: Ids) -> None:
-        """Add numbers, in any order, to ascending ones: time for those, and for the kept ones above them."""
+        """Add numbers, in any order, to ascending ones; takes time for these and for kept ones above."""
         if not len(values):
             return
         kept = self.values
         above = kept[kept.searchsorted(values.min()) :]
         self._stop -= len(above)
-        # Timsort, to which the runs that these are cost next to nothing.
+        # A stable sort is Timsort, which merges the existing runs at almost no cost.
         self.extend(np.sort(np.concatenate([above, values]), kind="stable"))
 
     def drop(self, count: int) -> None:
@@ -73,5 +74,5 @@ class Numbers:
         self._start += count
 
     def drop_below(self, least: int) -> None:
-        """Drop the numbers below ``least``, of ascending ones."""
+        """Drop the numbers below ``least``; the numbers must be ascending."""
         self._start += int(self.values.searchsorted(least))

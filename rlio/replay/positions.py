@@ -1,6 +1,6 @@
-"""Positions of a pass over epochs, and the states in which they are kept.
+"""Positions of a pass over epochs, and their saved form.
 
-A position counts units over all ranks, so that it is equal on all ranks after equal calls.
+A position counts units of all ranks together: equal calls lead to equal positions on all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "spans_of",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 class UnitRange(NamedTuple):
@@ -39,7 +39,7 @@ class UnitRange(NamedTuple):
 
 
 def spans_of(epoch: int, first: int, last: int, total: int) -> Iterator[UnitRange]:
-    """Cut positions counted from the beginning of ``epoch`` where epochs of ``total`` units meet."""
+    """Split positions, counted from the start of ``epoch``, where epochs of ``total`` units meet."""
     while first < last:
         crossed, start = divmod(first, total)
         stop = min(start + last - first, total)
@@ -48,12 +48,12 @@ def spans_of(epoch: int, first: int, last: int, total: int) -> Iterator[UnitRang
 
 
 def own_batch_size(options: ReadOptions, usual: int, *, there: Callable[[], int]) -> int:
-    """Units of a batch where no number is asked for: of an endless reader, no more than there are.
+    """Default number of units in a batch: for an endless reader, at most the units of an epoch.
 
     Args:
-        options: Of the reader.
-        usual: Where ``batch_size`` is None.
-        there: Gives the units of one epoch.
+        options: Options of the reader.
+        usual: Default for ``batch_size=None``.
+        there: Returns the units of one epoch.
     """
     if options.batch_size is not None:
         return options.batch_size
@@ -61,7 +61,7 @@ def own_batch_size(options: ReadOptions, usual: int, *, there: Callable[[], int]
 
 
 def choose_seed(options: ReadOptions, uri: str) -> int | None:
-    """The seed of the order; None if it is the recorded one. One from the OS is logged."""
+    """The seed of the order; None for the recorded order. A seed from the OS is logged."""
     if not options.shuffle:
         return None
     if options.seed is not None:
@@ -70,31 +70,31 @@ def choose_seed(options: ReadOptions, uri: str) -> int | None:
 
 
 def draw_seed(uri: str) -> int:
-    """A seed from the OS, logged."""
+    """Draw a seed from the OS, and log it."""
     drawn = secrets.randbits(63)
     logger.info("shuffling %s with seed %d", uri, drawn)
     return drawn
 
 
 def columns_digest(options: ReadOptions) -> str | None:
-    """What a state holds of ``columns``: a digest, as there may be thousands."""
+    """A digest of ``columns`` for a state, because there may be thousands of columns."""
     if options.columns is None:
         return None
     return hashlib.blake2b(canonical_json(list(options.columns)).encode(), digest_size=8).hexdigest()
 
 
 def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
-    """Compare the options in a saved state, which may be anything, with those of a reader.
+    """Compare the options in a saved state, which may have any form, with those of a reader.
 
     Raises:
-        StateError: Some differ; the message names them.
+        StateError: Some options differ; the message names them.
     """
     saved = saved if isinstance(saved, dict) else {}
     unlike = [name for name, value in ours.items() if saved.get(name) != value]
     if unlike:
         raise StateError(
-            f"the state was saved with another value of the options {', '.join(unlike)}: open the data "
-            "with the options of that time",
+            f"the state was saved with other values of the options {', '.join(unlike)}: open the data with "
+            "the options of the saved reader",
             uri=uri,
         )
 
@@ -102,10 +102,10 @@ def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
 def check_position(
     position: Mapping[str, Any], fingerprint: Mapping[str, Any], options: ReadOptions, *, uri: str
 ) -> None:
-    """Compare what a saved position holds beside epoch and offset with what a reader has.
+    """Compare a saved position, apart from its epoch and offset, with that of a reader.
 
     Raises:
-        StateError: It is a position in other data, or with other options.
+        StateError: The position belongs to other data or other options.
     """
     for key, value in fingerprint.items():
         if key == "options":
@@ -118,20 +118,23 @@ def check_position(
             )
     if options.seed is not None and options.shuffle and position["seed"] != options.seed:
         raise StateError(
-            f"state['position']['seed'] is {position['seed']}; this reader has {options.seed}", uri=uri
+            f"state['position']['seed'] is {position['seed']} but this reader has {options.seed}: pass the "
+            "same seed",
+            uri=uri,
         )
 
 
 def check_offset(position: Mapping[str, Any], options: ReadOptions, *, total: int) -> tuple[int, int]:
-    """The epoch and the offset of a saved position, which must be in the data.
+    """The epoch and the offset of a saved position, which must exist in the data.
 
     Raises:
-        StateError: They are not.
+        StateError: They do not exist.
     """
     epoch, offset, last = int(position["epoch"]), int(position["position"]), options.epochs
     if not 0 <= offset < max(total, 1) or epoch < 0 or (last is not None and epoch > last):
         raise StateError(
-            f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {total} and there are "
-            f"{'endless' if last is None else last} epochs"
+            f"state['position'] is unit {offset} of epoch {epoch}, but an epoch has {total} units and the "
+            f"reader has {'endless' if last is None else last} epochs: open the same data with the same "
+            "options"
         )
     return epoch, offset

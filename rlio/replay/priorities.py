@@ -1,14 +1,13 @@
-"""Prioritised replay: rows are drawn in proportion to their priorities, and weighted for it.
+"""Prioritised replay: draws rows in proportion to their priorities, and weights them accordingly.
 
     P(i) = p_i / sum_k p_k,   p_i = (|error_i| + epsilon)^alpha
     w_i  = (N P(i))^-beta / max_j w_j
 
-`SumTree` keeps priorities and finds rows; `Priorities` is what a store uses: errors in, rows and weights out.
-Not here: which rows exist. Rows that must not be drawn, because they are forgotten or filtered out, have
-priority 0.
+`SumTree` keeps priorities and finds rows. A store uses `Priorities`, which turns errors into rows and
+weights. This module does not know which rows exist: a row that must not be drawn, because it is forgotten or
+filtered out, has priority 0.
 
-Nothing here locks: whoever shares a tree between threads holds a lock around every call, `find` and `draw`
-included.
+Nothing here locks. If threads share a tree, hold a lock around every call, including `find` and `draw`.
 
 Example:
     >>> import numpy as np
@@ -39,11 +38,12 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError, StateError, excerpt
+from rlio.support.options import checked_keywords
 
-__all__ = ["LARGEST", "LEAST", "Priorities", "Prioritised", "SumTree"]
+__all__ = ["LARGEST", "LEAST", "Priorities", "Prioritised", "Prioritized", "SumTree"]
 
-#: A priority is 0 or lies between these: sums of 2**63 of the largest are finite, and a share of the least is
-#: still exact.
+#: A priority is 0 or lies between these limits. Sums of 2**63 of the largest are then finite, and a share of
+#: the least is still exact.
 LEAST, LARGEST = 2.0**-960, 2.0**960
 
 Slots: TypeAlias = NDArray[np.int64]
@@ -52,31 +52,32 @@ Values: TypeAlias = NDArray[np.float64]
 # Children of a node: one cache line of float64.
 _FAN_OUT = 8
 _SHIFT = 3
-# Nodes of the level on which masses are looked up by bisection in running sums, at most. Those are made anew
-# after each update, at 3 ns a node; one level more costs 15 us a draw and update of 256.
+# Most nodes of the level on which masses are looked up by bisection in running sums. Each update recomputes
+# those sums, at 3 ns a node; one more level costs 15 us for each draw and update of 256.
 _TOP = 2048
-# Nodes that are computed at a time where a whole level is: the intermediate sums stay in the cache.
+# Nodes to compute at a time when recomputing a whole level: the intermediate sums stay in the cache.
 _BLOCK = 16_384
 
 
 class SumTree:
-    """Non-negative numbers, one a slot, and the slots of their running sum: a tree of sums over eights.
+    """A sum tree: non-negative numbers, one a slot, that finds the slots of masses in their running sum.
 
-    A node is the sum of its children, in one fixed order, made anew from them at every change and never by
-    adding differences: sums do not drift, and depend on nothing but the values and the capacity.
+    Each node has eight children and holds their sum. Every change recomputes the sum from the children in a
+    fixed order, and never adds differences. Sums therefore do not drift; they depend only on the values and
+    the capacity.
 
     Args:
         capacity: Slots, at least 1; all hold 0.
-        smallest: Whether `smallest` can be asked for.
+        smallest: Whether to support the property `smallest`.
     """
 
     def __init__(self, capacity: int, *, smallest: bool = False) -> None:
         #: Number of slots.
         self.capacity = capacity
-        # The values, padded with zeros; the sums of every eight of them; the sums of those; up to the top.
+        # The values, padded with zeros; the sums of every eight values; the sums of those; up to the top.
         self._levels: list[Values] = [np.zeros(size, np.float64) for size in _level_sizes(capacity)]
         self._bounds = _LowerBounds(len(self._levels[0])) if smallest else None
-        # Sums of the top level up to each node, from 0: valid unless stale.
+        # Running sums of the top level, from 0; valid unless stale.
         self._running: Values = np.zeros(len(self._levels[-1]) + 1, np.float64)
         self._stale = False
 
@@ -92,7 +93,7 @@ class SumTree:
 
     @property
     def smallest(self) -> float:
-        """The smallest value above 0; inf where all are 0."""
+        """The smallest value above 0; inf if all are 0."""
         assert self._bounds is not None
         return self._bounds.smallest(self._levels[0])
 
@@ -114,21 +115,21 @@ class SumTree:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, smallest: bool = False) -> SumTree:
-        """Return a tree of its own with what `to_arrays` gave: all sums are the same, bit for bit.
+        """Make an independent tree from the result of `to_arrays`: all sums are equal, bit for bit.
 
         Raises:
-            StateError: ``arrays`` are not of that form.
+            StateError: ``arrays`` do not have that form.
         """
         values = _array(arrays, "values", 1)
         if not len(values):
-            raise StateError("values is empty: a tree has at least one slot")
+            raise StateError("values is empty: expected at least one slot; pass what to_arrays() returned")
         tree = cls(len(values), smallest=smallest)
         tree.values[:] = _checked_values(values)
         tree._changed(0, len(values), bound=LEAST)
         return tree
 
     def locate(self, masses: Values) -> tuple[Slots, Values]:
-        """Slots and their values, of masses from 0 to the total, or a rounding error more, which change."""
+        """Slots and values at some masses up to the total, plus a rounding error; changes ``masses``."""
         running = self._running_sums()
         np.minimum(masses, math.nextafter(running[-1], 0.0), out=masses)
         node = running[1:].searchsorted(masses, side="right")
@@ -143,7 +144,7 @@ class SumTree:
         return node, values
 
     def _locate_one(self, mass: float) -> int:
-        """The slot of a mass that rounding carried beyond the last value above 0 of some node."""
+        """The slot of a mass that rounding moved past the last value above 0 of some node."""
         running = self._running_sums()
         node = int(running[1:].searchsorted(mass, side="right"))
         rest = mass - running[node]
@@ -163,7 +164,7 @@ class SumTree:
         return self._running
 
     def put(self, slots: Slots, values: Values, *, bounds: Values) -> None:
-        """Give ``slots`` new values; of a slot that is named twice, the last one stays.
+        """Set the values of ``slots``; if a slot is named twice, the last value counts.
 
         Args:
             slots: Shape (n,).
@@ -177,14 +178,14 @@ class SumTree:
             if len(at) >= len(parent):
                 _sum_stretch(child, parent, 0, len(parent))
             else:
-                # A node that is named twice gets the same sum twice.
+                # A node that occurs twice gets the same sum twice.
                 parent[at] = _sum_eights(child.reshape(-1, _FAN_OUT).take(at, axis=0).reshape(-1))
         if self._bounds is not None:
             self._bounds.put(slots, bounds)
         self._stale = True
 
     def _changed(self, start: int, stop: int, *, bound: float) -> None:
-        """Make anew what depends on slots ``start`` to ``stop - 1``; see `_LowerBounds.put_stretch`."""
+        """Recompute what depends on slots ``start`` to ``stop - 1``; see `_LowerBounds.put_stretch`."""
         low, high = start, stop
         for child, parent in pairwise(self._levels):
             low, high = low >> _SHIFT, -(-high >> _SHIFT)
@@ -195,14 +196,14 @@ class SumTree:
 
 
 def _sum_stretch(child: Values, parent: Values, start: int, stop: int) -> None:
-    """Make the nodes ``start`` to ``stop - 1`` of ``parent`` anew."""
+    """Recompute the nodes ``start`` to ``stop - 1`` of ``parent``."""
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
         parent[low:high] = _sum_eights(child[_FAN_OUT * low : _FAN_OUT * high])
 
 
 def _sum_eights(children: Values) -> Values:
-    """The sum of every eight: pairwise, as `np.add.reduce` over short rows is slower."""
+    """The sum of every eight values, pairwise, because `np.add.reduce` over short rows is slower."""
     fours = children[::2] + children[1::2]
     twos = fours[::2] + fours[1::2]
     ones: Values = twos[::2] + twos[1::2]
@@ -210,15 +211,15 @@ def _sum_eights(children: Values) -> Values:
 
 
 def _descend(level: Values, node: Slots, rest: Values) -> Slots:
-    """From each node to that of its eight children on which the rest of its mass falls.
+    """Move each mass from its node to the child on which it falls.
 
     Args:
         level: The children of all nodes.
-        node: Where each mass is, shape (n,).
-        rest: The mass less all that comes before the node; becomes that before the child.
+        node: Node of each mass, shape (n,).
+        rest: The mass minus the sum of all nodes before its node; changed to the same for the child.
     """
     eights = level.reshape(-1, _FAN_OUT).take(node, axis=0).reshape(-1)
-    # The same sums as those that made the node, of quarters and of halves of it.
+    # The same sums as in the node's computation, of its quarters and halves.
     fours = eights[::2] + eights[1::2]
     left = fours[::4] + fours[1::4]
     first = np.arange(len(node))
@@ -231,21 +232,21 @@ def _descend(level: Values, node: Slots, rest: Values) -> Slots:
         at += beyond
         if deeper is not None:
             left = deeper.take(at + at)
-    # `at` counts the children of the n nodes that were visited; now those of all nodes of the level.
+    # `at` counts the children of the n visited nodes; convert to the children of all nodes of the level.
     at += (node - first) << _SHIFT
     return at
 
 
 class _LowerBounds:
-    """A lower bound of the values above 0 in each stretch of slots, made exact only where it is asked for.
+    """A lower bound of the values above 0 in each stretch of slots, made exact only on demand.
 
-    A value that goes up or away leaves a bound too low, which costs nothing. Where that bound is the lowest
-    of all when the smallest value is wanted, its stretch is looked through: seldom, as small values are drawn
-    seldom. A tree of minima would be made anew at every update, and costs more than the sums.
+    A value that increases or disappears leaves a bound too low, which is harmless. If that bound is the
+    lowest when the smallest value is needed, its stretch is scanned. This is rare, because small values are
+    seldom drawn. A tree of minima would be recomputed at every update, which costs more than the sums.
     """
 
     def __init__(self, size: int) -> None:
-        # A stretch of 512 takes 3 us to look through, and finding the lowest of 4096 bounds 1 us.
+        # Scanning a stretch of 512 takes 3 us, and finding the lowest of 4096 bounds 1 us.
         self._shift = 9
         while size >> self._shift > 4096:
             self._shift += 1
@@ -253,19 +254,19 @@ class _LowerBounds:
         self._exact: NDArray[np.bool_] = np.ones(len(self._low), np.bool_)
 
     def put(self, slots: Slots, bounds: Values) -> None:
-        """Take note of new values of ``slots``, each 0 or at least its bound; shape (n,) or ()."""
+        """Record new values of ``slots``, each 0 or at least its bound; shape (n,) or ()."""
         at = slots >> self._shift
         np.minimum.at(self._low, at, bounds)
         self._exact[at] = False
 
     def put_stretch(self, start: int, stop: int, bound: float) -> None:
-        """Take note of new values of slots ``start`` to ``stop - 1``, each 0 or at least ``bound``."""
+        """Record new values of slots ``start`` to ``stop - 1``, each 0 or at least ``bound``."""
         at = slice(start >> self._shift, (stop - 1 >> self._shift) + 1)
         np.minimum(self._low[at], bound, out=self._low[at])
         self._exact[at] = False
 
     def smallest(self, leaves: Values) -> float:
-        """The smallest value above 0 among ``leaves``; inf without any."""
+        """The smallest value above 0 among ``leaves``; inf if all are 0."""
         low, exact = self._low, self._exact
         while not exact[at := int(low.argmin())]:
             stretch = leaves[at << self._shift : at + 1 << self._shift]
@@ -274,19 +275,20 @@ class _LowerBounds:
         return float(low[at])
 
 
+@checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class Prioritised:
-    """How rows are drawn by priority. The defaults are those of the paper's proportional variant.
+    """How to draw rows by priority. The defaults are those of the paper's proportional variant.
 
     Attributes:
-        alpha: How much priorities count, at least 0: with 0 all rows are equal.
-        beta: How much of the bias the weights undo, 0 to 1; or a function from the number of rows drawn
-            before to that, such as ``lambda drawn: min(1.0, 0.4 + 0.6 * drawn / 1e7)``.
-        epsilon: Added to each error, above 0: a row without an error is drawn now and then.
-        normalise: What the largest weight is 1 of: "buffer", all rows that can be drawn; "batch", the rows
-            of the batch. The paper's algorithm divides by the largest weight of all, and so do RLlib, TorchRL
-            and cpprb; with "batch" (Dopamine) a single row of tiny priority does not push all weights
-            towards 0, and `Priorities.update` is quicker.
+        alpha: How much priorities count, at least 0; with 0, all rows are equal.
+        beta: How much of the bias the weights correct, 0 to 1; or a function of the number of rows drawn so
+            far, such as ``lambda drawn: min(1.0, 0.4 + 0.6 * drawn / 1e7)``.
+        epsilon: Added to each error, above 0: rows without an error are still drawn now and then.
+        normalise: Where the largest weight is 1: "buffer", among all rows that can be drawn; "batch", among
+            the rows of the batch. The paper's algorithm, RLlib, TorchRL and cpprb divide by the largest
+            weight of all rows. With "batch" (Dopamine), a single row of tiny priority does not push all
+            weights towards 0, and `Priorities.update` is quicker.
     """
 
     alpha: float = 0.6
@@ -296,26 +298,29 @@ class Prioritised:
 
     def __post_init__(self) -> None:
         if not (_is_number(self.alpha) and self.alpha >= 0.0):
-            raise OptionError(f"alpha={excerpt(self.alpha)}: a finite number, at least 0")
+            raise OptionError(f"alpha={excerpt(self.alpha)}: expected a finite number, at least 0")
         if not callable(self.beta):
             _checked_beta(self.beta)
         if not (_is_number(self.epsilon) and self.epsilon > 0.0):
-            raise OptionError(f"epsilon={excerpt(self.epsilon)}: a finite number above 0")
+            raise OptionError(f"epsilon={excerpt(self.epsilon)}: expected a finite number above 0")
         if self.normalise not in ("buffer", "batch"):
-            raise OptionError(f"normalise={excerpt(self.normalise)}: 'buffer' or 'batch'")
+            raise OptionError(f"normalise={excerpt(self.normalise)}: expected 'buffer' or 'batch'")
         least = _power(self.epsilon, self.alpha)
         if not (LEAST <= least <= LARGEST and _largest_error(self) > 0.0):
             raise OptionError(
-                f"alpha={self.alpha}, epsilon={self.epsilon}: the power alpha of epsilon is beyond "
+                f"alpha={self.alpha}, epsilon={self.epsilon}: epsilon to the power alpha is outside "
                 f"{LEAST:.0e} to {LARGEST:.0e}; choose a smaller alpha"
             )
+
+
+Prioritized = Prioritised
 
 
 class Priorities:
     """The priorities of a table's rows, by slot: draws, weights and updates.
 
-    Slots without a row, forgotten or filtered out have priority 0 and keep it through `update`, whose rows
-    may have gone since they were drawn; only `appended` brings them in.
+    Slots that are empty, forgotten or filtered out have priority 0. `update` leaves them at 0, because their
+    rows may have gone since they were drawn. Only `appended` adds rows.
 
     Args:
         capacity: Slots, at least 1; all empty.
@@ -323,37 +328,37 @@ class Priorities:
 
     Attributes:
         options: As given.
-        tree: The priorities themselves.
+        tree: The tree of priorities.
         drawn: Rows drawn so far, on which ``beta`` may depend.
-        maximum: The highest priority given by `update` so far, at least 1: that of new rows.
+        maximum: The highest priority from `update` so far, at least 1; new rows get it.
     """
 
     def __init__(self, capacity: int, options: Prioritised | None = None) -> None:
-        self.options = Prioritised() if options is None else options
-        self.tree = SumTree(capacity, smallest=self._whole_buffer)
-        self.drawn = 0
-        self.maximum = 1.0
+        self.options: Prioritised = Prioritised() if options is None else options
+        self.tree: SumTree = SumTree(capacity, smallest=self._whole_buffer)
+        self.drawn: int = 0
+        self.maximum: float = 1.0
         self._largest_error = _largest_error(self.options)
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[Slots, NDArray[np.float32]]:
         """Draw ``n`` rows with replacement, in proportion to their priorities.
 
-        The total is divided into ``n`` equal parts, and one mass is drawn from each (stratified sampling):
-        a row is drawn n P(i) times, give or take less than one at each of its ends.
+        Divides the total into ``n`` equal parts and draws one mass from each (stratified sampling): a row is
+        drawn n P(i) times, give or take less than one at each of its ends.
 
         Args:
             n: At least 1.
-            rng: Gives ``n`` numbers; over `numpy.random.Philox`, its state is a counter.
+            rng: Gives ``n`` numbers. The state of `numpy.random.Philox` is a counter.
 
         Returns:
-            Slots, shape (n,) int64, ascending; and their weights, shape (n,) float32, each above 0 (as far as
-            float32 goes) and at most 1.
+            Slots, shape (n,) int64, ascending; and their weights, shape (n,) float32, each above 0 (within
+            the range of float32) and at most 1.
 
         Raises:
-            OptionError: ``n`` is below 1, no row has a priority, or ``beta`` gave what is no beta.
+            OptionError: ``n`` is below 1, no row has a priority, or ``beta`` returned an illegal value.
         """
         if n < 1:
-            raise OptionError(f"draw({n}): a number of rows, at least 1")
+            raise OptionError(f"draw({n}): expected a number of rows, at least 1")
         total = self.tree.total
         if not total > 0.0:
             raise OptionError(f"draw({n}): no row has a priority above 0; add rows, or loosen the filter")
@@ -367,21 +372,23 @@ class Priorities:
         return slots, self._weights(priorities, beta)
 
     def update(self, slots: npt.ArrayLike, errors: npt.ArrayLike) -> None:
-        """Set the priorities of rows from their errors; of a slot that is named twice, the last one stays.
+        """Set the priorities of rows from their errors; if a slot is named twice, the last error counts.
 
         Args:
-            slots: Integers, shape (n,): those of `draw`. Slots of priority 0 keep it.
+            slots: Integers, shape (n,), from `draw`. Slots of priority 0 keep it.
             errors: Temporal-difference errors or losses, shape (n,), of either sign; float64 is quickest.
 
         Raises:
-            OptionError: A slot is out of range, or an error is not finite or its power is beyond `LARGEST`;
-                nothing has changed then.
+            OptionError: A slot is out of range, an error is not finite, or its power exceeds `LARGEST`.
+                Nothing has changed then.
         """
         wanted = _checked_slots(slots, self.tree.capacity)
         values = np.abs(np.asarray(errors, np.float64))
         if values.shape != wanted.shape:
-            raise OptionError(f"errors of shape {values.shape} for {len(wanted)} slots: give one for each")
-        # One comparison: NaN and infinity are not below it, and the power of what is does not overflow.
+            raise OptionError(
+                f"errors of shape {values.shape} for {len(wanted)} slots: pass one error a slot"
+            )
+        # One comparison suffices: NaN and infinity are not below the limit, and no power below it overflows.
         if not np.maximum.reduce(values, initial=0.0) <= self._largest_error:
             raise OptionError(_why_not(values, self._largest_error, self.options.alpha))
         values += self.options.epsilon
@@ -391,15 +398,15 @@ class Priorities:
         self.tree.put(wanted, values * live, bounds=values)
 
     def appended(self, slots: range) -> None:
-        """Give the slots of new rows the highest priority so far, whatever was there."""
+        """Give the slots of new rows the highest priority so far, regardless of their old one."""
         self.tree.fill(slots, self.maximum)
 
     def forget(self, slots: range) -> None:
-        """Empty the neighbouring ``slots``, whose rows are gone: nothing draws them."""
+        """Empty a range of slots whose rows are gone: draws never return them."""
         self.tree.fill(slots, 0.0)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what `from_arrays` needs; the options are not in it.
+        """Return what `from_arrays` needs, except the options.
 
         Returns:
             ``values``: shape (capacity,) float64, a read-only view that changes with every call; ``drawn``:
@@ -415,14 +422,17 @@ class Priorities:
     def from_arrays(
         cls, arrays: Mapping[str, NDArray[Any]], options: Prioritised | None = None
     ) -> Priorities:
-        """Return priorities that go on as those that gave ``arrays`` would: with equal numbers, equal draws.
+        """Restore priorities from the result of `to_arrays`; with equal numbers, they give equal draws.
 
         Raises:
-            StateError: ``arrays`` are not what `to_arrays` gives.
+            StateError: ``arrays`` are not the result of `to_arrays`.
         """
         drawn, maximum = int(_array(arrays, "drawn", 0)), float(_array(arrays, "maximum", 0))
         if drawn < 0 or not 1.0 <= maximum <= LARGEST:
-            raise StateError(f"drawn={drawn}, maximum={maximum}: at least 0, and 1 to {LARGEST:.0e}")
+            raise StateError(
+                f"drawn={drawn}, maximum={maximum}: expected at least 0, and 1 to {LARGEST:.0e}; pass what "
+                "to_arrays() returned"
+            )
         restored = cls(1, options)
         restored.tree = SumTree.from_arrays(arrays, smallest=restored._whole_buffer)
         restored.drawn, restored.maximum = drawn, maximum
@@ -433,14 +443,14 @@ class Priorities:
         return self.options.normalise == "buffer"
 
     def _weights(self, priorities: Values, beta: float) -> NDArray[np.float32]:
-        """(N P(i))^-beta / max_j w_j: N and the sum cancel out, and the least priority has the largest."""
+        """(N P(i))^-beta / max_j w_j: N and the sum cancel; the least priority has the largest weight."""
         least = self.tree.smallest if self._whole_buffer else np.minimum.reduce(priorities)
         ratio = np.divide(least, priorities)
         return np.power(ratio, beta, out=ratio).astype(np.float32)
 
 
 def _level_sizes(capacity: int) -> list[int]:
-    """Leaves and nodes of each level, up to the first that is small enough to be the top."""
+    """Leaves and nodes of each level, up to the first level that is small enough to be the top."""
     depth = 0
     while -(-capacity // _FAN_OUT**depth) > _TOP:
         depth += 1
@@ -457,12 +467,12 @@ def _checked_slots(slots: npt.ArrayLike, capacity: int) -> Slots:
     wanted = np.asarray(slots)
     if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
         raise OptionError(
-            f"slots of dtype {wanted.dtype} and shape {wanted.shape}: integers in one dimension"
+            f"slots of dtype {wanted.dtype} and shape {wanted.shape}: expected integers in one dimension"
         )
     numbers = wanted.astype(np.int64, copy=False)
-    # As unsigned numbers, negative ones are beyond any capacity.
+    # As unsigned numbers, negative numbers exceed any capacity.
     if np.maximum.reduce(numbers.view(np.uint64), initial=0) >= capacity:
-        raise OptionError(f"slots {numbers.min()} to {numbers.max()}: there are 0 to {capacity - 1}")
+        raise OptionError(f"slots {numbers.min()} to {numbers.max()}: expected 0 to {capacity - 1}")
     return numbers
 
 
@@ -472,19 +482,19 @@ def _checked_values(values: Values) -> Values:
     if wrong.any():
         raise StateError(
             f"{np.count_nonzero(wrong)} of {given.size} values are no priorities, such as {given[wrong][0]}: "
-            f"each is 0, or from {LEAST:.0e} to {LARGEST:.0e}"
+            f"expected 0, or {LEAST:.0e} to {LARGEST:.0e}"
         )
     return given
 
 
 def _array(arrays: Mapping[str, NDArray[Any]], name: str, dimensions: int) -> NDArray[Any]:
     if name not in arrays:
-        raise StateError(f"{name} is missing among {excerpt(sorted(arrays))}: give what to_arrays() returned")
+        raise StateError(f"{name} is missing among {excerpt(sorted(arrays))}: pass what to_arrays() returned")
     array = np.asarray(arrays[name])
     kind = "i" if name == "drawn" else "f"
     if array.ndim != dimensions or array.dtype.kind != kind:
         raise StateError(
-            f"{name} has dtype {array.dtype} and shape {array.shape}: give what to_arrays() returned"
+            f"{name} has dtype {array.dtype} and shape {array.shape}: pass what to_arrays() returned"
         )
     return array
 
@@ -495,21 +505,23 @@ def _is_number(value: object) -> bool:
 
 def _checked_beta(beta: float) -> float:
     if not (_is_number(beta) and 0.0 <= beta <= 1.0):
-        raise OptionError(f"beta={excerpt(beta)}: a number from 0 to 1, or a function that gives one")
+        raise OptionError(
+            f"beta={excerpt(beta)}: expected a number from 0 to 1, or a function that returns one"
+        )
     return float(beta)
 
 
 def _power(base: float, exponent: float) -> float:
-    """``base ** exponent`` as `update` computes it, infinity where that is beyond a float."""
+    """``base ** exponent`` as `update` computes it; infinity on overflow."""
     with np.errstate(over="ignore"):
         return float(np.power(np.float64(base), exponent))
 
 
 def _largest_error(options: Prioritised) -> float:
-    """The largest error whose priority is surely no more than `LARGEST`."""
+    """The largest error whose priority surely does not exceed `LARGEST`."""
     if options.alpha == 0.0:
         return sys.float_info.max
-    # A little less, as powers are rounded, and epsilon is added. 2**1023 is close to the largest float.
+    # A little less, because powers are rounded and epsilon is added. 2**1023 is close to the largest float.
     return math.ldexp(1.0 - 1e-9, math.floor(min(960.0 / options.alpha, 1023.0))) - options.epsilon
 
 
@@ -521,5 +533,6 @@ def _why_not(errors: Values, largest: float, alpha: float) -> str:
             "diverged, or rows without an error were passed"
         )
     return (
-        f"an error of {errors.max():.3g}: with alpha={alpha} they are at most {largest:.3g}; scale them down"
+        f"an error of {errors.max():.3g}: with alpha={alpha}, errors are at most {largest:.3g}; scale them "
+        "down"
     )

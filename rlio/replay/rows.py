@@ -1,4 +1,4 @@
-"""The rows of all policies of a store, and how they look to one reader.
+"""The rows of all policies of a store, and the part that a reader sees.
 
 Example:
     >>> import rlio
@@ -14,7 +14,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -42,31 +42,33 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class AddedRows:
-    """Rows that were added together: those of one part of a shard.
+    """Rows that were added together, from one part of a shard.
 
     Attributes:
-        rows: Policy id -> (logical number of the first, how many).
-        steps: (number of the first joint step, how many); (0, 0) where there is one agent.
+        rows: Policy id -> (logical number of the first row, number of rows).
+        steps: (number of the first joint step, number of steps); (0, 0) for a single agent.
+        writer: Id of the writer of the shard; "" if unknown.
     """
 
     rows: Mapping[str, tuple[int, int]]
     steps: tuple[int, int] = (0, 0)
+    writer: str = ""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """What is in a store's arrays already.
+    """What a store's arrays already hold.
 
     Attributes:
         extents: Policy id -> how far its table is filled.
-        steps: Rows of the joint steps of each build: policy id -> their number; and how many steps.
+        steps: For each build: policy id -> number of rows in its joint steps; and the number of steps.
     """
 
     extents: Mapping[str, Extent] = field(default_factory=dict)
     steps: Sequence[tuple[Mapping[str, int], int]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For a manifest."""
+        """The JSON form for a manifest."""
         return {
             "extents": {
                 pid: {
@@ -81,7 +83,7 @@ class Filled:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Filled:
-        """Read it back; KeyError, TypeError or ValueError where it is not that."""
+        """Read the form of `to_json`; raises KeyError, TypeError or ValueError for anything else."""
         extents = {
             pid: Extent(
                 found["rows"],
@@ -94,17 +96,17 @@ class Filled:
 
 
 class StoreRows:
-    """Tables, one a policy, that batches are added to.
+    """Tables, one a policy, to which batches are added.
 
     Args:
-        schema: Of every batch.
+        schema: Schema of every batch.
         capacity: Rows of each policy.
-        arrays: Where they lie.
-        ring: Whether new rows take the place of the oldest.
+        arrays: Makes the arrays for the rows.
+        ring: Replace the oldest rows by new ones.
         frames: See `RowTable`.
-        columns: Logical columns to keep, of those that there are; None: all.
-        filled: What is there already.
-        sealed: Whether nothing is added.
+        columns: Logical columns to keep, if they exist; None: all.
+        filled: What the arrays already hold.
+        sealed: Add no rows.
     """
 
     def __init__(
@@ -119,8 +121,9 @@ class StoreRows:
         filled: Filled | None = None,
         sealed: bool = False,
     ) -> None:
-        #: Of all policies; their tables may have other physical names, as those never change.
-        self.schema = schema
+        #: Schema of all policies. Their tables may have other physical names, because a table's names never
+        #: change.
+        self.schema: Schema = schema
         self.tables: dict[str, RowTable] = {}
         self._ingests: dict[str, Ingest] = {}
         #: Policy id -> the columns of its table.
@@ -134,41 +137,41 @@ class StoreRows:
         there = filled or Filled()
         for pid, policy in schema.policies.items():
             self._add_policy(pid, policy, there.extents.get(pid, Extent()))
-        self.joint = schema.multi_agent
-        # Policies whose rows do not say that a final observation is missing: of live ones, until one does.
+        self.joint: bool = schema.multi_agent
+        # Live policies of which every row so far has its final observation, and so no validity column.
         self._whole = set(schema.policies) if ring else set()
-        #: How often that, or the policies, changed: units that were opened before do not know.
-        self.changes = 0
+        #: How often `_whole` or the policies changed; units opened earlier ignore the change.
+        self.changes: int = 0
         self._steps = StepLog(arrays, there.steps)
 
     @property
     def filled(self) -> Filled:
-        """What is there; joint steps once they were `saved`."""
+        """What the arrays hold; joint steps only after `save_steps`."""
         return Filled({pid: table.extent for pid, table in self.tables.items()}, self._steps.saved)
 
     @property
     def used(self) -> dict[str, int]:
-        """Array -> rows of it that are used, where that is not all."""
+        """Array -> number of its rows in use, for partly used arrays."""
         return {
             f"{pid} {name}": rows for pid, table in self.tables.items() for name, rows in table.used.items()
         }
 
     @property
     def ingests(self) -> Mapping[str, Ingest]:
-        """Policy id -> what adds its rows."""
+        """Policy id -> the `Ingest` that adds its rows."""
         return self._ingests
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row of the policy with the widest ones, texts apart."""
+        """Bytes of a row, for the policy with the widest rows, without texts."""
         return max(table.layout.bytes for table in self.tables.values())
 
     def add(self, batch: Batch, *, writer: str = "") -> AddedRows:
         """Add the rows of a batch.
 
         Raises:
-            SchemaError: It does not fit the schema.
-            OptionError, CacheError: There is no room. After any error here, no row was added.
+            SchemaError: The batch does not fit the schema.
+            OptionError, CacheError: There is no room. Any error here adds no row.
         """
         if isinstance(batch, SampleBatch):
             if self.joint:
@@ -206,15 +209,15 @@ class StoreRows:
         return AddedRows(rows, (start, count))
 
     def _forget_steps(self) -> None:
-        """Drop the joint steps of rows that the tables of a ring have forgotten."""
+        """Drop joint steps whose rows the tables of a ring have forgotten."""
         self._steps.added.forget({pid: table.tail for pid, table in self.tables.items()})
 
     def _prepared(self, batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
-        """Policy id -> its rows, checked; makes tables for policies of a live store that are new."""
+        """Policy id -> its checked rows; makes tables for new policies of a live store."""
         unknown = sorted(set(batch) - set(self.tables))
         if unknown and not self._ring:
             raise SchemaError(
-                f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}"
+                f"policy {excerpt(unknown[0])} is new: expected one of {', '.join(sorted(self.tables))}"
             )
         known = [pid for pid in batch if pid in self.tables]
         parts = self._prepared_of(known, batch, writer)
@@ -228,11 +231,11 @@ class StoreRows:
     def _add_policy(self, pid: str, policy: PolicySchema, extent: Extent) -> None:
         if any(is_per_sequence(column) for column in policy.columns):
             raise OptionError(
-                f"policy {pid!r} was recorded in sequences (seq_lens): a store cuts sequences from "
-                "single steps; read these with cache='none'"
+                f"policy {pid!r} was recorded in sequences (seq_lens), but a store cuts sequences from "
+                "single steps: read these with cache='none'"
             )
         wanted = None if self._columns is None else self._columns & set(policy.columns)
-        # Of a policy that has no rows, there are no files either.
+        # A policy without rows has no files.
         is_empty = self._sealed and not extent.rows
         self.tables[pid] = self._table(
             RowLayout.of(policy, columns=wanted),
@@ -244,10 +247,10 @@ class StoreRows:
         self._policies[pid] = policy
 
     def _take_in(self, fresh: Sequence[str], batch: MultiAgentBatch) -> None:
-        """Make tables for policies of a live store that had no part before."""
+        """Make tables for new policies of a live store."""
         schema = self.schema.extended(batch).with_validity()
         for pid in fresh:
-            if pid in schema.policies:  # Else it has no columns, and so no rows.
+            if pid in schema.policies:  # Otherwise it has no columns, and so no rows.
                 self._add_policy(pid, schema.policies[pid], Extent())
                 self._whole.add(pid)
         self.schema = schema
@@ -259,13 +262,13 @@ class StoreRows:
             self.changes += 1
 
     def save_steps(self) -> None:
-        """Write the joint steps that were added into arrays, for others to read."""
+        """Write the added joint steps into arrays, for other readers."""
         self._steps.save()
 
     # ---- keeping a ring ----
 
     def dump(self, arrays: Arrays) -> dict[str, Any]:
-        """Copy what a ring holds into arrays; give, as JSON, what `restored` needs besides.
+        """Copy the content of a ring into arrays; returns as JSON what `restored` needs besides.
 
         Raises:
             CacheError: There is no room for the arrays.
@@ -279,7 +282,7 @@ class StoreRows:
             for pid, table in self.tables.items()
         }
         return {
-            # As the tables have it: their physical names do not change when policies come.
+            # The tables' own schemas: their physical names do not change when policies are added.
             "schema": Schema(self._policies, self.joint).text,
             "policies": policies,
             "steps": self._steps.added.dump(arrays),
@@ -289,17 +292,17 @@ class StoreRows:
     def restored(
         cls, stored: Arrays, state: Mapping[str, Any], *, capacity: int, frames: int | None, arrays: Arrays
     ) -> Self:
-        """The ring that `dump` wrote: every row under its number, followed by the same rows.
+        """Restore a ring from `dump`: every row keeps its number and its successor.
 
         Args:
-            stored: What it wrote.
-            state: What it gave.
-            capacity: As the ring had it.
-            frames: Likewise.
-            arrays: Where the rows will lie.
+            stored: The arrays that `dump` wrote.
+            state: The result of `dump`.
+            capacity: Capacity of the ring.
+            frames: Frames of the ring.
+            arrays: Makes the arrays for the rows.
 
         Raises:
-            CorruptData, KeyError, TypeError, ValueError: It is not that.
+            CorruptData, KeyError, TypeError, ValueError: ``state`` is not a result of `dump`.
         """
         schema = Schema.from_text(state["schema"])
         ordered = Schema({pid: schema.policies[pid] for pid in state["policies"]}, schema.multi_agent)
@@ -315,22 +318,29 @@ class StoreRows:
 
     # ---- what a reader sees ----
 
-    def units(self, draw: Draw, *, pieces: Sequence[AddedRows] | None = None) -> Units:
+    def units(
+        self,
+        draw: Draw,
+        *,
+        pieces: Sequence[AddedRows] | None = None,
+        trimmed: frozenset[str] = frozenset(),
+    ) -> Units:
         """The units of a draw.
 
         Args:
-            draw: What is drawn.
-            pieces: The rows that are seen, in recorded order; None: all, as they were added.
+            draw: What to draw.
+            pieces: The rows to include, in recorded order; None: all, in the order in which they were added.
+            trimmed: The writers whose first rows were trimmed.
 
         Raises:
-            OptionError: There is no such policy, or there are no such units.
+            OptionError: The policy or such units do not exist.
             MissingColumn: A column is absent.
         """
         policy = draw.policy
         if policy is not None and policy not in self.tables:
-            raise OptionError(f"policy={excerpt(policy)}: there are {', '.join(sorted(self.tables))}")
+            raise OptionError(f"policy={excerpt(policy)}: expected one of {', '.join(sorted(self.tables))}")
         chosen = self.tables if policy is None else {policy: self.tables[policy]}
-        held = {pid: self._held(pid, pieces) for pid in chosen}
+        held = {pid: replace(self._held(pid, pieces), trimmed=trimmed) for pid in chosen}
         steps = None
         if self.joint and policy is None:
             steps = self._steps.view(None if pieces is None else [piece.steps for piece in pieces])
@@ -343,19 +353,23 @@ class StoreRows:
             policy = PolicySchema(tuple(x for x in policy.leaves if x.column != Columns.NEXT_OBS_VALID))
         if pieces is None:
             return PolicyView(pid, policy, table)
-        spans = [piece.rows[pid] for piece in pieces if piece.rows.get(pid, (0, 0))[1]]
+        held = [piece for piece in pieces if piece.rows.get(pid, (0, 0))[1]]
+        spans = [piece.rows[pid] for piece in held]
         count = sum(size for _, size in spans)
         head = max((first + size for first, size in spans), default=0)
         first = spans[0][0] if spans else 0
         ends = np.cumsum([0, *(size for _, size in spans)]).tolist()
+        names = np.array([piece.writer for piece in held], object)
         if all(at == first + end for (at, _), end in zip(spans, ends, strict=False)):
-            return PolicyView(pid, policy, table, span=RowRange(first, count, head))
+            writers = np.array(ends[:-1], np.int64) + first, names
+            return PolicyView(pid, policy, table, span=RowRange(first, count, head), writers=writers)
         rows = np.concatenate([np.arange(at, at + size) for at, size in spans])
-        return PolicyView(pid, policy, table, rows, RowRange(0, count, head))
+        writers = np.array(ends[:-1], np.int64), names
+        return PolicyView(pid, policy, table, rows, RowRange(0, count, head), writers)
 
 
 class _Prefixed:
-    """Arrays of which each name has a prefix."""
+    """Arrays with a prefix before each name."""
 
     def __init__(self, arrays: Arrays, prefix: str) -> None:
         self._arrays = arrays

@@ -1,6 +1,6 @@
 """Readers over a store: uniform and prioritised draws with replacement, and epochs without.
 
-All are `InputReader`s, so that they mix with each other and with everything else (`rlio.MixedInput`).
+All are `InputReader`s: they mix with each other and with any other reader (`rlio.MixedInput`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochReader", "PrioritisedSampler", "UniformSampler"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 class EpochReader(InputReader):
-    """Every unit of a store once an epoch; see `ReplayStore.epochs`."""
+    """Gives every unit of a store once an epoch; see `ReplayStore.epochs`."""
 
     def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions) -> None:
         units = store.units(draw)
@@ -53,9 +53,14 @@ class EpochReader(InputReader):
             options,
         )
         self.unit: Unit = draw.unit
-        self.drop_last = options.drop_last
-        # Ranks share batches out, and how many rows are dropped is a matter of their size.
-        self.can_read_ahead = options.shard[1] == 1 and not options.drop_last
+        self.drop_last: bool = options.drop_last
+        # Ranks share batches among them, and the batch size decides how many rows are dropped.
+        self.can_read_ahead: bool = options.shard[1] == 1 and not options.drop_last
+
+    def _describe(self) -> Iterator[str]:
+        yield repr(self._pass.uri)
+        yield self._pass.place
+        yield from self._pass.options.given()
 
     def __len__(self) -> int:
         """Units of one epoch, of all ranks together."""
@@ -63,17 +68,17 @@ class EpochReader(InputReader):
 
     @property
     def row_source(self) -> RowSource:
-        """Its next rows, for whoever gathers them with those of others."""
+        """The reader's next rows, to be gathered together with rows of other readers."""
         return self._pass
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next batch begins in, from 0."""
+        """Number of the epoch in which the next batch begins, from 0."""
         return self._pass.epoch
 
     @property
     def seed(self) -> int | None:
-        """Seed of the order; None if it is the recorded one."""
+        """Seed of the order; None: the recorded order."""
         return self._pass.seed
 
     def _endless(self) -> Endless | None:
@@ -97,22 +102,31 @@ class EpochReader(InputReader):
 
 
 class _Sampler(InputReader):
-    """Draws from the units of a store as it is at that moment."""
+    """Draws from the units that a store has at the moment of each draw."""
 
     def __init__(self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None) -> None:
         if batch_size is not None and batch_size < 1:
-            raise OptionError(f"batch_size={batch_size}: a number of {draw.unit}, at least 1")
+            raise OptionError(f"batch_size={batch_size}: expected a number of {draw.unit}, at least 1")
+        if store.live:
+            draw.check_live()
         self.store = store
         self.unit: Unit = draw.unit
-        self.batch_size = batch_size or OWN_BATCH
-        self.seed = draw_seed(store.uri) if seed is None else seed
+        self.batch_size: int = batch_size or OWN_BATCH
+        self.seed: int = draw_seed(store.uri) if seed is None else seed
         self._draw = draw
         self._units: Units | None = None
         self._version = -1
         self._changes = 0
 
+    def _describe(self) -> Iterator[str]:
+        yield repr(self.store.uri)
+        yield f"batch_size={self.batch_size}"
+        yield f"seed={self.seed}"
+        if self.unit != "steps":
+            yield self.unit
+
     def _seen(self) -> Units:
-        """The units that there are now. Under the store's lock."""
+        """The current units. The caller holds the store's lock."""
         self.store.check_open()
         if self._units is None or self._version != self.store.version:
             if self._units is None or self._changes != self.store.changes:
@@ -131,10 +145,10 @@ class _Sampler(InputReader):
             raise EndOfData(self.store.why_empty(self.unit))
 
     def _changed(self) -> None:
-        """The store has other rows than it had."""
+        """Called when the store's rows have changed."""
 
     def _endless(self) -> Endless | None:
-        return Endless(0, None)  # With replacement, a batch may have more units than there are.
+        return Endless(0, None)  # With replacement, a batch may have more units than the store.
 
     def _next(self) -> Batch:
         return self._take(self.batch_size)
@@ -148,10 +162,10 @@ class _Sampler(InputReader):
         }
 
     def _check_state(self, position: Mapping[str, Any]) -> None:
-        """Raise where a state is one of other rows or other draws.
+        """Refuse a state saved over other rows or with other options.
 
         Raises:
-            StateError: It is.
+            StateError: The state does not fit.
         """
         ours = self._state()
         for key in ("draw", "store"):
@@ -165,8 +179,8 @@ class _Sampler(InputReader):
             now = ours["rows"].get(pid, [0, 0])
             if now[0] > tail or now[1] < head:
                 raise StateError(
-                    f"the state was saved over rows {tail} to {head - 1} of policy {pid!r}, of which the "
-                    f"store has {now[0]} to {now[1] - 1}: load the store that was saved with it",
+                    f"the state was saved over rows {tail} to {head - 1} of policy {pid!r}, but the store "
+                    f"has rows {now[0]} to {now[1] - 1}: load the store that was saved with the state",
                     uri=self.store.uri,
                 )
         self.seed = int(position["seed"])
@@ -175,27 +189,32 @@ class _Sampler(InputReader):
 class UniformSampler(_Sampler):
     """Draws units uniformly, with replacement; see `ReplayStore.uniform`.
 
-    Draw i is a pure function of (seed, i, rows that there are): the state is a counter.
+    Draw i is a pure function of (seed, i, current rows), so the state is a counter.
     """
 
     def __init__(self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None) -> None:
         super().__init__(store, draw, batch_size=batch_size, seed=seed)
-        self.replayable = self.can_read_ahead = not store.live
+        self.replayable: bool = not store.live
+        self.can_read_ahead: bool = not store.live
         #: Units drawn so far.
-        self.drawn = 0
+        self.drawn: int = 0
         self._order = UniformDraws(self.seed)
         self._ahead = 1
         self._block: SampleBatch | None = None
         self._cut = 0
 
+    def _describe(self) -> Iterator[str]:
+        yield from super()._describe()
+        yield f"{self.drawn} drawn"
+
     def _changed(self) -> None:
         self._block, self._ahead = None, 1
 
-    # ---- as a source of rows that are gathered with others: see `rlio.replay.joint_gather` ----
+    # ---- as a source of rows for joint gathering: see `rlio.replay.joint_gather` ----
 
     @property
     def row_source(self) -> RowSource:
-        """Its next rows, for whoever gathers them with those of others."""
+        """The reader's next rows, to be gathered together with rows of other readers."""
         return self
 
     @property
@@ -211,7 +230,7 @@ class UniformSampler(_Sampler):
         return self._order.take(self.drawn, self.drawn + n, self._seen().count)
 
     def advance(self, n: int) -> None:
-        """Step over the next ``n`` units, which were given."""
+        """Skip the next ``n`` units, which another component delivered."""
         self._block = None
         self.drawn += n
 
@@ -222,7 +241,7 @@ class UniformSampler(_Sampler):
                 self._block = None
                 return self._fresh(units, n)
             if self._block is None:
-                # Batches are drawn together as long as nothing is appended between two of them.
+                # Batches are drawn together until an append comes between two of them.
                 self._ahead = min(2 * self._ahead, most_at_once(units, self.store.row_bytes, self.batch_size))
                 if self._ahead == 1:
                     return self._fresh(units, n)
@@ -259,9 +278,9 @@ class PrioritisedSampler(_Sampler):
     """Draws units in proportion to their priorities; see `ReplayStore.prioritised`.
 
     Batches have the columns ``weights`` (importance weights, float32) and ``batch_indexes`` (int64), which
-    `update_priorities` takes; of sequences and episodes, every row has those of its unit. A state holds the
-    seed and the counters, not the priorities: `save` and `load` keep those. Where they are not those of the
-    state that was loaded, the first draw logs a warning.
+    `update_priorities` takes. Every row of a sequence or episode has those of its unit. A state holds the
+    seed and the counters, not the priorities: use `save` and `load` to keep those. If the priorities do not
+    fit a loaded state, the first draw logs a warning.
     """
 
     replayable = False
@@ -276,21 +295,26 @@ class PrioritisedSampler(_Sampler):
         seed: int | None,
     ) -> None:
         super().__init__(store, draw, batch_size=batch_size, seed=seed)
-        if store.live and (draw.unit != "steps" or draw.filter is not None):
+        if store.live and (not draw.by_row or draw.filter is not None):
             raise OptionError(
-                "prioritised draws from a live store are of single or n-step transitions, without a filter"
+                "prioritised draws from a live store take single or n-step transitions, without a filter; "
+                "drop the other options, or draw with uniform()"
             )
         self.options = options
         self._rng = np.random.Generator(np.random.Philox(self.seed))
         self._priorities: Priorities | None = None
-        #: Of a live store: the rows whose priorities are known, (oldest, next).
-        self.span = (0, 0)
-        # Draws before the state that was loaded was saved, until the first draw after that.
+        #: For a live store: the rows whose priorities are known, (oldest, next).
+        self.span: tuple[int, int] = (0, 0)
+        # Draws before the loaded state was saved; None after the first draw.
         self._expected: int | None = None
+
+    def _describe(self) -> Iterator[str]:
+        yield from super()._describe()
+        yield f"alpha={self.options.alpha}"
 
     @property
     def priorities(self) -> Priorities:
-        """The priorities, by slot: units of a data set, rows modulo the capacity of a live store."""
+        """The priorities, by slot: units of a data set, or rows of a live store modulo its capacity."""
         with self.store.lock:
             self._seen()
             assert self._priorities is not None
@@ -317,12 +341,12 @@ class PrioritisedSampler(_Sampler):
         """The rows of the policy that is drawn.
 
         Raises:
-            OptionError: There are several.
+            OptionError: The store has several policies and the draw names none.
         """
         tables = self.store.tables
         if self._draw.policy is None and len(tables) > 1:
             raise OptionError(
-                f"draws by priority are of one policy: name it, policy=..., of {', '.join(sorted(tables))}"
+                f"draws by priority are of one policy: pass policy=..., one of {', '.join(sorted(tables))}"
             )
         return tables[self._draw.policy or next(iter(tables))]
 
@@ -350,12 +374,11 @@ class PrioritisedSampler(_Sampler):
         """Set the priorities of drawn units from their errors.
 
         Args:
-            indexes: ``batch["batch_indexes"]``, shape (n,). Rows that a live store has forgotten meanwhile
-                are passed over.
+            indexes: ``batch["batch_indexes"]``, shape (n,). Skips rows that a live store has forgotten since.
             errors: Temporal-difference errors, or losses, of either sign; shape (n,).
 
         Raises:
-            OptionError: An index is no row that the store has held, or an error is not finite.
+            OptionError: An index is of no row that the store has held, or an error is not finite.
         """
         slots = np.asarray(indexes)
         values: NDArray[Any] = np.asarray(errors)
@@ -366,7 +389,7 @@ class PrioritisedSampler(_Sampler):
                 if slots.size and (slots.min() < 0 or slots.max() >= table.head):
                     raise OptionError(
                         f"indexes {slots.min()} to {slots.max()}: rows 0 to {table.head - 1} have been "
-                        "appended so far; give batch['batch_indexes'] as it was drawn"
+                        "appended so far; pass batch['batch_indexes'] as drawn"
                     )
                 kept = slots >= table.tail
                 if not kept.all():
@@ -377,7 +400,7 @@ class PrioritisedSampler(_Sampler):
     # ---- keeping ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the priorities to a ``.npz`` file; one that is there is replaced as a whole."""
+        """Write the priorities to a ``.npz`` file; replaces an existing file atomically."""
         target = Path(path)
         with self.store.lock:
             arrays = dict(self.priorities.to_arrays())
@@ -393,10 +416,10 @@ class PrioritisedSampler(_Sampler):
             raise
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Take the priorities that `save` wrote, of the same store.
+        """Load priorities that `save` wrote, of the same store.
 
         Raises:
-            StateError: They are those of other rows, or damaged.
+            StateError: The priorities are of other rows, or damaged.
         """
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -405,18 +428,19 @@ class PrioritisedSampler(_Sampler):
             self.restore(arrays, (span[0], span[1]) if len(span) == 2 else (-1, -1), uri=os.fspath(path))
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], span: tuple[int, int], *, uri: str = "") -> None:
-        """Take priorities from arrays, as `Priorities.to_arrays` gave them for the rows ``span``.
+        """Take priorities from arrays that `Priorities.to_arrays` gave for the rows ``span``.
 
         Raises:
-            StateError: They are those of other rows.
+            StateError: The priorities are of other rows.
         """
         with self.store.lock:
             mine = self.priorities
             loaded = Priorities.from_arrays(arrays, self.options)
             if loaded.tree.capacity != mine.tree.capacity or (self.store.live and span != self.span):
                 raise StateError(
-                    f"priorities of {loaded.tree.capacity} slots and rows {span}, where the store has "
-                    f"{mine.tree.capacity} and {self.span}: load those that were saved with it",
+                    f"priorities of {loaded.tree.capacity} slots and rows {span}, but the store has "
+                    f"{mine.tree.capacity} slots and rows {self.span}: load the priorities saved with the "
+                    "store",
                     uri=uri or self.store.uri,
                 )
             self._priorities = loaded
@@ -428,16 +452,16 @@ class PrioritisedSampler(_Sampler):
     def _seek(self, position: JsonState) -> None:
         self._check_state(position)
         self._rng.bit_generator.state = position["rng"]
-        # States of 4d4987e do not say how much was drawn: nothing is compared.
+        # States of 4d4987e do not hold the number of draws: skip the comparison.
         self._expected = int(position["drawn"]) if "drawn" in position else None
 
     def _check_priorities(self, drawn: int) -> None:
-        """Tell, once, that a state was loaded without the priorities that belong to it."""
+        """Warn once if a state was loaded without the priorities that belong to it."""
         expected, self._expected = self._expected, None
         if expected is not None and expected != drawn:
             logger.warning(
-                "%s: the state that was loaded was saved after %d draws, and the priorities here are those "
-                "after %d: a state has no priorities; a sampler's save() and load() keep them, and so does "
+                "%s: the loaded state was saved after %d draws, but the priorities here are those after %d. "
+                "A state holds no priorities: keep them with the sampler's save() and load(), or with "
                 "ReplayStore.save(priorities=...)",
                 self.store.uri,
                 expected,
@@ -446,7 +470,7 @@ class PrioritisedSampler(_Sampler):
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, which JSON has."""
+    """NumPy numbers as Python numbers, which JSON has."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.integer):

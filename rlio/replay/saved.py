@@ -1,7 +1,7 @@
-"""Live stores as folders: rows, open episodes and priorities, written whole or not at all.
+"""Live stores as folders: rows, open episodes and priorities, written atomically.
 
-Rows are saved as they lie in memory, with what links them: writers and episodes that are half forgotten stay
-what they were. Source of the protocol: as for shards, a temporary folder that is synced and renamed.
+Rows are saved with their links, as they lie in memory: writers and partly forgotten episodes are preserved.
+As for shards, a temporary folder is written, synced and renamed.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ __all__ = ["SavedStore", "load_rows", "save_rows"]
 
 _MANIFEST: Final = "store.json"
 _PRIORITIES: Final = "priorities"
-#: What the manifest says of itself. Files of before have the kind alone.
+#: What the manifest says about itself. Version 1 has the kind alone.
 _DESCRIBE: Final = {"kind": "live", "version": 2, "rows": ROW_VERSION}
 _DESCRIBE_1: Final = {"kind": "live"}
-# Units that are copied at a time, of a file of version 1.
+# Units to copy at a time from a file of version 1.
 _CHUNK: Final = 4096
-# What tells episodes apart in such a file.
+# Columns that distinguish episodes in such a file.
 _KEYS: Final = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID)
 
 
 class SavedStore(NamedTuple):
-    """What a folder held.
+    """The content of a saved store.
 
     Attributes:
-        rows: A ring with the rows, each under the number that it had.
-        capacity: Rows that it keeps.
-        frames: Frames that its pools keep; None: enough.
-        priorities: Arrays of a `Priorities`; None: none were saved.
-        span: Rows whose priorities they are: (oldest, next).
+        rows: A ring with the rows, each under its old number.
+        capacity: Capacity of the ring in rows.
+        frames: Capacity of its pools in frames; None: enough for all rows.
+        priorities: Arrays of a `Priorities`; None: no priorities were saved.
+        span: Rows of the priorities: (oldest, next).
     """
 
     rows: StoreRows
@@ -69,18 +69,18 @@ def save_rows(
     priorities: Mapping[str, NDArray[Any]] | None,
     span: tuple[int, int],
 ) -> None:
-    """Write the rows of a live store; a folder of the same name is replaced.
+    """Write the rows of a live store; replaces an existing folder.
 
     Args:
-        folder: Where; its parent exists.
+        folder: Folder to write; its parent exists.
         rows: The ring.
-        capacity: Rows that it keeps.
-        frames: As `RowTable` was given.
+        capacity: Capacity of the ring in rows.
+        frames: The ``frames`` given to `RowTable`.
         priorities: Arrays of a `Priorities`.
-        span: Rows whose priorities they are.
+        span: Rows of the priorities.
 
     Raises:
-        CacheError: The disk is full; what was there before is there still.
+        CacheError: The disk is full; an earlier store there is unchanged.
     """
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
@@ -108,7 +108,7 @@ def save_rows(
 
 
 def _replace(made: Path, folder: Path) -> None:
-    """Put a folder in the place of another: in between, for a moment, there is none."""
+    """Replace a folder by another; between the two renames, neither has the name."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -122,25 +122,25 @@ def load_rows(folder: Path, *, arrays: Arrays) -> SavedStore:
     """Read what `save_rows` wrote.
 
     Args:
-        folder: Where.
-        arrays: Of the ring that is made.
+        folder: Folder of the saved store.
+        arrays: Makes the arrays of the ring.
 
     Raises:
-        DataNotFound: There is no saved store.
-        CorruptData: It is damaged.
-        StateError: It is one of another version, whose rows do not say which of them follow each other.
+        DataNotFound: The folder holds no saved store.
+        CorruptData: The saved store is damaged.
+        StateError: The saved store has another version, which does not record which rows follow each other.
     """
     if not (folder / _MANIFEST).exists():
-        # A save that was cut off between its two renames.
+        # A save may have been killed between its two renames.
         kept = folder.with_name(f".{folder.name}.old")
         if not (kept / _MANIFEST).exists():
-            raise DataNotFound("there is no saved store", uri=str(folder))
+            raise DataNotFound("there is no saved store: check the path", uri=str(folder))
         folder = kept
     manifest = Manifest.load((folder / _MANIFEST).read_bytes())
     state = manifest.state
     if manifest.describe not in (_DESCRIBE, _DESCRIBE_1):
         raise StateError(
-            f"the saved store is {dict(manifest.describe)} and this version of rlio reads {_DESCRIBE}: load "
+            f"the saved store is {dict(manifest.describe)}, but this version of rlio reads {_DESCRIBE}: load "
             "it with the version that saved it",
             uri=str(folder),
         )
@@ -170,14 +170,14 @@ def _loaded(files: FileArrays, name: str, dtype: str, shape: list[int]) -> NDArr
     return stored[:size].reshape(shape)
 
 
-# ---- version 1, whose files hold rows without their writers, and the links of none ----
+# ---- version 1, whose files hold rows without writers and without links ----
 
 
 def _restored_from_1(files: FileArrays, state: Mapping[str, Any], folder: Path, **options: Any) -> StoreRows:
-    """The ring of a file of version 1: its rows are added again, if only one outcome is possible.
+    """Restore a ring from a file of version 1: add its rows again, if only one result is possible.
 
     Raises:
-        StateError: Rows may have followed each other otherwise.
+        StateError: The rows may have been linked differently.
     """
     schema = Schema.from_text(state["schema"], uri=str(folder))
     stored = StoreRows(schema, capacity=1, arrays=files, filled=Filled.from_json(state), sealed=True)
@@ -193,17 +193,17 @@ def _restored_from_1(files: FileArrays, state: Mapping[str, Any], folder: Path, 
         kept = {key: last for key, last in ingest.open.items() if last.row >= ingest.table.tail}
         if again != kept or not _links_are_certain(ingest):
             raise StateError(
-                "an earlier version of rlio saved this store without the writers of its rows; which rows of "
-                f"policy {excerpt(pid)} followed each other is not in eps_id and t: fill a new store",
+                "an earlier version of rlio saved this store without the writers of its rows; eps_id and t "
+                f"do not determine which rows of policy {excerpt(pid)} followed each other: fill a new store",
                 uri=str(folder),
             )
     return ring
 
 
 def _links_are_certain(ingest: Ingest) -> bool:
-    """Whether the rows of a ring could not be linked otherwise, whoever wrote them.
+    """Whether the links of a ring's rows are certain, for any assignment of writers.
 
-    They could not where each episode is one run of rows without a gap, none of which was forgotten.
+    They are certain if each episode is one run of rows without a gap, and no row of it was forgotten.
     """
     table = ingest.table
     rows = np.arange(table.tail, table.head)

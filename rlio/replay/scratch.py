@@ -1,4 +1,4 @@
-"""`ScratchArrays`: arrays over files that nobody sees, whose space is free again once the process is gone.
+"""`ScratchArrays`: arrays over unnamed files, whose space is freed when the process ends.
 
 Example:
     >>> import tempfile
@@ -34,10 +34,10 @@ class ScratchArrays(FileArrays):
     """`FileArrays` for one process: each file is removed once it is mapped, and lives on without a name.
 
     Args:
-        folder: On a local disk; made if it is not there. Any number of processes may give the same.
+        folder: Folder on a local disk; created if missing. Several processes may use the same folder.
 
     Raises:
-        CacheError: Nothing can be made there.
+        CacheError: No file can be created there.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -45,7 +45,9 @@ class ScratchArrays(FileArrays):
             os.makedirs(folder, exist_ok=True)
             made = tempfile.mkdtemp(dir=folder, prefix="rlio-ring-")
         except OSError as error:
-            raise CacheError(f"no files can be made: {error}", uri=os.fspath(folder)) from error
+            raise CacheError(
+                f"cannot create files: {error}; choose another folder", uri=os.fspath(folder)
+            ) from error
         self._owner = Owner()
         super().__init__(made, writable=True)
 
@@ -59,6 +61,6 @@ class ScratchArrays(FileArrays):
         """See `FileArrays.close`."""
         super().close()
         if not self._owner.is_here:
-            return  # The folder is the parent's.
-        with contextlib.suppress(FileNotFoundError):  # It was closed before.
+            return  # The folder belongs to the parent process.
+        with contextlib.suppress(FileNotFoundError):  # It was already closed.
             os.rmdir(self.folder)

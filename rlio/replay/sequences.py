@@ -1,8 +1,8 @@
-"""Which sequences, or whole episodes, a table holds: where each begins, and how many rows it may have.
+"""Finds sequences and whole episodes in a table: where each begins, and how many rows it may have.
 
-A chain is what was recorded of an episode without a gap. Sequences of one chain begin ``length - overlap``
-rows apart, the first at its start; each may be preceded by up to ``burn_in`` rows that only warm up the
-recurrent state, fewer where the chain begins.
+A chain is the part of an episode that was recorded without a gap. Sequences of one chain begin
+``length - overlap`` rows apart, the first at the chain's start. Up to ``burn_in`` rows precede each sequence
+and only warm up the recurrent state; near the start of a chain, fewer rows do.
 
 Source: Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2, 2019),
 for burn-in and overlap.
@@ -11,7 +11,7 @@ for burn-in and overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,55 +23,88 @@ __all__ = ["Sequences", "chain_rows", "completed_sequences"]
 
 Ids = NDArray[np.int64]
 
-# Links of each episode that are looked at first, then twice as many, and so on; and of all, at most.
+# Links of each episode to examine first; the number doubles from there. The second limits all episodes
+# together.
 _FIRST_LOOK: Final = 64
 _MOST_LOOKED_AT: Final = 1 << 17
 
 
+STARTS: Final = ("strided", "all")
+PADDINGS: Final = ("right", "left")
+LAYOUTS: Final = ("rows", "time")
+
+
 @dataclass(frozen=True)
 class Sequences:
-    """How episodes are cut.
+    """How to cut episodes.
 
     Attributes:
-        length: Rows of a sequence, burn-in not counted; at least 1.
-        burn_in: Rows before them, at most.
+        length: Rows of a sequence, without burn-in; at least 1.
+        burn_in: Most rows before a sequence.
         overlap: Rows that a sequence shares with the one before; less than ``length``.
+        starts: "strided": sequences begin ``length - overlap`` rows apart. "all": one begins at each row.
+        padding: Side of the zeros in a sequence that is shorter.
+        layout: "rows": all sequences in one axis, with ``seq_lens``. "time": (sequences, rows, ...), with the
+            bool column ``mask``.
     """
 
     length: int
     burn_in: int = 0
     overlap: int = 0
+    starts: Literal["strided", "all"] = "strided"
+    padding: Literal["right", "left"] = "right"
+    layout: Literal["rows", "time"] = "rows"
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("overlap", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 shown = "sequence_length" if name == "length" else name
-                raise OptionError(f"{shown}={excerpt(value)}: a number of rows, at least {least}")
+                raise OptionError(f"{shown}={excerpt(value)}: expected a number of rows, at least {least}")
         if self.overlap >= self.length:
             raise OptionError(
-                f"overlap={self.overlap}: less than the {self.length} rows of a sequence, or none would begin"
+                f"overlap={self.overlap}: expected less than the {self.length} rows of a sequence, or none "
+                "would begin"
             )
+        for name, known in (("starts", STARTS), ("padding", PADDINGS), ("layout", LAYOUTS)):
+            if getattr(self, name) not in known:
+                found = excerpt(getattr(self, name))
+                raise OptionError(f"{name}={found}: expected one of {', '.join(map(repr, known))}")
+        if self.starts == "all" and self.overlap:
+            raise OptionError("starts='all' begins a sequence at each row: leave out overlap")
+        if self.padding == "left" and self.layout == "rows":
+            raise OptionError("padding='left' needs layout='time': seq_lens cannot mark zeros before rows")
+
+    def to_json(self) -> list[Any]:
+        """The part of a saved state that names the cut."""
+        more = [self.starts, self.padding, self.layout]
+        return [
+            self.length,
+            self.burn_in,
+            self.overlap,
+            *(more if more != ["strided", "right", "rows"] else ()),
+        ]
 
 
 def completed_sequences(table: RowTable, rows: Ids, cut: Sequences) -> tuple[Ids, Ids]:
-    """The sequences that there are as soon as the given rows are, and not before.
+    """Find the sequences that the given rows complete.
 
-    Behind its burn-in, a sequence has a row of its own, and one that the sequence before has not.
+    After its burn-in, a sequence has at least one row, and one row that the previous sequence lacks (or, if
+    one begins at each row, its own first row).
 
     Args:
         table: Holds the rows.
         rows: Logical numbers.
-        cut: How chains are cut.
+        cut: How to cut chains.
 
     Returns:
-        Logical numbers of their first rows, burn-in included, and how many rows are burn-in; in the order of
-        the rows, without those whose first rows are forgotten.
+        Logical numbers of the sequences' first rows, burn-in included, and the numbers of burn-in rows; in
+        the order of the rows, without sequences whose first rows are forgotten.
     """
     at = table.places(rows)
-    # Place of the row with which the sequence that a row completes begins behind its burn-in.
+    # Place, after burn-in, at which the sequence that a row completes begins.
     begin = np.maximum(at - cut.overlap, 0)
-    completes = (at == 0) | ((begin > 0) & (begin % (cut.length - cut.overlap) == 0))
+    completes = (cut.starts == "all") | (at == 0) | ((begin > 0) & (begin % (cut.length - cut.overlap) == 0))
     rows, at, begin = rows[completes], at[completes], begin[completes]
     burn_in = np.minimum(begin, cut.burn_in)
     firsts = _preceding(table, rows, at - begin + burn_in)
@@ -80,7 +113,7 @@ def completed_sequences(table: RowTable, rows: Ids, cut: Sequences) -> tuple[Ids
 
 
 def _preceding(table: RowTable, rows: Ids, steps: Ids) -> Ids:
-    """The row that comes ``steps`` before each row in its episode, or -1."""
+    """The row ``steps`` before each row in its episode, or -1."""
     found = rows.copy()
     for step in range(int(steps.max(initial=0))):
         going = np.flatnonzero((steps > step) & (found >= 0))
@@ -91,19 +124,19 @@ def _preceding(table: RowTable, rows: Ids, steps: Ids) -> Ids:
 
 
 def chain_rows(table: RowTable, starts: Ids, most: Ids, *, head: int) -> tuple[Ids, Ids]:
-    """The rows of episodes from given rows on.
+    """Collect the rows of episodes, beginning at the given rows.
 
-    Rows of an episode mostly lie equally far apart: side by side, or as many rows as there are environments.
-    Such runs are found at once.
+    Rows of an episode are mostly equally far apart: adjacent, or as many rows apart as there are
+    environments. The search handles such runs as a whole.
 
     Args:
-        table: Holds them.
+        table: Holds the rows.
         starts: Logical numbers of the first rows, shape (n,).
-        most: How many rows of each at most, shape (n,); at least 1.
-        head: Rows from here on are taken to be not there.
+        most: Most rows of each episode, shape (n,); at least 1.
+        head: Ignore rows from this logical number on.
 
     Returns:
-        The rows of one after the other, and how many each has, shape (n,).
+        The rows of all episodes, concatenated, and the number of rows of each, shape (n,).
     """
     live, front, left = np.arange(len(starts)), starts, most
     found, owners, look = [starts[:0]], [live[:0]], _FIRST_LOOK

@@ -1,7 +1,7 @@
 """The joint steps of several agents: which rows of each policy belong to each step, in recorded order.
 
-Steps have logical numbers, which only grow. Those of one append come together, and are forgotten together: as
-soon as a table has forgotten a row of one of them.
+Steps have logical numbers, which only increase. The steps of one append are forgotten together, as soon as a
+table has forgotten a row of one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ids = NDArray[np.int64]
 
 
 def ranges(starts: Ids, sizes: Ids) -> Ids:
-    """``starts[0], starts[0] + 1, ...``: one range after the other."""
+    """Concatenate ranges: ``starts[0], starts[0] + 1, ...`` for each start and size."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
     found: Ids = np.arange(total) + np.repeat(starts - (ends - sizes), sizes)
@@ -33,41 +33,42 @@ class Steps:
     """Joint steps.
 
     Attributes:
-        first, stop: Numbers of the oldest step that is kept, and of the next one.
+        first, stop: Numbers of the oldest kept step, and of the next step.
     """
 
     def __init__(self) -> None:
-        self.first = self.stop = 0
+        self.first: int = 0
+        self.stop: int = 0
         #: Policy id -> logical numbers of its rows, step by step.
         self._rows: dict[str, Numbers] = {}
-        #: Policy id -> logical number that its next row had before each step, and after the last.
+        #: Policy id -> logical number of its next row before each step, and after the last step.
         self._bounds: dict[str, Numbers] = {}
         #: Number of the first step of each append.
         self._appends: deque[int] = deque()
 
     @property
     def count(self) -> int:
-        """How many are kept."""
+        """Number of kept steps."""
         return self.stop - self.first
 
     @property
     def appends(self) -> Ids:
-        """How many of the kept steps came with each append."""
+        """How many kept steps each append added."""
         return np.diff([*self._appends, self.stop])
 
     def add(self, rows: Mapping[str, Ids], bounds: Mapping[str, Ids]) -> None:
         """Add steps.
 
         Args:
-            rows: Policy id -> logical numbers of its rows, step by step; of every policy that there is.
-            bounds: Policy id -> logical number that its next row had before each step, and after the last,
+            rows: Policy id -> logical numbers of its rows, step by step; for every existing policy.
+            bounds: Policy id -> logical number of its next row before each step, and after the last step,
                 shape (steps + 1,).
         """
         added = max((len(own) - 1 for own in bounds.values()), default=0)
         if not added:
             return
         for pid, own in rows.items():
-            if pid not in self._rows:  # It took no part before.
+            if pid not in self._rows:  # The policy had no rows before.
                 self._rows[pid] = Numbers()
                 self._bounds[pid] = Numbers(np.full(self.count + 1, bounds[pid][0]))
             self._rows[pid].extend(own)
@@ -76,10 +77,10 @@ class Steps:
         self.stop += added
 
     def forget(self, tails: Mapping[str, int]) -> None:
-        """Drop the steps of appends of which a row is forgotten.
+        """Drop the steps of appends that have a forgotten row.
 
         Args:
-            tails: Policy id -> the oldest row that its table keeps.
+            tails: Policy id -> oldest kept row of its table.
         """
         first = self.first
         while self._appends:
@@ -96,8 +97,8 @@ class Steps:
                 own.drop(dropped)
 
     def of(self, policy: str, numbers: Ids) -> tuple[Ids, Ids]:
-        """Logical numbers of a policy's rows in the given steps, and how many each of those has."""
-        if policy not in self._rows:  # It has taken no part yet.
+        """Logical numbers of a policy's rows in the given steps, and the number of its rows in each step."""
+        if policy not in self._rows:  # The policy has no rows yet.
             return numbers[:0], np.zeros(len(numbers), np.int64)
         bounds, at = self._bounds[policy].values, numbers - self.first
         start = bounds[at]
@@ -112,14 +113,14 @@ class Steps:
         return _steps_of(rows, {pid: sizes for pid, (_, sizes) in found.items()})
 
     def to_arrays(self) -> tuple[dict[str, Ids], dict[str, Ids]]:
-        """Policy id -> its rows, step by step; policy id -> how many rows each step has."""
+        """Policy id -> its rows, step by step; policy id -> number of its rows in each step."""
         rows = {pid: own.values for pid, own in self._rows.items()}
         return rows, {pid: np.diff(own.values) for pid, own in self._bounds.items()}
 
-    # ---- keeping those of a ring ----
+    # ---- saving the steps of a ring ----
 
     def dump(self, arrays: Arrays) -> dict[str, Any]:
-        """Copy the steps into arrays; give, as JSON, what `restore` needs besides."""
+        """Copy the steps into arrays; returns as JSON what `restore` needs besides."""
         if not self.count:
             return {"chunks": 0}
         rows, sizes = self.to_arrays()
@@ -131,12 +132,12 @@ class Steps:
         return {"chunks": len(self._appends), "rows": {pid: len(own) for pid, own in rows.items()}}
 
     def restore(self, arrays: Arrays, state: Mapping[str, Any], heads: Mapping[str, int]) -> None:
-        """Take what `dump` gave, numbered from 0; where there are no steps.
+        """Take the result of `dump` into an empty object; steps are numbered from 0.
 
         Args:
-            arrays: What it wrote.
-            state: What it returned.
-            heads: Policy id -> logical number of the row that its table gets next.
+            arrays: The arrays that `dump` wrote.
+            state: The result of `dump`.
+            heads: Policy id -> logical number of the next row in its table.
         """
         if not state["chunks"]:
             return
@@ -150,29 +151,29 @@ class Steps:
 
 
 def bounds_of(sizes: Ids, *, first: int = 0) -> Ids:
-    """``first``, and where steps of so many rows end from there on: shape (steps + 1,)."""
+    """``first``, and the running end of steps of the given sizes: shape (steps + 1,)."""
     return first + np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
 def _steps_of(rows: Mapping[str, Ids], sizes: Mapping[str, Ids]) -> Steps:
-    """Steps by the rows of each policy, step by step, and how many each step has of it."""
+    """Steps from each policy's rows, step by step, and its number of rows in each step."""
     made = Steps()
     made.add(rows, {pid: bounds_of(own) for pid, own in sizes.items()})
     return made
 
 
 class StepLog:
-    """The joint steps of a store that is no ring: those that were added, and those that lie in arrays.
+    """The joint steps of a store that is not a ring: added steps, and steps in arrays.
 
     Args:
-        arrays: Where they lie.
-        saved: For each `save` so far: policy id -> rows, and how many steps they are.
+        arrays: Holds the arrays.
+        saved: For each `save` so far: policy id -> number of rows; and the number of steps.
     """
 
     def __init__(self, arrays: Arrays, saved: Sequence[tuple[Mapping[str, int], int]]) -> None:
         self._arrays = arrays
-        self.saved = list(saved)
-        #: For each `save`, its arrays: policy id -> rows, policy id -> rows of each step.
+        self.saved: list[tuple[Mapping[str, int], int]] = list(saved)
+        #: For each `save`, its arrays: policy id -> rows, policy id -> number of rows in each step.
         self._parts = [
             (
                 {pid: self._array(number, "rows", pid, size) for pid, size in rows.items()},
@@ -180,7 +181,7 @@ class StepLog:
             )
             for number, (rows, count) in enumerate(saved)
         ]
-        self.added = Steps()
+        self.added: Steps = Steps()
 
     def _array(self, number: int, what: str, pid: str, size: int) -> Ids:
         return self._arrays.array(f"steps {number} {what} {pid}", (size,), np.dtype(np.int64))
@@ -191,7 +192,7 @@ class StepLog:
         return sum(count for _, count in self.saved) + self.added.stop
 
     def save(self) -> None:
-        """Write the steps that were added since the last time into arrays."""
+        """Write the steps added since the last call into arrays."""
         if not self.added.count:
             return
         number, (rows, sizes) = len(self.saved), self.added.to_arrays()
@@ -217,5 +218,5 @@ class StepLog:
 
 
 def _joined(parts: Sequence[Mapping[str, Ids]]) -> dict[str, Ids]:
-    """Policy id -> its arrays, one after the other; the first part has every policy."""
+    """Policy id -> its arrays, concatenated; the first part has every policy."""
     return {pid: np.concatenate([part[pid] for part in parts if pid in part]) for pid in parts[0]}

@@ -1,7 +1,7 @@
-"""`ReplayStore`: experience in memory, or in mapped files of a cache, for draws at memory speed.
+"""`ReplayStore`: experience in memory, or in memory-mapped files of a cache, for draws at memory speed.
 
-Every transition is one row of fixed size, so that drawing it touches one place in memory; frames are kept
-once. A store holds a data set as it was recorded, or, with a capacity, the newest rows of live experience.
+Every transition is one row of fixed size: drawing it touches one place in memory. Each frame is stored once.
+A store holds a recorded data set or, with a capacity, the newest rows of live experience.
 
 Example:
     >>> import numpy as np, rlio
@@ -18,11 +18,11 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Annotated, Any, Final, Literal, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
@@ -37,7 +37,9 @@ from rlio.replay.build import Source, build, key_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import Cached, open_cached
 from rlio.replay.draws import Draw, Units
+from rlio.replay.episode_columns import MC_RETURN
 from rlio.replay.epochs import OWN_BATCH
+from rlio.replay.filter_pushdown import check_split
 from rlio.replay.filters import RowFilter, RowFunction
 from rlio.replay.memory import RamArrays
 from rlio.replay.n_step import NStep
@@ -47,107 +49,110 @@ from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.scratch import ScratchArrays
 from rlio.replay.sequences import Sequences
+from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
-from rlio.support.options import checked_keywords, refuse_unknown
+from rlio.support.described import Described
+from rlio.support.options import checked_keywords, default_options
 
 __all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Seconds that a build takes before its progress is shown.
+# A build shows its progress after this many seconds.
 _QUIET_SECONDS = 1.0
 
 
 class UnitKeywords(TypedDict, total=False):
-    """What a unit is: the keywords of `DrawKeywords` but for the columns."""
+    """What a unit is: the keywords of `DrawKeywords` except ``columns``, with defaults."""
 
-    n_step: int | None
-    gamma: float
-    sequence_length: int | None
-    burn_in: int
-    overlap: int
-    episodes: bool
-    policy: str | None
-    filter: str | RowFunction | RowFilter | None
-    views: bool
-    indexes: bool
+    n_step: Annotated[int | None, None]
+    gamma: Annotated[float, 0.99]
+    sequence_length: Annotated[int | None, None]
+    burn_in: Annotated[int, 0]
+    overlap: Annotated[int, 0]
+    episodes: Annotated[bool, False]
+    policy: Annotated[str | None, None]
+    filter: Annotated[str | RowFunction | RowFilter | None, None]
+    split: Annotated[tuple[Literal["train", "test"], float] | None, None]
+    derive: Annotated[Sequence[str], ()]
+    starts: Annotated[Literal["strided", "all"], "strided"]
+    padding: Annotated[Literal["right", "left"], "right"]
+    layout: Annotated[Literal["rows", "time"], "rows"]
+    views: Annotated[bool, False]
+    indexes: Annotated[bool, False]
 
 
 class DrawKeywords(UnitKeywords, total=False):
-    """What is drawn: the keywords that all samplers of a store share; see `draw_of`."""
+    """The keywords that all samplers of a store share, with defaults; see `draw_of`."""
 
-    columns: Sequence[str] | None
+    columns: Annotated[Sequence[str] | None, None]
+
+
+_DEFAULTS: Final = default_options(DrawKeywords)
+# The keywords of `Sequences` beside the length, in its order.
+_CUT: Final = ("burn_in", "overlap", "starts", "padding", "layout")
 
 
 def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> Draw:
-    """What is drawn, from the keywords that all samplers share.
+    """Turn the keywords that all samplers share into a `Draw`.
 
     Args:
-        keywords: ``columns``: logical columns; None: all.
-            ``n_step``, ``gamma`` (0.99): n-step transitions: ``rewards`` are discounted sums over up to
-            ``n_step`` rows, ``new_obs`` and the ends those of the last, ``n_step_discount`` (float32) is
-            gamma to the power of the steps taken, ``bootstrap_mask`` (float32) is 0 where nothing follows:
-            after a termination, or where the final observation is missing.
-            ``sequence_length``, ``burn_in`` (0), ``overlap`` (0): sequences, padded with zeros to
-            ``burn_in + sequence_length`` rows, with ``seq_lens``, the column ``burn_in`` (True for rows that
-            only warm up the state) and ``state_in_k`` from the recorded ``state_out_k``.
-            ``episodes``: whole episodes, with ``seq_lens``.
-            ``policy``: of several policies, the one whose rows are drawn, as `SampleBatch`; None: joint steps
-            of all.
-            ``filter``: rows that are drawn, ``"rewards > 0"`` or a function of columns; of sequences and
-            episodes, their first rows.
-            ``views``: columns are views of one block of rows, strided, instead of contiguous copies, which
-            is quicker; wide ``obs`` and ``new_obs`` overlap and are read-only, where each ``new_obs`` is the
-            next ``obs``.
-            ``indexes``: the column ``batch_indexes``, the rows' logical numbers.
-        columns: Logical columns, where they are not among the keywords.
+        keywords: ``columns``: logical columns; None: all. `rlio.DatasetReader` describes the others, from
+            ``n_step`` to ``indexes``.
+        columns: Logical columns, if the keywords have none.
 
     Raises:
-        OptionError: An option is illegal, or two exclude each other.
+        OptionError: An option is illegal, or two options exclude each other.
     """
-    refuse_unknown(keywords, DrawKeywords.__annotations__, of="a draw")
-    n_step, length = keywords.get("n_step"), keywords.get("sequence_length")
-    for name in ("gamma", "burn_in", "overlap"):
-        needed = "n_step" if name == "gamma" else "sequence_length"
-        if name in keywords and keywords.get(needed) is None:
-            raise OptionError(f"{name}={excerpt(keywords.get(name))} needs {needed}")
-    columns, chosen = keywords.get("columns", columns), keywords.get("filter")
-    return Draw(
-        columns=None if columns is None else frozenset(columns),
-        n_step=None if n_step is None else NStep(n_step, keywords.get("gamma", 0.99)),
-        sequences=None
-        if length is None
-        else Sequences(length, keywords.get("burn_in", 0), keywords.get("overlap", 0)),
-        episodes=keywords.get("episodes", False),
-        policy=keywords.get("policy"),
-        filter=None if chosen is None else RowFilter.of(chosen),
-        views=keywords.get("views", False),
-        indexes=keywords.get("indexes", False),
+    given: dict[str, Any] = {**_DEFAULTS, "columns": columns, **keywords}
+    for name in _CUT:
+        if name in keywords and given["sequence_length"] is None:
+            raise OptionError(f"{name}={excerpt(given[name])} needs sequence_length")
+    names, length = given["columns"], given["sequence_length"]
+    if isinstance(given["derive"], str):
+        raise OptionError(f"derive={excerpt(given['derive'])}: expected a list of names")
+    chosen = None if given["filter"] is None else RowFilter.of(given["filter"])
+    if given["split"] is not None:
+        chosen = RowFilter.on_side(Split.of(given["split"]), chosen)
+    made = Draw(
+        columns=None if names is None else frozenset(names).difference(given["derive"]),
+        n_step=None if given["n_step"] is None else NStep(given["n_step"], given["gamma"]),
+        sequences=None if length is None else Sequences(length, *(given[name] for name in _CUT)),
+        episodes=given["episodes"],
+        policy=given["policy"],
+        filter=chosen,
+        views=given["views"],
+        indexes=given["indexes"],
+        derive=tuple(dict.fromkeys(given["derive"])),
     )
+    discounts = MC_RETURN in made.derived(())
+    if "gamma" in keywords and given["n_step"] is None and not discounts:
+        raise OptionError(f"gamma={excerpt(given['gamma'])} needs n_step or mc_return")
+    return replace(made, gamma=given["gamma"]) if discounts else made
 
 
-class ReplayStore:
+class ReplayStore(Described):
     """Rows for random access.
 
-    ``ReplayStore(capacity=n)`` keeps the newest n rows of what is appended, in memory. `open` gives a store
-    of a data set. Samplers of a store may be used in several threads, one thread each, while another appends.
-    A forked child may go on sampling; what it appends is its own.
+    ``ReplayStore(capacity=n)`` keeps the newest n appended rows in memory. `open` makes a store of a data
+    set. Several threads may use samplers of one store, one thread a sampler, while another thread appends. A
+    forked child can continue to sample; rows that it appends exist only in the child.
 
     Args:
-        capacity: Rows to keep, of each policy.
-        frames: Wide observations (above 1 KiB) that are kept, each once; None: enough for ``capacity`` rows,
-            whatever they share. Memory is taken as it is filled.
-        folder: Keep the rows in mapped files there, on a local disk, instead of in memory (texts and objects
-            stay in memory). The files have no names, and are gone with the store or the process: `save`
-            keeps rows. None: in memory.
+        capacity: Rows to keep, for each policy.
+        frames: How many wide observations (above 1 KiB) to keep, each once; None: enough for ``capacity``
+            rows, even if they share none. Memory is taken as it fills.
+        folder: Keep the rows in memory-mapped files in this folder, on a local disk, instead of in memory
+            (texts and objects stay in memory). The files have no names and vanish with the store or the
+            process; use `save` to keep rows. None: in memory.
     """
 
     def __init__(
         self, capacity: int, *, frames: int | None = None, folder: str | os.PathLike[str] | None = None
     ) -> None:
         if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
-            raise OptionError(f"capacity={excerpt(capacity)}: a number of rows, at least 1")
+            raise OptionError(f"capacity={excerpt(capacity)}: expected a number of rows, at least 1")
         self._capacity = capacity
         self._frames = frames
         self._init(live=True, uri="the live store", digest="live", folder=folder)
@@ -155,32 +160,33 @@ class ReplayStore:
     def _init(
         self, *, live: bool, uri: str, digest: str, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        #: Whether rows are appended, the newest staying, or it is a data set as it was recorded.
+        #: True: a live store, which appends rows and keeps the newest. False: a recorded data set.
         self.live = live
         self.uri = uri
-        #: Names the rows: states of samplers fit only the same.
+        #: Identifies the rows: a sampler's state fits only a store with the same digest.
         self.digest = digest
         #: Grows with every change of the rows.
-        self.version = 0
+        self.version: int = 0
         #: Held while rows are added or drawn.
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._rows: StoreRows | None = None
         self._pieces: list[AddedRows] | None = None
-        #: What it is the store of; None: of live rows.
+        #: The data set of the rows; None: a live store.
         self._dataset: Dataset | None = None
-        #: Rows of the data set that were lost to damage, with ``on_error="skip"``.
-        self.skipped = 0
+        self._missing = "error"
+        #: Rows of the data set lost to damage, with ``on_error="skip"``.
+        self.skipped: int = 0
         self._closed = False
-        #: Files for the rows, instead of memory.
+        #: Holds the rows in files instead of memory.
         self._scratch = None if folder is None else ScratchArrays(folder)
         self._stop = threading.Event()
         self._builder: threading.Thread | None = None
-        #: Whether the builder came to its end, whatever that was.
+        #: Whether the builder finished, with or without an error.
         self._finished = False
         self._failure: BaseException | None = None
         self._folder: CacheFolder | None = None
         self._cached: Cached | None = None
-        #: Priorities that were saved with the rows, and those rows: for the first sampler that wants them.
+        #: Saved priorities and the span of their rows, for the first sampler that `prioritised` makes.
         self._loaded: tuple[Mapping[str, Any], tuple[int, int]] | None = None
         with _stores_lock:
             _stores.add(self)
@@ -203,21 +209,23 @@ class ReplayStore:
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> ReplayStore:
-        """A store of the rows of a data set, as it is now.
+        """Open a store of a data set's rows, as the data set is now.
 
         Args:
-            root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
-            at: A snapshot, as `Dataset.snapshot` gave it.
-            cache: Where the rows are: in "memory", or on "disk", in mapped files of the cache folder.
-            cache_folder: That folder; None: ``RLIO_CACHE``, or the user's own. See `CacheFolder`.
-            columns: Columns to keep, in memory; None: all. What lies on disk serves every reader of the data.
+            root: Folder of the data set (a path or any fsspec URL), or an open `Dataset`.
+            at: A snapshot from `Dataset.snapshot`.
+            cache: Where to keep the rows: in "memory", or on "disk", in memory-mapped files of the cache
+                folder.
+            cache_folder: The cache folder; None: ``RLIO_CACHE``, or the user's default. See `CacheFolder`.
+            columns: Columns to keep in memory; None: all. A store on disk keeps all, for every reader of the
+                data.
             missing: What to do with columns that only some writers have: "error", "drop" or "fill" them.
             on_error: What to do with damaged rows: "raise", or "skip" and count them.
-            wait: Whether to return only once all rows are there. Else they are read in the background, and
-                whoever draws waits for them; see `wait`.
-            progress: Whether a bar shows how far it is; None: on a terminal, if it takes over a second.
-            storage_options: For fsspec.
-            limits: What the data may ask for.
+            wait: Return only once all rows are loaded. If False, a background thread reads them and draws
+                wait for it; see `wait`.
+            progress: Whether to show a progress bar; None: on a terminal, if loading takes over a second.
+            storage_options: Options for fsspec.
+            limits: Limits on what the data may demand.
 
         Raises:
             DataNotFound: There is no data set.
@@ -227,19 +235,19 @@ class ReplayStore:
         dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
         store = cls.__new__(cls)
         if cache not in ("memory", "disk"):
-            raise OptionError(f"cache={excerpt(cache)}: 'memory' or 'disk'")
+            raise OptionError(f"cache={excerpt(cache)}: expected 'memory' or 'disk'")
         if cache == "memory" and cache_folder is not None:
-            raise OptionError("cache_folder= is for cache='disk': a store in memory has no files")
+            raise OptionError("cache_folder= needs cache='disk': a store in memory has no files")
         if cache == "disk" and columns is not None:
             raise OptionError(
-                "columns= with cache='disk': a store on disk has all; choose columns when drawing"
+                "columns= with cache='disk': a store on disk has all columns; pass columns= when drawing"
             )
         store._init(live=False, uri=dataset.uri, digest=dataset.digest)
         if cache == "disk":
             store._folder = (
                 cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
             )
-        store._dataset = dataset
+        store._dataset, store._missing = dataset, missing
         store._start(Source(dataset, missing, on_error), columns, progress)
         if wait:
             store.wait()
@@ -259,7 +267,7 @@ class ReplayStore:
         self._builder.start()
 
     def _build(self, source: Source, columns: frozenset[str] | None, progress: bool | None) -> None:
-        """Read every row; in the background."""
+        """Read every row, in the background thread."""
         missing = GoneShards(source.dataset.storage, source.on_error)
         while True:
             try:
@@ -277,7 +285,7 @@ class ReplayStore:
         """Read every row of a snapshot.
 
         Raises:
-            ShardGone: One of its shards is not there.
+            ShardGone: A shard of the snapshot is missing.
         """
         dataset = source.dataset
         lost = sum(rows for _, rows in dataset.lost_rows())
@@ -323,30 +331,30 @@ class ReplayStore:
 
     @property
     def ready(self) -> bool:
-        """Whether all rows are there, or building them has failed."""
+        """Whether all rows are loaded, or the build failed."""
         return self._builder is None or not self._builder.is_alive()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all rows are there.
+        """Wait until all rows are loaded.
 
         Args:
-            timeout: Seconds; None: as long as it takes.
+            timeout: Seconds; None: no limit.
 
         Returns:
-            Whether they are.
+            Whether all rows are loaded.
 
         Raises:
-            RlioError: Building failed; whatever the reason was.
+            RlioError: The build failed, for any reason.
         """
         if self._builder is not None:
             self._builder.join(timeout)
             if self._builder.is_alive():
                 return False
             self._builder = None
-            if not self._finished:  # The thread is that of the process that forked.
+            if not self._finished:  # The thread belongs to the parent process of a fork.
                 self._failure = ClosedError(
-                    "the store was still being built when this process was forked: open it anew here, or "
-                    "wait() before forking",
+                    "the store was still being built when this process was forked: open the store again in "
+                    "this process, or call wait() before forking",
                     uri=self.uri,
                 )
         if self._failure is not None:
@@ -356,25 +364,26 @@ class ReplayStore:
     # ---- rows ----
 
     def append(self, batch: Batch, *, writer: str = "") -> None:
-        """Add rows to a live store; the oldest ones make room. Thread-safe; ``batch`` stays the caller's.
+        """Add rows to a live store; the oldest rows make room. Thread-safe. The caller still owns ``batch``.
 
         Rows of one ``eps_id`` (and ``agent_index``, ``env_id``) follow each other by ``t``, in any number of
-        batches; without ``eps_id``, until a row that ends an episode.
+        batches. Without ``eps_id``, rows follow each other until one ends an episode.
 
         Args:
             batch: The rows.
-            writer: Whose they are: rows of one never follow those of another, whatever their ``eps_id``.
+            writer: Name of the writer: rows of one writer never follow those of another, even with equal
+                ``eps_id``.
 
         Raises:
-            OptionError: It is the store of a data set; or ``frames`` is too low for the frames of an episode.
-            SchemaError: The batch has not the columns of those before, or ``batch`` is no batch.
+            OptionError: The store is of a data set; or ``frames`` is too low for the frames of one episode.
+            SchemaError: The batch has other columns than earlier ones, or ``batch`` is not a batch.
             CacheError: The disk is full.
-            ClosedError: After `close`. After any error here, no row was added, and none is lost.
+            ClosedError: The store is closed. Any error here adds no row and loses none.
         """
         self.check_open()
         if not self.live:
             raise OptionError(
-                "append() to the store of a data set: record rows with a writer, and open it anew"
+                "append() to the store of a data set: record rows with a writer, then open the store again"
             )
         if not isinstance(batch, (SampleBatch, MultiAgentBatch)):
             raise SchemaError(
@@ -389,10 +398,10 @@ class ReplayStore:
             self.version += 1
 
     def _first_rows(self, batch: Batch, writer: str) -> StoreRows:
-        """A ring with the rows of a first batch, whose columns are those of all to come."""
+        """Make a ring for a first batch, whose columns all later batches must have, and add its rows."""
         try:
             rows = StoreRows(
-                Schema.of(batch).with_validity(),  # Which may come with a later batch.
+                Schema.of(batch).with_validity(),  # A later batch may bring the validity column.
                 capacity=self._capacity,
                 arrays=self._scratch or RamArrays(),
                 ring=True,
@@ -406,48 +415,64 @@ class ReplayStore:
         return rows
 
     def __len__(self) -> int:
-        """Rows that are there, of all policies."""
+        """Number of rows, of all policies together."""
         return sum(len(table) for table in self.tables.values())
 
-    def __repr__(self) -> str:
-        state = f"{len(self)} rows" if self.ready else "being built"
-        return f"ReplayStore({self.uri!r}: {state})"
+    def _describe(self) -> Iterator[str]:
+        yield repr(self.uri)
+        if not self.ready:
+            yield "being built"
+        elif self._rows is not None:
+            held = self._rows.tables
+            yield f"{sum(map(len, held.values()))} rows"
+            yield f"{len({leaf.column for table in held.values() for leaf in table.leaves})} columns"
+            if len(held) > 1:
+                yield f"{len(held)} policies"
+        if self.live:
+            yield f"capacity={self._capacity}"
 
     @property
     def tables(self) -> Mapping[str, RowTable]:
-        """Policy id -> its rows; waits until they are there."""
+        """Policy id -> its rows; waits until they are loaded."""
         self.wait()
         return {} if self._rows is None else self._rows.tables
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a packed row, 0 where there are none."""
+        """Bytes of a packed row; 0 for an empty store."""
         self.wait()
         return 0 if self._rows is None else self._rows.row_bytes
 
     @property
     def changes(self) -> int:
-        """How often the columns changed that draws give: units that were opened before are those of then."""
+        """How often the columns of draws changed; units opened earlier have the earlier columns."""
         return 0 if self._rows is None else self._rows.changes
 
     def units(self, draw: Draw) -> Units:
-        """The units of a draw, over the rows that are there now: what samplers are made of.
+        """The units of a draw over the current rows, for samplers.
 
         Raises:
-            OptionError: There are no such units.
+            OptionError: The rows have no such units.
             MissingColumn: A column is absent.
         """
         self.check_open()
+        if self._dataset is None:
+            draw.check_live()
+        else:
+            check_split(self._dataset, draw.filter, missing=self._missing)
         self.wait()
         with self.lock:
             if self._rows is None:
                 return _NoUnits()
-            return self._rows.units(draw, pieces=self._pieces)
+            segments = () if self._dataset is None else self._dataset.segments
+            cut = {segment.ref.writer for segment in segments if segment.first}
+            cut -= {segment.ref.writer for segment in segments if not segment.first}
+            return self._rows.units(draw, pieces=self._pieces, trimmed=frozenset(cut))
 
     def why_empty(self, unit: Unit) -> str:
-        """Say why there is nothing to draw: also that rows wait in logs of this machine, if some do."""
+        """Say why the store has nothing to draw, including rows that still wait in logs of this machine."""
         if self._dataset is None:
-            return f"the store holds no {unit} that could be drawn yet"
+            return f"the store holds no {unit} to draw yet"
         if not len(self._dataset):
             return self._dataset.why_empty()
         return f"there are no {unit} to draw among the {len(self)} rows of {self.uri}"
@@ -462,12 +487,13 @@ class ReplayStore:
         seed: int | None = None,
         **draw: Unpack[DrawKeywords],
     ) -> UniformSampler:
-        """A reader that draws uniformly, with replacement, from what is there at that moment.
+        """Make a reader that draws uniformly, with replacement, from the rows of the moment.
 
         Args:
             batch_size: Units of a batch; None: 256.
-            seed: Of the draws; None: one from the OS, logged and kept in the state.
-            draw: See `draw_of`.
+            seed: Seed of the draws; None: one from the OS, logged and kept in the state.
+            draw: What to draw: ``columns`` (None: all), and all from ``n_step`` to ``indexes`` as described
+                at `rlio.DatasetReader`.
         """
         return UniformSampler(self, draw_of(draw), batch_size=batch_size, seed=seed)
 
@@ -483,25 +509,25 @@ class ReplayStore:
         drop_last: bool = False,
         **draw: Unpack[DrawKeywords],
     ) -> EpochReader:
-        """A reader that gives every unit once an epoch, of a data set.
+        """Make a reader that gives every unit of a data set once an epoch.
 
-        The order is a permutation of all units, a pure function of (seed, epoch), whatever the number of
-        ranks.
+        The order is a permutation of all units, a pure function of (seed, epoch) for any number of ranks.
 
         Args:
-            batch_size: Units of a batch, of each rank; None: 256, or all that there are.
-            epochs: Passes; None: endless.
-            shuffle: Whether the order is a seeded permutation; else as recorded.
-            seed: Of the order; None: one from the OS, logged and kept in the state.
+            batch_size: Units of a batch, of each rank; None: 256, or all if the store has fewer.
+            epochs: Number of passes; None: endless.
+            shuffle: Use a seeded permutation; False: the recorded order.
+            seed: Seed of the order; None: one from the OS, logged and kept in the state.
             shard: (rank, world).
             drop_last: Drop the last batch if it is shorter.
-            draw: See `draw_of`.
+            draw: What is drawn: ``columns`` (None: all), and all from ``n_step`` to ``indexes`` as described
+                at `rlio.DatasetReader`.
 
         Raises:
-            OptionError: The store is live: what is forgotten meanwhile could not be given.
+            OptionError: The store is live: it may forget rows before their turn.
         """
         if self.live:
-            raise OptionError("epochs() of a live store, whose rows change: draw with uniform()")
+            raise OptionError("epochs() of a live store, whose rows change: use uniform()")
         options = ReadOptions(
             batch_size=OWN_BATCH if batch_size is None and drop_last else batch_size,
             epochs=epochs,
@@ -524,16 +550,18 @@ class ReplayStore:
         seed: int | None = None,
         **draw: Unpack[DrawKeywords],
     ) -> PrioritisedSampler:
-        """A reader that draws in proportion to priorities; new rows have the highest one so far.
+        """Make a reader that draws in proportion to priorities; new rows get the highest priority so far.
 
         Args:
             batch_size: Units of a batch; None: 256.
             alpha: How much priorities count; 0: not at all. See `rlio.replay.priorities.Prioritised`.
-            beta: How much of the bias the weights undo, 0 to 1, or a function of the units drawn so far.
+            beta: How much of the bias the weights correct, 0 to 1, or a function of the number of units drawn
+                so far.
             epsilon: Added to each absolute error.
-            normalise: What the largest weight is 1 of: all units, or those of the batch.
-            seed: Of the draws; None: one from the OS, logged and kept in the state.
-            draw: See `draw_of`.
+            normalise: Where the largest weight is 1: among all units ("buffer"), or in each batch ("batch").
+            seed: Seed of the draws; None: one from the OS, logged and kept in the state.
+            draw: What to draw: ``columns`` (None: all), and all from ``n_step`` to ``indexes`` as described
+                at `rlio.DatasetReader`.
 
         Source: Schaul et al., "Prioritized Experience Replay" (ICLR 2016).
         """
@@ -549,25 +577,30 @@ class ReplayStore:
     # ---- keeping a live store ----
 
     def save(self, path: str | os.PathLike[str], *, priorities: PrioritisedSampler | None = None) -> None:
-        """Write a live store to a folder, whole or not at all; one that is there is replaced.
+        """Write a live store to a folder, atomically; replaces an existing store.
 
         Args:
             path: The folder, on a local disk; its parent exists.
-            priorities: A sampler of this store whose priorities are kept with the rows: the first that
-                `prioritised` makes of the loaded store goes on with them.
+            priorities: A sampler of this store whose priorities to save with the rows. The first sampler that
+                `prioritised` makes of the loaded store continues with them.
 
         Raises:
-            OptionError: It is the store of a data set, which needs no saving; or the sampler is not its own.
+            OptionError: The store is of a data set, which needs no saving; or the sampler is of another
+                store.
             CacheError: The disk is full.
         """
         self.check_open()
         if not self.live:
-            raise OptionError("save() of the store of a data set: its rows are there; save priorities alone")
+            raise OptionError(
+                "save() of the store of a data set: its rows are on disk already; save the priorities alone"
+            )
         if priorities is not None and priorities.store is not self:
-            raise OptionError("save(priorities=...): the sampler is one of another store")
+            raise OptionError(
+                "save(priorities=...): the sampler belongs to another store; pass one of this store"
+            )
         with self.lock:
             if self._rows is None:
-                raise OptionError("save() of a store to which nothing was appended")
+                raise OptionError("save() of an empty store: append rows first")
             kept = None if priorities is None else priorities.priorities.to_arrays()
             save_rows(
                 Path(path),
@@ -580,11 +613,11 @@ class ReplayStore:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ReplayStore:
-        """A live store as `save` wrote it: its rows under the same numbers, its episodes going on.
+        """Load a live store that `save` wrote. Rows keep their numbers, and open episodes can continue.
 
         Raises:
-            DataNotFound: There is none.
-            CorruptData: It is damaged.
+            DataNotFound: The folder holds no saved store.
+            CorruptData: The saved store is damaged.
         """
         found = load_rows(Path(path), arrays=RamArrays())
         store = cls(found.capacity, frames=found.frames)
@@ -601,7 +634,7 @@ class ReplayStore:
             raise ClosedError("the store is closed: open a new one")
 
     def close(self) -> None:
-        """Give up building, and let go of the rows; batches that were drawn stay. May be called again."""
+        """Stop building and release the rows; batches drawn earlier stay valid. May be called again."""
         self._closed = True
         self._stop.set()
         builder, self._builder = self._builder, None
@@ -623,15 +656,15 @@ class ReplayStore:
         self.close()
 
 
-#: Stores of this process, and what is held while one is added.
+#: Stores of this process, and the lock for adding one.
 _stores: weakref.WeakSet[ReplayStore] = weakref.WeakSet()
 _stores_lock = threading.Lock()
-#: Those whose locks the thread holds that forks.
+#: Stores whose locks the forking thread holds.
 _held: list[ReplayStore] = []
 
 
 def _hold_all() -> None:
-    """Wait until nobody adds rows or draws: a child has them whole, and no lock of a thread it has not."""
+    """Wait until no thread adds or draws rows: a child then gets whole stores and free locks."""
     _stores_lock.acquire()
     for store in list(_stores):
         store.lock.acquire()
@@ -656,11 +689,11 @@ def _advance(bar: tqdm[Any]) -> Callable[[int], None]:
 
 
 class _NoUnits(Units):
-    """Of a store without rows."""
+    """Units of an empty store."""
 
     @property
     def count(self) -> int:
         return 0
 
     def batch(self, numbers: Any, also: Any = None) -> Batch:
-        raise OptionError("a store without rows has no batches")
+        raise OptionError("a store without rows has no batches: append rows first")

@@ -1,7 +1,8 @@
 """The rows of one policy in slots of fixed size: appended, linked along their episodes, and gathered.
 
-Rows have logical numbers, which only grow. In a ring, row r lies in slot r mod capacity, so that a full table
-forgets its oldest rows; else in slot r. Not here: where the memory comes from, and which rows are drawn.
+Rows have logical numbers, which only increase. In a ring, row r lies in slot r mod capacity, and a full table
+forgets its oldest rows. In any other table, row r lies in slot r. This module decides neither where the
+memory comes from nor which rows are drawn.
 """
 
 from __future__ import annotations
@@ -28,39 +29,40 @@ from rlio.schemas.schema import Leaf
 
 __all__ = ["ROW_VERSION", "Extent", "Plan", "Prepared", "RowTable", "slots_of"]
 
-#: Of what rows, frames and texts look like in memory, and so in files: raise it with every change of them, so
-#: that stores of before are built anew. The tests hold what this version looks like.
+#: Version of the layout of rows, frames and texts in memory, and so in files. Raise it with every change of
+#: the layout: older stores are then rebuilt. The tests hold the layout of this version.
 ROW_VERSION: Final = 1
 
 Ids = NDArray[np.int64]
 
-#: Hidden fields of a packed row: how many rows below its successor lies, and above its predecessor, 0 for
-#: none; and its place in its episode, counted from the first row of it that was recorded without a gap.
+#: Hidden fields of a packed row: the distance to its successor and from its predecessor, in rows, 0 for none;
+#: and its place in its episode, counted from the first row after the last gap in the recording.
 _NEXT: Final = "@next"
 _PREV: Final = "@prev"
 _AT: Final = "@at"
 _OBS: Final = "@obs "
 _NEW_OBS: Final = "@new_obs "
 _TEXTS: Final = ("text", "json")
-# Rows of an episode that lie further apart than this are not linked.
+# Rows of an episode that are further apart than this are not linked.
 _FAR: Final = 2**31 - 1
-# Of packed rows that are copied into columns at a time: half of a second-level cache.
+# Bytes of packed rows to copy into columns at a time: half of a second-level cache.
 _CACHED_BYTES: Final = 512 << 10
-# Wide columns of more than this are gathered each in a thread: below, starting one costs more than it gains.
+# Wide columns larger than this are each gathered in a thread; for smaller ones, a thread costs more than it
+# gains.
 _BESIDE_BYTES: Final = 1 << 20
-# Rows below which it costs more to look at vectors as single values than to copy them number by number.
+# For fewer rows, viewing vectors as single values costs more than copying them number by number.
 _FEW: Final = 512
-# Sizes of batches whose layout is remembered; few are used, but sequences come in any size.
+# Batch sizes whose layout is cached; few sizes are used, but sequences come in any size.
 _MOST_SIZES: Final = 64
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Rows that a table can take: checked, linked among each other, and not yet in it.
+    """Rows that a table can take: checked and linked to each other, but not yet added.
 
     Attributes:
-        block: The packed rows, but for the fields that depend on where they will lie.
-        wide: Physical column -> values, of columns with an array of their own.
+        block: The packed rows, without the fields that depend on where the rows will lie.
+        wide: Physical column -> values, for columns with their own array.
         texts: Physical column -> texts as bytes.
         frames: Pool -> the frames of its observations.
     """
@@ -76,12 +78,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Extent:
-    """How far a table is filled: what another one over the same arrays begins with.
+    """How far a table is filled; another table over the same arrays starts from it.
 
     Attributes:
-        rows: Rows.
-        frames: Pool -> frames.
-        texts: Column -> its heap.
+        rows: Number of rows.
+        frames: Pool -> number of frames.
+        texts: Column -> extent of its heap.
     """
 
     rows: int = 0
@@ -91,10 +93,10 @@ class Extent:
 
 @dataclass(frozen=True)
 class Plan:
-    """How some leaves of a table are gathered.
+    """How to gather some leaves of a table.
 
     Attributes:
-        fixed: Physical column -> (dtype, shape of a row), of those of fixed size.
+        fixed: Physical column -> (dtype, shape of a row), for columns of fixed size.
         packed, windows, wide, texts: Physical columns, by where they lie.
     """
 
@@ -106,7 +108,7 @@ class Plan:
     _batches: dict[int, np.dtype[Any]] = field(default_factory=dict, compare=False)
 
     def batch(self, rows: int) -> np.dtype[Any]:
-        """The memory of a batch of so many rows; see `batch_dtype`."""
+        """The memory layout of a batch of this many rows; see `batch_dtype`."""
         found = self._batches.get(rows)
         if found is None:
             if len(self._batches) >= _MOST_SIZES:
@@ -120,14 +122,14 @@ class RowTable:
 
     Args:
         layout: Which columns lie where.
-        capacity: Rows that are kept.
-        arrays: Where they lie.
-        ring: Whether new rows take the place of the oldest; else a full table refuses them.
-        frames: Frames that each pool of wide observations of a ring keeps: where they are used up, rows are
-            forgotten before there are ``capacity`` of them. None: enough for ``capacity`` rows, whatever they
-            share.
-        extent: What is in the arrays already; of a table that is no ring.
-        sealed: Whether nothing is added, and the arrays are no longer than ``extent`` says.
+        capacity: Rows to keep.
+        arrays: Makes the arrays for the rows.
+        ring: Replace the oldest rows by new ones; False: a full table refuses new rows.
+        frames: For a ring: frames that each pool of wide observations keeps. When a pool is full, rows are
+            forgotten even if there are fewer than ``capacity``. None: enough for ``capacity`` rows that share
+            no frames.
+        extent: What the arrays already hold; not for a ring.
+        sealed: Add no rows. The arrays may be no longer than ``extent`` says.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class RowTable:
         sealed: bool = False,
     ) -> None:
         if capacity < 1:
-            raise OptionError(f"capacity={capacity}: rows to keep, at least 1")
+            raise OptionError(f"capacity={capacity}: expected a number of rows to keep, at least 1")
         self.layout = layout
         self.capacity = capacity
         self.ring = ring
@@ -169,7 +171,7 @@ class RowTable:
             for obs, _ in pairs
         }
         self._pairs = pairs
-        #: Leaf -> its pool, and the hidden field that says where in it.
+        #: Leaf -> its pool, and the hidden field with its position in the pool.
         self._windows: dict[str, tuple[FramePool, str]] = {}
         for obs, new_obs in pairs:
             pool = self._pools[obs.physical]
@@ -195,9 +197,11 @@ class RowTable:
             for leaf in layout.texts
         }
         self._buffers = Buffers()
-        #: Logical numbers of the oldest row that is kept, and of the next one.
-        self.tail, self.head = 0, filled.rows
-        #: For each append that is still in the pools: its first row, and the lowest frame of each pool.
+        #: Logical number of the oldest kept row.
+        self.tail: int = 0
+        #: Logical number of the next row.
+        self.head: int = filled.rows
+        #: For each append whose frames are all kept: its first row, and the lowest frame in each pool.
         self._marks: deque[tuple[int, dict[str, int]]] = deque()
 
     def __len__(self) -> int:
@@ -205,7 +209,7 @@ class RowTable:
 
     @property
     def extent(self) -> Extent:
-        """How far it is filled."""
+        """How far the table is filled."""
         return Extent(
             self.head,
             {name: pool.head for name, pool in self._pools.items()},
@@ -214,7 +218,7 @@ class RowTable:
 
     @property
     def used(self) -> dict[str, int]:
-        """Array -> rows of it that are used."""
+        """Array -> number of its rows in use."""
         found = {"rows": self.head}
         found |= {f"frames {name}": pool.head for name, pool in self._pools.items()}
         found |= {f"wide {name}": self.head for name in self._wide}
@@ -225,25 +229,27 @@ class RowTable:
 
     @property
     def leaves(self) -> list[Leaf]:
-        """What can be gathered."""
+        """The leaves that can be gathered."""
         layout = self.layout
         return [*layout.packed, *layout.wide, *layout.texts, *layout.empty]
 
     # ---- adding ----
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]], after: Ids) -> Prepared:
-        """Check rows and bring them into the table's form. The table stays as it is.
+        """Check rows and convert them to the table's form. The table does not change.
 
         Args:
             arrays: Physical column -> values, one a row; texts as objects.
-            after: For each row, the row here that is its successor in its episode, or -1; later than it.
+            after: For each row, the index of its successor in its episode, or -1; always a later row.
 
         Raises:
-            OptionError: They are more than the table keeps, or the frames of one episode than a pool keeps.
+            OptionError: The rows exceed the table, or the frames of one episode exceed a pool.
         """
         rows = len(after)
         if rows > self.capacity:
-            raise OptionError(f"{rows} rows at once into a table of {self.capacity}: add fewer")
+            raise OptionError(
+                f"{rows} rows at once into a table of {self.capacity}: add fewer rows at a time"
+            )
         block = np.zeros(rows, self._row)
         for leaf in self.layout.packed:
             block[leaf.physical] = arrays[leaf.physical]
@@ -253,7 +259,7 @@ class RowTable:
         frames = {}
         for obs, new_obs in self._pairs:
             here, there = arrays[obs.physical], arrays[new_obs.physical]
-            # The same bytes, not only the same episode: what was recorded comes back.
+            # Compare bytes, not only episodes: the recorded observations must come back.
             same = np.array(
                 [a >= 0 and there[i].tobytes() == here[a].tobytes() for i, a in enumerate(after)], bool
             )
@@ -266,16 +272,17 @@ class RowTable:
         )
 
     def reserve(self, parts: Sequence[Prepared]) -> None:
-        """Make sure that there is memory for the rows that the next calls of `append` add.
+        """Reserve memory for the rows that the next calls of `append` add.
 
         Raises:
-            OptionError: The table is full, and no ring.
-            CacheError: There is no memory.
+            OptionError: The table is full and is not a ring.
+            CacheError: The memory cannot be reserved.
         """
         rows = sum(map(len, parts))
         if not self.ring and rows > self.capacity - self.head:
             raise OptionError(
-                f"{rows} rows into a table of {self.capacity}, {self.head} used: add fewer, or make it larger"
+                f"{rows} rows into a table of {self.capacity} with {self.head} used: add fewer, or raise the "
+                "capacity"
             )
         slots = min(self.head % self.capacity + rows, self.capacity) if self.ring else self.head + rows
         for name in ("rows", *(f"wide {name}" for name in self._wide)):
@@ -284,18 +291,18 @@ class RowTable:
             pool.reserve([part.frames[name] for part in parts])
 
     def append(self, rows: Prepared, at: Ids) -> None:
-        """Add rows, for which memory was reserved; in a ring, the oldest ones make room.
+        """Add rows whose memory is reserved; in a ring, the oldest rows make room.
 
         Args:
-            rows: What `prepare` gave.
+            rows: Result of `prepare`.
             at: For each row, its place in its episode.
 
         Raises:
-            CacheError: There is no memory for texts; of a ring, never. No row was added.
+            CacheError: There is no memory for texts; never in a ring. No row was added then.
         """
         first = self.head
         slots = self._slots(np.arange(first, first + len(rows)))
-        # Nobody may draw what is about to be overwritten.
+        # Forget rows before overwriting them, because a concurrent draw must not see them.
         self.tail = max(self.tail, first + len(rows) - self.capacity)
         for name, texts in rows.texts.items():
             self._texts[name].append(slots, texts)
@@ -315,7 +322,7 @@ class RowTable:
         self._forget_frames()
 
     def _forget_frames(self) -> None:
-        """Drop the rows of appends whose frames have been overwritten."""
+        """Forget the rows of appends whose frames have been overwritten."""
         while self._marks and any(
             frame < self._pools[name].head - self._pools[name].capacity
             for name, frame in self._marks[0][1].items()
@@ -324,7 +331,7 @@ class RowTable:
             self.tail = max(self.tail, self._marks[0][0] if self._marks else self.head)
 
     def link(self, row: int, successor: int) -> None:
-        """Say that ``successor`` follows ``row``, which was added before it; both by logical number."""
+        """Link ``row`` to its ``successor``, which was added later; both are logical numbers."""
         if row >= self.tail and successor - row <= _FAR:
             row_slot, next_slot = self._slots(np.array([row, successor])).tolist()
             self._next[row_slot] = self._prev[next_slot] = successor - row
@@ -332,9 +339,12 @@ class RowTable:
     # ---- keeping a ring ----
 
     def dump(self, arrays: Arrays) -> dict[str, Any]:
-        """Copy what a ring holds into arrays of as many rows; give, as JSON, what `restore` needs besides.
+        """Copy the content of a ring into arrays of exactly that size.
 
-        Rows are copied with what links them, so that whatever is drawn of the copy is what is drawn here.
+        Rows are copied with their links: draws from the copy equal draws from the ring.
+
+        Returns:
+            What `restore` needs besides the arrays, as JSON.
 
         Raises:
             CacheError: There is no room for the arrays.
@@ -353,11 +363,11 @@ class RowTable:
         return {"rows": [self.tail, self.head], "frames": frames, "texts": texts, "marks": len(marks)}
 
     def restore(self, arrays: Arrays, state: Mapping[str, Any]) -> None:
-        """Take what `dump` of a table of the same layout and capacity gave; into an empty ring.
+        """Fill an empty ring with what `dump` of a table of the same layout and capacity gave.
 
         Raises:
             CacheError: There is no memory.
-            KeyError, TypeError, ValueError: The state is not one of `dump`.
+            KeyError, TypeError, ValueError: ``state`` is not a result of `dump`.
         """
         self.tail, self.head = map(int, state["rows"])
         lowest = {name: int(state["frames"][name][0]) for name in self._pools}
@@ -375,10 +385,10 @@ class RowTable:
         self._marks.extend((first, dict(zip(self._pools, low, strict=True))) for first, *low in marks)
 
     def _kept(self, lowest: Mapping[str, int] | None = None) -> dict[str, tuple[NDArray[Any], range]]:
-        """Array -> its values by slot, and the logical numbers of those that are kept.
+        """Array -> its values by slot, and the logical numbers of the kept values.
 
         Args:
-            lowest: Pool -> the first of its frames that is needed; None: what the rows say.
+            lowest: Pool -> its first frame that is needed; None: computed from the rows.
         """
         rows = range(self.tail, self.head)
         found = {"rows": (self._void, rows)}
@@ -389,7 +399,7 @@ class RowTable:
         return found
 
     def _lowest(self, pool: str) -> int:
-        """The first frame of a pool that some row needs."""
+        """The first frame of a pool that a kept row needs."""
         kept = slots_of(range(self.tail, self.head), self.capacity)
         fields = self._rows[_OBS + pool], self._rows[_NEW_OBS + pool]
         found = [int(values[s.start : s.stop].min()) for s in kept for values in fields]
@@ -401,7 +411,7 @@ class RowTable:
         return rows % self.capacity if self.ring else rows
 
     def plan(self, leaves: Iterable[Leaf] | None = None) -> Plan:
-        """How to gather some leaves, for any number of rows; None: all."""
+        """How to gather some leaves, for any number of rows; None: all leaves."""
         wanted = self.leaves if leaves is None else list(leaves)
         names = [leaf.physical for leaf in wanted]
         return Plan(
@@ -417,15 +427,15 @@ class RowTable:
         )
 
     def gather(self, rows: Ids, plan: Plan) -> dict[str, NDArray[Any]]:
-        """Copies of the given rows: physical column -> contiguous array, texts as objects.
+        """Copy the given rows: physical column -> contiguous array, texts as objects.
 
-        The arrays are the caller's; their memory is used again once nobody sees it.
+        The caller owns the arrays. Their memory is reused once no reference to them remains.
         """
         slots = self._slots(rows)
         out: dict[str, NDArray[Any]] = self._buffers.columns(plan.batch(len(rows)))
         if plan.packed or plan.windows:
             windows = {name: np.empty(len(rows), np.int64) for name in plan.windows}
-            # As many rows at a time as stay in the processor's cache from one copy to the next.
+            # Copy as many rows at a time as stay in the processor's cache from one copy to the next.
             step = max(_CACHED_BYTES // self._row.itemsize, 1)
             for start in range(0, len(rows), step):
                 part = slice(start, start + step)
@@ -441,11 +451,11 @@ class RowTable:
         return out
 
     def _gather_windows(self, windows: Mapping[str, Ids], out: dict[str, NDArray[Any]]) -> None:
-        """Observations from their pools, large ones one beside the other.
+        """Gather observations from their pools, large ones in parallel.
 
         Args:
-            windows: Physical column -> where in its pool each row's observation begins.
-            out: Physical column -> memory for them; gets the arrays.
+            windows: Physical column -> start of each row's observation in its pool.
+            out: Physical column -> memory for the arrays; receives the arrays.
         """
         jobs = {
             name: partial(self._windows[name][0].gather, found, out[name]) for name, found in windows.items()
@@ -460,10 +470,10 @@ class RowTable:
             out[name] = result()
 
     def gather_views(self, rows: Ids, plan: Plan) -> dict[str, NDArray[Any]]:
-        """The given rows as views of one gathered block, as far as that goes: quicker than `gather`.
+        """The given rows, where possible as views of one gathered block: quicker than `gather`.
 
-        Small columns are strided, and writable. Wide ``obs`` and ``new_obs`` overlap and are read-only, where
-        each row's ``new_obs`` begins one frame behind its ``obs``; else they are copies, as all others are.
+        Small columns are strided and writable. If each row's ``new_obs`` begins one frame after its ``obs``,
+        wide ``obs`` and ``new_obs`` overlap and are read-only. All other columns are copies.
         """
         slots = self._slots(rows)
         block = self._block(slots)
@@ -479,27 +489,27 @@ class RowTable:
 
     @property
     def row(self) -> np.dtype[Any]:
-        """A packed row, hidden fields included."""
+        """Dtype of a packed row, hidden fields included."""
         return self._row
 
     @property
     def void(self) -> np.dtype[Any]:
-        """A packed row as one value, so that drawing it is one copy of memory."""
+        """Dtype of a packed row as one value: drawing it is then one copy of memory."""
         return self._void.dtype
 
     @property
     def packed_values(self) -> NDArray[Any]:
-        """All packed rows as values of `void`; of a table that is no ring, by their logical numbers."""
+        """All packed rows as values of `void`; without a ring, indexed by their logical numbers."""
         return self._void
 
     def unpacked(self, packed: NDArray[Any], plan: Plan, buffers: Buffers) -> dict[str, NDArray[Any]]:
-        """The packed columns of rows taken from `packed_values`: physical column -> contiguous array."""
+        """The packed columns of rows from `packed_values`: physical column -> contiguous array."""
         out = buffers.columns(plan.batch(len(packed)))
         self._unpack(packed.view(self._row), plan, out, slice(None))
         return out
 
     def _unpack(self, block: NDArray[Any], plan: Plan, out: Mapping[str, NDArray[Any]], part: slice) -> None:
-        """Copy the packed columns of a block to a part of contiguous ones."""
+        """Copy the packed columns of a block into a part of contiguous arrays."""
         values = block.view(self._values)
         for name in plan.packed:
             target = out[name][part]
@@ -510,33 +520,33 @@ class RowTable:
                 np.copyto(target.reshape(len(target), -1).view(value)[:, 0], values[name])
 
     def _block(self, slots: Ids) -> NDArray[Any]:
-        """The packed rows in the given slots: a structured array in memory that is used again."""
+        """The packed rows in the given slots: a structured array in reused memory."""
         memory = self._buffers.empty((len(slots),), self._void.dtype)
         np.take(self._void, slots, out=memory, mode="clip")
         return memory.view(self._row)
 
     def packed(self, rows: Ids) -> NDArray[Any]:
-        """The packed rows, hidden fields included: a structured array in memory that is used again."""
+        """The packed rows, hidden fields included: a structured array in reused memory."""
         return self._block(self._slots(rows))
 
     def distances(self, rows: Ids) -> Ids:
-        """How many rows behind each row its successor in its episode lies, 0 for none."""
+        """How many rows after each row its successor in its episode comes; 0 for none."""
         found: Ids = self._next[self._slots(rows)].astype(np.int64)
         return found
 
     def successors(self, rows: Ids, *, head: int | None = None) -> Ids:
-        """The successor of each row in its episode, by logical number; -1 where none is kept.
+        """The successor of each row in its episode, by logical number; -1 if none is kept.
 
         Args:
             rows: Logical numbers.
-            head: Rows from here on are taken to be not there; None: all are.
+            head: Ignore rows from this logical number on; None: ignore none.
         """
         distance = self.distances(rows)
         found = rows + distance
         return np.where((distance > 0) & (found < (self.head if head is None else head)), found, -1)
 
     def predecessors(self, rows: Ids) -> Ids:
-        """The predecessor of each row in its episode, by logical number; -1 where none is kept."""
+        """The predecessor of each row in its episode, by logical number; -1 if none is kept."""
         distance = self._prev[self._slots(rows)].astype(np.int64)
         found = rows - distance
         return np.where((distance > 0) & (found >= self.tail), found, -1)
@@ -547,13 +557,13 @@ class RowTable:
         return found
 
     def values(self, physical: str, rows: Ids) -> NDArray[Any]:
-        """A packed column of the given rows: a copy."""
+        """A copy of a packed column of the given rows."""
         found: NDArray[Any] = self._rows[physical][self._slots(rows)]
         return found
 
 
 def slots_of(rows: range, capacity: int) -> list[range]:
-    """The slots of neighbouring rows in a ring: one stretch, or two."""
+    """The slots of consecutive rows in a ring: one stretch, or two."""
     if not rows:
         return []
     rows = rows[-capacity:]
@@ -565,7 +575,7 @@ def slots_of(rows: range, capacity: int) -> list[range]:
 
 
 def _stretches(kept: range, capacity: int) -> Iterator[tuple[slice, slice]]:
-    """Where numbers lie in a ring, and where in a copy of them alone."""
+    """Slices of a ring that hold some numbers, each with its slice in a copy of those numbers alone."""
     at = 0
     for slots in slots_of(kept, capacity):
         yield slice(slots.start, slots.stop), slice(at, at + len(slots))
@@ -582,7 +592,7 @@ def _pooled(layout: RowLayout) -> list[tuple[Leaf, Leaf]]:
 
 
 def _as_values(row: np.dtype[Any]) -> np.dtype[Any]:
-    """The same row, of which each vector is one value: to copy it takes two thirds of the time."""
+    """The same row with each vector as one value, which copies in two thirds of the time."""
     fields: Mapping[str, Any] = row.fields or {}
     kinds: list[np.dtype[Any]] = [kind for kind, *_ in fields.values()]
     return np.dtype(

@@ -1,6 +1,6 @@
-"""Texts and JSON of rows, whose size varies: kept as bytes, decoded when they are drawn.
+"""Texts and JSON values of rows, which vary in size: stored as bytes, decoded when drawn.
 
-Every draw gives objects of its own: a dictionary that one batch's user changes is in no other batch.
+Every draw makes new objects: if a user changes a dictionary in one batch, no other batch changes.
 
 Example:
     >>> import numpy as np
@@ -26,11 +26,11 @@ from rlio.schemas.json_values import load_value
 
 __all__ = ["TextExtent", "TextHeap", "encoded"]
 
-#: Texts lie in chunks, the first of this many bytes, each twice as large as the one before, up to 1 GiB; a
-#: longer text has a chunk of its own.
+#: Texts lie in chunks. The first has this many bytes, and each further chunk twice as many as the one before,
+#: up to 1 GiB. A longer text gets its own chunk.
 _CHUNK: Final = 16 << 20
 _DOUBLINGS: Final = 6
-# Texts that are copied at a time.
+# Texts to copy at a time.
 _SOME: Final = 4096
 _BYTE: Final = np.dtype(np.uint8)
 _PLACE: Final = np.dtype([("chunk", "<i4"), ("size", "<i4"), ("at", "<i8")])
@@ -41,7 +41,7 @@ class TextExtent(NamedTuple):
 
     Attributes:
         chunks: Bytes of each chunk.
-        used: Bytes that are used of the last of them.
+        used: Used bytes of the last chunk.
     """
 
     chunks: tuple[int, ...] = ()
@@ -52,14 +52,14 @@ class TextHeap:
     """One column of texts, by slot.
 
     Args:
-        spec: Of the column: text or JSON.
-        arrays: Where it lies.
-        name: Of its arrays.
-        capacity: Slots.
-        ring: Whether slots are written again: then the texts are objects of this process, each freed when its
-            slot is overwritten; else they lie one after the other in ``arrays``.
-        extent: What is there already.
-        sealed: Whether nothing is added, and the last chunk is cut to what is used.
+        spec: Spec of the column: text or JSON.
+        arrays: Makes the arrays of the heap.
+        name: Prefix of their names.
+        capacity: Number of slots.
+        ring: Slots are reused. Texts are then objects of this process, freed when their slot is overwritten.
+            False: texts lie one after the other in ``arrays``.
+        extent: What the arrays already hold.
+        sealed: Add no texts. The last chunk is then cut to its used bytes.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class TextHeap:
         self._arrays = arrays
         self._name = name
         self._ring: list[bytes] | None = [b""] * capacity if ring else None
-        #: Name of the array that says where each text lies.
-        self.places = f"{name} places"
+        #: Name of the array with the place of each text.
+        self.places: str = f"{name} places"
         self._place = None if ring else arrays.array(self.places, (capacity,), _PLACE)
         filled = extent or TextExtent()
         self._sizes = list(filled.chunks)
@@ -91,19 +91,19 @@ class TextHeap:
 
     @property
     def extent(self) -> TextExtent:
-        """What is there."""
+        """How far the heap is filled."""
         return TextExtent(tuple(self._sizes), self._used)
 
     @property
     def used(self) -> dict[str, int]:
-        """Array -> bytes of it that are used, where that is not all."""
+        """Array -> its used bytes, for the one array that is only partly used."""
         return {self._chunk_name(len(self._sizes) - 1): self._used} if self._sizes else {}
 
     def append(self, slots: NDArray[np.int64], texts: list[bytes]) -> None:
-        """Put texts, as `encoded` gives them, into slots.
+        """Put texts, as returned by `encoded`, into slots.
 
         Raises:
-            CacheError: There is no memory; of a ring, never.
+            CacheError: There is no memory; never in a ring.
         """
         if self._ring is not None:
             for slot, text in zip(slots.tolist(), texts, strict=True):
@@ -119,7 +119,7 @@ class TextHeap:
     def _room(self, size: int) -> tuple[int, int]:
         """Chunk and offset of the next ``size`` bytes."""
         if not self._chunks or self._used + size > self._sizes[-1]:
-            # Each chunk is a file, and a descriptor of whoever has it open: there are to be few of them.
+            # Keep chunks few: each is a file, and a file descriptor in every process that has it open.
             self._sizes.append(max(size, _CHUNK << min(len(self._chunks), _DOUBLINGS)))
             self._chunks.append(
                 self._arrays.array(self._chunk_name(len(self._chunks)), (self._sizes[-1],), _BYTE)
@@ -134,7 +134,7 @@ class TextHeap:
         return f"{self._name} {chunk}"
 
     def texts(self, slots: NDArray[np.int64]) -> list[bytes]:
-        """The texts of slots, as `append` was given them."""
+        """The texts of slots, as passed to `append`."""
         if self._ring is not None:
             return [self._ring[slot] for slot in slots.tolist()]
         assert self._place is not None
@@ -142,7 +142,7 @@ class TextHeap:
         return [self._chunks[chunk][at : at + size].tobytes() for chunk, size, at in places]
 
     def dump(self, arrays: Arrays, slots: NDArray[np.int64]) -> int:
-        """Copy the texts of slots into arrays; give the number of their bytes, which `restore` needs."""
+        """Copy the texts of slots into arrays; returns their total bytes, which `restore` needs."""
         sizes = copied(arrays, f"{self._name} sizes", len(slots), slots)
         parts = [slice(start, start + _SOME) for start in range(0, len(slots), _SOME)]
         for part in parts:
@@ -157,7 +157,7 @@ class TextHeap:
         return total
 
     def restore(self, arrays: Arrays, slots: NDArray[np.int64], total: int) -> None:
-        """Put what `dump` copied into slots, as many as there were."""
+        """Put the texts that `dump` copied into the same number of slots."""
         sizes = arrays.array(f"{self._name} sizes", (len(slots),), np.int64)
         stored = arrays.array(self._name, (total,), np.uint8)
         ends = np.cumsum(sizes, dtype=np.int64).tolist()
@@ -166,7 +166,7 @@ class TextHeap:
             self.append(slots[start : start + _SOME], [stored[a:b].tobytes() for a, b in cuts])
 
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
-        """The values of slots, decoded: strings, bytes or objects, as they were recorded."""
+        """The decoded values of slots: strings, bytes or objects, as recorded."""
         found = self.texts(slots)
         if self._spec.kind == "json":
             return object_column(load_value(text) for text in found)
@@ -175,7 +175,7 @@ class TextHeap:
         texts = [text.decode() for text in found]
         if self._spec.dtype == "|O":
             return object_column(texts)
-        # As wide as the longest of them, like every column of such texts.
+        # As wide as the longest text, like every column of such texts.
         values = np.array(texts, np.str_)
         return values.astype(np.dtype(f"{self._spec.dtype}{values.dtype.itemsize // 4}"), copy=False)
 

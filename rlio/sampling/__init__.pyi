@@ -4,5 +4,7 @@ from .env_runner import EnvRunner as EnvRunner
 from .external_runner import ExternalRunner as ExternalRunner
 from .metrics import MetricsCollector as MetricsCollector
 from .metrics import RolloutMetrics as RolloutMetrics
+from .multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
 from .multi_agent_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .policy_setup import PolicySetup as PolicySetup
+from .runners import WorkerPlace as WorkerPlace

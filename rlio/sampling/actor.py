@@ -1,4 +1,4 @@
-"""`Actor`: a policy between its connectors, with what it remembers of each stream.
+"""`Actor`: a policy with its connectors and its memory of each stream.
 
 A stream is an environment, an agent of one, or an episode of an external loop; see
 `rlio.connectors.connector.Streams`.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STATE_BEFORE_PREFIX", "Acted", "Actor", "remembers"]
 
-#: Columns of stores: the recurrent state before each step.
+#: Columns of row stores: the recurrent state before each step.
 STATE_BEFORE_PREFIX = "_state_before_"
 _INPUTS = (
     Columns.PREV_ACTIONS, Columns.PREV_REWARDS, Columns.T, Columns.EPS_ID, Columns.ENV_ID,
@@ -50,12 +50,12 @@ _INPUTS = (
 
 
 class Acted(NamedTuple):
-    """What a policy gave for N streams.
+    """A policy's results for N streams.
 
     Attributes:
         actions: (N, ...), nested as the action space.
         extras: Further columns, (N, ...).
-        weights_seq_no: Version of the weights that acted: a number, or (N,) where it differs.
+        weights_seq_no: Version of the weights that acted: a number, or (N,) if it differs.
         state: The recurrent state after this step.
     """
 
@@ -65,7 +65,7 @@ class Acted(NamedTuple):
     state: RecurrentState
 
     def where(self, which: NDArray[np.bool_], other: Acted) -> Acted:
-        """These rows where ``which``, (N,), says so, else those of ``other``."""
+        """Take these rows where ``which``, (N,), is True, else those of ``other``."""
         return Acted(
             _where(which, self.actions, other.actions),
             {
@@ -78,24 +78,24 @@ class Acted(NamedTuple):
 
 
 class Actor:
-    """Calls a policy, and keeps recurrent state, the last actions and rewards by stream.
+    """Calls a policy, and keeps recurrent state and the last actions and rewards by stream.
 
     Args:
-        policy: Bound here, if it was not before. It is not held, since a `PolicyMap` puts away only
-            policies without other references: `act` is given it.
-        observation_space: Of one stream, as the environment has it.
-        action_space: The same of actions.
-        config: Which connectors there are; None: none.
-        seed: Of the policy, if it is bound here.
-        random_seed: Gives the seed of random actions when they are first asked for.
+        policy: Bound here if it is not bound yet. Not kept, because a `PolicyMap` swaps out only policies
+            without other references; pass it to `act`.
+        observation_space: Space of one stream's observation, as the environment defines it.
+        action_space: Space of one stream's action, as the environment defines it.
+        config: Defines the connectors; None: no connectors.
+        seed: Seed of the policy, if it is bound here.
+        random_seed: Returns the seed of random actions, called when first needed.
 
     Attributes:
-        observations: Connectors between environments and the policy.
-        actions: Connectors between the policy and environments.
-        remembers_steps: Whether the policy asks for columns of the step before.
+        observations: Connectors from environments to the policy.
+        actions: Connectors from the policy to environments.
+        remembers_steps: Whether the policy requests columns of the previous step.
 
     Raises:
-        OptionError: The policy cannot act in these spaces, it asks for unknown ``input_columns``, or a
+        OptionError: The policy cannot act in these spaces, it requests unknown ``input_columns``, or a
             connector does not fit.
     """
 
@@ -110,13 +110,15 @@ class Actor:
         random_seed: Callable[[], int] | None = None,
     ) -> None:
         given = config if config is not None else RolloutConfig()
-        self.observations = ObservationPipeline(given.observation_connectors, observation_space, policy)
+        self.observations: ObservationPipeline = ObservationPipeline(
+            given.observation_connectors, observation_space, policy
+        )
         connectors = [*given.action_connectors, *_bounding(given)]
-        self.actions = ActionPipeline(connectors, action_space, policy)
+        self.actions: ActionPipeline = ActionPipeline(connectors, action_space, policy)
         self._seed, self._random_seed = seed, random_seed
         self._action_leaves = leaves_of(self.actions.space)
         self._random: RandomPolicy | None = None
-        #: By slot.
+        #: Memory by slot.
         self._state: list[NDArray[Any]] = []
         self._prev_actions: list[NDArray[Any]] = []
         self._prev_rewards = np.zeros(0, np.float32)
@@ -125,32 +127,33 @@ class Actor:
         self._meet(policy)
 
     def new_slot(self) -> int:
-        """A number for a stream that begins; of no other until it is given to `free_slot`."""
+        """Reserve a slot for a new stream, until `free_slot` releases it."""
         if self._free:
             return self._free.pop()
         self._slots += 1
         return self._slots - 1
 
     def free_slot(self, slot: int) -> None:
-        """The stream is over: another may have its number."""
+        """Release the slot of an ended stream."""
         self._free.append(slot)
 
     def free_slots(self) -> None:
-        """All streams are over."""
+        """Release all slots."""
         self._free = list(range(self._slots))
 
     def _meet(self, policy: Policy) -> None:
-        """``policy`` acts from now on: the first time, or in place of another of the same id."""
+        """Bind ``policy``, which acts for the first time or replaced another one with the same id."""
         policy.bind(self.observations.space, self.actions.space, self._seed)
         for name in policy.input_columns:
             if name not in _INPUTS:
                 raise OptionError(
-                    f"{type(policy).__name__}.input_columns has {excerpt(name)}: known are "
+                    f"{type(policy).__name__}.input_columns has {excerpt(name)}: expected some of "
                     f"{', '.join(_INPUTS)}"
                 )
         self._met = weakref.ref(policy)
-        # Asked here and not at each step: it takes as long as acting does for small policies.
-        self._is_recurrent, self.remembers_steps = policy.is_recurrent, bool(policy.input_columns)
+        # Read once, not at each step, because it takes as long as a small policy's action.
+        self._is_recurrent = policy.is_recurrent
+        self.remembers_steps: bool = bool(policy.input_columns)
 
     def act(
         self,
@@ -164,26 +167,26 @@ class Actor:
         at_random: bool = False,
         own: Collection[str] = RECORDED,
     ) -> Acted:
-        """Choose actions. What is remembered of the streams stays as it is: see `keep`.
+        """Choose actions. Does not change the memory of the streams; see `keep`.
 
         Args:
-            policy: The policy, as it is now.
+            policy: The current policy.
             obs: (N, ...), nested as the space of `observations`; may be overwritten later.
-            streams: Of the N rows. Where an episode starts nothing is remembered.
-            known: ``t``, ``eps_id``, ``env_id`` and ``agent_index`` of the rows, (N,), if the policy asks for
+            streams: Streams of the N rows. Memory is empty where an episode starts.
+            known: ``t``, ``eps_id``, ``env_id`` and ``agent_index`` of the rows, (N,), if the policy requests
                 them.
-            explore: As for `Policy.compute_actions`, like the next.
-            timestep: Steps so far.
-            at_random: Whether a `RandomPolicy` acts in its place.
-            own: Names of columns that are recorded anyway.
+            explore: As in `Policy.compute_actions`.
+            timestep: Environment steps so far, as in `Policy.compute_actions`.
+            at_random: Whether a `RandomPolicy` acts instead.
+            own: Names of columns that are recorded in any case.
 
         Raises:
-            SchemaError: The policy gave an extra column with one of these names.
+            SchemaError: The policy returned an extra column with one of these names.
         """
         if self._met() is not policy:
             self._meet(policy)
         acting = self._at_random() if at_random else policy
-        # Rows have the version of the weights that acted: nothing changes them in between.
+        # The lock keeps the weights unchanged, so rows record the version that acted.
         with acting.lock:
             before = self._state_before(acting, streams) if self._is_recurrent and not at_random else ()
             actions, after, extras = acting.compute_actions(
@@ -197,8 +200,7 @@ class Actor:
         for name in extras:
             if name in own:
                 raise SchemaError(
-                    "the policy gave an extra column of this name, which runners record: give it another "
-                    "name",
+                    "the policy gave an extra column with a name that runners record: use another name",
                     column=name,
                 )
         if after:
@@ -206,15 +208,15 @@ class Actor:
             for k, (new, old) in enumerate(zip(after, before, strict=True)):
                 if new.shape != old.shape:
                     raise SchemaError(
-                        f"the policy gave the state {new.shape}, and got {old.shape}: "
-                        "it has the shapes of initial_state() at every step",
+                        f"the policy gave a state of shape {new.shape} for one of {old.shape}: return the "
+                        "shapes of initial_state() at every step",
                         column=f"{STATE_OUT_PREFIX}{k}",
                     )
                 extras |= {f"{STATE_OUT_PREFIX}{k}": new, f"{STATE_BEFORE_PREFIX}{k}": old}
         return Acted(actions, extras, version, after)
 
     def keep(self, slots: NDArray[np.int64], acted: Acted) -> None:
-        """Remember the state and the actions of ``acted`` for its streams."""
+        """Store the state and the actions of ``acted`` for its streams."""
         if acted.state:
             for part, new in zip(self._state, acted.state, strict=True):
                 part[slots] = new
@@ -223,30 +225,30 @@ class Actor:
                 buffer[slots] = leaf_of(acted.actions, leaf.path)
 
     def reward(self, slots: NDArray[np.int64] | Sequence[int], rewards: Any) -> None:
-        """Remember what the last actions of streams got, as it is recorded."""
+        """Store the recorded rewards of the streams' last actions."""
         if self.remembers_steps and len(self._prev_rewards):
             self._prev_rewards[slots] = rewards
 
     def state_dict(self) -> dict[str, JsonState]:
-        """What its connectors keep, as JSON."""
+        """The states of its connectors, as JSON."""
         return {"observation": self.observations.state_dict(), "action": self.actions.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, JsonState]) -> None:
-        """Continue from a state of `state_dict`.
+        """Continue from a `state_dict` state.
 
         Raises:
-            StateError: It is of other connectors.
+            StateError: The state belongs to other connectors.
         """
         self.observations.load_state_dict(state["observation"])
         self.actions.load_state_dict(state["action"])
 
-    # ---- what the policy gets ----
+    # ---- inputs of the policy ----
 
     def _state_before(self, policy: Policy, streams: Streams) -> RecurrentState:
         slots, starts = streams
         like = policy.initial_state(1)
         if [part.shape[1:] for part in self._state] != [part.shape[1:] for part in like]:
-            starts = np.ones(len(slots), bool)  # A policy that remembers other things than the one before.
+            starts = np.ones(len(slots), bool)  # The new policy has another kind of state.
             self._state = [np.zeros((0, *part.shape[1:]), part.dtype) for part in like]
         self._state = [_at_least(part, slots) for part in self._state]
         before = tuple(part[slots] for part in self._state)
@@ -257,7 +259,7 @@ class Actor:
         return before
 
     def _inputs(self, policy: Policy, streams: Streams, known: Mapping[str, Any]) -> SampleBatch:
-        """What the policy asks for in `Policy.input_columns`."""
+        """The columns that the policy requests in `Policy.input_columns`."""
         slots, starts = streams
         if not self._prev_actions:
             self._prev_actions = [np.zeros((0, *leaf.shape), leaf.dtype) for leaf in self._action_leaves]
@@ -281,12 +283,12 @@ class Actor:
 
 
 def remembers(policy: Policy) -> bool:
-    """Whether what ``policy`` does depends on the steps before, other than by observations."""
+    """Whether the actions of ``policy`` depend on earlier steps other than through observations."""
     return policy.is_recurrent or bool(policy.input_columns)
 
 
 def _bounding(config: RolloutConfig) -> list[ConnectorLike]:
-    """What the config's flags do to actions, last of all."""
+    """The action connectors of the config's flags, applied last."""
     scales: list[ConnectorLike] = [UnsquashAction()] if config.normalize_actions else []
     return [*scales, ClipAction()] if config.clip_actions else scales
 
@@ -302,7 +304,7 @@ def _at_least(buffer: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _where(mask: NDArray[np.bool_], first: Any, second: Any) -> Any:
-    """The rows of ``first`` where ``mask`` says so, else those of ``second``; nested alike."""
+    """Take rows of ``first`` where ``mask`` is True, else of ``second``, which has the same nesting."""
 
     def choose(one: Any, other: Any) -> NDArray[Any]:
         one, other = np.asarray(one), np.asarray(other)

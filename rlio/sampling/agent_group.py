@@ -1,6 +1,6 @@
 """`AgentGroup`: the agents for which one policy acts, in all environments of a runner.
 
-It brings their observations to the policy in one batch, keeps their rows, and the recurrent state of each.
+It batches the agents' observations for the policy, and keeps their rows and recurrent states.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Agent", "AgentEpisode", "AgentGroup"]
 
 @dataclass(slots=True, eq=False)
 class AgentEpisode:
-    """What the rows of all agents of one running episode have in common.
+    """Data shared by the rows of all agents of one running episode.
 
     Attributes:
-        env_index: Its environment.
-        number: Of the episode in its runner.
-        eps_id: Its id.
-        seed: What its reset was seeded with.
-        t: Steps of the environment so far.
+        env_index: Index of its environment.
+        number: Number of the episode in its runner.
+        eps_id: The episode's id.
+        seed: Seed of its reset.
+        t: Environment steps so far.
     """
 
     env_index: int
@@ -53,19 +53,19 @@ class Agent:
     """An agent of a running episode.
 
     Attributes:
-        id_: Its id.
+        id_: The agent's id.
         index: Its ``agent_index``.
         episode: Its episode.
-        group: The policy's agents, among which it is.
-        slot: Its number there: of nobody else as long as the episode runs.
-        row: Its open row; -1 if it has none.
-        last: Its last closed row that was not handed out; -1 if there is none.
-        reward: What it got since it acted, or before it ever did, as it is recorded.
-        total: What it got in all.
-        steps: How often it has acted.
-        is_new: Whether it has not acted for this policy in this episode.
-        seen: Its last observation, as the environment gave it, while it waits to act.
-        info: The last it got since it acted.
+        group: The group that contains the agent.
+        slot: Its slot in the group, reserved for it while the episode runs.
+        row: Number of its open row; -1 if it has none.
+        last: Number of its last closed row that was not handed out; -1 if there is none.
+        reward: Recorded reward since its last action, or before its first.
+        total: Its total reward.
+        steps: Number of its actions.
+        is_new: Whether it has not yet acted with this policy in this episode.
+        seen: Its last observation, as the environment returned it, while it waits to act.
+        info: The latest info since its last action.
     """
 
     id_: AgentId
@@ -88,17 +88,18 @@ class AgentGroup:
 
     Args:
         policy_id: The policy's id.
-        policy: Bound here, if it was not before. It is not kept: whoever acts is given to `act`.
-        observation_space: Of one agent of the group, as the environment has it.
-        action_space: The same of actions.
-        config: Which connectors there are, and what is recorded.
-        seed: Of the policy, if it is bound here.
-        random_seed: Gives the seed of random actions, once they are asked for.
+        policy: Bound here if it is not bound yet. The group does not keep it; callers pass the acting policy
+            to `act`.
+        observation_space: Space of one agent's observation, as the environment defines it.
+        action_space: Space of one agent's action, as the environment defines it.
+        config: Defines the connectors and the recorded columns.
+        seed: Seed of the policy, if it is bound here.
+        random_seed: Returns the seed of random actions, called when first needed.
 
     Attributes:
-        waiting: Agents that are to act, in the order of the batch.
-        rows: Of the group.
-        actor: The policy between its connectors.
+        waiting: Agents that wait to act, in the order of the batch.
+        rows: The group's rows.
+        actor: The policy with its connectors.
 
     Raises:
         OptionError: The policy cannot act in these spaces.
@@ -116,17 +117,19 @@ class AgentGroup:
         random_seed: Callable[[], int],
     ) -> None:
         self.policy_id = policy_id
-        #: As the environments have them: equal for all agents of the group.
-        self.env_spaces = observation_space, action_space
-        #: Agents of which it is known that they have these spaces.
+        #: The spaces as the environments define them, equal for all agents of the group.
+        self.env_spaces: tuple[gym.Space[Any], gym.Space[Any]] = observation_space, action_space
+        #: Agents known to have these spaces.
         self.fitting: set[AgentId] = set()
         self._env_leaves = leaves_of(observation_space)
-        self.actor = Actor(
+        self.actor: Actor = Actor(
             policy, observation_space, action_space, config=config, seed=seed, random_seed=random_seed
         )
         self._observations, self._actions = self.actor.observations, self.actor.actions
         self._records_seeds = config.record_env_seeds
-        self.rows = AgentRows(self._observations.space, self._actions.space, infos=config.record_infos)
+        self.rows: AgentRows = AgentRows(
+            self._observations.space, self._actions.space, infos=config.record_infos
+        )
         self.waiting: list[Agent] = []
         self._obs: Any = None
         self._arrived: list[Agent] = []
@@ -134,36 +137,36 @@ class AgentGroup:
         self._lost: list[tuple[Agent, tuple[bool, bool]]] = []
 
     def agent(self, id_: AgentId, index: int, episode: AgentEpisode) -> Agent:
-        """An agent that joins."""
+        """Add an agent to an episode."""
         return Agent(id_, index, episode, self, self.actor.new_slot())
 
     def release(self, agent: Agent) -> None:
-        """The episode of ``agent`` is over: others may have its slot."""
+        """Free the slot of ``agent``, whose episode ended."""
         self.actor.free_slot(agent.slot)
 
-    # ---- what environments say ----
+    # ---- results of environments ----
 
     def arrive(self, agent: Agent, obs: Any) -> None:
-        """``agent`` sees ``obs`` and is to act."""
+        """Record that ``agent`` observes ``obs`` and must act."""
         agent.seen = obs
         self._arrived.append(agent)
 
     def end(self, agent: Agent, flags: tuple[bool, bool], obs: Any) -> None:
-        """``agent``, which has acted, has ended and saw ``obs``."""
-        # A copy: the environment may be reset before `settle`, and write over what it gave.
+        """End ``agent``, which has acted, with the final observation ``obs``."""
+        # A copy, because the environment may be reset before `settle` and overwrite its arrays.
         self._ended.append((agent, flags, map_structure(_copied, obs)))
 
     def end_unseen(self, agent: Agent, flags: tuple[bool, bool]) -> None:
-        """``agent``, which has acted, has ended, and nobody knows what it would have seen."""
+        """End ``agent``, which has acted, without a final observation."""
         self._lost.append((agent, flags))
 
     def settle(self) -> None:
-        """Close rows of what was said since the last call, and bring observations to the policy's form.
+        """Close the rows of all results since the last call, and convert observations for the policy.
 
         Raises:
             SchemaError: An observation does not fit its space.
         """
-        # Final observations first: a slot's next episode may have begun in the same step.
+        # Final observations come first, because a slot's next episode may have begun in the same step.
         if self._ended:
             agents = [agent for agent, _, _ in self._ended]
             obs = self._stack(agents, [seen for _, _, seen in self._ended])
@@ -187,7 +190,7 @@ class AgentGroup:
         if at:
             acted = agents if len(at) == len(agents) else [agents[i] for i in at]
             self._close(acted, new_obs=obs if acted is agents else map_structure(lambda leaf: leaf[at], obs))
-        if self.waiting:  # of environments that were not stepped
+        if self.waiting:  # agents of environments that were not stepped
             obs = map_structure(lambda *parts: np.concatenate(parts), self._obs, obs)
         self.waiting, self._obs = self.waiting + agents, obs
         self._arrived = []
@@ -234,17 +237,17 @@ class AgentGroup:
         at_random: bool,
         timestep: int,
     ) -> list[tuple[Agent, Any]]:
-        """Let the policy act for agents that wait, and open their rows.
+        """Compute actions for waiting agents, and open their rows.
 
         Args:
-            policy: The policy, as it is now.
-            envs: Those whose agents act; None: all. The others go on waiting.
+            policy: The current policy.
+            envs: Environments whose agents act; None: all. The other agents keep waiting.
             explore: See `Policy.compute_actions`.
-            at_random: Whether a `RandomPolicy` acts in its place.
+            at_random: Whether a `RandomPolicy` acts instead.
             timestep: Environment steps sampled so far.
 
         Returns:
-            The agents, and what the environment gets as their actions.
+            The agents with the actions for the environment.
         """
         agents, obs = self._chosen(envs)
         if not agents:
@@ -265,7 +268,7 @@ class AgentGroup:
         return list(zip(agents, _each(sent, len(agents)), strict=True))
 
     def _integers_of(self, agents: Sequence[Agent]) -> dict[str, Any]:
-        """What is known of the rows that ``agents`` open, before any policy acts."""
+        """The integer columns of the rows that ``agents`` open, known before the policy acts."""
         known: dict[str, Any] = {
             Columns.EPS_ID: [agent.episode.eps_id for agent in agents],
             Columns.T: [agent.episode.t for agent in agents],
@@ -279,7 +282,7 @@ class AgentGroup:
         return known
 
     def _chosen(self, envs: Collection[int] | None) -> tuple[list[Agent], Any]:
-        """Those who act now, taken from those who wait, and what they see."""
+        """Take the agents that act now from the waiting ones, with their observations."""
         agents, obs = self.waiting, self._obs
         self.waiting, self._obs = [], None
         if envs is None or not agents:
@@ -292,17 +295,17 @@ class AgentGroup:
         return [agents[i] for i in now], map_structure(lambda leaf: leaf[now], obs)
 
     def leave(self) -> list[Agent]:
-        """Let those who wait go: to another policy, as there is none here any more."""
+        """Remove and return the waiting agents, because the policy no longer exists."""
         agents, self.waiting, self._obs = self.waiting, [], None
         return agents
 
     def take_over(self, agent: Agent) -> None:
-        """``agent`` comes from another group, and acts here on what it has seen last."""
+        """Take ``agent`` from another group; it acts here on its last observation."""
         agent.group, agent.is_new, agent.last, agent.slot = self, True, -1, self.actor.new_slot()
         self.arrive(agent, agent.seen)
 
     def forget(self) -> None:
-        """All episodes are over: nobody waits."""
+        """Forget all episodes and waiting agents."""
         self.waiting, self._obs = [], None
         self._arrived = []
         self._ended.clear()
@@ -310,7 +313,7 @@ class AgentGroup:
         self.actor.free_slots()
 
     def forget_env(self, env_index: int) -> None:
-        """The episode in one environment is discarded: nobody there waits any more."""
+        """Forget the waiting agents of one environment, whose episode is discarded."""
         if any(agent.episode.env_index == env_index for agent in self.waiting):
             others = {agent.episode.env_index for agent in self.waiting} - {env_index}
             kept, obs = self._chosen(others)
@@ -328,7 +331,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _each(batched: Any, n: int) -> list[Any]:
-    """The values of a batch one by one."""
+    """Split a batch into single values."""
     if isinstance(batched, dict):
         parts = {key: _each(value, n) for key, value in batched.items()}
         return [{key: values[i] for key, values in parts.items()} for i in range(n)]

@@ -1,4 +1,4 @@
-"""`AgentMapping`: which policy acts for which agent, and the group of each policy's agents.
+"""`AgentMapping`: maps agents to policies, and keeps the group of each policy's agents.
 
 Example:
     >>> from rlio.envs.multi_agent import make_multi_agent
@@ -31,23 +31,23 @@ from rlio.sampling.config import RolloutConfig
 
 __all__ = ["AgentMapping", "MappingFn"]
 
-#: Agent id and episode -> policy id; it may take ``worker=`` too.
+#: Agent id and episode -> policy id; may also take ``worker=``.
 MappingFn = Callable[..., str]
 
 
 class AgentMapping:
-    """Asks the mapping function, and keeps the groups.
+    """Calls the mapping function, and keeps the groups.
 
     Args:
-        policies: Policy id -> policy: looked at anew each time.
-        config: For the groups.
-        seed_of: The seed of the policy with an id, if it is not bound.
-        random_seed_of: The seed of random actions in place of that policy's.
-        worker: What mapping functions get as ``worker``, if they take it.
+        policies: Policy id -> policy, looked up for each call.
+        config: Config of the groups.
+        seed_of: Policy id -> seed of the policy, if it is not bound.
+        random_seed_of: Policy id -> seed of the random actions that replace the policy's.
+        worker: Passed to mapping functions as ``worker``, if they take it.
 
     Attributes:
-        groups: Policy id -> the group, of policies that have agents, or had some.
-        function: The mapping, as it is now.
+        groups: Policy id -> group, for policies that have or had agents.
+        function: The current mapping.
     """
 
     def __init__(
@@ -64,18 +64,20 @@ class AgentMapping:
         self._config = config
         self._seed_of, self._random_seed_of = seed_of, random_seed_of
         self._worker = worker
-        #: Policy id -> states of its connectors, for groups that are not there yet.
+        #: Policy id -> states of its connectors, for groups that do not exist yet.
         self._states: dict[str, dict[str, JsonState]] = {}
         self.set_function(None)
 
     def set_function(self, function: MappingFn | None) -> None:
-        """Take another mapping; None: the only policy acts for all, or each for the agent of its name.
+        """Set the mapping; None: the only policy acts for all, or each for the agent of its name.
 
         Raises:
-            OptionError: It is no function.
+            OptionError: ``function`` is not a function.
         """
         if function is not None and not callable(function):
-            raise OptionError(f"policy_mapping_fn={excerpt(function)}: a function of agent id and episode")
+            raise OptionError(
+                f"policy_mapping_fn={excerpt(function)}: expected a function of agent id and episode"
+            )
         self.function: MappingFn = self._own_name if function is None else function
         if function is not None and _takes_worker(function):
             self.function = partial(function, worker=self._worker)
@@ -86,33 +88,33 @@ class AgentMapping:
         if str(agent_id) in self.policies:
             return str(agent_id)
         raise OptionError(
-            f"which of the policies {excerpt(list(self.policies))} acts for agent {excerpt(agent_id)}? "
-            "Give a policy_mapping_fn"
+            f"no policy of {excerpt(list(self.policies))} is named after agent {excerpt(agent_id)}: pass a "
+            "policy_mapping_fn"
         )
 
     def policy_id(self, agent_id: AgentId, episode: RunningEpisode, function: MappingFn | None = None) -> str:
-        """The id of the policy that is to act for ``agent_id``.
+        """The id of the policy that acts for ``agent_id``.
 
         Args:
-            agent_id: Whom it is about.
-            episode: In which episode.
-            function: The mapping of that episode; if it names a policy that is gone, that of now is asked.
+            agent_id: Id of the agent.
+            episode: The agent's episode.
+            function: The mapping of that episode. If it names a removed policy, the current mapping is used.
 
         Raises:
-            OptionError: There is no such policy.
+            OptionError: The mapping names an unknown policy.
         """
         chosen = None if function is None else function(agent_id, episode)
         if chosen not in self.policies:
             chosen = self.function(agent_id, episode)
         if chosen not in self.policies:
             raise OptionError(
-                f"policy_mapping_fn gives agent {excerpt(agent_id)} to the policy {excerpt(chosen)}: known "
-                f"are {excerpt(list(self.policies))}"
+                f"policy_mapping_fn maps agent {excerpt(agent_id)} to the unknown policy {excerpt(chosen)}: "
+                f"expected one of {excerpt(list(self.policies))}"
             )
         return str(chosen)
 
     def group(self, policy_id: str, env: MultiAgentEnv, agent_id: AgentId) -> AgentGroup:
-        """The group of ``policy_id``, which is to act for ``agent_id`` of ``env``.
+        """The group of ``policy_id``, checked to fit ``agent_id`` of ``env``.
 
         Raises:
             OptionError: The policy acts in other spaces.
@@ -134,9 +136,9 @@ class AgentMapping:
         elif group.env_spaces != spaces:
             raise OptionError(
                 f"the policy {excerpt(policy_id)} acts in {excerpt(str(group.env_spaces))}, but agent "
-                f"{excerpt(agent_id)} has {excerpt(str(spaces))}: give it another policy"
+                f"{excerpt(agent_id)} has {excerpt(str(spaces))}: map the agent to another policy"
             )
-        if agent_id in env.possible_agents:  # of others there may be more and more
+        if agent_id in env.possible_agents:  # the number of other agents is unlimited
             group.fitting.add(agent_id)
         return group
 
@@ -145,10 +147,10 @@ class AgentMapping:
         return self._states | {each: group.actor.state_dict() for each, group in self.groups.items()}
 
     def load_connector_states(self, states: Mapping[str, dict[str, JsonState]]) -> None:
-        """Continue from `connector_states`; those of policies that have no agents yet wait for them.
+        """Continue from `connector_states`; keeps the states of policies that have no agents yet.
 
         Raises:
-            StateError: They are of other connectors.
+            StateError: The states belong to other connectors.
         """
         self._states |= states
         for policy_id in states.keys() & self.groups.keys():
@@ -159,10 +161,9 @@ class AgentMapping:
             group.actor.load_state_dict(self._states.pop(group.policy_id))
 
     def bind(self, env: MultiAgentEnv, *, worker_index: int = 0) -> None:
-        """Give spaces to policies that have none, where it is plain for which agents they act.
+        """Give spaces to unbound policies whose agents are known.
 
-        Where the agents' spaces differ, the mapping is asked for each of them, with an episode that does not
-        count.
+        If the agents' spaces differ, calls the mapping for each agent, with an episode that does not count.
         """
         unbound = [policy_id for policy_id in self.policies if not self.policies[policy_id].is_bound]
         agents = list(env.possible_agents)
@@ -184,7 +185,7 @@ class AgentMapping:
         del self.groups[policy_id]
 
     def forget_removed(self) -> None:
-        """Forget the groups of policies that are gone."""
+        """Forget the groups of removed policies."""
         for policy_id in [each for each in self.groups if each not in self.policies]:
             self.forget(policy_id)
 

@@ -1,4 +1,4 @@
-"""`AgentPart`: the rows of one agent in one episode; how a policy's rows become parts, and parts a batch.
+"""`AgentPart`: the rows of one agent in one episode. `cut` makes parts of rows, `joined` a batch of parts.
 
 Example:
     >>> import numpy as np
@@ -36,12 +36,12 @@ class AgentPart:
     """Rows of one agent in one episode, in order.
 
     Attributes:
-        policy_id: Who acted.
-        number: Of the episode in its runner.
-        agent_index: The agent's.
-        rows: The rows, which may be changed.
-        steps: The agent's own step of each row, which counts only those in which it acted.
-        seen_t: The environment's step at which each row's ``new_obs`` was seen.
+        policy_id: Id of the policy that acted.
+        number: Number of the episode in its runner.
+        agent_index: The agent's index.
+        rows: The rows; may be changed.
+        steps: The agent's own step of each row, counting only steps in which it acted.
+        seen_t: The environment step at which each row's ``new_obs`` was observed.
     """
 
     policy_id: str
@@ -52,13 +52,13 @@ class AgentPart:
     seen_t: NDArray[np.int64]
 
     def env_ts(self) -> NDArray[np.int64]:
-        """The environment's step at which each observation was seen, and the final one if it is known."""
+        """The environment step of each observation, including the final one if it is known."""
         ts: NDArray[np.int64] = np.asarray(self.rows[Columns.T])
         valid = self.rows.get(Columns.NEXT_OBS_VALID)
         return ts if valid is not None and not valid[-1] else np.append(ts, self.seen_t[-1:])
 
     def to_episode(self, agent_id: AgentId) -> Episode:
-        """The rows as a trajectory, in which only those steps count in which the agent acted."""
+        """The rows as a trajectory that counts only the steps in which the agent acted."""
         rows = without_states(self.rows.copy(shallow=True))
         rows[Columns.T] = self.steps
         episode = Episode.from_batch(rows)
@@ -67,7 +67,7 @@ class AgentPart:
 
 
 def cut(policy_id: str, columns: Mapping[str, Column]) -> tuple[SampleBatch, list[AgentPart]]:
-    """A policy's rows as `AgentRows.take` gives them, as a batch, and its parts, which are views of it."""
+    """A policy's rows, as `AgentRows.take` returns them, as a batch and its parts, which are views of it."""
     numbers, steps, seen = (_integers(columns, name) for name in (EPISODE, AGENT_T, NEXT_T))
     batch = SampleBatch(
         {name: column for name, column in columns.items() if name not in (EPISODE, AGENT_T, NEXT_T)}
@@ -101,18 +101,18 @@ def joined(
     whole: SampleBatch | None = None,
     max_seq_len: int = 1,
 ) -> SampleBatch:
-    """The rows of parts of one policy as one batch.
+    """Join parts of one policy into one batch.
 
     Args:
-        parts: At least one.
+        parts: The parts, at least one.
         unrolls: The ``unroll_id`` of the first part; the others follow it.
-        whole: The batch of which the parts are views, if none was changed: it saves joining them.
-        max_seq_len: Of a recurrent policy's sequences.
+        whole: The batch that the parts are views of, if none was changed; avoids a copy.
+        max_seq_len: Maximum length of a recurrent policy's sequences.
     """
     batch = concat_samples([part.rows for part in parts]) if whole is None else whole
     lengths = [len(part.rows) for part in parts]
     batch[Columns.UNROLL_ID] = np.repeat(np.arange(unrolls, unrolls + len(parts)), lengths)
-    # Sequences end where a part does: as one agent's episodes do where there is one agent.
+    # Sequences end with their part, as they end with the episode if there is one agent.
     ids = batch[Columns.EPS_ID]
     batch[Columns.EPS_ID] = batch[Columns.UNROLL_ID]
     batch = with_sequences(batch, max_seq_len=max_seq_len)

@@ -1,8 +1,8 @@
-"""`AgentRows`: rows of one policy's agents, opened when they act, closed when it is known what came of it.
+"""`AgentRows`: rows of one policy's agents, opened when they act, closed when the outcome is known.
 
-Unlike a vector environment's, these rows do not come in step: agents join, leave and act in turns, so that a
-row may stay open for many steps while others come and go. Columns are arrays that grow; whole batches of
-rows are opened and closed by one assignment a column.
+Unlike a vector environment's rows, these are not in step. Agents join, leave and act in turns, and a row may
+stay open for many steps while others come and go. Columns are growing arrays; one assignment per column opens
+or closes a whole batch of rows.
 
 Example:
     >>> import numpy as np
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 __all__ = ["AGENT_T", "EPISODE", "NEXT_T", "AgentRows", "stacked"]
 
-#: Integers of a row that are for runners and in no batch: the episode's number in the runner, the agent's own
-#: step in it, and the environment's step at which `new_obs` was seen.
+#: Integer columns that only runners use and that are in no batch: the episode's number in the runner, the
+#: agent's own step in it, and the environment step at which `new_obs` was observed.
 EPISODE = "_episode"
 AGENT_T = "_agent_t"
 NEXT_T = "_next_t"
 
 
 class AgentRows(RowStore):
-    """Rows of one policy; those that are open have no outcome yet.
+    """Rows of one policy; open rows have no outcome yet.
 
     Args:
-        observation_space: Of one observation, as the policy gets it.
-        action_space: Of one action, as the policy gives it.
-        infos: Whether there is a column of infos.
+        observation_space: Space of one observation, as the policy gets it.
+        action_space: Space of one action, as the policy gives it.
+        infos: Whether to record a column of infos.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class AgentRows(RowStore):
     ) -> None:
         super().__init__(observation_space, action_space, capacity=256)
         self._rows = 0
-        #: How many rows are closed.
-        self.closed_rows = 0
+        #: Number of closed rows.
+        self.closed_rows: int = 0
         self._obs = self._buffers(self._observation_leaves, self.capacity)
         self._new_obs = self._buffers(self._observation_leaves, self.capacity)
         self._actions = self._buffers(self._action_leaves, self.capacity)
@@ -70,21 +70,24 @@ class AgentRows(RowStore):
         self._infos = np.full(self.capacity, None, object) if infos else None
 
     def __len__(self) -> int:
-        """Rows, open and closed."""
+        """Number of rows, open and closed."""
         return self._rows
 
     @property
     def closed(self) -> NDArray[np.bool_]:
-        """Which rows are closed: a copy, shape (rows,)."""
-        return self._flags[0, : self._rows].copy()
+        """Mask of the closed rows: a copy, shape (rows,)."""
+        closed = self._flags[0, : self._rows].copy()
+        # Without this check, a caller that samples until it has enough rows waits forever for a lost row.
+        assert np.count_nonzero(closed) == self.closed_rows, "rows were lost, or closed twice"
+        return closed
 
     def integers(self, name: str) -> NDArray[np.int64]:
-        """An integer of each row, shape (rows,): a view."""
+        """An integer column, shape (rows,): a view."""
         if name not in self._integers:
             return np.zeros(0, np.int64)
         return self._integers[name][: self._rows]
 
-    # ---- rows come ----
+    # ---- adding rows ----
 
     def open(
         self,
@@ -96,10 +99,10 @@ class AgentRows(RowStore):
         """Add a row for each of N agents that act.
 
         Args:
-            obs: What they act on, (N, ...), nested as the space.
-            actions: Theirs, (N, ...), nested as the space.
-            extras: The policy's further columns, (N, ...): the same ones every time.
-            integers: Integer columns, N numbers or one for all: the same ones every time.
+            obs: The observations, (N, ...), nested as the space.
+            actions: The actions, (N, ...), nested as the space.
+            extras: The policy's further columns, (N, ...), the same ones in every call.
+            integers: Integer columns, N numbers or one for all, the same ones in every call.
 
         Returns:
             The number of the first row; the others follow it.
@@ -111,7 +114,7 @@ class AgentRows(RowStore):
         n = len(observed[0])
         first, end = self._rows, self._rows + n
         acted = self._checked_actions(actions, n)
-        # Where no row waits, another policy may have taken the place of the one before.
+        # If no row waits, another policy may have replaced the previous one.
         if not self._rows and self._extras is not None and extras.keys() != self._extras.keys():
             self.forget_extras()
         added = self._checked_extras(extras, n)
@@ -144,15 +147,15 @@ class AgentRows(RowStore):
         ended: Sequence[tuple[bool, bool]] | None = None,
         infos: Sequence[Any] | None = None,
     ) -> None:
-        """Say what came of ``rows``, n of them.
+        """Record the outcome of n rows.
 
         Args:
-            rows: Their numbers.
-            rewards: The sum of each since it was opened.
-            t: The environment's step at which ``new_obs`` was seen.
-            new_obs: (n, ...), nested as the space; None: nobody saw any.
-            ended: (terminated, truncated) of each; None: none of them ended.
-            infos: Of each, if they are recorded.
+            rows: Numbers of the rows.
+            rewards: Sum of the rewards of each row since it was opened.
+            t: Environment step at which ``new_obs`` was observed.
+            new_obs: (n, ...), nested as the space; None if unknown.
+            ended: (terminated, truncated) of each row; None if none ended.
+            infos: Info of each row, if infos are recorded.
         """
         self._rewards[rows] += rewards
         self._flags[0, rows] = True
@@ -171,11 +174,11 @@ class AgentRows(RowStore):
             assign(self._infos, rows, infos)
 
     def add_reward(self, row: int, reward: float) -> None:
-        """Add what came after ``row`` was closed."""
+        """Add a reward that came after ``row`` was closed."""
         self._rewards[row] += reward
 
     def _grow(self, rows: int) -> None:
-        self.capacity = max(rows, 2 * self.capacity)
+        self.capacity: int = max(rows, 2 * self.capacity)
 
         def more(buffer: NDArray[Any]) -> NDArray[Any]:
             return longer(buffer, self.capacity, self._rows)
@@ -190,22 +193,22 @@ class AgentRows(RowStore):
         if self._infos is not None:
             self._infos = more(self._infos)
 
-    # ---- rows go ----
+    # ---- removing rows ----
 
     def take(self, chosen: NDArray[np.bool_]) -> tuple[dict[str, Column], NDArray[np.int64]]:
         """Hand out rows, and keep the others.
 
         Args:
-            chosen: Which rows, shape (rows,); closed ones.
+            chosen: Mask of the closed rows to hand out, shape (rows,).
 
         Returns:
-            The columns of the chosen rows, in memory of their own, ordered by environment, episode, agent and
-            time, the integers for runners among them; and where each row is now: its new number, or -1.
+            The columns of the chosen rows as copies, ordered by environment, episode, agent and time,
+            including the integer columns for runners; and the new number of each row, or -1.
         """
         at = np.flatnonzero(chosen)
         names = (Columns.AGENT_INDEX, EPISODE, Columns.ENV_ID)
         keys = [self._integers[name][at] for name in names if name in self._integers]
-        # Rows come in the order of time, and the sort is stable.
+        # Rows are in time order, and the sort is stable.
         order = at[np.lexsort(keys)] if len(keys) else at
         return self._columns(order), self._keep(~chosen)
 
@@ -214,7 +217,7 @@ class AgentRows(RowStore):
         columns: dict[str, Column] = {
             Columns.OBS: nested(self._observation_leaves, [buffer[order] for buffer in self._obs]),
             Columns.ACTIONS: nested(self._action_leaves, [buffer[order] for buffer in self._actions]),
-            # What learners compute in; summed in float64.
+            # Learners compute in float32; sums are in float64.
             Columns.REWARDS: self._rewards[order].astype(np.float32),
             Columns.NEXT_OBS: nested(self._observation_leaves, [buffer[order] for buffer in self._new_obs]),
             Columns.TERMINATEDS: flags[1],
@@ -229,16 +232,16 @@ class AgentRows(RowStore):
         return columns
 
     def empty(self) -> None:
-        """Forget all rows; those that come may have other extra columns."""
+        """Forget all rows; new rows may have other extra columns."""
         self._keep(np.zeros(self._rows, bool))
         self.forget_extras()
 
     def drop(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Forget rows; returns where each row is now, as `take` does."""
+        """Drop rows; returns the new number of each row, like `take`."""
         return self._keep(~chosen)
 
     def _keep(self, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Move the rows that are ``kept`` to the front."""
+        """Move the ``kept`` rows to the front."""
         old, at = self._rows, np.flatnonzero(kept)
         moved = np.full(old, -1, np.int64)
         moved[at] = np.arange(len(at))
@@ -250,21 +253,21 @@ class AgentRows(RowStore):
                 buffer[:rows] = buffer[at]
             self._flags[:, :rows] = self._flags[:, at]
         if self._infos is not None:
-            self._infos[rows:old] = None  # else they would be kept alive
+            self._infos[rows:old] = None  # releases the objects
         self._rows = rows
         self.closed_rows = int(np.count_nonzero(self._flags[0, :rows]))
         return moved
 
 
 def stacked(specs: Sequence[Leaf], values: Sequence[Any]) -> Any:
-    """Observations of several agents as one batch, (N, ...), in memory of its own.
+    """Copy observations of several agents into one batch, (N, ...).
 
     Args:
-        specs: The leaves of their space.
+        specs: The leaves of the agents' space.
         values: The observations.
 
     Raises:
-        SchemaError: One does not fit the space; the message says which, by its position.
+        SchemaError: An observation does not fit the space; the message gives its position.
     """
     return nested(specs, [_stacked_leaf(leaf, values) for leaf in specs])
 

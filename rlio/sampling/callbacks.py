@@ -1,6 +1,6 @@
-"""`Callbacks`: what users hook into sampling and learning.
+"""`Callbacks`: user hooks into sampling and learning.
 
-`RunningEpisode` is what they get to know of an episode.
+`RunningEpisode` is the episode that callbacks see.
 
 Example:
     >>> class Angles(Callbacks):
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Callbacks", "CallbacksLike", "RunningEpisode", "combine", "overridden"]
 
-# Any in this module: environments and runners are those of gymnasium, PettingZoo, ours and other people's.
+# Any in this module: environments and runners come from gymnasium, PettingZoo, rlio and users.
 
 
 @dataclass(slots=True, eq=False)
 class RunningEpisode:
-    """An episode that callbacks look at while it runs, and may write into.
+    """A running episode that callbacks can read and write.
 
     Attributes:
         eps_id: As in the column ``eps_id``.
-        env_index: Which environment of the runner it runs in.
-        worker_index: Which worker.
-        length: Steps of the environment so far.
-        total_reward: Sum of all agents' rewards so far, not clipped.
-        agent_rewards: The same by (agent id, policy id); empty with one agent.
-        agent_policies: Which policy acts for which agent: set when it first acts.
-        last_observation: What the agent saw last, not preprocessed; with several, by agent id. This and the
-            next three are there in ``on_episode_start``, ``_step`` and ``_end`` only, and belong to the
-            runner: copy what is kept.
-        last_action: What was sent to the environment last; None before the first step.
-        last_reward: What the last step gave; None before the first.
-        last_info: What came with the last observation.
-        custom_metrics: Numbers that go into the metrics when the episode has ended.
-        hist_data: Lists of numbers that do.
-        media: Pictures, videos and the like that do.
-        user_data: For callbacks alone.
-        training_enabled: Whether its rows go into batches. If a callback sets it to False before they are
-            handed out, they are dropped, and counted; the metrics still have the episode.
+        env_index: Index of its environment in the runner.
+        worker_index: Index of its worker.
+        length: Environment steps so far.
+        total_reward: Sum of all agents' unclipped rewards so far.
+        agent_rewards: Sum of each agent's unclipped rewards, by (agent id, policy id); empty with one agent.
+        agent_policies: Agent id -> id of the policy that acts for it, set at the agent's first action.
+        last_observation: The agent's latest observation, not preprocessed; with several agents, by agent id.
+            This attribute and the next three are set only in ``on_episode_start``, ``_step`` and ``_end``.
+            They belong to the runner: copy what you keep.
+        last_action: The latest action sent to the environment; None before the first step.
+        last_reward: The reward of the latest step; None before the first step.
+        last_info: The info of the latest observation.
+        custom_metrics: Numbers that go into the metrics when the episode ends.
+        hist_data: Lists of numbers that go into the metrics when the episode ends.
+        media: Pictures, videos and the like that go into the metrics when the episode ends.
+        user_data: Free for callbacks; rlio does not read it.
+        training_enabled: Whether its rows go into batches. If a callback sets it to False before the rows are
+            handed out, they are dropped and counted; the metrics still include the episode.
     """
 
     eps_id: int
@@ -74,7 +74,7 @@ class RunningEpisode:
     training_enabled: bool = True
 
     def policy_for(self, agent_id: Any = None) -> str:
-        """The id of the policy that acts for ``agent_id``; None for the only agent there is.
+        """The id of the policy that acts for ``agent_id``; pass None if there is one agent.
 
         Raises:
             OptionError: The agent has not acted in this episode.
@@ -85,48 +85,48 @@ class RunningEpisode:
             return self.agent_policies[agent_id]
         except KeyError:
             raise OptionError(
-                f"no policy acts for the agent {excerpt(agent_id)} in episode {self.eps_id}: "
-                f"agents so far are {excerpt(list(self.agent_policies))}"
+                f"no policy acts for the agent {excerpt(agent_id)} in episode {self.eps_id}: agents so far "
+                f"are {excerpt(list(self.agent_policies))}"
             ) from None
 
 
 class Callbacks:
-    """Methods that are called while workers sample and learn. All are empty: override those you need.
+    """Methods that are called while workers sample and learn. Override those you need; the rest do nothing.
 
-    They get keywords only; take ``**kwargs`` too, as later versions may pass more. Only overridden ones are
-    called, so that ``on_episode_step`` costs nothing where nobody wants it. An exception in one surfaces in
-    the call that led to it. With ``env`` they get the (vector) environment, with ``runner`` the runner:
-    `EnvRunner`, `MultiAgentEnvRunner` or whoever samples.
+    All arguments are keywords; accept ``**kwargs`` too, because later versions may pass more. Only overridden
+    methods are called, so an unused ``on_episode_step`` costs nothing. An exception in a callback is raised
+    from the call that triggered it. ``env`` is the (vector) environment and ``runner`` the runner: an
+    `EnvRunner`, a `MultiAgentEnvRunner` or another sampler.
     """
 
     # ---- environments ----
 
     def on_environment_created(self, *, runner: Any, env: Any, **kwargs: Any) -> None:
-        """The runner has its (vector) environment, which was not reset yet."""
+        """The runner's (vector) environment was made, but not reset yet."""
 
     def on_sub_environment_created(
         self, *, runner: Any, env: Any, env_index: int, context: Any = None, **kwargs: Any
     ) -> None:
-        """One environment was made, at the start or in place of one that failed.
+        """One environment was made, at the start or to replace one that failed.
 
         Args:
-            runner: Whose it is.
-            env: The environment; None where it lives in another process.
-            env_index: Its number.
-            context: What its creator got, see `rlio.envs`.
-            kwargs: Of later versions.
+            runner: Runner that owns the environment.
+            env: The environment; None if it lives in another process.
+            env_index: Its index.
+            context: The context passed to its creator; see `rlio.envs`.
+            kwargs: Reserved for later versions.
         """
 
     # ---- episodes ----
 
     def on_episode_created(self, *, runner: Any, env: Any, episode: RunningEpisode, **kwargs: Any) -> None:
-        """An episode is about to begin: the environment was not reset yet, if it does not reset by itself."""
+        """An episode is about to begin. Its environment was not reset yet, unless it resets automatically."""
 
     def on_episode_start(self, *, runner: Any, env: Any, episode: RunningEpisode, **kwargs: Any) -> None:
-        """An episode has its first observation."""
+        """An episode got its first observation."""
 
     def on_episode_step(self, *, runner: Any, env: Any, episode: RunningEpisode, **kwargs: Any) -> None:
-        """A step was taken; after an episode's last one comes `on_episode_end`."""
+        """A step was taken; `on_episode_end` follows after the episode's last step."""
 
     def on_episode_end(
         self,
@@ -137,14 +137,14 @@ class Callbacks:
         error: Exception | None = None,
         **kwargs: Any,
     ) -> None:
-        """An episode has ended, before it goes into the metrics.
+        """An episode ended; called before it goes into the metrics.
 
         Args:
-            runner: Who samples.
+            runner: Runner that samples.
             env: The environment.
-            episode: What is known of it.
-            error: Why the environment failed, where it did: the episode is discarded then.
-            kwargs: Of later versions.
+            episode: The episode.
+            error: Why the environment failed, if it did. The episode is then discarded.
+            kwargs: Reserved for later versions.
         """
 
     # ---- batches ----
@@ -161,33 +161,33 @@ class Callbacks:
         original_batches: Mapping[Any, tuple[str, SampleBatch]],
         **kwargs: Any,
     ) -> None:
-        """An agent's rows of an episode, or of a chunk of it, were postprocessed.
+        """An agent's rows of an episode, or of a chunk, were postprocessed.
 
         Args:
-            runner: Who samples.
-            episode: None where it is over and forgotten.
-            agent_id: Whose rows; None for the only agent there is.
-            policy_id: Who acted.
-            policies: All of them.
-            postprocessed_batch: May be changed in place.
-            original_batches: Agent id -> (policy id, the rows before), of all agents.
-            kwargs: Of later versions.
+            runner: Runner that samples.
+            episode: The episode; None if it ended and was released.
+            agent_id: The agent that the rows belong to; None if there is one agent.
+            policy_id: The policy that acted.
+            policies: All policies, by id.
+            postprocessed_batch: The rows; may be changed in place.
+            original_batches: Agent id -> (policy id, rows before postprocessing), of all agents.
+            kwargs: Reserved for later versions.
         """
 
     def on_sample_end(self, *, runner: Any, samples: Any, **kwargs: Any) -> None:
-        """Something was sampled, and is about to be written and served.
+        """A batch was sampled and is about to be written and returned.
 
         Args:
-            runner: Who sampled.
-            samples: The batch of a `RolloutWorker`, which may be changed in place; the list of episodes of a
-                runner's own ``sample()``.
-            kwargs: Of later versions.
+            runner: Runner that sampled.
+            samples: The batch of a `RolloutWorker`, which may be changed in place, or the list of episodes
+                from a runner's own ``sample()``.
+            kwargs: Reserved for later versions.
         """
 
     # ---- policies ----
 
     def on_create_policy(self, *, policy_id: str, policy: Policy, **kwargs: Any) -> None:
-        """A policy joined a worker and has its spaces."""
+        """A worker got a new policy, which has its spaces."""
 
     def on_learn_on_batch(
         self, *, policy: Policy, train_batch: Batch, result: dict[str, Any], **kwargs: Any
@@ -195,22 +195,22 @@ class Callbacks:
         """A policy is about to learn on ``train_batch``.
 
         Args:
-            policy: Who learns.
-            train_batch: May be changed in place.
-            result: What is put here goes into what was measured.
-            kwargs: Of later versions.
+            policy: The policy that learns.
+            train_batch: The batch; may be changed in place.
+            result: Values that you add go into the learning results.
+            kwargs: Reserved for later versions.
         """
 
     # ---- workers ----
 
     def on_evaluate_start(self, *, runner: Any, **kwargs: Any) -> None:
-        """`rlio.sampling.evaluate.evaluate` begins."""
+        """`rlio.sampling.evaluate.evaluate` starts."""
 
     def on_evaluate_end(self, *, runner: Any, evaluation_metrics: Any, **kwargs: Any) -> None:
-        """It has its result, an `EvaluationResult`."""
+        """`rlio.sampling.evaluate.evaluate` has its result, an `EvaluationResult`."""
 
     def on_checkpoint_loaded(self, *, worker: Any, path: str | os.PathLike[str], **kwargs: Any) -> None:
-        """A worker's `restore` has loaded what was saved."""
+        """A worker's `restore` loaded a checkpoint."""
 
 
 _HOOKS = tuple(name for name in vars(Callbacks) if name.startswith("on_"))
@@ -221,7 +221,7 @@ CallbacksLike: TypeAlias = (
 
 
 def overridden(callbacks: Callbacks) -> frozenset[str]:
-    """Names of the methods that do something: those of a subclass, or set on the object itself."""
+    """Names of the overridden methods, in a subclass or on the object itself."""
     kind = type(callbacks)
     return frozenset(
         name
@@ -231,13 +231,13 @@ def overridden(callbacks: Callbacks) -> frozenset[str]:
 
 
 def combine(callbacks: CallbacksLike) -> Callbacks:
-    """Make one of what a user gave: callbacks, a class or function that makes them, several, or None.
+    """Make one `Callbacks` of the user's argument: callbacks, a class or function, several, or None.
 
-    Several are called in their order.
+    Several callbacks are called in their order.
 
     Raises:
-        OptionError: Something among them gives no `Callbacks`, or has a method ``on_...`` that nobody
-            calls.
+        OptionError: A part does not give `Callbacks`, or has an unknown method ``on_...`` that would never be
+            called.
     """
     if callbacks is None:
         return Callbacks()
@@ -251,14 +251,14 @@ def _made(given: Any) -> Callbacks:
     made = given() if callable(given) and not isinstance(given, Callbacks) else given
     if not isinstance(made, Callbacks):
         raise OptionError(
-            f"callbacks={excerpt(given)}: expected Callbacks, a class or function that gives them, "
-            "or a list of these"
+            f"callbacks={excerpt(given)}: expected Callbacks, a class or function that returns them, or a "
+            "list of these"
         )
     unknown = sorted(name for name in dir(made) if name.startswith("on_") and name not in _HOOKS)
     if unknown:
         raise OptionError(
-            f"{type(made).__name__} has {', '.join(unknown)}, which nobody would call: callbacks are "
-            f"{', '.join(_HOOKS)}. What belongs to the loop that trains stands in it, under another name"
+            f"{type(made).__name__} has {', '.join(unknown)}, which would never be called: callbacks are "
+            f"{', '.join(_HOOKS)}. Rename a method that your training loop calls"
         )
     return made
 
@@ -270,7 +270,8 @@ class _Combined(Callbacks):
         for name in _HOOKS:
             methods = [getattr(part, name) for part in parts if name in overridden(part)]
             if methods:
-                # On the object, not in the class: `overridden` is to see those that somebody wants.
+                # Set on the object, not on the class, because `overridden` must report only hooks that a part
+                # overrides.
                 setattr(self, name, _each(methods))
 
 

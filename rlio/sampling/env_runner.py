@@ -1,4 +1,4 @@
-"""`EnvRunner`: a policy acts in environments, and every step is recorded.
+"""`EnvRunner`: a policy acts in environments, and the runner records every step.
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
@@ -49,48 +49,47 @@ __all__ = ["EnvRunner"]
 
 
 class EnvRunner(Runner[Episode]):
-    """Steps a vector environment with a policy and gives what happened, as batches or as episodes.
+    """Steps a vector environment with a policy and returns the steps as batches or episodes.
 
     A row is one transition: ``obs, actions, rewards, new_obs, terminateds, truncateds`` and, int64,
-    ``eps_id`` (63 random bits), ``t``, ``env_id``, ``agent_index`` (0), ``unroll_id`` (the same for rows of
-    one episode in one batch, never used again) and ``weights_seq_no``; the policy's extra columns; and
-    ``infos`` and ``env_seed``, if the config says so. ``new_obs`` is the true next observation, at the end of
-    an episode the final one, in all three of gymnasium's autoreset modes; resets are never recorded as steps.
-    Observations are those that the policy saw, behind the config's connectors; ``actions`` are its own,
-    before the connectors that make of them what the environment gets. Dtypes are the spaces'; rewards are
-    float32.
+    ``eps_id`` (63 random bits), ``t``, ``env_id``, ``agent_index`` (0), ``unroll_id`` (shared by the rows of
+    one episode in one batch, never reused) and ``weights_seq_no``; the policy's extra columns; and ``infos``
+    and ``env_seed``, if the config requests them. ``new_obs`` is the true next observation in all three of
+    gymnasium's autoreset modes; at the end of an episode it is the final one. Resets are never recorded as
+    steps. Observations are recorded after the config's connectors, as the policy saw them; ``actions`` are
+    recorded before the connectors that adapt them to the environment. Dtypes are those of the spaces; rewards
+    are float32.
 
-    Of a policy with recurrent state there are also ``state_out_k``, the state after each step, and, one row
-    for each sequence of at most ``policy.max_seq_len`` steps, ``seq_lens`` and ``state_in_k``.
+    A policy with recurrent state adds ``state_out_k``, the state after each step. It also adds ``seq_lens``
+    and ``state_in_k``, with one row per sequence of at most ``policy.max_seq_len`` steps.
 
-    Rows are ordered by environment, and within one by time. Rewards, actions and ids are in memory of their
-    own: a batch belongs to the caller.
+    Rows are ordered by environment, then by time. The caller owns the batch, because its columns are copies.
 
     Args:
-        env: What `make_stepper` takes. The runner closes it, also if it was given as an object.
-        policy: Acts; bound to the spaces here, if it was not before.
-        config: How to step and record; None: the defaults.
-        callbacks: What is called while it samples: `Callbacks`, or several; None: nothing.
-        seed: Of the environments, the episode ids and, if it is not yet bound, the policy. None draws one
-            from the OS, logs it and keeps it in `seeds`.
-        worker_index: Makes the seeds and ids of workers with the same ``seed`` different.
-        num_workers: Workers in all; 0 for a single one.
-        recreated_worker: Whether the runner takes the place of one that failed: told to functions that make
+        env: Environment that `make_stepper` accepts. The runner closes it, even if you pass an object.
+        policy: Policy that acts; the runner binds it to the spaces if it is not bound yet.
+        config: How to step and record; None uses the defaults.
+        callbacks: Called during sampling: `Callbacks`, or several; None calls nothing.
+        seed: Seed of the environments, the episode ids and, if it is not bound yet, the policy. None draws
+            one from the OS, logs it and keeps it in `seeds`.
+        worker_index: Gives workers with the same ``seed`` different seeds and ids.
+        num_workers: Total number of workers; 0 for a single one.
+        recreated_worker: Whether the runner replaces a failed one; passed to functions that make
             environments.
 
     Attributes:
-        config: With numbers in place of what was to be found out.
-        callbacks: All of them as one.
-        metrics: What is counted.
-        seeds: What everything random was seeded with: ``seed, worker_index, policy``; for the environments
-            see `episode_seed`.
+        config: The config, with ``"auto"`` values resolved to numbers.
+        callbacks: All callbacks, combined into one object.
+        metrics: The runner's counters.
+        seeds: Seeds by name: ``seed, worker_index, policy``; for those of the environments see
+            `episode_seed`.
         timesteps: Rows recorded so far.
-        steps_dropped: Rows that were recorded but are in no batch: because of a restart, of an environment
-            that failed, or of callbacks that do not want them.
+        steps_dropped: Recorded rows that are in no batch, because of a restart, a failed environment, or
+            callbacks that exclude them.
 
     Raises:
         OptionError: The environment cannot be made, or the policy cannot act in it.
-        EnvError: The environment is no legal one.
+        EnvError: The environment breaks gymnasium's API.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class EnvRunner(Runner[Episode]):
         super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
         self.policy = policy
         self.num_workers = num_workers
-        #: Of `timesteps`, those that the metrics have.
+        #: The part of `timesteps` that the metrics already include.
         self._counted = 0
         self._made_loop: VectorLoop | None = None
         self._look_back = LookBack(self.config.episode_lookback_horizon)
@@ -125,7 +124,7 @@ class EnvRunner(Runner[Episode]):
         )
         try:
             self.make_env()
-            self.config = self.config.resolved(
+            self.config: RolloutConfig = self.config.resolved(
                 num_envs=self.num_envs, num_workers=num_workers, worker_index=worker_index
             )
             self.make_module()
@@ -134,14 +133,14 @@ class EnvRunner(Runner[Episode]):
             raise
 
     def make_env(self) -> None:
-        """Make the environment, in place of the one that is there, if any, which is closed."""
+        """Make the environment; closes the previous one, if any."""
         self._abandon()
         self._envs.make()
         if self._made_loop is not None:
             self._loop.use(self._envs.stepper)
 
     def make_module(self) -> None:
-        """Bind the policy to the spaces between the connectors, and make room for what it does."""
+        """Bind the policy to the spaces between the connectors, and allocate memory for its rows."""
         self._abandon()
         self._made_loop = VectorLoop(
             self._envs.stepper,
@@ -154,10 +153,11 @@ class EnvRunner(Runner[Episode]):
             runner=self,
             worker_index=self.worker_index,
         )
-        #: Whether rows of running episodes were handed out, so that these will never be whole.
+        #: Whether rows of running episodes were handed out, which means that these episodes cannot be handed
+        #: out whole.
         self._is_cut = False
 
-    # ---- what it steps ----
+    # ---- environments and spaces ----
 
     @property
     def _loop(self) -> VectorLoop:
@@ -171,31 +171,31 @@ class EnvRunner(Runner[Episode]):
 
     @property
     def num_envs(self) -> int:
-        """Environments that are stepped together."""
+        """Number of environments stepped together."""
         return self._envs.stepper.num_envs
 
     @property
     def env_id(self) -> str | None:
-        """The registered id of the environments; None if they have none that can be seen from here."""
+        """The registered id of the environments; None if it is unknown."""
         return self._envs.env_id
 
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """Of one observation that the policy sees, and that is recorded."""
+        """Space of one observation, as the policy sees it and as it is recorded."""
         return self._loop.actor.observations.space
 
     @property
     def action_space(self) -> gym.Space[Any]:
-        """Of one action that the policy gives, and that is recorded."""
+        """Space of one action, as the policy gives it and as it is recorded."""
         return self._loop.actor.actions.space
 
     @property
     def env_action_space(self) -> gym.Space[Any]:
-        """Of one action that an environment gets."""
+        """Space of one action, as an environment gets it."""
         return self._envs.stepper.action_space
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        """Observation and action space of one environment, under ``"__env__"``, and of the policy."""
+        """Observation and action space of one environment (``"__env__"``) and of the policy."""
         return {
             "__env__": (self._envs.stepper.observation_space, self.env_action_space),
             DEFAULT_POLICY_ID: (self.observation_space, self.action_space),
@@ -203,7 +203,7 @@ class EnvRunner(Runner[Episode]):
 
     @property
     def unit(self) -> Unit:
-        """What its batches can be cut by: sequences, if the policy is recurrent."""
+        """The unit by which batches can be cut: sequences, if the policy is recurrent."""
         return "sequences" if self.policy.is_recurrent else "steps"
 
     @property
@@ -223,23 +223,23 @@ class EnvRunner(Runner[Episode]):
         """Sample a batch.
 
         Args:
-            steps: In place of the config's ``rollout_fragment_length``.
+            steps: Overrides the config's ``rollout_fragment_length``.
 
         Returns:
-            In truncate mode num_envs x steps rows: exactly ``steps`` of each environment, or, where the
-            vector environment spends steps on resets (NEXT_STEP), as many of each as it got to. In complete
-            mode whole episodes with at least ``steps`` rows in all. Rows of episodes that are not
-            `RunningEpisode.training_enabled` are sampled, but are in no batch, which is smaller then.
+            In truncate mode, num_envs x steps rows: exactly ``steps`` of each environment. If the vector
+            environment spends steps on resets (NEXT_STEP), the numbers per environment differ. In complete
+            mode, whole episodes with at least ``steps`` rows in total. Episodes with
+            `RunningEpisode.training_enabled` False are sampled but left out, and the batch is smaller.
 
         Raises:
             OptionError: ``steps`` is below 1.
-            ClosedError: After `stop`.
+            ClosedError: The runner is stopped.
         """
         self._act_at_random(False)
         return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
     def _sampled(self, steps: int | None = None, *, episodes: int = 0) -> SampleBatch:
-        """A batch of fragments of ``steps`` of each environment, or of whole episodes."""
+        """A batch of fragments with ``steps`` steps of each environment, or of whole episodes."""
         steps = self._begin_call(steps)
         if not self._loop.is_ready:
             self._begin()
@@ -254,25 +254,29 @@ class EnvRunner(Runner[Episode]):
         self._loop.begin()
 
     def _fragment(self, steps: int) -> NDArray[np.bool_] | None:
-        """Step until there are exactly num_envs x ``steps`` rows; which of the recorder's, None: all."""
+        """Step until there are num_envs x ``steps`` rows.
+
+        Returns:
+            Mask of the recorder's rows to hand out; None: all.
+        """
         loop, recorder = self._loop, self._loop.recorder
         wanted = steps * recorder.num_envs
         while recorder.rows < wanted:
             if recorder.is_full:
-                # With resets and failures among the steps, more of them are needed than rows.
+                # Resets and failures take steps that give no rows, so allow for more steps than rows.
                 least = 2 * steps + 2 if loop.stepper.has_reset_steps else steps
                 recorder.reserve(max(least, 2 * recorder.steps))
             loop.step()
         self._is_cut = True
         if recorder.rows == wanted:
             return None
-        # The first rows in time. Rows that are left over are of the last step, unless whole episodes were
-        # asked for before.
+        # Take the first rows in time. The surplus rows belong to the last step, unless whole episodes were
+        # requested before.
         valid = recorder.valid
         return valid & (np.cumsum(valid).reshape(valid.shape) <= wanted)
 
     def _complete(self, rows: int, episodes: int = 0) -> NDArray[np.bool_]:
-        """Step until whole episodes have ``rows`` rows in all, or until so many ``episodes`` are over."""
+        """Step until whole episodes have ``rows`` rows in total, or until ``episodes`` episodes ended."""
         if self._is_cut:
             self._begin()
         loop, recorder = self._loop, self._loop.recorder
@@ -280,7 +284,7 @@ class EnvRunner(Runner[Episode]):
         ended_episodes, ended_rows = int(ended.sum()), int(until_last(ended, recorder.valid).sum())
         while ended_rows < rows or ended_episodes < episodes:
             if recorder.is_full:
-                if rows != 1:  # else it is the next episode that ends, however long it is
+                if rows != 1:  # 1 means the next episode that ends, however long it is
                     usual = self.config.fragment_steps * self.num_envs
                     self._warn_of_long_episodes(recorder.rows, max(rows, usual))
                 recorder.reserve(2 * recorder.capacity)
@@ -293,14 +297,14 @@ class EnvRunner(Runner[Episode]):
             ended &= np.cumsum(ended).reshape(ended.shape) <= episodes
         return until_last(ended, recorder.valid)
 
-    # ---- what is handed out ----
+    # ---- handing out rows ----
 
     def _handed_out(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
-        """Take the rows ``chosen`` out of the recorder, (steps, N), None: all; and make a batch of them."""
+        """Take the rows ``chosen``, shape (steps, N), or None for all, out of the recorder as a batch."""
         loop, hooks = self._loop, self._loop.hooks
         loop.settle()
         batch = self._wanted(self._numbered(chosen))
-        if len(batch) and not loop.at_random:  # what a policy computes needs its own extra columns
+        if len(batch) and not loop.at_random:  # postprocessing needs the policy's own extra columns
             batch = self._postprocessed(batch, None if hooks is None else hooks.known)
         if hooks is not None:
             hooks.keep(np.unique(loop.recorder.scalar(Columns.EPS_ID)).tolist())
@@ -313,7 +317,7 @@ class EnvRunner(Runner[Episode]):
 
     def _numbered(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
         columns, counts = self._loop.recorder.take(chosen)
-        # Any: the recorder's columns may be nested, but this one is not.
+        # Any: the recorder's columns may be nested, but this one never is.
         eps_id: Any = columns[Columns.EPS_ID]
         columns[Columns.ENV_ID] = np.repeat(np.arange(len(counts)), counts)
         columns[Columns.AGENT_INDEX] = np.zeros(len(eps_id), np.int64)
@@ -321,7 +325,7 @@ class EnvRunner(Runner[Episode]):
         return SampleBatch(columns)
 
     def _wanted(self, batch: SampleBatch) -> SampleBatch:
-        """``batch`` without the episodes that callbacks do not want in it."""
+        """``batch`` without the episodes that callbacks exclude from training."""
         hooks = self._loop.hooks
         unwanted = () if hooks is None else hooks.not_for_training
         if not unwanted:
@@ -350,24 +354,24 @@ class EnvRunner(Runner[Episode]):
         return self._look_back.follow(map(Episode.from_batch, rows_of_episodes), running=running)
 
     def _abandon(self) -> None:
-        """Forget the episodes that run: the next step begins others."""
+        """Forget the running episodes; the next step begins new ones."""
         if self._made_loop is not None:
             self._loop.forget()
         self._look_back.forget()
 
     def _act_at_random(self, at_random: bool) -> None:
-        """From now on, act at random, or as the policy does."""
+        """Act at random from now on, or as the policy decides."""
         loop = self._loop
         if at_random == loop.at_random:
             return
-        # Rows that wait have other extra columns; and a policy that remembers is to see whole episodes.
+        # Waiting rows have other extra columns, and a policy with memory must see whole episodes.
         if loop.recorder.rows or remembers(self.policy):
             self._abandon()
         loop.act_at_random(at_random)
 
     # ---- state ----
 
-    def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
+    def _start_over(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
         self._loop.recorder.clear()
         self._abandon()
         self._loop.use_seeds(seeds)
@@ -383,7 +387,7 @@ class EnvRunner(Runner[Episode]):
         }
 
     def set_state(self, state: PolicyState) -> None:
-        """Take over the components of a state of `get_state`; see `Runner.set_state`."""
+        """Load the components present in a `get_state` state; see `Runner.set_state`."""
         parts = {name: part for name, part in state.items() if name in ("runner", "metrics")}
         parts["connectors"] = {name: state[name] for name in self._pipelines if name in state}
         if "policy" in state:
@@ -398,19 +402,19 @@ class EnvRunner(Runner[Episode]):
         }
 
     def connector_states(self) -> dict[str, JsonState]:
-        """The states of connectors as JSON, by the pipeline's name."""
+        """The connector states as JSON, by the pipeline's name."""
         return {name: pipe.state_dict() for name, pipe in self._pipelines.items()}
 
     def load_connectors(self, states: Mapping[str, JsonState], undo: ExitStack) -> None:
         for name, state in states.items():
             if name not in self._pipelines:
                 raise StateError(
-                    f"the state has connectors {excerpt(name)}: known are {', '.join(self._pipelines)}"
+                    f"the state has connectors {excerpt(name)}: expected {', '.join(self._pipelines)}"
                 )
             pipeline = self._pipelines[name]
             undo.callback(pipeline.load_state_dict, pipeline.state_dict())
             pipeline.load_state_dict(state)
 
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
-        """Make the filters equal to ``filters``; see `Runner.sync_filters`. Its policy is not passed over."""
+        """Make the filters equal to ``filters``. Never skips the policy; see `Runner.sync_filters`."""
         super().sync_filters({DEFAULT_POLICY_ID: filters.get(DEFAULT_POLICY_ID, ())})

@@ -1,4 +1,4 @@
-"""`EpisodeHooks`: the episodes that run in a vector environment, as callbacks get to know them.
+"""`EpisodeHooks`: the running episodes of a vector environment, as callbacks see them.
 
 Example:
     >>> from gymnasium.spaces import Box
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeHooks"]
 
-# Any throughout: what callbacks get is other people's, and observations and actions are as spaces have them.
+# Any throughout: users define what callbacks get, and spaces define observations and actions.
 
 _HOOKS = frozenset(
     {
@@ -46,20 +46,19 @@ _HOOKS = frozenset(
 
 
 class EpisodeHooks:
-    """Calls the callbacks of episodes, and keeps what these leave in them.
+    """Calls the episode callbacks, and keeps the data that they store in episodes.
 
     Args:
-        callbacks: Whose methods are called, if they are overridden.
-        runner: What they get as ``runner``; its ``envs`` is what they get as ``env``.
-        space: Of one environment's observations.
-        num_envs: Environments.
-        worker_index: Of the runner.
+        callbacks: The callbacks; only overridden methods are called.
+        runner: Passed to callbacks as ``runner``; its ``envs`` is passed as ``env``.
+        space: Space of one environment's observations.
+        num_envs: Number of environments.
+        worker_index: Index of the runner's worker.
 
     Attributes:
-        wants: Names of the overridden methods that have to do with episodes. Where it is empty nobody looks
-            at episodes, and nothing here needs to be called.
+        wants: Names of the overridden episode methods. If empty, this object need not be called.
         running: The episode of each environment.
-        known: Episodes of which rows may wait, by id.
+        known: Episodes that may have waiting rows, by id.
     """
 
     def __init__(
@@ -71,27 +70,29 @@ class EpisodeHooks:
         num_envs: int,
         worker_index: int = 0,
     ) -> None:
-        self.wants = overridden(callbacks) & _HOOKS
-        self.running = [RunningEpisode(-1, env, worker_index) for env in range(num_envs)]
+        self.wants: frozenset[str] = overridden(callbacks) & _HOOKS
+        self.running: list[RunningEpisode] = [
+            RunningEpisode(-1, env, worker_index) for env in range(num_envs)
+        ]
         self._callbacks = callbacks
         self._runner = runner
         self._paths = [leaf.path for leaf in leaves_of(space)]
         self._worker_index = worker_index
         self._steps = "on_episode_step" in self.wants
         self.known: dict[int, RunningEpisode] = {}
-        #: Environments whose episode is over and has no successor yet.
+        #: Environments whose episode ended and that have no new one yet.
         self._over: list[int] = []
 
-    # ---- what happens, in this order: begin, started; and with each step: follow, failed, renew ----
+    # ---- events, in this order: begin, started; then for each step: follow, failed, renew ----
 
     def begin(self, eps_ids: NDArray[np.int64]) -> None:
-        """Episodes are about to begin everywhere."""
+        """Announce new episodes in all environments."""
         self.known.clear()
         self._over = list(range(len(self.running)))
         self._create(eps_ids)
 
     def started(self, obs: Any, infos: Sequence[Any]) -> None:
-        """They have their first observations, and the ``infos`` that came with these."""
+        """Pass the first observations with their ``infos`` to callbacks."""
         for env in range(len(self.running)):
             self._start(env, obs, infos[env])
 
@@ -105,15 +106,15 @@ class EpisodeHooks:
         lengths: NDArray[np.int64],
         totals: NDArray[np.float64],
     ) -> None:
-        """A step was taken.
+        """Pass a step to callbacks.
 
         Args:
-            step: What it gave, before connectors.
-            ended: Which rows end an episode, (N,).
-            sent: What the environments got.
-            infos: Of the rows; None if nobody wants them.
-            lengths: Of the episodes, this step included, (N,).
-            totals: Sums of their rewards, (N,).
+            step: The step, before connectors.
+            ended: Mask of the rows that end an episode, (N,).
+            sent: The actions that the environments got.
+            infos: Infos of the rows; None if no callback needs them.
+            lengths: Lengths of the episodes, including this step, (N,).
+            totals: Sums of the episodes' rewards, (N,).
         """
         finals = dict(step.finals)
         told = np.flatnonzero(ended)
@@ -133,21 +134,21 @@ class EpisodeHooks:
             _forget_values(episode)
 
     def failed(self, env: int, error: Exception | None, *, length: int, total: float) -> None:
-        """The environment failed: its episode is discarded."""
+        """End the episode of a failed environment; the episode is discarded."""
         episode = self.running[env]
-        if env in self._over:  # the one that was to follow an episode that has ended
+        if env in self._over:  # its episode already ended, and the next one has not begun
             return
         episode.length, episode.total_reward = length, total
         self._end(episode, error)
         self.known.pop(episode.eps_id, None)
 
     def renew(self, step: VectorStep, eps_ids: NDArray[np.int64], infos: Sequence[Any]) -> None:
-        """Other episodes follow those that are over; those that ``step`` started begin.
+        """Replace ended episodes by new ones, and start those that ``step`` started.
 
         Args:
-            step: Before connectors.
-            eps_ids: Of the episodes that run now, (N,).
-            infos: What came with the last reset of each environment.
+            step: The step, before connectors.
+            eps_ids: Ids of the running episodes, (N,).
+            infos: Infos of each environment's last reset.
         """
         self._create(eps_ids)
         if self.looks_at_starts:
@@ -156,15 +157,15 @@ class EpisodeHooks:
 
     @property
     def looks_at_starts(self) -> bool:
-        """Whether a callback gets to see what resets give."""
+        """Whether a callback needs the results of resets."""
         return "on_episode_start" in self.wants
 
     def looks_at(self, ended: NDArray[np.bool_]) -> bool:
-        """Whether a callback gets to see the infos of a step."""
+        """Whether a callback needs the infos of a step."""
         return self._steps or ("on_episode_end" in self.wants and bool(ended.any()))
 
     def update(self, lengths: NDArray[np.int64], totals: NDArray[np.float64]) -> None:
-        """Bring the episodes that run up to date."""
+        """Update the lengths and rewards of running episodes."""
         for episode, length, total in zip(self.running, lengths.tolist(), totals.tolist(), strict=True):
             episode.length, episode.total_reward = length, total
 
@@ -202,19 +203,19 @@ class EpisodeHooks:
     def _nested(self, parts: list[Any]) -> Any:
         return unflatten(self._paths, parts)
 
-    # ---- episodes whose rows wait ----
+    # ---- episodes with waiting rows ----
 
     @property
     def not_for_training(self) -> list[int]:
-        """Ids of the known episodes whose rows nobody wants."""
+        """Ids of the known episodes that are excluded from training."""
         return [eps_id for eps_id, episode in self.known.items() if not episode.training_enabled]
 
     def keep(self, eps_ids: Iterable[int]) -> None:
-        """Forget all episodes but those that run, and those of ``eps_ids``."""
+        """Forget all episodes except the running ones and those in ``eps_ids``."""
         wanted = {*eps_ids, *(episode.eps_id for episode in self.running)}
         self.known = {eps_id: self.known[eps_id] for eps_id in wanted if eps_id in self.known}
 
 
 def _forget_values(episode: RunningEpisode) -> None:
-    # They are views of what is overwritten next.
+    # These are views of arrays that the next step overwrites.
     episode.last_observation = episode.last_action = episode.last_reward = episode.last_info = None

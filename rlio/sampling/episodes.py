@@ -1,4 +1,4 @@
-"""`Episodes`: ids, lengths and returns of the episodes that run in N environments, and who is told of them.
+"""`Episodes`: ids, lengths and returns of the running episodes in N environments.
 
 Example:
     >>> from rlio.sampling.metrics import MetricsCollector
@@ -30,23 +30,23 @@ from rlio.sampling.metrics import MetricsCollector
 
 __all__ = ["Episodes"]
 
-# A draw costs as much as a few hundred numbers.
+# One draw costs as much as a few hundred numbers.
 _IDS_AT_ONCE = 256
 
 
 class Episodes:
-    """Counts the steps and sums up the rewards of the episodes of N environments.
+    """Counts the steps and sums the rewards of the episodes of N environments.
 
     Args:
-        num_envs: Environments.
-        metrics: Who counts episodes that have ended.
-        ids: What ids are drawn from.
-        hooks: Who keeps what callbacks leave in episodes; None where callbacks do not ask for them.
+        num_envs: Number of environments.
+        metrics: Counts the ended episodes.
+        ids: Generator that draws episode ids.
+        hooks: Keeps the data that callbacks put into episodes; None if no callback needs episodes.
 
     Attributes:
-        eps_id: Of each environment's episode, 63 random bits, (N,).
-        t: Steps of each, (N,).
-        totals: Sum of the rewards of each, not clipped, float64, (N,).
+        eps_id: Id of each environment's episode, 63 random bits, (N,).
+        t: Steps of each episode, (N,).
+        totals: Sum of each episode's unclipped rewards, float64, (N,).
     """
 
     def __init__(
@@ -60,27 +60,27 @@ class Episodes:
         self._metrics = metrics
         self._ids = ids
         self._hooks = hooks
-        self.eps_id = np.zeros(num_envs, np.int64)
-        self.t = np.zeros(num_envs, np.int64)
-        self.totals = np.zeros(num_envs)
+        self.eps_id: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self.t: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self.totals: NDArray[np.float64] = np.zeros(num_envs)
         self._began = np.zeros(num_envs)
         self._drawn: list[int] = []
-        #: (Return, length, seconds) of episodes that the metrics have not got yet.
+        #: (Return, length, seconds) of episodes not yet passed to the metrics.
         self._over: list[tuple[float, int, float]] = []
 
     @property
     def ids(self) -> set[int]:
-        """Ids of the episodes that run."""
+        """Ids of the running episodes."""
         return set(self.eps_id.tolist())
 
     def begin(self) -> None:
-        """Episodes begin everywhere."""
+        """Begin an episode in every environment."""
         now = time.perf_counter()
         for env in range(len(self.t)):
             self._renew(env, now)
 
     def count(self, rewards: NDArray[Any], valid: NDArray[np.bool_] | None) -> int:
-        """Add a step to the episodes of the rows ``valid``, None: of all; returns how many they are."""
+        """Add a step to the episodes of the rows ``valid`` (None: all), and return the number of rows."""
         if valid is None:
             self.t += 1
             self.totals += rewards
@@ -90,14 +90,14 @@ class Episodes:
         return int(np.count_nonzero(valid))
 
     def end(self, envs: Iterable[int], games: Mapping[int, Game | None] | None = None) -> None:
-        """The episodes of ``envs`` have ended; others follow.
+        """End the episodes of ``envs``, and begin new ones.
 
         Args:
             envs: The environments, by index.
-            games: What is counted in place of some of them, see `rlio.envs.games`; None counts as nothing.
+            games: Games to count instead of some episodes, see `rlio.envs.games`; None counts no game.
         """
         now = time.perf_counter()
-        # A loop: few episodes end in a step, and a masked assignment costs more than several rows.
+        # A loop, because few episodes end in a step, and a masked assignment costs more than several rows.
         for env in envs:
             self._end_one(env, now, games)
             self._renew(env, now)
@@ -119,14 +119,14 @@ class Episodes:
         self._metrics.episode_ended(episode, duration=duration)
 
     def flush(self) -> None:
-        """Let the metrics have all episodes that have ended."""
+        """Pass all ended episodes to the metrics."""
         if self._over:
             returns, lengths, durations = np.array(self._over).T
             self._metrics.episodes_ended(returns, lengths.astype(np.int64), durations)
             self._over.clear()
 
     def fail(self, which: NDArray[np.bool_], *, rows: int) -> None:
-        """The episodes ``which``, (N,), are discarded with ``rows`` rows; others follow."""
+        """Discard the episodes ``which``, (N,), with ``rows`` rows, and begin new ones."""
         self._metrics.episodes_failed(int(np.count_nonzero(which)), rows=rows)
         now = time.perf_counter()
         for env in np.flatnonzero(which).tolist():

@@ -1,4 +1,4 @@
-"""`evaluate`: how much a policy earns.
+"""`evaluate`: measures how much a policy earns.
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
@@ -49,14 +49,14 @@ class EvaluationResult:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean: the sample's standard deviation / sqrt(episodes); NaN for one episode."""
+        """Standard error of the mean: sample standard deviation / sqrt(episodes); NaN for one episode."""
         if len(self.returns) < 2:
             return math.nan
         return float(self.returns.std(ddof=1) / math.sqrt(len(self.returns)))
 
     @property
     def steps(self) -> int:
-        """Steps of all episodes."""
+        """Total steps of all episodes."""
         return int(self.lengths.sum())
 
     def __str__(self) -> str:
@@ -75,34 +75,35 @@ def evaluate(
     filters: Mapping[str, Sequence[MeanStdFilter]] | None = None,
     callbacks: CallbacksLike = None,
 ) -> EvaluationResult:
-    """Measure what ``policy`` earns in ``env``.
+    """Measure the returns of ``policy`` in ``env``.
 
-    Each of the environments plays its share of the episodes, however long they are: stopping at the first so
-    many that end would favour short ones.
+    Each environment plays a fixed share of the episodes, because taking the first ones to end would favour
+    short episodes.
 
     Args:
-        policy: Acts; bound to the environment's spaces, if it was not before.
-        env: What `make_stepper` takes; closed afterwards.
-        episodes: How many.
-        seed: Of the environments. With ``explore=False``, policies that are not random by nature draw
-            nothing, and go on afterwards as if they had not been here.
-        num_envs: Environments that are stepped together, at most ``episodes``. 1 for a given environment.
+        policy: Policy that acts; bound to the environment's spaces if it is not bound yet.
+        env: An environment that `make_stepper` accepts; closed afterwards.
+        episodes: Number of episodes.
+        seed: Seed of the environments. With ``explore=False``, deterministic policies draw no random numbers,
+            so evaluation does not change their later behaviour.
+        num_envs: Number of environments stepped together, at most ``episodes``; 1 if you pass an environment
+            object.
         explore: Whether the policy explores.
-        rollout: How the environments are stepped: as in training, say. How many, how long fragments are,
-            exploration and what is done to rewards in batches are not taken from it. None: the defaults.
-        filters: The state of the `MeanStdFilter`s among the connectors, as `EnvRunner.get_filters` gives it;
-            they learn nothing here.
-        callbacks: Told of the evaluation and of its episodes; see `Callbacks`.
+        rollout: How to step the environments, for example as in training. Its number of environments,
+            fragment length, exploration and treatment of rewards are ignored. None uses the defaults.
+        filters: The state of the `MeanStdFilter`s among the connectors, from `EnvRunner.get_filters`. They
+            learn nothing during evaluation.
+        callbacks: Called on the evaluation and its episodes; see `Callbacks`.
 
     Returns:
-        The episodes, those of the first environment first, each environment's in their order.
+        The episodes by environment, and in order within each environment.
 
     Raises:
         OptionError: ``episodes`` is below 1, or the environment cannot be made.
-        StateError: ``filters`` are not those of the connectors.
+        StateError: ``filters`` do not fit the connectors.
     """
     if episodes < 1:
-        raise OptionError(f"episodes={episodes}: at least 1")
+        raise OptionError(f"episodes={episodes}: expected at least 1")
     given = expected(rollout, RolloutConfig, "rollout")
     connectors = given.observation_connectors
     config = replace(
@@ -113,7 +114,7 @@ def evaluate(
         batch_mode="complete_episodes",
         explore=explore,
         observation_connectors=connectors if filters is None else _frozen(connectors),
-        # What is measured is what the environment gives, also where Atari's would be clipped.
+        # Measure the environment's own rewards, even where Atari's would be clipped.
         clip_rewards=False,
         input_evaluation=None,
         input_evaluation_gamma=None,
@@ -135,7 +136,7 @@ def evaluate(
 
 
 def _frozen(connectors: Sequence[ConnectorLike]) -> list[ConnectorLike]:
-    """``connectors``, with copies of the filters that do not learn."""
+    """``connectors``, with filters replaced by copies that do not learn."""
     made: list[ConnectorLike] = []
     for connector in connectors:
         if isinstance(connector, MeanStdFilter):

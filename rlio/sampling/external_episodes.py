@@ -1,7 +1,7 @@
-"""`ExternalEpisodes`: episodes whose loops are elsewhere, in other threads or behind a network.
+"""`ExternalEpisodes`: episodes whose loops run elsewhere, in other threads or behind a network.
 
-Whoever runs an episode asks for actions and reports rewards; whoever samples answers with a policy, many
-episodes in one batch, and takes the rows.
+A loop asks for actions and reports rewards. The sampler answers with a policy, batching the requests of many
+episodes, and takes the rows.
 
 Example:
     >>> import numpy as np
@@ -57,12 +57,12 @@ __all__ = ["LOGGED", "ExternalEpisodes", "is_in_range"]
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
 _RECORDED: Final = RECORDED | {LOGGED}
-# What describes the choice of an action, and is therefore unknown of those that the policy did not choose.
+# These columns describe the policy's choice, so they are unknown for actions that the policy did not choose.
 _OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
-# Rewards are summed in float64, and float32 in batches.
+# Rewards are summed in float64, but batches hold float32.
 _MOST_REWARD: Final = float(np.finfo(np.float32).max)
 _STATES: Final = (STATE_BEFORE_PREFIX, STATE_OUT_PREFIX)
-#: Of columns, dtype and shape in one row.
+#: Column name -> dtype and shape of one row.
 _Known: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
@@ -71,17 +71,17 @@ class _Episode:
     """One running episode.
 
     Attributes:
-        name: What its loop calls it.
-        running: What callbacks see.
-        slot: Its stream.
-        began: When, on the monotonic clock.
-        heard: When its loop said something last, or was answered.
-        started: Whether callbacks know that it has begun.
-        t: Number of its next step.
-        row: Number of its open row; None where no action is under way.
-        action: The last one, (1, ...), nested as the space; None before the first.
-        reward: For it, so far.
-        info: What came with `reward`.
+        name: The episode's name in its loop.
+        running: The episode that callbacks see.
+        slot: Its stream in the actor.
+        began: Start time, on the monotonic clock.
+        heard: Time of the loop's last call or of the last answer.
+        started: Whether callbacks were notified of its start.
+        t: Number of the next step.
+        row: Number of its open row; None if no action is pending.
+        action: The latest action, (1, ...), nested as the space; None before the first.
+        reward: Sum of the rewards for `action` so far.
+        info: Infos that came with `reward`.
     """
 
     name: str
@@ -99,16 +99,16 @@ class _Episode:
 
 @dataclass(eq=False)
 class _Request:
-    """A loop that waits.
+    """A loop that waits for an action.
 
     Attributes:
-        episode: Whose.
-        obs: (1, ...), nested as the space.
-        logged: The action that it took itself, (1, ...); None: it wants one.
-        columns: Columns that it knows of that action.
-        answered: Set once there is a result.
+        episode: Its episode.
+        obs: The observation, (1, ...), nested as the space.
+        logged: The action that the loop chose, (1, ...); None requests one.
+        columns: Columns that the loop passed for that action.
+        answered: Set when a result is available.
         action: The result.
-        error: Why there is none.
+        error: Why there is no result.
     """
 
     episode: _Episode
@@ -123,26 +123,28 @@ class _Request:
 class ExternalEpisodes:
     """The running episodes and their rows. Thread-safe.
 
-    A row is one transition with the columns of `EnvRunner` and the bool column ``logged_action``. Of logged
-    actions ``action_logp`` and ``action_prob`` are NaN, unless the loop says them: the policy did not choose.
-    A reward belongs to the last action before it. The final observation may be unknown: ``new_obs_valid`` is
-    False there. An episode that nobody ends keeps its last action's row: see `abandon_silent`.
+    A row is one transition, with the columns of `EnvRunner` and the bool column ``logged_action``. For logged
+    actions ``action_logp`` and ``action_prob`` are NaN, unless the loop passes them, because the policy did
+    not choose. A reward belongs to the latest action before it. If the final observation is unknown,
+    ``new_obs_valid`` is False. An episode without an end keeps its last action's row open; see
+    `abandon_silent`.
 
     Args:
-        policy: Acts; bound to its spaces.
-        explore: Whether it explores.
+        policy: Policy that acts; must be bound to its spaces.
+        explore: Whether the policy explores.
         infos: Whether to record infos.
-        immediate: Whether actions are computed where they are asked for, one by one; else by `serve`.
-        timeout: Seconds that a loop waits for an action.
-        callbacks: Get to know of episodes.
-        metrics: Count them.
-        seed: Of the episode ids, or the generator that draws them.
-        worker_index: For callbacks, and for unroll ids.
+        immediate: Compute each action at once, in the requesting thread; else `serve` computes them in
+            batches.
+        timeout: Seconds that a loop waits for an action; None waits without limit.
+        callbacks: Called on episode events.
+        metrics: Counts the episodes.
+        seed: Seed of the episode ids, or the generator that draws them.
+        worker_index: Passed to callbacks, and selects the range of unroll ids.
 
     Attributes:
-        actor: The policy and what it remembers of each episode.
-        progress: Counts rows whose outcome is known, rows that no batch has, and unroll ids.
-        changed: The lock, and what is notified where something happens.
+        actor: The policy and its memory of each episode.
+        progress: Counts rows with a known outcome, rows that no batch will contain, and unroll ids.
+        changed: The lock; notified on each change.
     """
 
     def __init__(
@@ -160,11 +162,11 @@ class ExternalEpisodes:
     ) -> None:
         self.policy = policy
         self.explore = explore
-        self.progress = Progress.of_worker(worker_index)
-        self.changed = threading.Condition(threading.RLock())
+        self.progress: Progress = Progress.of_worker(worker_index)
+        self.changed: threading.Condition = threading.Condition(threading.RLock())
         self._observation_leaves = leaves_of(policy.observation_space)
         self._action_leaves = leaves_of(policy.action_space)
-        self.actor = Actor(policy, *policy.spaces)
+        self.actor: Actor = Actor(policy, *policy.spaces)
         self._rows = AgentRows(policy.observation_space, policy.action_space, infos=infos)
         self._infos = infos
         self._immediate = immediate
@@ -176,7 +178,7 @@ class ExternalEpisodes:
         self._worker_index = worker_index
         self._episodes: dict[str, _Episode] = {}
         self._waiting: list[_Request] = []
-        #: Ids of episodes that are over and have rows, and of those of which rows are not wanted.
+        #: Ids of ended episodes with rows, and of those whose rows are excluded.
         self._over: set[int] = set()
         self._unwanted: set[int] = set()
         #: The policy's columns, once it has acted.
@@ -189,21 +191,23 @@ class ExternalEpisodes:
         """Begin an episode.
 
         Args:
-            episode_id: Its name; None makes one.
+            episode_id: The episode's name; None makes one.
             training_enabled: Whether its rows go into batches.
 
         Returns:
-            The name.
+            The episode's name.
 
         Raises:
-            OptionError: An episode with this name runs.
-            ClosedError: Nobody samples any more.
+            OptionError: An episode with this name is running.
+            ClosedError: The runner is stopped.
         """
         name = uuid.uuid4().hex if episode_id is None else episode_id
         with self.changed:
             self._check_open()
             if name in self._episodes:
-                raise OptionError(f"episode {excerpt(name)} runs already: end it first, or take another name")
+                raise OptionError(
+                    f"episode {excerpt(name)} is already running: end it first, or use another name"
+                )
             running = RunningEpisode(
                 self._new_id(),
                 worker_index=self._worker_index,
@@ -218,32 +222,32 @@ class ExternalEpisodes:
         """Report an observation and wait for the action.
 
         Args:
-            episode_id: Of a running episode.
-            observation: Nested as the space; lists will do.
+            episode_id: Name of a running episode.
+            observation: The observation, nested as the space; lists are accepted.
 
         Returns:
-            The action, in memory of its own.
+            The action, a copy.
 
         Raises:
-            OptionError: There is no such episode, or it waits for an action already.
-            SchemaError: The observation is not of the space.
-            EnvError: Nobody answered in time; the loop may ask again.
-            ClosedError: Nobody samples any more.
+            OptionError: No such episode is running, or it already waits for an action.
+            SchemaError: The observation does not fit the space.
+            EnvError: No action was chosen in time; the loop may ask again.
+            ClosedError: The runner is stopped.
         """
         return self._ask(episode_id, observation, None, {})
 
     def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None:
-        """Report an observation, and the action that was taken instead of the policy's.
+        """Report an observation, and the action that the loop took instead of the policy's.
 
         Args:
-            episode_id: Of a running episode.
-            observation: Nested as the space.
-            action: Nested as the action space.
-            columns: What is known of the choice, such as ``action_logp``: columns that the policy has too.
-                Of ``action_logp`` and ``action_prob`` one is enough.
+            episode_id: Name of a running episode.
+            observation: The observation, nested as the space.
+            action: The action, nested as the action space.
+            columns: Known data of the choice, such as ``action_logp``, in columns that the policy has too.
+                One of ``action_logp`` and ``action_prob`` is enough.
 
         Raises:
-            As `get_action`.
+            As for `get_action`.
         """
         if self._known is not None:
             _check_known(columns, self._known)
@@ -251,18 +255,18 @@ class ExternalEpisodes:
         self._ask(episode_id, observation, acted, columns)
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
-        """Report a reward for the last action; several for one action add up.
+        """Report a reward for the latest action; several rewards for one action add up.
 
         Raises:
-            OptionError: There is no such episode, or no action in it whose outcome is open.
-            SchemaError: The reward is no finite number.
+            OptionError: No such episode is running, or it has no pending action.
+            SchemaError: The reward is not a finite number.
         """
         number = _finite(reward)
         with self.changed:
             episode = self._episode(episode_id)
             if episode.row is None:
                 raise OptionError(
-                    f"episode {excerpt(episode_id)} has a reward before its first action, or while it waits "
+                    f"episode {excerpt(episode_id)} got a reward before its first action, or while it waits "
                     "for the next one: log rewards after an action, before the observation that follows it"
                 )
             episode.heard = time.monotonic()
@@ -276,13 +280,13 @@ class ExternalEpisodes:
         """Report the end of an episode.
 
         Args:
-            episode_id: Of a running episode.
-            observation: The final one; None if nobody knows it.
-            truncated: Whether it was cut, and did not end by itself.
+            episode_id: Name of a running episode.
+            observation: The final observation; None if unknown.
+            truncated: Whether the episode was cut off instead of terminating.
 
         Raises:
-            OptionError: There is no such episode.
-            SchemaError: The observation is not of the space.
+            OptionError: No such episode is running.
+            SchemaError: The observation does not fit the space.
         """
         seen = None if observation is None else _one(self._observation_leaves, observation, Columns.OBS)
         with self.changed:
@@ -301,7 +305,7 @@ class ExternalEpisodes:
         return int(self._ids.integers(0, 1 << 63, dtype=np.int64))
 
     def _forget(self, episode: _Episode) -> None:
-        """It runs no more; rows that wait are those of an episode that is over."""
+        """Remove a running episode; its waiting rows then belong to an ended episode."""
         self._remove(episode)
         eps_id = episode.running.eps_id
         if np.any(self._rows.integers(Columns.EPS_ID) == eps_id):
@@ -315,36 +319,37 @@ class ExternalEpisodes:
         self.actor.free_slot(episode.slot)
 
     def _withdraw(self, episode: _Episode) -> None:
-        """Let a loop go that waits for an action of an episode that ends: its row would never be closed."""
+        """Wake the loop that waits for an action of an ended episode, because its row would stay open."""
         for request in [request for request in self._waiting if request.episode is episode]:
             self._waiting.remove(request)
             request.error = OptionError(
-                f"episode {excerpt(episode.name)} was ended while it waited for an action, by somebody else"
+                f"episode {excerpt(episode.name)} was ended by another caller while it waited for an action"
             )
             request.answered.set()
 
     def abandon(self, episode_id: str, *, keep_rows: bool = True) -> None:
-        """Give up an episode whose loop is gone: it has no end, and its last action's row is dropped.
+        """Give up an episode whose loop is gone; it gets no end, and its last action's row is dropped.
 
         Args:
-            episode_id: Of a running episode.
-            keep_rows: Whether the rows whose outcome is known stay: not if whole episodes are wanted.
+            episode_id: Name of a running episode.
+            keep_rows: Whether to keep the rows with a known outcome. Pass False if only whole episodes are
+                wanted.
 
         Raises:
-            OptionError: There is no such episode.
+            OptionError: No such episode is running.
         """
         with self.changed:
             self._abandon(self._episode(episode_id), keep_rows=keep_rows)
 
     def abandon_silent(self, seconds: float, *, keep_rows: bool = True) -> list[str]:
-        """`abandon` the episodes whose loops have said nothing for so long, and do not wait for an action.
+        """Abandon episodes whose loops were silent this long and do not wait for an action.
 
         Args:
-            seconds: Since the last call for an episode, or the answer to it.
-            keep_rows: As for `abandon`.
+            seconds: Seconds since the loop's last call for the episode, or since its answer.
+            keep_rows: As in `abandon`.
 
         Returns:
-            Their names.
+            Names of the abandoned episodes.
         """
         with self.changed:
             before = time.monotonic() - seconds
@@ -370,7 +375,7 @@ class ExternalEpisodes:
         self.changed.notify_all()
 
     def _drop(self, chosen: NDArray[np.bool_]) -> None:
-        """Forget rows, and count them."""
+        """Drop rows and count them."""
         dropped = int(np.count_nonzero(chosen))
         if not dropped:
             return
@@ -379,14 +384,14 @@ class ExternalEpisodes:
         self._metrics.rows_dropped(dropped)
 
     def _moved(self, numbers: NDArray[np.int64]) -> None:
-        """Note the new numbers of rows."""
+        """Update the row numbers of running episodes."""
         for episode in self._episodes.values():
             if episode.row is not None:
                 episode.row = int(numbers[episode.row])
 
     @property
     def episodes_running(self) -> int:
-        """How many episodes run."""
+        """Number of running episodes."""
         return len(self._episodes)
 
     def _ask(self, episode_id: str, observation: Any, logged: Any, columns: Mapping[str, Any]) -> Any:
@@ -395,7 +400,7 @@ class ExternalEpisodes:
             episode = self._episode(episode_id)
             if any(other.episode is episode for other in self._waiting):
                 raise OptionError(
-                    f"episode {excerpt(episode_id)} waits for an action already, in another thread"
+                    f"episode {excerpt(episode_id)} already waits for an action, in another thread"
                 )
             episode.heard = time.monotonic()
             episode.running.last_observation = observation
@@ -408,12 +413,12 @@ class ExternalEpisodes:
                 self.changed.notify_all()
         if not self._immediate and not request.answered.wait(self._timeout):
             with self.changed:
-                # It may have been answered since: then its row is open, and the action counts.
+                # The request may have been answered since. Then its row is open, and the action counts.
                 if request in self._waiting:
                     self._waiting.remove(request)
                     raise EnvError(
-                        f"nobody chose an action for episode {excerpt(episode_id)} within {self._timeout} s: "
-                        "sample, or give loops more time (timeout=)"
+                        f"no action was chosen for episode {excerpt(episode_id)} within {self._timeout} s: "
+                        "call sample(), or give loops more time (timeout=)"
                     )
         if request.error is not None:
             raise request.error
@@ -425,16 +430,16 @@ class ExternalEpisodes:
             return self._episodes[episode_id]
         except KeyError:
             raise OptionError(
-                f"no episode {excerpt(episode_id)} runs: start it first; {len(self._episodes)} run, such as "
-                f"{excerpt(list(itertools.islice(self._episodes, 3)))}"
+                f"no episode {excerpt(episode_id)} is running: start it first; {len(self._episodes)} are "
+                f"running, such as {excerpt(list(itertools.islice(self._episodes, 3)))}"
             ) from None
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("nobody samples these episodes any more: the runner is stopped")
+            raise ClosedError("the runner is stopped and no longer samples these episodes")
 
     def _close_row(self, episode: _Episode, obs: Any, *, ended: tuple[bool, bool]) -> None:
-        """Say what came of the episode's last action."""
+        """Record the outcome of the episode's latest action."""
         if episode.row is None:
             return
         self._rows.close(
@@ -456,13 +461,13 @@ class ExternalEpisodes:
         self._call("on_episode_step", running)
         self.changed.notify_all()
 
-    # ---- called by whoever samples ----
+    # ---- called by the sampler ----
 
     def serve(self, timeout: float | None = None) -> None:
-        """Wait until something happens, and answer the loops that wait for an action, all at once.
+        """Wait for a change, then answer all waiting loops in one batch.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Maximum seconds to wait.
         """
         with self.changed:
             if not self._waiting:
@@ -475,7 +480,7 @@ class ExternalEpisodes:
         try:
             self._act(requests)
         except BaseException as error:
-            # The loops must not wait for ever; whoever samples gets to know as well.
+            # The loops must not wait without end; the sampler gets the error as well.
             for request in requests:
                 request.error = request.error or error
             if not self._immediate:
@@ -511,7 +516,7 @@ class ExternalEpisodes:
         ]
         acted = acted._replace(extras=columns)
         if len(kept) < len(requests):
-            # One loop's mistake is no other's: those are answered.
+            # One loop's mistake must not affect the others, so they are answered.
             obs, columns, actions, state = (
                 map_structure(lambda leaf: np.asarray(leaf)[kept], value)
                 for value in (obs, columns, acted.actions, acted.state)
@@ -521,7 +526,7 @@ class ExternalEpisodes:
             self._record([requests[i] for i in kept], obs, acted)
 
     def _record(self, requests: list[_Request], obs: Any, acted: Acted) -> None:
-        """Open the rows of what the policy said, and keep the actions for the loops."""
+        """Open rows for the policy's results, and keep the actions for the loops."""
         episodes, columns = [request.episode for request in requests], acted.extras
         parts = [_row_of(acted.actions, i) if r.logged is None else r.logged for i, r in enumerate(requests)]
         for i, request in enumerate(requests):
@@ -535,7 +540,7 @@ class ExternalEpisodes:
             Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
         }
         first = self._rows.open(obs, acted.actions, columns, integers)
-        # Nothing fails from here on: a row that no episode knows would stay open for ever.
+        # Nothing may fail from here on, because a row that no episode knows would stay open.
         self.actor.keep(np.array([episode.slot for episode in episodes]), acted)
         for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
             episode.row, episode.t, episode.action = first + i, episode.t + 1, parts[i]
@@ -548,13 +553,13 @@ class ExternalEpisodes:
     # ---- rows ----
 
     def rows_ready(self, *, whole: bool) -> int:
-        """Rows that `take` would give."""
+        """Number of rows that `take` would return."""
         with self.changed:
             return int(np.count_nonzero(self._chosen(whole=whole)))
 
     @property
     def episodes_ready(self) -> int:
-        """Episodes that are over, and of which `take` would give rows."""
+        """Number of ended episodes whose rows `take` would return."""
         with self.changed:
             return len(self._over)
 
@@ -562,10 +567,10 @@ class ExternalEpisodes:
         """Hand out rows, episode by episode.
 
         Args:
-            whole: Only those of episodes that are over; else all whose outcome is known.
+            whole: Take only rows of ended episodes; else all rows with a known outcome.
 
         Returns:
-            A batch of its own memory, with ``unroll_id`` and without the rows that are not for training.
+            A batch that owns its memory, with ``unroll_id`` and without rows excluded from training.
         """
         with self.changed:
             chosen = self._chosen(whole=whole)
@@ -574,7 +579,7 @@ class ExternalEpisodes:
             unwanted = self._unwanted | {
                 e.running.eps_id for e in self._episodes.values() if not e.running.training_enabled
             }
-            # What has no rows any more is forgotten: there are ever new episodes.
+            # Forget episodes without rows, because the number of episodes grows without limit.
             left = set(self._rows.integers(Columns.EPS_ID).tolist())
             self._over &= left
             self._unwanted &= left
@@ -587,10 +592,10 @@ class ExternalEpisodes:
         return chosen
 
     def _finished(self, columns: dict[str, Any], unwanted: set[int]) -> SampleBatch:
-        if Columns.EPS_ID not in columns:  # Nobody has acted yet.
+        if Columns.EPS_ID not in columns:  # No action yet.
             return SampleBatch(columns)
         eps_id = columns[Columns.EPS_ID]
-        # Rows lie in the order of time, and episodes run side by side.
+        # Rows lie in time order, and episodes run side by side.
         _, first, episode = np.unique(eps_id, return_index=True, return_inverse=True)
         order = np.argsort(first[episode], kind="stable")
         kept = order[~np.isin(eps_id[order], list(unwanted))]
@@ -604,24 +609,24 @@ class ExternalEpisodes:
         return batch
 
     def unroll_ids(self, eps_id: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids, never given before, of the pieces of episodes that follow one another in ``eps_id``."""
+        """Assign a new id to each run of equal ids in ``eps_id``, one value per row."""
         with self.changed:
             return self.progress.unroll_ids(eps_id)
 
     @property
     def rows_waiting(self) -> int:
-        """Rows whose outcome is known and that were not handed out."""
+        """Rows with a known outcome that were not handed out yet."""
         with self.changed:
             return self._rows.closed_rows
 
     def go_on_from(self, progress: Progress, ids: np.random.Generator) -> None:
-        """Continue counting where another runner was, and draw other ids than it did.
+        """Continue counting from another runner's counters, with new episode ids.
 
-        Loops cannot be stopped here: episodes that run, and rows that wait, get new ids.
+        Loops cannot be stopped here, so running episodes and waiting rows get new ids.
 
         Args:
-            progress: Of the other runner.
-            ids: Draws ids of episodes.
+            progress: Counters of the other runner.
+            ids: Generator that draws episode ids.
         """
         with self.changed:
             self._ids = ids
@@ -637,7 +642,7 @@ class ExternalEpisodes:
                 each.eps_id = new[each.eps_id]
 
     def close(self) -> None:
-        """Let everybody who waits go, with a ClosedError."""
+        """Wake all waiting loops with a ClosedError."""
         with self.changed:
             self._closed = True
             for request in self._waiting:
@@ -648,7 +653,7 @@ class ExternalEpisodes:
 
 
 def _known_of(episodes: list[_Episode]) -> dict[str, NDArray[np.int64]]:
-    """What a policy may ask for of the steps that begin."""
+    """The input columns that a policy may request for new steps."""
     nothing = np.zeros(len(episodes), np.int64)
     return {
         Columns.T: np.array([episode.t for episode in episodes]),
@@ -659,7 +664,7 @@ def _known_of(episodes: list[_Episode]) -> dict[str, NDArray[np.int64]]:
 
 
 def _one(specs: list[Leaf], value: Any, column: str) -> Any:
-    """A value of a space as a batch of one, in memory of its own."""
+    """Copy one value of a space into a batch of one."""
     found = []
     for leaf in specs:
         part = leaf_of(value, leaf.path)
@@ -675,11 +680,11 @@ def _one(specs: list[Leaf], value: Any, column: str) -> Any:
 
 
 def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:
-    """A leaf's value in its dtype, if that holds it, in memory of its own."""
+    """Copy a leaf's value into its dtype; raises SchemaError if the dtype cannot hold the value."""
     try:
         given = np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
     except ValueError as error:
-        raise _misfit(leaf, f"{excerpt(part)}, which is no array", column) from error
+        raise _misfit(leaf, f"{excerpt(part)}, which is not an array", column) from error
     whole = given.dtype.kind in "iu" and leaf.dtype.kind in "iu"
     if given.shape != leaf.shape or not (whole or np.can_cast(given.dtype, leaf.dtype, "same_kind")):
         raise _misfit(leaf, f"{given.dtype} {given.shape}", column)
@@ -688,19 +693,21 @@ def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:
     else:
         with np.errstate(over="ignore"):
             made = given.astype(leaf.dtype)
-        # Lists of Python's numbers are int64 and float64: they go into smaller types if these hold them.
+        # Lists of Python numbers become int64 and float64. Smaller types are accepted if they hold the
+        # values.
         kept = made == given if whole else np.isfinite(made) | ~np.isfinite(given)
         if not np.all(kept):
-            raise _misfit(leaf, f"{excerpt(given.tolist())}, of which {leaf.dtype} holds not all", column)
+            raise _misfit(leaf, f"{excerpt(given.tolist())}, which {leaf.dtype} cannot hold", column)
     if not is_in_range(leaf.space, made):
         raise _misfit(leaf, excerpt(made.tolist()), column)
     return made
 
 
 def is_in_range(space: gym.Space[Any], values: NDArray[Any]) -> bool:
-    """Whether all ``values``, (..., *shape of the space), are among those that a discrete space has.
+    """Whether all ``values``, (..., *shape of the space), are values of a discrete space.
 
-    Of others True: observations out of a Box's bounds are common, and nobody looks anything up by them.
+    True for other spaces: observations outside a Box's bounds are common and harmless, because they are never
+    used as indices.
     """
     if isinstance(space, (Discrete, MultiDiscrete)):
         count = space.n if isinstance(space, Discrete) else space.nvec
@@ -725,18 +732,18 @@ def _finite(reward: Any) -> float:
 
 def _misfit(leaf: Leaf, found: str, column: str) -> SchemaError:
     return SchemaError(
-        f"the loop gave {found}, and {excerpt(str(leaf.space))} holds {leaf.dtype} {leaf.shape}",
+        f"the loop gave {found}, but {excerpt(str(leaf.space))} expects {leaf.dtype} {leaf.shape}",
         column="/".join(filter(None, (column, path_text(leaf.path)))),
     )
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Batches of one as one batch."""
+    """Concatenate batches of one."""
     return map_structure(lambda *found: np.concatenate(found), *parts)
 
 
 def _row_of(values: Any, i: int) -> Any:
-    """Row ``i`` as a batch of one, in memory of its own."""
+    """Copy row ``i`` as a batch of one."""
     return map_structure(lambda leaf: np.array(np.asarray(leaf)[i : i + 1]), values)
 
 
@@ -744,23 +751,23 @@ def _check_known(given: Mapping[str, Any], known: _Known) -> None:
     for name, value in given.items():
         if name not in known:
             raise SchemaError(
-                f"log_action() was given a column that the policy does not have: it has {sorted(known)}",
+                f"log_action() got a column that the policy does not have: expected some of {sorted(known)}",
                 column=name,
             )
         dtype, shape = known[name]
         try:
             found = np.asarray(value)
         except ValueError as error:
-            raise SchemaError(f"log_action() was given {excerpt(value)}: {error}", column=name) from error
+            raise SchemaError(f"log_action() got {excerpt(value)}: {error}", column=name) from error
         if found.shape != shape or not np.can_cast(found.dtype, dtype, "same_kind"):
             raise SchemaError(
-                f"log_action() was given {found.dtype} {found.shape}, and the policy has {dtype} {shape}",
+                f"log_action() got {found.dtype} {found.shape}, but the policy has {dtype} {shape}",
                 column=name,
             )
 
 
 def _is_sound(request: _Request, known: _Known) -> bool:
-    """Whether a request can be answered; else it has its error."""
+    """Whether a request can be answered; sets its error if not."""
     try:
         _check_known(request.columns, known)
     except SchemaError as error:
@@ -770,7 +777,7 @@ def _is_sound(request: _Request, known: _Known) -> bool:
 
 
 def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
-    """Put what is known of a logged action into row ``i`` of the policy's columns."""
+    """Write the known data of a logged action into row ``i`` of the policy's columns."""
     for name in _OF_THE_CHOICE:
         if name in columns and columns[name].dtype.kind == "f":
             columns[name][i] = np.nan
@@ -782,8 +789,8 @@ def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any])
 
 
 def _implied(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The probability of an action whose logarithm is known, and the other way round."""
-    with np.errstate(divide="ignore"):  # Of 0 the logarithm is -inf.
+    """Compute the probability from its logarithm, or the logarithm from the probability."""
+    with np.errstate(divide="ignore"):  # log(0) is -inf.
         if Columns.ACTION_LOGP in known:
             return {Columns.ACTION_PROB: np.exp(known[Columns.ACTION_LOGP])}
         if Columns.ACTION_PROB in known:

@@ -1,4 +1,4 @@
-"""`ExternalRunner`: samples an `ExternalEnv`: answers its loops, and gives their rows."""
+"""`ExternalRunner`: samples an `ExternalEnv`. It answers the environment's loops and returns their rows."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ExternalRunner"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# How long the loop's thread is waited for when the runner stops: it may be in a simulator's call.
+# How long to wait for the loop's thread when the runner stops: it may be inside a simulator's call.
 _STOP_SECONDS = 5.0
-# What is used of a config here, and what a worker may use of it.
+# The config fields used here, and those that a worker may use.
 _USED = frozenset(
     {"rollout_fragment_length", "train_batch_size", "batch_mode", "explore", "record_infos", "count_steps_by"}
 )
@@ -48,28 +48,29 @@ _OF_WORKERS = frozenset(
         "shuffle_buffer_size",
     }
 )
-# How often it is looked whether the loop has ended meanwhile.
+# How often to check whether the loop ended.
 _LOOK_SECONDS = 0.2
 
 
 class ExternalRunner(Runner[Episode]):
-    """Lets ``env`` play in a thread of its own, chooses its actions while it samples, and collects rows.
+    """Runs ``env`` in its own thread, chooses its actions while it samples, and collects rows.
 
-    Between two calls of `run` the loops that ask for an action wait. Rows are those of
+    Between two calls of `run`, loops that request an action wait. Rows are those of
     `rlio.sampling.external_episodes.ExternalEpisodes`, postprocessed by the policy.
 
     Args:
-        env: The environment, whose `ExternalEnv.run` is started here.
-        policy: Acts; bound to the environment's spaces here, if it was not before.
-        config: Of it, ``rollout_fragment_length`` (rows of all episodes together), ``batch_mode``,
-            ``explore`` and ``record_infos`` count.
+        env: The environment; the runner starts its `ExternalEnv.run`.
+        policy: Policy that acts; the runner binds it to the environment's spaces if it is not bound yet.
+        config: Uses only ``rollout_fragment_length`` (rows of all episodes together), ``train_batch_size``,
+            ``batch_mode``, ``count_steps_by``, ``explore`` and ``record_infos``; others are refused.
         callbacks: See `rlio.sampling.callbacks`.
-        seed: Of the policy, if it is not bound yet, and of the episode ids.
-        worker_index: Makes those of workers with the same ``seed`` different.
-        timeout: Seconds that a loop waits for an action before it gets an `EnvError`; None: for ever.
+        seed: Seed of the policy, if it is not bound yet, and of the episode ids.
+        worker_index: Gives workers with the same ``seed`` different seeds and ids.
+        timeout: Seconds that a loop waits for an action before it gets an `EnvError`; None waits without
+            limit.
 
     Raises:
-        OptionError: ``env`` is none, or the policy cannot act in its spaces.
+        OptionError: ``env`` is not an `ExternalEnv`, or the policy cannot act in its spaces.
     """
 
     def __init__(
@@ -84,13 +85,16 @@ class ExternalRunner(Runner[Episode]):
         timeout: float | None = None,
     ) -> None:
         if not isinstance(env, ExternalEnv):
-            raise OptionError(f"env={excerpt(env)}: expected an ExternalEnv; others are EnvRunner's")
+            raise OptionError(
+                f"env={excerpt(env)}: expected an ExternalEnv; use EnvRunner for other environments"
+            )
         super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
-        self.env, self.policy = env, policy
-        self.config = self.config.resolved()
+        self.env: ExternalEnv = env
+        self.policy: Policy = policy
+        self.config: RolloutConfig = self.config.resolved()
         self.config.refuse_others("the sampler of an ExternalEnv", _USED | _OF_WORKERS)
         policy.bind(env.observation_space, env.action_space, self._seeds.policy)
-        self.episodes = ExternalEpisodes(
+        self.episodes: ExternalEpisodes = ExternalEpisodes(
             policy,
             explore=self.config.explore,
             infos=self.config.record_infos,
@@ -102,47 +106,47 @@ class ExternalRunner(Runner[Episode]):
         )
         self._progress = self.episodes.progress
         self._whole = self.config.batch_mode == "complete_episodes"
-        #: What ended the loop, and whether that was raised.
+        #: The error that ended the loop, and whether it was raised.
         self._error: BaseException | None = None
         self._error_told = False
         env.attach(self.episodes)
-        #: Whose the loop's thread is.
+        #: The process that owns the loop's thread.
         self._owner = Owner()
-        # A daemon: a loop that hangs must not keep the interpreter.
+        # A daemon thread: a loop that hangs must not keep the interpreter alive.
         self._thread = threading.Thread(target=self._play, name="rlio-external-env", daemon=True)
         self._thread.start()
 
     def _play(self) -> None:
         try:
             self.env.run()
-        except BaseException as error:  # Whatever it is: it is raised where experience is sampled.
-            if isinstance(error, ClosedError) and self._closed:  # Which the loop has noticed.
-                logger.debug("the loop of %s has ended with its runner", type(self.env).__name__)
+        except BaseException as error:  # Sampling raises any error again.
+            if isinstance(error, ClosedError) and self._closed:  # The loop noticed the stop.
+                logger.debug("the loop of %s ended with its runner", type(self.env).__name__)
             else:
                 self._error = error
         with self.episodes.changed:
             self.episodes.changed.notify_all()
 
-    # ---- what it samples ----
+    # ---- environment and spaces ----
 
     @property
     def env_id(self) -> str | None:
-        """None: an external environment is in no registry."""
+        """None, because an external environment is not in a registry."""
         return None
 
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """Of one observation."""
+        """Space of one observation."""
         return self.env.observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:
-        """Of one action."""
+        """Space of one action."""
         return self.env.action_space
 
     @property
     def unit(self) -> Unit:
-        """What its batches can be cut by: sequences, if the policy is recurrent."""
+        """The unit by which batches can be cut: sequences, if the policy is recurrent."""
         return "sequences" if self.policy.is_recurrent else "steps"
 
     @property
@@ -154,20 +158,20 @@ class ExternalRunner(Runner[Episode]):
         return self.episodes.rows_waiting
 
     def run(self, steps: int | None = None) -> SampleBatch:
-        """Answer loops until there are rows for a batch.
+        """Answer loops until there are enough rows for a batch.
 
         Args:
-            steps: In place of the config's ``rollout_fragment_length``.
+            steps: Overrides the config's ``rollout_fragment_length``.
 
         Returns:
-            At least ``steps`` rows, all that there are; in complete mode those of whole episodes only. Fewer
-            at the end of the loop.
+            All available rows, at least ``steps``; in complete mode only those of whole episodes. Fewer at
+            the end of the loop.
 
         Raises:
-            EndOfData: The loop has ended, and there are no more rows.
-            EnvError: It has raised an error, which is the cause; the rows before it come with the next calls,
-                and then this error again.
-            ClosedError: After `stop`.
+            EndOfData: The loop ended, and no rows are left.
+            EnvError: The loop raised an error, which is the cause. Later calls return the rows before the
+                error, and then raise it again.
+            ClosedError: The runner is stopped.
         """
         return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
@@ -178,7 +182,7 @@ class ExternalRunner(Runner[Episode]):
 
     @property
     def rows_ready(self) -> int:
-        """Rows that `hand_out` would give."""
+        """Number of rows that `hand_out` would return."""
         return self.episodes.rows_ready(whole=self._whole)
 
     def _explore(self, explore: bool) -> None:
@@ -189,8 +193,8 @@ class ExternalRunner(Runner[Episode]):
     ) -> list[Episode]:
         if at_random or force_reset:
             raise OptionError(
-                "random_actions and force_reset are for environments that a runner steps: the loops of an "
-                "ExternalEnv go on, and can act at random themselves with log_action()"
+                "random_actions and force_reset require environments that a runner steps. The loops of an "
+                "ExternalEnv continue; they can act at random with log_action()"
             )
         if episodes is None:
             batch = self._sampled(steps)
@@ -201,13 +205,13 @@ class ExternalRunner(Runner[Episode]):
         return [Episode.from_batch(rows) for rows in without_states(batch).split_by_episode()]
 
     def serve_until(self, enough: Callable[[], bool]) -> None:
-        """Answer loops until there is ``enough``, or no more to come; for who hands out the rows itself.
+        """Answer loops until ``enough`` is true or the loop ended, for callers that hand out the rows.
 
         Raises:
-            EndOfData: As `run`, like EnvError and ClosedError.
+            EndOfData: As for `run`, like EnvError and ClosedError.
         """
         self._owner.check(type(self).__name__)
-        # What happens between looking and waiting would wake nobody: the lock is held meanwhile.
+        # Hold the lock between the check and the wait, because a change in between would not wake the wait.
         with self.episodes.changed:
             while not enough():
                 self._check_open()
@@ -221,7 +225,9 @@ class ExternalRunner(Runner[Episode]):
                 elif self._error is not None:
                     self._raise(self._error)
                 else:
-                    raise EndOfData(f"{type(self.env).__name__}.run() has ended, and its rows were given")
+                    raise EndOfData(
+                        f"{type(self.env).__name__}.run() ended, and all its rows were handed out"
+                    )
 
     def _raise(self, error: BaseException) -> NoReturn:
         raise EnvError(
@@ -229,32 +235,32 @@ class ExternalRunner(Runner[Episode]):
         ) from error
 
     def abandon_silent(self, seconds: float) -> list[str]:
-        """Give up episodes of loops that are gone; see `ExternalEpisodes.abandon_silent`.
+        """Give up episodes whose loops are gone; see `ExternalEpisodes.abandon_silent`.
 
-        In complete mode none of their rows are kept.
+        In complete mode, their rows are dropped.
         """
         return self.episodes.abandon_silent(seconds, keep_rows=not self._whole)
 
     def hand_out(self) -> SampleBatch:
-        """The rows that are ready, postprocessed, with a recurrent policy's state before each of them."""
+        """Return the ready rows, postprocessed, with a recurrent policy's state before each row."""
         return self.postprocessed(self.episodes.take(whole=self._whole))
 
     def postprocessed(self, batch: SampleBatch) -> SampleBatch:
-        """Count rows of episodes that this runner's policy acted in, and let it postprocess them."""
+        """Count rows in which this runner's policy acted, and postprocess them."""
         self.metrics.sampled(len(batch), weights_seq_no=self.policy.weights_seq_no)
         return self._postprocessed(batch) if len(batch) else batch
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        """Observation and action space, under ``"__env__"`` and of the policy: they are the same."""
+        """Observation and action space, the same for ``"__env__"`` and for the policy."""
         spaces = self.observation_space, self.action_space
         return {"__env__": spaces, DEFAULT_POLICY_ID: spaces}
 
     def assert_healthy(self) -> None:
-        """Check that there is something to sample.
+        """Raise if the runner cannot sample.
 
         Raises:
-            ClosedError: After `stop`.
-            EnvError: The loop has raised an error.
+            ClosedError: The runner is stopped.
+            EnvError: The loop raised an error.
         """
         self._check_open()
         if self._error is not None:
@@ -267,19 +273,19 @@ class ExternalRunner(Runner[Episode]):
         with self.episodes.changed:
             return super().state_dict()
 
-    def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
-        # Loops that run go on; their episodes, and the rows that wait, get new ids.
+    def _start_over(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
+        # Running loops continue; their episodes and the waiting rows get new ids.
         self.episodes.go_on_from(progress, seeds.episode_ids())
 
     def interrupt(self) -> None:
-        """Let the loops go, and a `run` that waits in another thread, all with a ClosedError."""
+        """Wake the loops and a `run` that waits in another thread, all with a ClosedError."""
         if not self._owner.is_here:
             return
         self._closed = True
         self.episodes.close()
 
     def stop(self) -> None:
-        """Let the loops go, which get a ClosedError, and wait some seconds for the environment's thread.
+        """Wake the loops with a ClosedError, and wait some seconds for the environment's thread.
 
         May be called again.
         """
@@ -292,7 +298,7 @@ class ExternalRunner(Runner[Episode]):
             self._thread.join(_STOP_SECONDS)
             if self._thread.is_alive():
                 logger.warning(
-                    "%s.run() goes on %.0f s after its runner was stopped: it asks for no actions",
+                    "%s.run() is still running %.0f s after its runner stopped: it requests no actions",
                     type(self.env).__name__,
                     _STOP_SECONDS,
                 )

@@ -1,4 +1,4 @@
-"""`synchronize_filters`: several workers' running statistics put together, each observation counted once.
+"""`synchronize_filters`: merges the running statistics of several workers, each observation counted once.
 
 Example:
     >>> from rlio.connectors.mean_std import MeanStdFilter
@@ -44,7 +44,7 @@ def filters_in(pipeline: Pipeline) -> list[MeanStdFilter]:
 
 
 def copies_of(filters: Sequence[MeanStdFilter], *, flush_after: bool) -> list[MeanStdFilter]:
-    """Copies; with ``flush_after`` the buffers of ``filters`` are reset then."""
+    """Copy ``filters``; with ``flush_after``, then reset the originals' buffers."""
     copies = [each.copy() for each in filters]
     if flush_after:
         for each in filters:
@@ -56,10 +56,10 @@ def make_equal(filters: Sequence[MeanStdFilter], others: Sequence[MeanStdFilter]
     """Make ``filters`` equal to ``others``.
 
     Raises:
-        StateError: There are more or fewer of them.
+        StateError: The numbers of filters differ.
     """
     if len(others) != len(filters):
-        raise StateError(f"{len(others)} filters for the {len(filters)} that are here")
+        raise StateError(f"found {len(others)} filters, expected {len(filters)}")
     for mine, other in zip(filters, others, strict=True):
         mine.sync(other)
 
@@ -67,18 +67,18 @@ def make_equal(filters: Sequence[MeanStdFilter], others: Sequence[MeanStdFilter]
 def add_changes(
     joint: Mapping[str, Sequence[MeanStdFilter]], parts: Iterable[Mapping[str, Sequence[MeanStdFilter]]]
 ) -> None:
-    """Add what came into the buffers of ``parts`` to ``joint``.
+    """Add the buffers of ``parts`` to ``joint``.
 
     Raises:
-        StateError: They are unlike filters; nothing is added.
+        StateError: The filters differ; nothing is added.
     """
     counts = {policy_id: len(own) for policy_id, own in joint.items()}
     given = list(parts)
     for part in given:
         if {policy_id: len(own) for policy_id, own in part.items()} != counts:
             raise StateError(
-                f"workers have filters of {excerpt(sorted(joint))} and {excerpt(sorted(part))}, or unlike "
-                "numbers of them: synchronise workers that were made alike"
+                f"workers have filters of {excerpt(sorted(joint))} and {excerpt(sorted(part))}, or "
+                "different numbers of filters: synchronise only workers that were made alike"
             )
     for part in given:
         for policy_id, filters in joint.items():
@@ -87,15 +87,15 @@ def add_changes(
 
 
 def synchronize_filters(workers: Iterable[HasFilters]) -> None:
-    """Add what each of ``workers`` saw since the last time to the filters of all of them.
+    """Add the observations that each worker saw since the last call to the filters of all.
 
-    Workers begin alike: all new, restored from one state, or synchronised before.
+    Workers must start equal: all new, restored from one state, or synchronised before.
 
     Args:
         workers: Runners or workers with the same filters.
 
     Raises:
-        StateError: They have different ones; nothing is lost then, but buffers may be flushed.
+        StateError: The workers have different filters. No statistics are lost, but buffers may be flushed.
     """
     given = list(workers)
     if not given:

@@ -1,4 +1,4 @@
-"""`LoggedEvaluation`: what a worker's policies would earn, by the rows that the worker reads meanwhile.
+"""`LoggedEvaluation`: estimates what a worker's policies would earn from the rows that the worker reads.
 
 Example:
     >>> import numpy as np
@@ -43,20 +43,20 @@ from rlio.sampling.config import INPUT_ESTIMATORS, RolloutConfig
 
 __all__ = ["Judged", "LoggedEvaluation"]
 
-# As `MetricsCollector`: who never asks is not to fill the memory.
+# As in `MetricsCollector`: memory stays bounded even if the metrics are never requested.
 _MOST_EPISODES: Final = 65_536
-# Rows that wait for the rest of their episode: some hundred megabytes of Python objects at the very most.
+# Rows that wait for the rest of their episode: at most some hundred megabytes of Python objects.
 _MOST_WAITING: Final = 1_000_000
 _WEIGHTED: Final = ("wis", "wpdis", "stepwise_wis")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What logged episodes said about one policy.
+    """Estimates for one policy from logged episodes.
 
     Attributes:
-        names: Those of ``input_evaluation``.
-        estimation: What is estimated.
+        names: The names in ``input_evaluation``.
+        estimation: The estimation settings.
         evidence: The episodes.
     """
 
@@ -65,7 +65,7 @@ class Judged:
     evidence: Evidence
 
     def plus(self, other: Judged) -> Judged:
-        """The episodes of both, the latest 65,536 of them; neither is changed."""
+        """Combine the episodes of both, the latest 65,536 of them; changes neither."""
         both = self.estimation.evidence()
         both.absorb(self.evidence)
         both.absorb(other.evidence)
@@ -73,17 +73,17 @@ class Judged:
         return Judged(self.names, self.estimation, both)
 
     def summarise(self) -> dict[str, dict[str, Any]]:
-        """Name of ``input_evaluation`` -> numbers, and how sure they are; {} without an episode.
+        """Name in ``input_evaluation`` -> numbers with their reliability; {} without an episode.
 
-        By RLlib's names: ``v_behavior``, ``v_target``, ``v_gain``, which is v_target / v_behavior (None where
-        v_behavior is not above 0), and ``v_delta``, their difference. ``estimator`` is the name in
+        The names are RLlib's: ``v_behavior``, ``v_target``, ``v_gain``, which is v_target / v_behavior (None
+        if v_behavior is not above 0), and ``v_delta``, their difference. ``estimator`` is the name in
         `rlio.evaluation`.
         """
         if not self.evidence.episodes:
             return {}
         estimation = self.estimation
         if not self.evidence.has_weight:
-            # No episode could be the policy's: an average over none is nothing.
+            # The target policy could have produced no episode, and a weighted average over none is undefined.
             names = [name for name in estimation.estimators if name not in _WEIGHTED]
             if not names:
                 return {}
@@ -112,18 +112,18 @@ def _numbers(estimate: OffPolicyEstimate) -> dict[str, Any]:
 
 
 class LoggedEvaluation:
-    """Judges policies, as they are when rows come, by those rows.
+    """Judges the current policies by the rows that a worker reads.
 
-    Episodes may come in parts, batch by batch. Rows of those that are never whole (as a reader was restored
-    in the middle of them, say) are given up once a million wait, and such episodes are counted.
+    Episodes may come in parts, batch by batch. Rows of episodes that never become whole (for example because
+    a reader was restored in the middle of them) are dropped once a million wait; such episodes are counted.
 
     Args:
-        config: Of it, ``input_evaluation``, ``input_evaluation_gamma``, ``explore`` and what is done to
-            actions that are read.
-        policies: By id; asked for anew with each batch, as they may be exchanged.
+        config: Uses ``input_evaluation``, ``input_evaluation_gamma``, ``explore`` and the settings that adapt
+            actions read.
+        policies: Policies by id, looked up for each batch because they may be replaced.
 
     Raises:
-        OptionError: There is no discount.
+        OptionError: The discount is missing.
     """
 
     def __init__(self, config: RolloutConfig, policies: Mapping[str, Policy]) -> None:
@@ -136,14 +136,14 @@ class LoggedEvaluation:
         self._policies = policies
         self._evaluators: dict[str, OffPolicyEvaluator] = {}
         self._lock = threading.Lock()
-        #: Readers whose rows are judged.
-        self.sources = 0
+        #: Number of readers whose rows are judged.
+        self.sources: int = 0
 
     def judge_of(self, reader: InputReader) -> Callable[[Batch], Batch]:
-        """A function for a `MappedInput` of ``reader``: it judges by a batch and returns it as it is.
+        """Make a function for a `MappedInput` of ``reader`` that judges by a batch and returns it unchanged.
 
         Raises:
-            OptionError: It is known of the reader that its rows make no whole episodes.
+            OptionError: The reader's rows are known not to form whole episodes.
         """
         _check_order(reader)
         source, in_order = self.sources, keeps_order(reader)
@@ -161,7 +161,7 @@ class LoggedEvaluation:
         policy = self._policies.get(policy_id)
         if policy is None:
             raise OptionError(
-                f"rows of the policy {excerpt(policy_id)} were read, but the worker has "
+                f"the rows belong to the policy {excerpt(policy_id)}, but the worker has "
                 f"{excerpt(list(self._policies))}"
             )
         target = Target(policy, explore=self._config.explore)
@@ -173,8 +173,8 @@ class LoggedEvaluation:
         adapts = config.clip_actions or config.normalize_actions
         if adapts and not config.actions_in_input_normalized and target.has_densities(actions):
             raise OptionError(
-                "actions that are read are clipped or scaled, so that the recorded densities are not theirs: "
-                "input_evaluation can be 'simulation' only, or record what the policy gave "
+                "actions read are clipped or scaled, so their recorded densities no longer apply: use "
+                "input_evaluation='simulation' only, or record the policy's own actions "
                 "(actions_in_input_normalized=True)"
             )
         evaluator.target = target
@@ -182,7 +182,7 @@ class LoggedEvaluation:
         evaluator.evidence.keep_last(_MOST_EPISODES)
 
     def take(self) -> dict[str, Judged]:
-        """By policy id, what whole episodes said since the last call."""
+        """Return estimates by policy id, from the episodes completed since the last call."""
         with self._lock:
             return {
                 policy_id: Judged(self._names, self._estimation, evaluator.evidence.taken())
@@ -191,22 +191,22 @@ class LoggedEvaluation:
 
 
 def _check_order(reader: InputReader) -> None:
-    """Refuse a reader of which it is known that its rows make no whole episodes.
+    """Refuse a reader whose rows are known not to form whole episodes.
 
     Raises:
-        OptionError: They come shuffled, or the rows between them go to other workers.
+        OptionError: The rows are shuffled, or other workers get some of them.
     """
     options = getattr(reader, "options", None)
     if not isinstance(options, ReadOptions) or isinstance(reader, JsonReader):
-        return  # Who reads records shuffles and deals these, and one may hold whole episodes.
-    instead = "judge the whole data set with rlio.evaluation.evaluate_offline, or by 'simulation'"
+        return  # Records are shuffled and dealt as units, and may hold whole episodes.
+    instead = "judge the whole data set with rlio.evaluation.evaluate_offline, or use 'simulation'"
     if options.shuffle:
         raise OptionError(
-            "input_evaluation judges whole episodes, but rows come shuffled: shuffle batches with "
+            "input_evaluation judges whole episodes, but the rows are shuffled: shuffle batches with "
             f"shuffle_buffer_size, {instead}"
         )
     if options.shard[1] > 1:
         raise OptionError(
-            f"input_evaluation judges whole episodes, but the rows are shared out among {options.shard[1]} "
+            f"input_evaluation judges whole episodes, but the rows are divided among {options.shard[1]} "
             f"workers, batch by batch: {instead}"
         )

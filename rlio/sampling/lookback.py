@@ -1,4 +1,4 @@
-"""`LookBack`: the last steps of the episodes that go on, for the chunks that follow.
+"""`LookBack`: keeps the last steps of running episodes for the chunks that follow.
 
 Example:
     >>> from rlio.batch.episode import Episode
@@ -24,10 +24,10 @@ __all__ = ["LookBack"]
 
 
 class LookBack:
-    """Gives chunks of episodes the steps before them.
+    """Adds the preceding steps to chunks of episodes.
 
     Args:
-        steps: At most so many; 0 for none.
+        steps: Maximum number of steps; 0 for none.
     """
 
     def __init__(self, steps: int) -> None:
@@ -35,11 +35,11 @@ class LookBack:
         self._kept: dict[int | str, Episode] = {}
 
     def follow(self, chunks: Iterable[Episode], *, running: Collection[int | str]) -> list[Episode]:
-        """Give each of ``chunks`` its ``lookback``, where the chunk before was the last of its episode here.
+        """Set the ``lookback`` of each chunk whose predecessor was the last chunk seen of its episode.
 
         Args:
-            chunks: What was sampled; several chunks of an episode in their order.
-            running: Ids of the episodes that go on.
+            chunks: Sampled chunks; several chunks of an episode in their order.
+            running: Ids of the episodes that continue.
         """
         given = list(chunks)
         if not self._steps:
@@ -53,11 +53,11 @@ class LookBack:
         return given
 
     def forget(self) -> None:
-        """No episode goes on."""
+        """Forget all episodes."""
         self._kept.clear()
 
     def _tail(self, chunk: Episode) -> Episode:
-        """Copies of its last steps: views would hold a whole batch."""
+        """Copy the chunk's last steps, because views would keep a whole batch in memory."""
         whole = chunk
         if chunk.lookback is not None and len(chunk) < self._steps:
             whole = chunk.with_lookback()
@@ -78,7 +78,7 @@ class LookBack:
 
 
 def _continues(before: Episode, chunk: Episode) -> bool:
-    """Whether the two can be joined: nothing was served in between, and they have the same columns."""
+    """Whether the chunks are consecutive and have the same columns, and can be joined."""
     return (
         before.t_started + len(before) == chunk.t_started
         and before.extra_outputs.keys() == chunk.extra_outputs.keys()

@@ -1,4 +1,4 @@
-"""`MetricsCollector`: what a runner counts; `RolloutMetrics`: what became of it, to be merged and summarised.
+"""`MetricsCollector` counts what a runner does; `RolloutMetrics` holds the result, merges and summarises it.
 
 Example:
     >>> import numpy as np
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "EpisodeMetrics", "MetricsCollector", "PerfCounters", "RolloutMetrics"]
 
-# Any in this module: users' metrics are numbers, lists or arrays; media are what they like.
+# Any in this module: users' metrics are numbers, lists or arrays; media are any objects.
 
-# Episodes that wait for `drain`, at most: a user who never asks must not run out of memory.
+# Maximum number of episodes that wait for `drain`, because memory must stay bounded if it is never called.
 _MOST_EPISODES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeMetrics:
-    """An episode that has ended. Field names are RLlib's, where it has them.
+    """An episode that ended. Field names are RLlib's, where RLlib has them.
 
     Attributes:
-        length: Steps of the environment.
-        total_reward: Sum of all agents' rewards, not clipped.
-        duration_s: Seconds that it took; NaN where nobody looked.
-        agent_rewards: The sum by (agent id, policy id); empty with one agent.
-        custom_metrics: Numbers, or arrays of them, from callbacks.
+        length: Environment steps.
+        total_reward: Sum of all agents' unclipped rewards.
+        duration_s: Duration in seconds; NaN if not measured.
+        agent_rewards: Sum of rewards by (agent id, policy id); empty with one agent.
+        custom_metrics: Numbers or arrays of numbers, from callbacks.
         hist_data: Lists of numbers from callbacks.
         media: Pictures, videos and the like from callbacks.
     """
@@ -64,19 +64,19 @@ class EpisodeMetrics:
 
 
 class PerfCounters:
-    """Where the time of sampling goes, by laps: about 0.1 us each.
+    """Measures where sampling time goes, in laps that cost about 0.1 us each.
 
-    Call `begin` before a step, `lap` when a part of it is over, and `end_step` at its end.
+    Call `begin` before a step, `lap` after each part, and `end_step` at its end.
 
     Args:
-        ema_coef: Weight of the newest step in exponential moving averages; None for the plain average of all
-            steps since the last `take`. RLlib's ``sampler_perf_stats_ema_coef``.
+        ema_coef: Weight of the newest step in exponential moving averages; None gives the plain average of
+            all steps since the last `take`. RLlib's ``sampler_perf_stats_ema_coef``.
 
     Raises:
         OptionError: ``ema_coef`` is not within (0, 1].
     """
 
-    #: Parts, for `lap`.
+    #: Parts of a step, for `lap`.
     OBS_PROCESSING, INFERENCE, ACTION_PROCESSING, ENV_WAIT, ENV_RENDER = range(5)
     _NAMES = (
         "mean_raw_obs_processing_ms",
@@ -93,7 +93,7 @@ class PerfCounters:
             raise OptionError(f"ema_coef={excerpt(ema_coef)}: within (0, 1], or None for plain averages")
         self._ema_coef = ema_coef
         #: Steps since `take`.
-        self.steps = 0
+        self.steps: int = 0
         self._seconds = [0.0] * len(self._NAMES)
         self._averages: list[float] | None = None
         self._last = 0.0
@@ -126,7 +126,10 @@ class PerfCounters:
         self._seconds = [0.0] * len(seconds)
 
     def take(self) -> tuple[int, dict[str, float]]:
-        """Steps, and milliseconds a step by RLlib's names; begins anew. ``(0, {})`` before the first step."""
+        """Return the number of steps and the milliseconds per step by RLlib's names, and reset both.
+
+        Returns ``(0, {})`` if there was no step.
+        """
         steps, self.steps = self.steps, 0
         if not steps:
             return 0, {}
@@ -143,12 +146,12 @@ class Counts:
     """Numbers that add up over workers.
 
     Attributes:
-        env_steps: Steps of environments that were sampled.
-        agent_steps: Transitions of agents.
-        episodes: Episodes that ended, faulty ones excepted.
-        faulty_episodes: Episodes that were discarded, as their environment failed.
-        env_restarts: Environments that were made anew.
-        rows_dropped: Rows that were sampled but are in no batch.
+        env_steps: Environment steps sampled.
+        agent_steps: Agent transitions sampled.
+        episodes: Episodes that ended without a failure.
+        faulty_episodes: Episodes discarded because their environment failed.
+        env_restarts: Environments that were recreated.
+        rows_dropped: Sampled rows that are in no batch.
     """
 
     env_steps: int = 0
@@ -160,10 +163,10 @@ class Counts:
 
     @classmethod
     def from_state(cls, state: JsonState) -> Counts:
-        """Those of `MetricsCollector.state_dict`.
+        """Return the counts in a `MetricsCollector.state_dict`.
 
         Raises:
-            StateError: A count is missing, or no whole number.
+            StateError: A count is missing or not an integer.
         """
         for name in cls.__slots__:
             if not isinstance(state.get(name), int):
@@ -173,31 +176,30 @@ class Counts:
         return cls(**{name: state[name] for name in cls.__slots__})
 
     def plus(self, other: Counts) -> Counts:
-        """The sums of both."""
+        """Return the sum of both."""
         return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
 
 
 @dataclass
 class RolloutMetrics:
-    """What happened since the metrics were last asked for; of one runner, or of several (`merge`).
+    """Metrics since the last request, of one runner or of several (`merge`).
 
     Attributes:
-        returns: Of episodes of which nothing more is known, float64, shape (E,).
-        lengths: Of the same, int64, shape (E,).
-        durations: Of the same, in seconds, float64, shape (E,); NaN where nobody looked.
-        details: Further episodes, with all that is known of them.
-        counts: What happened since.
-        lifetime: What happened since the runner was made, or since the run that it was restored from was.
+        returns: Returns of episodes without further details, float64, shape (E,).
+        lengths: Lengths of the same episodes, int64, shape (E,).
+        durations: Durations of the same episodes in seconds, float64, shape (E,); NaN if not measured.
+        details: Further episodes, with all details.
+        counts: Counts since the last request.
+        lifetime: Counts since the runner was made, including the run that it was restored from.
         policy_steps: Transitions by policy id; empty with one policy.
         steps_of_agents: Transitions by agent id, as text; empty with one agent.
-        seconds: Spent sampling.
-        between: Seconds from the end of one call of ``sample`` to the beginning of the next, in all.
-        calls: Of ``sample``, or of what serves it.
+        seconds: Time spent sampling.
+        between: Total seconds between the end of one ``sample`` call and the start of the next.
+        calls: Number of calls of ``sample``, or of the method that replaces it.
         weights_seq_no: Sum over the calls; see ``summarise``.
-        perf_steps: Steps that `perf` is of.
-        perf: Milliseconds a step, by RLlib's names.
-        off_policy: By policy id, what the rows that a worker read say of its policies
-            (``input_evaluation``).
+        perf_steps: Number of steps that `perf` averages over.
+        perf: Milliseconds per step, by RLlib's names.
+        off_policy: Policy id -> estimates from the rows that a worker read (``input_evaluation``).
     """
 
     returns: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -218,16 +220,15 @@ class RolloutMetrics:
 
     @property
     def episodes(self) -> list[EpisodeMetrics]:
-        """All episodes: made here, so that runners need not make an object for each."""
+        """All episodes, built on demand to spare runners an object per episode."""
         plain = zip(self.lengths.tolist(), self.returns.tolist(), self.durations.tolist(), strict=True)
         return [EpisodeMetrics(*one) for one in plain] + self.details
 
     @classmethod
     def merge(cls, parts: Iterable[RolloutMetrics]) -> Self:
-        """All ``parts`` as one: counts add up, times a step are averaged over steps.
+        """Combine ``parts``: counts add up, and times per step are averaged over steps.
 
-        Parts of one runner, one after the other, add up too, except for ``lifetime``: there, take that of
-        the last.
+        Consecutive parts of one runner also add up, except ``lifetime``: use that of the last part.
         """
         given = list(parts)
         merged = cls(
@@ -255,12 +256,12 @@ class RolloutMetrics:
         return merged
 
     def summarise(self, *, keep_custom_metrics: bool = False) -> dict[str, Any]:
-        """Numbers by RLlib's names; nested dicts of numbers, lists and media.
+        """Return numbers by RLlib's names: nested dicts of numbers, lists and media.
 
-        Means, minima and maxima are NaN where no episode ended. Episodes are all that `episodes` has.
+        Covers all `episodes`. Means, minima and maxima are NaN if no episode ended.
 
         Args:
-            keep_custom_metrics: Custom metrics as lists, in place of their mean, min and max.
+            keep_custom_metrics: Return custom metrics as lists instead of their mean, min and max.
         """
         details = self.details
         returns = np.concatenate([self.returns, [one.total_reward for one in details]])
@@ -290,7 +291,7 @@ class RolloutMetrics:
     summarize = summarise
 
     def _off_policy(self) -> dict[str, Any]:
-        """By the name of the estimator, as in RLlib, where there is one policy; else by policy first."""
+        """Estimates by estimator name, as in RLlib, if there is one policy; else by policy first."""
         found = {policy_id: judged.summarise() for policy_id, judged in self.off_policy.items()}
         return found[DEFAULT_POLICY_ID] if list(found) == [DEFAULT_POLICY_ID] else found
 
@@ -316,22 +317,22 @@ class RolloutMetrics:
 
 
 class MetricsCollector:
-    """Counts what a runner does until somebody asks; may be asked from another thread.
+    """Counts what a runner does between requests; other threads may request the metrics.
 
     Args:
         perf_ema_coef: See `PerfCounters`.
 
     Attributes:
-        perf: Where the time goes.
-        lifetime: What happened since the beginning.
+        perf: Times per part of a step.
+        lifetime: Counts since the beginning.
     """
 
     def __init__(self, *, perf_ema_coef: float | None = None) -> None:
-        self.perf = PerfCounters(perf_ema_coef)
-        self.lifetime = Counts()
+        self.perf: PerfCounters = PerfCounters(perf_ema_coef)
+        self.lifetime: Counts = Counts()
         self._lock = threading.Lock()
         self._now = RolloutMetrics()
-        #: (Return, length, duration) of episodes of which nothing more is known.
+        #: (Return, length, duration) of episodes without further details.
         self._episodes: deque[tuple[float, int, float]] = deque(maxlen=_MOST_EPISODES)
         self._details: deque[EpisodeMetrics] = deque(maxlen=_MOST_EPISODES)
         self._began: float | None = None
@@ -342,11 +343,11 @@ class MetricsCollector:
     def episodes_ended(
         self, returns: ArrayLike, lengths: ArrayLike, durations: ArrayLike | None = None
     ) -> None:
-        """Count episodes of which nothing more is known.
+        """Count episodes without further details.
 
         Args:
             returns: Sums of rewards, shape (E,).
-            lengths: Steps of the environment, shape (E,).
+            lengths: Environment steps, shape (E,).
             durations: Seconds, shape (E,).
         """
         totals = np.asarray(returns, np.float64).tolist()
@@ -356,7 +357,7 @@ class MetricsCollector:
             self._episodes.extend(zip(totals, np.asarray(lengths).tolist(), seconds, strict=False))
 
     def episode_ended(self, episode: RunningEpisode, *, duration: float = math.nan) -> None:
-        """Count one with all that callbacks and agents left in it; it may be changed afterwards."""
+        """Count one episode with the data of callbacks and agents; copies it, so it may change later."""
         ended = EpisodeMetrics(
             length=episode.length,
             total_reward=float(episode.total_reward),
@@ -371,7 +372,7 @@ class MetricsCollector:
             self._details.append(ended)
 
     def episodes_failed(self, episodes: int = 1, *, rows: int = 0, restarts: int = 0) -> None:
-        """Count episodes that were discarded with ``rows`` rows, and environments that were made anew."""
+        """Count discarded episodes with their ``rows``, and recreated environments."""
         with self._lock:
             counts = self._now.counts
             counts.faulty_episodes += episodes
@@ -379,12 +380,12 @@ class MetricsCollector:
             counts.env_restarts += restarts
 
     def rows_dropped(self, rows: int) -> None:
-        """Count rows that were sampled but are in no batch."""
+        """Count sampled rows that are in no batch."""
         with self._lock:
             self._now.counts.rows_dropped += rows
 
     def begin(self) -> None:
-        """Start the clock of a call of ``sample``."""
+        """Start the clock of a ``sample`` call."""
         self._began = time.perf_counter()
 
     def sampled(
@@ -399,11 +400,11 @@ class MetricsCollector:
         """Count a batch, and the time since `begin`.
 
         Args:
-            env_steps: Steps of environments.
-            agent_steps: Rows; None: as many.
+            env_steps: Environment steps.
+            agent_steps: Rows; None means one per environment step.
             policy_steps: Rows by policy id.
             steps_of_agents: Rows by agent id.
-            weights_seq_no: Version of the weights that sampled it.
+            weights_seq_no: Version of the weights that sampled the batch.
         """
         end = time.perf_counter()
         with self._lock:
@@ -422,9 +423,9 @@ class MetricsCollector:
     # ---- called by users ----
 
     def drain(self) -> RolloutMetrics:
-        """Return what happened since the last call, and begin anew.
+        """Return the metrics since the last call, and reset them.
 
-        At most 65,536 episodes are kept; of more, the latest. All are counted.
+        Keeps at most the latest 65,536 episodes, but counts all.
         """
         with self._lock:
             drained, self._now = self._now, RolloutMetrics()
@@ -439,16 +440,16 @@ class MetricsCollector:
             return drained
 
     def state_dict(self) -> JsonState:
-        """The lifetime's counts, as JSON; what is not drained yet counts in them."""
+        """The lifetime counts as JSON, including those not drained yet."""
         with self._lock:
             counts = self.lifetime.plus(self._now.counts)
         return {name: getattr(counts, name) for name in Counts.__slots__}
 
     def load_state_dict(self, state: JsonState) -> None:
-        """Go on counting from a state of `state_dict`; what is not drained is forgotten.
+        """Continue counting from a `state_dict` state; discards metrics that were not drained.
 
         Raises:
-            StateError: A count is missing, or no whole number.
+            StateError: A count is missing or not an integer.
         """
         lifetime = Counts.from_state(state)
         with self._lock:
@@ -471,7 +472,7 @@ def _ratio(amount: float, of: float) -> float:
 
 
 def _spread(name: str, values: NDArray[Any]) -> dict[str, Any]:
-    """Mean, min and max of ``values``, NaN excepted: a value that nobody knows is none."""
+    """Mean, min and max of ``values`` without NaN, which stands for an unknown value."""
     known = values[~np.isnan(values)]
     if not len(known):
         return {f"{name}_{what}": math.nan for what in ("mean", "min", "max")}
@@ -483,7 +484,7 @@ def _spread(name: str, values: NDArray[Any]) -> dict[str, Any]:
 
 
 def _by_name(prefix: str, values: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    """RLlib's order: the statistic, then the policy."""
+    """Statistics in RLlib's order: the statistic first, then the policy."""
     found: dict[str, dict[str, float]] = {f"{prefix}_{what}": {} for what in ("mean", "min", "max")}
     for name, of_name in values.items():
         for key, number in _spread(prefix, np.asarray(of_name, np.float64)).items():
@@ -492,7 +493,7 @@ def _by_name(prefix: str, values: Mapping[str, list[float]]) -> dict[str, dict[s
 
 
 def _agent_returns(episodes: list[EpisodeMetrics]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """The agents' returns, by policy id and by agent id."""
+    """The agents' returns by policy id and by agent id."""
     by_policy: dict[str, list[float]] = {}
     by_agent: dict[str, list[float]] = {}
     for episode in episodes:
@@ -509,14 +510,14 @@ def _custom(episodes: list[EpisodeMetrics], *, keep: bool) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for name, values in gathered.items():
         numbers = [np.asarray(value, np.float64).ravel() for value in values]
-        # As RLlib does: one NaN among an episode's values takes that episode's values out.
+        # As in RLlib: one NaN among an episode's values excludes that episode's values.
         whole = [value for value in numbers if not np.isnan(value).any()]
         summary |= _spread(name, np.concatenate(whole) if whole else np.zeros(0))
     return summary
 
 
 def _gathered(of_episodes: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Name -> the values of the episodes that have one."""
+    """Name -> values of the episodes that have the name."""
     found: dict[str, list[Any]] = {}
     for values in of_episodes:
         for name, value in values.items():
@@ -525,5 +526,5 @@ def _gathered(of_episodes: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _joined(of_episodes: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, list[Any]]:
-    """Name -> the values of all episodes, in one list."""
+    """Name -> values of all episodes in one list."""
     return {name: [v for values in lists for v in values] for name, lists in _gathered(of_episodes).items()}

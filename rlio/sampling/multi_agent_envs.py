@@ -1,4 +1,4 @@
-"""`MultiAgentEnvs`: the environments of a multi-agent runner: made, seeded, stepped, and made anew.
+"""`MultiAgentEnvs`: makes, seeds, steps and recreates the environments of a multi-agent runner.
 
 Example:
     >>> from rlio.envs.multi_agent import make_multi_agent
@@ -37,33 +37,33 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiAgentEnvLike", "MultiAgentEnvs"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: A MultiAgentEnv or an environment of PettingZoo's, or a function that makes one. Any: PettingZoo's classes.
+#: A MultiAgentEnv, a PettingZoo environment, or a function that makes one. Any: PettingZoo's classes.
 MultiAgentEnvLike = Any
-#: Told of each environment that was made: its index, the environment, what its maker was told.
+#: Called for each environment made, with its index, the environment and the context of its maker.
 OnMade = Callable[[int, MultiAgentEnv, EnvContext], None]
 
 
 class MultiAgentEnvs:
-    """Environments, stepped one by one in this process, or side by side in a process each.
+    """Environments, stepped one by one in this process, or in parallel with a process each.
 
     Args:
-        env: A `MultiAgentEnv` or an environment of PettingZoo's, which cannot be multiplied; or a function
-            that makes one, and may take an `EnvContext`.
-        config: How many there are, and what happens to those that fail.
-        worker_index: For the function.
-        num_workers: For the function.
-        recreated_worker: For the function.
-        on_made: Told of each environment.
+        env: A `MultiAgentEnv` or a PettingZoo environment, which cannot be copied; or a function that makes
+            one and may take an `EnvContext`.
+        config: Number of environments, and how to handle failures.
+        worker_index: Passed to the function.
+        num_workers: Passed to the function.
+        recreated_worker: Passed to the function.
+        on_made: Called for each environment.
 
     Attributes:
-        seeds: What episodes are seeded with.
-        restarts: Which environments are down.
-        errors: What the last failure of an environment was.
+        seeds: Seeds of the episodes.
+        restarts: Environments that are down.
+        errors: Last error of each failed environment.
 
     Raises:
-        OptionError: It cannot be made, or is something else.
+        OptionError: An environment cannot be made, or ``env`` is invalid.
     """
 
     seeds: EpisodeSeeds
@@ -95,10 +95,10 @@ class MultiAgentEnvs:
             if config.restart_failed_sub_environments
             else None
         )
-        self.restarts = Restarts(policy, num_envs=config.num_envs)
+        self.restarts: Restarts = Restarts(policy, num_envs=config.num_envs)
         self.errors: dict[int, Exception] = {}
         self._steppers: list[MultiAgentStepper | MultiAgentProcess] = []
-        #: What environments get as actions in the step that is under way.
+        #: Actions of the steps that are running.
         self._sent: dict[int, MultiAgentDict] = {}
         with ExitStack() as opened:
             for index in range(config.num_envs):
@@ -117,29 +117,29 @@ class MultiAgentEnvs:
     def _maker(self, env: MultiAgentEnvLike) -> Callable[[EnvContext], Any]:
         if isinstance(env, str) or env is None:
             raise OptionError(
-                f"env={excerpt(env)}: expected a MultiAgentEnv, an environment of PettingZoo's, or a "
-                "function that makes one, such as make_multi_agent('CartPole-v1')"
+                f"env={excerpt(env)}: expected a MultiAgentEnv, a PettingZoo environment, or a function "
+                "that makes one, such as make_multi_agent('CartPole-v1')"
             )
         if not callable(env) or isinstance(env, MultiAgentEnv):
             given = as_multi_agent_env(env)
             if self._config.vectorize_mode == "async":
                 raise OptionError(
-                    f"vectorize_mode='async' makes environments in processes of their own, but env is one "
+                    "vectorize_mode='async' makes each environment in its own process, but env is one "
                     f"environment, {excerpt(env)}: pass a function that makes it"
                 )
             if self._config.num_envs != 1:
                 raise OptionError(
-                    f"num_envs={self._config.num_envs} but env is one environment, {excerpt(env)}: "
-                    "pass a function that makes it"
+                    f"num_envs={self._config.num_envs}, but env is one environment, {excerpt(env)}: pass a "
+                    "function that makes it"
                 )
             if self._config.restart_failed_sub_environments:
                 raise OptionError(
-                    "restart_failed_sub_environments=True makes environments anew, but env is one "
+                    "restart_failed_sub_environments=True recreates environments, but env is one "
                     "environment: pass a function that makes it"
                 )
             if self._config.env_config:
                 raise OptionError(
-                    f"env_config={excerpt(dict(self._config.env_config))} is for making environments, but "
+                    f"env_config={excerpt(dict(self._config.env_config))} is used to make environments, but "
                     "env is one environment: pass a function that makes it"
                 )
             return lambda _: given
@@ -166,24 +166,24 @@ class MultiAgentEnvs:
             self._on_made(index, stepper.env, self._context.with_index(index, recreated=recreated))
         return stepper
 
-    # ---- what they are ----
+    # ---- properties ----
 
     def __len__(self) -> int:
         return len(self._steppers)
 
     @property
     def envs(self) -> list[MultiAgentEnv]:
-        """The environments; of those that are down, what is left."""
+        """The environments, including failed ones."""
         return [stepper.env for stepper in self._steppers]
 
     def context(self, index: int) -> EnvContext:
-        """What the maker of an environment was told."""
+        """The context passed to an environment's maker."""
         return self._context.with_index(index)
 
     # ---- stepping ----
 
     def start_from(self, *, seed: int, worker_index: int, restart: int) -> None:
-        """Seed the episodes that follow; see `EpisodeSeeds`."""
+        """Seed the following episodes; see `EpisodeSeeds`."""
         self.seeds = EpisodeSeeds(seed, worker_index=worker_index, restart=restart, num_envs=len(self))
 
     @property
@@ -193,13 +193,13 @@ class MultiAgentEnvs:
         return [index for index in range(len(self)) if index not in down]
 
     def revive(self, *, wait: bool = False) -> list[int]:
-        """Make environments anew that are down, where it is time for it, and say which: `reset` them.
+        """Recreate failed environments that are due, and return their indexes. Then call `reset` on them.
 
         Args:
-            wait: Whether to wait until it is time for one.
+            wait: Whether to wait until one is due.
 
         Raises:
-            EnvError: One has failed too often.
+            EnvError: An environment failed too often.
         """
         restarts = self.restarts
         if wait and restarts.down:
@@ -212,9 +212,9 @@ class MultiAgentEnvs:
                 self._close_quietly(index)
                 self._steppers[index] = self._made(index, recreated=True)
             except Exception as error:
-                restarts.failed(index, error, where=" to be made anew")
+                restarts.failed(index, error, where=" when it was recreated")
             else:
-                restarts.made_anew(index)
+                restarts.recreated(index)
                 revived.append(index)
         return revived
 
@@ -222,37 +222,37 @@ class MultiAgentEnvs:
         try:
             self._steppers[index].close()
         except Exception as error:
-            # It has failed before, and said why; a new one takes its place.
+            # Its earlier failure was reported already; a new environment replaces it.
             logger.debug("environment %s failed to close: %s", index, error)
 
     def reset(self, index: int) -> MultiAgentStep | None:
-        """Start an episode; None: the environment failed, and is down.
+        """Start an episode; returns None if the environment failed and is down.
 
         Raises:
-            EnvError: It failed, and is not to be made anew.
-            SchemaError: What it gave makes no sense.
+            EnvError: The environment failed and must not be recreated.
+            SchemaError: The environment returned invalid data.
         """
         self._sent.pop(index, None)
         seed = self.seeds.next(index)
         return self._tried(index, "in reset()", lambda stepper: stepper.reset(seed=seed))
 
     def send(self, index: int, actions: MultiAgentDict) -> None:
-        """Begin a step, unless one is under way; `step` gives what came of it."""
+        """Begin a step, unless one is running; `step` returns its result."""
         self._sent[index] = actions
         stepper = self._steppers[index]
         if isinstance(stepper, MultiAgentProcess):
             stepper.send(actions)
 
     def is_stepping(self, index: int) -> bool:
-        """Whether a step is under way."""
+        """Whether a step is running."""
         return index in self._sent
 
     def sent(self, index: int) -> MultiAgentDict:
-        """The actions of the step that is under way."""
+        """The actions of the running step."""
         return self._sent[index]
 
     def ready(self, wanted: Sequence[int]) -> Sequence[int]:
-        """Of those ``wanted``, which are stepping, those to go on with; see `remote_env_batch_wait_ms`."""
+        """The stepping environments of ``wanted`` to continue with; see `remote_env_batch_wait_ms`."""
         wait_ms = self._config.remote_env_batch_wait_ms
         if wait_ms is None or not wanted:
             return wanted
@@ -261,7 +261,7 @@ class MultiAgentEnvs:
                      wait_ms=wait_ms)  # fmt: skip
 
     def step(self, index: int) -> MultiAgentStep | None:
-        """What came of the step that `send` began; see `reset`."""
+        """Return the result of the step that `send` began; see `reset`."""
         actions = self._sent.pop(index)
 
         def taken(stepper: MultiAgentStepper | MultiAgentProcess) -> MultiAgentStep:
@@ -283,7 +283,7 @@ class MultiAgentEnvs:
             return call(stepper)
         except Exception as error:
             if isinstance(error, RlioError) and not isinstance(error, ProcessDied):
-                raise  # it does not fail: it is none
+                raise  # the environment is invalid, which a restart does not fix
             self.errors[index] = error
             self.restarts.failed(
                 index,
@@ -295,7 +295,7 @@ class MultiAgentEnvs:
             return None
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all environments."""
         with ExitStack() as stack:
             for stepper in self._steppers:
                 stack.callback(stepper.close)
@@ -304,15 +304,15 @@ class MultiAgentEnvs:
 def _build(
     make: Callable[[EnvContext], Any], context: EnvContext, config: RolloutConfig, index: int, recreated: bool
 ) -> MultiAgentEnv:
-    """Make an environment, in the process where it lives."""
+    """Make an environment, in the process that will step it."""
     at = context.with_index(index, recreated=recreated)
     env = as_multi_agent_env(make(at))
     if config.validate_env is not None:
         config.validate_env(env, at)
     if config.render_env and getattr(env, "render_mode", None) is None:
         raise OptionError(
-            f"render_env=True, but {type(env).__name__} has no render_mode: let its maker give it one, "
-            "such as 'rgb_array'"
+            f"render_env=True, but {type(env).__name__} has no render_mode: set it where the environment is "
+            "made, for example to 'rgb_array'"
         )
     return env
 

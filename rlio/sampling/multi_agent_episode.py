@@ -1,4 +1,4 @@
-"""`MultiAgentEpisode`: what all agents of one episode, or a chunk of it, did and saw.
+"""`MultiAgentEpisode`: the data of all agents in one episode, or in a chunk of it.
 
 Example:
     >>> import numpy as np
@@ -23,7 +23,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,35 +35,46 @@ from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves, map_structure, unflatten
 from rlio.envs.multi_agent import AgentId
 from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
+from rlio.support.options import checked_keywords
 
 __all__ = ["Indices", "MultiAgentEpisode"]
 
-#: One step, several, or, None, all.
+#: One step, several steps, or None for all.
 Indices: TypeAlias = int | slice | Sequence[int] | None
 
 
-class MultiAgentEpisode:
-    """The trajectories of the agents of one episode, from the environment's step ``env_t_started`` on.
+class LookKeywords(TypedDict, total=False):
+    """The keyword options, with defaults, of `MultiAgentEpisode.get_actions` and its like."""
 
-    Agents need not act in every step: each has an `Episode` of its own, in which only those steps count in
-    which it acted, and the environment's step of each observation. A row belongs to the chunk in which it
-    became known what came of it. Arrays are kept, not copied, and an episode is not meant to be changed.
+    agent_ids: Annotated[Collection[AgentId] | None, None]
+    env_steps: Annotated[bool, True]
+    neg_index_as_lookback: Annotated[bool, False]
+    return_list: Annotated[bool, False]
+    fill: Annotated[float | None, None]
+
+
+class MultiAgentEpisode:
+    """The trajectories of the agents of one episode, from environment step ``env_t_started`` on.
+
+    Agents need not act in every step. Each has its own `Episode`, which counts only the steps in which it
+    acted, and the environment step of each of its observations. A row belongs to the chunk in which its
+    outcome became known. Arrays are kept, not copied; do not change an episode.
 
     Args:
         id_: The episode's id.
-        agent_episodes: Agent id -> its trajectory; its ``t_started`` counts the agent's own steps.
-        env_ts: Agent id -> the environment's step at which each of its observations was seen, ascending, as
-            many as it has observations. Each action but for the last observation was taken then.
-        policy_ids: Agent id -> who acted for it.
+        agent_episodes: Agent id -> its trajectory; ``t_started`` counts the agent's own steps.
+        env_ts: Agent id -> environment steps of its observations, ascending, one per observation. Each action
+            was taken at the step of its observation; the last observation may have no action.
+        policy_ids: Agent id -> id of the policy that acted for it.
         agent_indexes: Agent id -> its ``agent_index`` in batches; None: the order of ``agent_episodes``.
-        env_t_started: Steps of the environment before this chunk.
-        env_t: Steps of the environment at its end.
-        terminated: Whether the episode ended here, by the rules, for everybody.
-        truncated: Whether it was cut off here.
-        lookback: Some of the steps before, for whoever needs a little history; they are no part of it.
+        env_t_started: Environment steps before this chunk.
+        env_t: Environment steps at the end of this chunk.
+        terminated: Whether the episode terminated here, for all agents.
+        truncated: Whether the episode was cut off here.
+        lookback: Some of the preceding steps, for callers that need a short history; not part of the chunk.
 
     Raises:
-        SchemaError: Agents have not the same keys everywhere, or ``env_ts`` do not fit their observations.
+        SchemaError: The mappings have different agents, or ``env_ts`` does not fit the observations.
     """
 
     __slots__ = (
@@ -93,18 +104,22 @@ class MultiAgentEpisode:
         truncated: bool = False,
         lookback: MultiAgentEpisode | None = None,
     ) -> None:
-        self.id_ = id_
-        self.agent_episodes = dict(agent_episodes)
-        self.env_ts = {agent: np.asarray(ts, np.int64) for agent, ts in env_ts.items()}
-        self.policy_ids = dict(policy_ids)
-        self.agent_indexes = (
+        self.id_: int | str = id_
+        self.agent_episodes: dict[AgentId, Episode] = dict(agent_episodes)
+        self.env_ts: dict[AgentId, NDArray[np.int64]] = {
+            agent: np.asarray(ts, np.int64) for agent, ts in env_ts.items()
+        }
+        self.policy_ids: dict[AgentId, str] = dict(policy_ids)
+        self.agent_indexes: dict[AgentId, int] = (
             {agent: i for i, agent in enumerate(self.agent_episodes)}
             if agent_indexes is None
             else dict(agent_indexes)
         )
-        self.env_t_started, self.env_t = int(env_t_started), int(env_t)
-        self.terminated, self.truncated = bool(terminated), bool(truncated)
-        self.lookback = lookback
+        self.env_t_started: int = int(env_t_started)
+        self.env_t: int = int(env_t)
+        self.terminated: bool = bool(terminated)
+        self.truncated: bool = bool(truncated)
+        self.lookback: MultiAgentEpisode | None = lookback
         self._check()
 
     def _check(self) -> None:
@@ -124,35 +139,35 @@ class MultiAgentEpisode:
                     "expected one step for each, ascending"
                 )
 
-    # ---- what it is ----
+    # ---- properties ----
 
     def __len__(self) -> int:
-        """Steps of the environment."""
+        """Number of environment steps."""
         return self.env_t - self.env_t_started
 
     def env_steps(self) -> int:
-        """Steps of the environment."""
+        """Number of environment steps."""
         return len(self)
 
     def agent_steps(self) -> int:
-        """Steps of all agents: rows."""
+        """Number of steps of all agents, which is the number of rows."""
         return sum(map(len, self.agent_episodes.values()))
 
     @property
     def agent_ids(self) -> list[AgentId]:
-        """Agents with something in this chunk."""
+        """Agents with data in this chunk."""
         return list(self.agent_episodes)
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode is over here."""
+        """Whether the episode ended in this chunk."""
         return self.terminated or self.truncated
 
     def policy_for(self, agent_id: AgentId) -> str:
-        """Who acts for an agent.
+        """Id of the policy that acts for an agent.
 
         Raises:
-            OptionError: The agent is not here.
+            OptionError: The agent is not in this chunk.
         """
         return self.policy_ids[self._known(agent_id)]
 
@@ -161,7 +176,7 @@ class MultiAgentEpisode:
         return sum(self.agent_returns().values())
 
     def agent_returns(self) -> dict[AgentId, float]:
-        """The sum of each agent's rewards in this chunk."""
+        """Sum of each agent's rewards in this chunk."""
         return {agent: episode.total_reward for agent, episode in self.agent_episodes.items()}
 
     def __repr__(self) -> str:
@@ -174,55 +189,60 @@ class MultiAgentEpisode:
     def _known(self, agent_id: AgentId) -> AgentId:
         if agent_id not in self.agent_episodes:
             raise OptionError(
-                f"agent {excerpt(agent_id)} is not in this chunk: agents are {excerpt(self.agent_ids)}"
+                f"agent {excerpt(agent_id)} is not in this chunk: expected one of {excerpt(self.agent_ids)}"
             )
         return agent_id
 
-    # ---- looking into it ----
+    # ---- reading values ----
 
-    def get_observations(self, indices: Indices = None, **options: Any) -> Any:
+    @checked_keywords
+    def get_observations(self, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
         """Observations by agent.
 
         Args:
-            indices: Steps, counted from the beginning of the chunk, negative ones from its end: of the
-                environment, or with ``env_steps=False`` of each agent. There is one observation more than
+            indices: Steps counted from the beginning of the chunk, negative ones from its end: environment
+                steps, or with ``env_steps=False`` each agent's own steps. There is one more observation than
                 there are steps.
-            options: As for `get_actions`.
+            options: As in `get_actions`.
 
         Returns:
-            As `get_actions`.
+            As in `get_actions`.
         """
         return self._get("observations", indices, **options)
 
-    def get_actions(self, indices: Indices = None, **options: Any) -> Any:
+    @checked_keywords
+    def get_actions(self, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
         """Actions by agent.
 
         Args:
-            indices: As for `get_observations`.
-            options: ``agent_ids``: of which agents (None: all). ``env_steps``: True for steps of the
-                environment, False for each agent's own. ``neg_index_as_lookback``: whether negative indices
-                are steps before the chunk, as far as the ``lookback`` goes. ``return_list``: one dict for
-                each step. ``fill``: a number in place of what an agent does not have.
+            indices: As in `get_observations`.
+            options: ``agent_ids``: the agents (None: all). ``env_steps``: True for environment steps, False
+                for each agent's own. ``neg_index_as_lookback``: whether negative indices are steps before the
+                chunk, in its ``lookback``. ``return_list``: return one dict per step. ``fill``: a number that
+                replaces missing values.
 
         Returns:
-            Agent id -> a value, or for several steps a column of values, of agents that have any; nested as
-            the space is.
+            Agent id -> a value, or for several steps a column of values, nested as the space. Agents without
+            values are left out.
 
         Raises:
-            OptionError: An agent is not here, or an index lies outside.
+            OptionError: An agent is not in this chunk, or an index is out of range.
         """
         return self._get("actions", indices, **options)
 
-    def get_rewards(self, indices: Indices = None, **options: Any) -> Any:
-        """Rewards by agent, at the steps of the actions after which they came; as `get_actions`."""
+    @checked_keywords
+    def get_rewards(self, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
+        """Rewards by agent, at the steps of the actions that earned them; options as in `get_actions`."""
         return self._get("rewards", indices, **options)
 
-    def get_infos(self, indices: Indices = None, **options: Any) -> Any:
-        """Infos by agent, those that came with the rewards; as `get_actions`."""
+    @checked_keywords
+    def get_infos(self, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
+        """Infos by agent that came with the rewards; options as in `get_actions`."""
         return self._get("infos", indices, **options)
 
-    def get_extra_outputs(self, name: str, indices: Indices = None, **options: Any) -> Any:
-        """One of the policies' further columns, of the agents that have it; as `get_actions`."""
+    @checked_keywords
+    def get_extra_outputs(self, name: str, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
+        """One further policy column, for the agents that have it; options as in `get_actions`."""
         return self._get(name, indices, **options)
 
     def _get(
@@ -242,7 +262,9 @@ class MultiAgentEpisode:
         found = {agent: column for agent, column in columns.items() if column is not None}
         if not env_steps:
             if return_list:
-                raise OptionError("return_list=True is for steps of the environment: agents have their own")
+                raise OptionError(
+                    "return_list=True requires env_steps=True, because each agent has its own steps"
+                )
             return {
                 agent: value
                 for agent, column in found.items()
@@ -280,11 +302,11 @@ class MultiAgentEpisode:
         return episode.extra_outputs.get(what)
 
     def _first(self, source: MultiAgentEpisode, agent: AgentId) -> int:
-        """How many steps of ``source``, which may begin earlier, an agent has before this chunk."""
+        """Number of an agent's steps in ``source`` that precede this chunk."""
         return self.agent_episodes[agent].t_started - source.agent_episodes[agent].t_started
 
     def _times(self, indices: Indices, as_lookback: bool, *, last: bool) -> tuple[NDArray[np.int64], bool]:
-        """The environment's steps that are meant, and whether it is one."""
+        """The requested environment steps, and whether a single one was requested."""
         size = len(self) + last
         if indices is None:
             indices = slice(None)
@@ -298,21 +320,21 @@ class MultiAgentEpisode:
             outside = at[(at < 0) | (at >= size)]
             if len(outside):
                 raise OptionError(
-                    f"indices={excerpt(indices)}: the chunk has {size} such steps; for those before it set "
-                    "neg_index_as_lookback=True"
+                    f"indices={excerpt(indices)}: the chunk has {size} such steps; to read earlier ones, "
+                    "set neg_index_as_lookback=True"
                 )
         return self.env_t_started + at, is_one
 
     # ---- parts ----
 
     def with_lookback(self) -> MultiAgentEpisode:
-        """This chunk behind its `lookback`, joined in fresh memory; itself if there is none."""
+        """The `lookback` and this chunk, joined in new arrays; the chunk itself if it has no lookback."""
         return self if self.lookback is None else self.lookback.concat(self)
 
     def slice(self, start: int = 0, stop: int | None = None) -> Self:
-        """The environment's steps ``start`` to ``stop``, counted from the first one here, as views.
+        """The environment steps ``start`` to ``stop``, counted from this chunk's first, as views.
 
-        Rows are in the slice in which their agent acted; those from before the chunk in the first.
+        A row is in the slice in which its agent acted; rows from before the chunk are in the first slice.
         """
         first, end, _ = slice(start, stop).indices(len(self))
         end = max(first, end)
@@ -334,7 +356,7 @@ class MultiAgentEpisode:
         )
 
     def _part(self, rows: Mapping[AgentId, tuple[int, int]], **changes: Any) -> Self:
-        """The agents ``rows``, of each the rows from, to."""
+        """The rows from, to of each agent in ``rows``."""
         agents = {agent: self.agent_episodes[agent].slice(*at) for agent, at in rows.items()}
         return type(self)(
             self.id_,
@@ -351,7 +373,7 @@ class MultiAgentEpisode:
         )
 
     def tail(self, steps: int) -> MultiAgentEpisode:
-        """The last ``steps`` steps of each agent that has not ended, lookback included, in fresh memory."""
+        """The last ``steps`` steps of each agent that has not ended, lookback included, as copies."""
         whole = self.with_lookback()
         rows = {
             agent: (max(0, len(episode) - steps), len(episode))
@@ -366,18 +388,18 @@ class MultiAgentEpisode:
         return part
 
     def cut(self, lookback: int = 0) -> Self:
-        """The chunk that follows this one, as long as nothing has happened in it.
+        """The chunk that follows this one, still without steps.
 
-        It has the last observation of each agent that has not ended.
+        It holds the last observation of each agent that has not ended.
 
         Args:
-            lookback: Steps of each agent that it is given as its `lookback`.
+            lookback: Number of each agent's steps to keep as the new chunk's `lookback`.
 
         Raises:
-            OptionError: The episode is over.
+            OptionError: The episode ended.
         """
         if self.is_done:
-            raise OptionError(f"{self!r} is over: nothing follows it")
+            raise OptionError(f"{self!r} has ended: no chunk follows it")
         rows = {
             agent: (len(episode), len(episode))
             for agent, episode in self.agent_episodes.items()
@@ -388,16 +410,16 @@ class MultiAgentEpisode:
         return made
 
     def concat(self, next_chunk: MultiAgentEpisode) -> Self:
-        """This chunk and the one that follows it, joined in fresh memory.
+        """This chunk and the one that follows it, joined in new arrays.
 
         Raises:
-            SchemaError: ``next_chunk`` is of another episode or does not follow this one; or an agent's steps
-                do not.
+            SchemaError: ``next_chunk`` belongs to another episode or does not follow this chunk, or an
+                agent's steps are not consecutive.
         """
         if self.id_ != next_chunk.id_ or self.is_done or next_chunk.env_t_started != self.env_t:
             raise SchemaError(
-                f"{self!r} cannot be followed by {next_chunk!r}: chunks have one id, and begin at the step "
-                "where the one before, which has not ended, stops"
+                f"{self!r} cannot be followed by {next_chunk!r}: expected the same id, an unfinished first "
+                "chunk, and a second one that begins at the step where the first stops"
             )
         agents, env_ts = dict(self.agent_episodes), dict(self.env_ts)
         for agent, chunk in next_chunk.agent_episodes.items():
@@ -408,8 +430,8 @@ class MultiAgentEpisode:
                 ts = np.concatenate([self.env_ts[agent][: len(before)], ts])
                 if self.policy_ids[agent] != next_chunk.policy_ids[agent]:
                     raise SchemaError(
-                        f"agent {excerpt(agent)} has the policy {excerpt(self.policy_ids[agent])} here, and "
-                        f"{excerpt(next_chunk.policy_ids[agent])} in what follows"
+                        f"agent {excerpt(agent)} has the policy {excerpt(self.policy_ids[agent])} here, but "
+                        f"{excerpt(next_chunk.policy_ids[agent])} in the next chunk"
                     )
             else:
                 agents[agent] = chunk
@@ -428,7 +450,7 @@ class MultiAgentEpisode:
         )
 
     def leads_to(self, chunk: MultiAgentEpisode) -> bool:
-        """Whether `concat` can join ``chunk`` to this, as it goes on where this stops, for all agents."""
+        """Whether `concat` can join ``chunk`` to this one, because it continues this one for all agents."""
         return (
             self.id_ == chunk.id_
             and self.env_t == chunk.env_t_started
@@ -445,7 +467,7 @@ class MultiAgentEpisode:
     def to_batch(self) -> MultiAgentBatch:
         """The rows, policy by policy, agent by agent; see `Episode.to_batch`.
 
-        ``t`` is the environment's step in which the agent acted, ``agent_index`` says which agent it was.
+        ``t`` is the environment step in which the agent acted; ``agent_index`` identifies the agent.
         """
         parts: dict[str, list[SampleBatch]] = {}
         for agent, episode in self.agent_episodes.items():
@@ -469,19 +491,21 @@ class MultiAgentEpisode:
         agents: Sequence[AgentId] | None = None,
         id_: int | str | None = None,
     ) -> Self:
-        """The episode, or chunk, that ``batch`` holds.
+        """Make an episode, or chunk, from the rows in ``batch``.
 
-        The step at which an agent's last observation was seen is taken to be the one after it acted; the
-        episode is over if all agents have ended.
+        Assumes that an agent saw its last observation one step after its last action. The episode ended if
+        all agents ended.
 
         Args:
-            batch: Rows of one episode, those of each agent in order, with ``t``.
-            agents: ``agent_index`` -> agent id: an environment's ``possible_agents``; None: the index itself.
-            id_: The episode's id where there is no ``eps_id``.
+            batch: Rows of one episode, in order for each agent, with ``t``.
+            agents: ``agent_index`` -> agent id: an environment's ``possible_agents``; None uses the index
+                itself.
+            id_: The episode's id if there is no ``eps_id``.
 
         Raises:
-            MissingColumn: A column is absent, or there is neither ``eps_id`` nor ``id_``.
-            SchemaError: There are no rows, or those of several episodes, or of an agent not in order.
+            MissingColumn: A column is missing, or there is neither ``eps_id`` nor ``id_``.
+            SchemaError: The batch has no rows, or rows of several episodes, or an agent's rows are out of
+                order.
         """
         found: dict[AgentId, Episode] = {}
         env_ts, policy_ids, indexes = {}, {}, {}
@@ -496,10 +520,12 @@ class MultiAgentEpisode:
                 found[agent], policy_ids[agent], indexes[agent] = episode, policy_id, index
                 env_ts[agent] = np.concatenate([ts, *final])
         if not found:
-            raise SchemaError("a batch without rows is no episode")
+            raise SchemaError("the batch has no rows: expected rows of one episode")
         ids = {episode.id_ for episode in found.values()}
         if len(ids) > 1:
-            raise SchemaError(f"rows are of the episodes {excerpt(sorted(map(str, ids)))}: expected one")
+            raise SchemaError(
+                f"the rows belong to the episodes {excerpt(sorted(map(str, ids)))}: expected one"
+            )
         acted = [env_ts[agent][: len(episode)] for agent, episode in found.items()]
         start = min(int(ts[0]) for ts in acted)
         is_over = all(episode.is_done for episode in found.values())
@@ -519,7 +545,7 @@ class MultiAgentEpisode:
     # ---- state ----
 
     def get_state(self) -> dict[str, Any]:
-        """Everything, as nested dicts and lists of arrays and of what JSON takes; see `save_state`."""
+        """The whole episode as nested dicts and lists of arrays and JSON values; see `save_state`."""
         return {
             "id": self.id_,
             "env_t_started": self.env_t_started,
@@ -541,10 +567,10 @@ class MultiAgentEpisode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The episode of `get_state`.
+        """Make an episode from a `get_state` result.
 
         Raises:
-            StateError: It is none.
+            StateError: The state is not a MultiAgentEpisode's.
         """
         try:
             agents = {described["id"]: described for described in state["agents"]}
@@ -562,21 +588,21 @@ class MultiAgentEpisode:
                 lookback=None if lookback is None else cls.from_state(lookback),
             )
         except (KeyError, TypeError) as error:
-            raise StateError(f"this is no state of a MultiAgentEpisode: {error!r}") from error
+            raise StateError(f"this is not the state of a MultiAgentEpisode: {error!r}") from error
 
 
 # ---- looking up ----
 
 
 def _positions(ts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each of ``times`` is in ``ts``, which ascend; -1 where it is not."""
+    """Position of each of ``times`` in the ascending ``ts``; -1 if absent."""
     at = np.searchsorted(ts, times)
     known = np.minimum(at, len(ts) - 1)
     return np.where((at < len(ts)) & (ts[known] == times), at, -1) if len(ts) else np.full(len(times), -1)
 
 
 def _rows(column: Column, at: NDArray[np.int64], fill: float | None, *, one: bool = False) -> Any:
-    """Rows of a column, ``fill`` where the position is -1."""
+    """Rows of a column, with ``fill`` at positions of -1."""
 
     def rows(leaf: Any) -> Any:
         taken = take_leaf(leaf, np.maximum(at, 0))
@@ -589,7 +615,7 @@ def _rows(column: Column, at: NDArray[np.int64], fill: float | None, *, one: boo
 
 
 def _own_steps(column: Column, indices: Indices, first: int, fill: float | None) -> Any:
-    """Steps of one agent, of which ``first`` lie before the chunk; None if it has none of them."""
+    """Steps of one agent, of which ``first`` precede the chunk; None if it has none of those requested."""
     size = (row_count(column) or 0) - first
     if indices is None:
         indices = slice(None)
@@ -607,7 +633,7 @@ def _own_steps(column: Column, indices: Indices, first: int, fill: float | None)
 
 
 def _counted(indices: slice, size: int) -> NDArray[np.int64]:
-    """A slice whose negative numbers are not counted from the end."""
+    """Indices of a slice whose negative numbers do not count from the end."""
     return np.arange(
         0 if indices.start is None else indices.start,
         size if indices.stop is None else min(indices.stop, size),
@@ -630,18 +656,18 @@ def _by_agent(rows: SampleBatch, policy_id: str) -> list[tuple[int, SampleBatch]
     for name in (Columns.AGENT_INDEX, Columns.T):
         if name not in rows:
             raise MissingColumn(
-                f"policy {excerpt(policy_id)} lacks it: rows are told apart by it", column=name
+                f"policy {excerpt(policy_id)} lacks this column, which distinguishes the rows", column=name
             )
     indexes = to_numpy(rows[Columns.AGENT_INDEX])
     return [(int(index), rows[np.flatnonzero(indexes == index)]) for index in np.unique(indexes)]
 
 
 def _episode_of(rows: SampleBatch, agent: AgentId, id_: int | str | None) -> Episode:
-    """An agent's rows, of which ``t`` ascends but need not be without gaps."""
+    """An agent's rows as an episode; ``t`` must ascend but may have gaps."""
     ts = to_numpy(rows[Columns.T])
     if (np.diff(ts) <= 0).any():
         raise SchemaError(
-            f"agent {excerpt(agent)} has rows of the steps {excerpt(ts.tolist())}: expected ascending ones",
+            f"agent {excerpt(agent)} has rows of the steps {excerpt(ts.tolist())}: expected ascending steps",
             column=Columns.T,
         )
     own = rows.copy(shallow=True)
@@ -652,7 +678,7 @@ def _episode_of(rows: SampleBatch, agent: AgentId, id_: int | str | None) -> Epi
 
 
 def _own_memory(episode: Episode) -> None:
-    """Copy its arrays: views would hold a whole batch."""
+    """Copy the episode's arrays, because views would keep a whole batch in memory."""
     for name in ("observations", "actions", "rewards", "infos"):
         column = getattr(episode, name)
         if column is not None:
@@ -678,7 +704,7 @@ def _state_of(episode: Episode) -> dict[str, Any]:
 
 
 def _column_state(column: Column | None) -> Any:
-    """A list of paths and arrays: nested tuples would come back from JSON as lists."""
+    """A list of paths and arrays, because JSON would turn nested tuples into lists."""
     if column is None:
         return None
     return [

@@ -1,7 +1,7 @@
-"""`MultiAgentLoop`: episodes of several agents in several environments, step by step.
+"""`MultiAgentLoop`: steps episodes of several agents in several environments.
 
-It has policies act, environments step, and rows opened and closed; what is handed out of them is the affair
-of `MultiAgentEnvRunner`.
+It calls policies, steps environments, and opens and closes rows. `MultiAgentEnvRunner` decides which rows to
+hand out.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from rlio.sampling.progress import Progress
 
 __all__ = ["MultiAgentLoop", "PlayedEpisode"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 _LOOKING = frozenset({"on_episode_start", "on_episode_step", "on_episode_end"})
 
 
 @dataclass(slots=True, eq=False)
 class PlayedEpisode:
-    """An episode, from its beginning until its last rows were handed out.
+    """An episode, from its beginning until its last rows are handed out.
 
     Attributes:
-        rows: What its rows have in common.
-        shown: What callbacks see of it.
-        mapping: The mapping, as it was when the episode began.
-        agents: Those that have appeared and had something to do.
-        ids: Their ids, by ``agent_index``.
-        early: Rewards of agents that have not appeared: as they are, and as they are recorded.
+        rows: Data shared by its rows.
+        shown: The episode that callbacks see.
+        mapping: The mapping when the episode began.
+        agents: Agents that have appeared and acted or will act.
+        ids: The agents' ids, by ``agent_index``.
+        early: Rewards of agents that have not appeared: (original, recorded).
         before: The policies of agents that acted before the last soft horizon.
-        fresh: Steps of the environment that were not handed out.
-        began: When, in seconds of `time.perf_counter`.
-        is_over: Whether it has ended.
-        terminated: Whether it ended by the rules.
-        truncated: Whether it was cut off.
+        fresh: Environment steps that were not handed out.
+        began: Start time, in seconds of `time.perf_counter`.
+        is_over: Whether it ended.
+        terminated: Whether it terminated.
+        truncated: Whether it was truncated.
     """
 
     rows: AgentEpisode
@@ -68,41 +68,41 @@ class PlayedEpisode:
 
     @property
     def number(self) -> int:
-        """Of the episode in its runner."""
+        """Number of the episode in its runner."""
         return self.rows.number
 
     def agent_id(self, index: int) -> AgentId:
-        """The agent with an ``agent_index``."""
+        """Id of the agent with an ``agent_index``."""
         return self.ids[index]
 
     @property
     def agent_steps(self) -> int:
-        """Rows, those that are open included."""
+        """Number of rows, including open ones."""
         return sum(agent.steps for agent in self.agents.values())
 
 
 class MultiAgentLoop:
-    """Plays episodes.
+    """Steps episodes and records them.
 
     Args:
         envs: The environments.
-        mapping: Who acts for whom.
-        config: How.
-        callbacks: Told of episodes.
-        metrics: Told of what is counted.
+        mapping: Maps agents to policies.
+        config: How to step and record.
+        callbacks: Called on episode events.
+        metrics: Counts steps and episodes.
         progress: Counts rows that are opened, and rows that will never be handed out.
-        new_id: Gives an episode its id.
-        runner: What callbacks get as ``runner``.
-        worker_index: Of the runner.
+        new_id: Returns a new episode id.
+        runner: Passed to callbacks as ``runner``.
+        worker_index: Index of the runner's worker.
 
     Attributes:
-        playing: Environment -> the episode that runs there.
-        over: Episodes that have ended and were not handed out, in the order of their ends.
-        fresh: Steps of environments that were not handed out, those of failed episodes left out.
-        env_steps: Steps of environments so far.
-        late_rewards: Sum of the rewards that came when the row to which they belong was gone.
+        playing: Environment -> its running episode.
+        over: Ended episodes that were not handed out, in the order of their ends.
+        fresh: Environment steps that were not handed out, excluding failed episodes.
+        env_steps: Environment steps so far.
+        late_rewards: Sum of the rewards that came after their row was handed out.
         explore: Whether policies explore.
-        at_random: Whether actions are drawn uniformly.
+        at_random: Whether actions are drawn uniformly at random.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class MultiAgentLoop:
         self.mapping = mapping
         self.playing: dict[int, PlayedEpisode] = {}
         self.over: list[PlayedEpisode] = []
-        self.fresh = 0
-        self.env_steps = 0
-        self.late_rewards = 0.0
-        self.explore = config.explore
+        self.fresh: int = 0
+        self.env_steps: int = 0
+        self.late_rewards: float = 0.0
+        self.explore: bool = config.explore
         self.at_random = False
         self._config = config
         self._callbacks = callbacks
@@ -138,19 +138,19 @@ class MultiAgentLoop:
         self._episodes = 0
         self._keeps_infos = config.record_infos
         self._looks = bool(self._hooks & _LOOKING)
-        # Of several workers, the first one renders.
+        # Only the first of several workers renders.
         self._renders = config.render_env and worker_index <= 1
         self._indexes = {agent: i for i, agent in enumerate(envs.envs[0].possible_agents)}
 
     @property
     def groups(self) -> Mapping[str, AgentGroup]:
-        """Policy id -> its agents and rows."""
+        """Policy id -> the group of its agents and rows."""
         return self.mapping.groups
 
     # ---- beginning ----
 
     def begin(self) -> None:
-        """Start new episodes everywhere; rows of the old ones are dropped."""
+        """Start new episodes in all environments; drops the rows of the old ones."""
         self.forget()
         for index in self.envs.up:
             self._start(index)
@@ -173,7 +173,7 @@ class MultiAgentLoop:
             self._metrics.rows_dropped(rows)
 
     def revive(self) -> None:
-        """Start episodes in environments that were down, where it is time; wait for one if all are."""
+        """Start episodes in failed environments that are due for a restart; waits for one if all are down."""
         if not self.envs.restarts.down:
             return
         revived = self.envs.revive(wait=not self.playing)
@@ -183,7 +183,7 @@ class MultiAgentLoop:
             self._settle()
 
     def _start(self, index: int) -> None:
-        """Begin an episode in an environment; if that fails, it is down."""
+        """Begin an episode in an environment; marks the environment as down if that fails."""
         shown = RunningEpisode(self._new_id(), index, self._worker_index)
         self._call("on_episode_created", shown)
         step = self.envs.reset(index)
@@ -211,19 +211,19 @@ class MultiAgentLoop:
     # ---- a step ----
 
     def step(self, envs: Collection[int] | None = None) -> None:
-        """Step environments once, and record it.
+        """Step environments once, and record the step.
 
         Args:
-            envs: Which ones; None: all in which an episode runs.
+            envs: The environments; None: all with a running episode.
         """
         perf = self._metrics.perf
         perf.begin()
         actions = self._act(envs)
         chosen = sorted(self.playing) if envs is None else list(envs)
-        # One that is slow may still work on the actions that it got before.
+        # A slow environment may still be working on its previous actions.
         for index in [index for index in chosen if not self.envs.is_stepping(index)]:
             if self._renders:
-                # Before the step: frame t is of what agents act on in step t.
+                # Render before the step: frame t shows the observation that agents act on in step t.
                 frames = self.playing[index].shown.media.setdefault("frames", [])
                 frames.append(self.envs.envs[index].render())
                 perf.lap(PerfCounters.ENV_RENDER)
@@ -241,7 +241,7 @@ class MultiAgentLoop:
         perf.end_step()
 
     def _act(self, envs: Collection[int] | None) -> dict[int, dict[AgentId, Any]]:
-        """What agents do that wait: environment -> agent id -> action."""
+        """Compute the actions of waiting agents: environment -> agent id -> action."""
         self._leave_removed_policies()
         actions: dict[int, dict[AgentId, Any]] = {}
         perf = self._metrics.perf
@@ -264,7 +264,7 @@ class MultiAgentLoop:
         return actions
 
     def _leave_removed_policies(self) -> None:
-        """Agents of a policy that is gone get another; its rows are dropped: nobody could learn from them."""
+        """Move agents of removed policies to other policies; drops rows that no policy could learn from."""
         gone = [
             each for each, group in self.groups.items() if group.waiting and each not in self.mapping.policies
         ]
@@ -282,7 +282,7 @@ class MultiAgentLoop:
             self._settle()
 
     def _advance(self, episode: PlayedEpisode, step: MultiAgentStep, sent: dict[AgentId, Any]) -> None:
-        """Sort out what a step gave to whom."""
+        """Distribute the results of a step to its agents."""
         index = episode.rows.env_index
         episode.rows.t += 1
         episode.fresh += 1
@@ -336,7 +336,7 @@ class MultiAgentLoop:
                 self._reward_late(agent, recorded)
 
     def _reward_late(self, agent: Agent, reward: float) -> None:
-        """The agent has ended, and its last row is closed."""
+        """Add a reward for an agent that ended and whose last row is closed."""
         if agent.last >= 0:
             agent.group.rows.add_reward(agent.last, reward)
             return
@@ -346,7 +346,7 @@ class MultiAgentLoop:
         if not self.late_rewards:
             logger.warning(
                 "agent %s in environment %s got a reward of %s after its last row was handed out, or was "
-                "ended by soft_horizon: such rewards are in late_rewards, and in the metrics, but in no "
+                "ended by soft_horizon. Such rewards are in late_rewards and in the metrics, but in no "
                 "batch; batch_mode='complete_episodes' without soft_horizon keeps them",
                 excerpt(agent_id), env_index, reward,
             )  # fmt: skip
@@ -361,7 +361,7 @@ class MultiAgentLoop:
         return min(max(reward, -how), how)
 
     def _inform(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
-        """Keep the infos for rows that are open."""
+        """Keep the infos for open rows."""
         for agent_id, agent in episode.agents.items():
             if agent_id in step.infos:
                 agent.info = dict(step.infos[agent_id] or {})
@@ -372,7 +372,7 @@ class MultiAgentLoop:
         for agent_id, flags in step.ended.items():
             agent = episode.agents.get(agent_id)
             if agent is None or agent.row < 0:
-                continue  # born done: it never acted, and is no part of the episode
+                continue  # it ended before acting, and is not part of the episode
             if self._config.no_done_at_end:
                 flags = (False, False)
             if agent_id in step.finals:
@@ -381,7 +381,7 @@ class MultiAgentLoop:
                 agent.group.end_unseen(agent, flags)
 
     def _cut(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
-        """The soft horizon: rows end here, and no flag says so."""
+        """Close rows at the soft horizon, without end flags."""
         for agent_id, agent in episode.agents.items():
             if agent.row < 0 or agent_id in step.ended:
                 continue
@@ -391,7 +391,7 @@ class MultiAgentLoop:
                 agent.group.end_unseen(agent, (False, False))
 
     def _arrive(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
-        """Those with an observation are to act."""
+        """Queue the agents with an observation to act."""
         agents = episode.agents
         for agent_id, obs in step.observations.items():
             agent = agents.get(agent_id)
@@ -402,7 +402,7 @@ class MultiAgentLoop:
     def _join(self, episode: PlayedEpisode, agent_id: AgentId) -> Agent:
         group = self._group(episode, agent_id)
         index = self._indexes.get(agent_id)
-        if index is None:  # behind the others, by this episode's count
+        if index is None:  # after the known agents, in order of appearance
             index = len(self._indexes) + sum(other not in self._indexes for other in episode.agents)
         agent = episode.agents[agent_id] = group.agent(agent_id, index, episode.rows)
         episode.ids[index] = agent_id
@@ -431,13 +431,13 @@ class MultiAgentLoop:
         if is_over and not (episode.agent_steps or episode.before):
             raise SchemaError(
                 f"environment {episode.rows.env_index} ended an episode of {episode.rows.t} steps in which "
-                "no agent ever acted: give an observation of somebody who has not ended"
+                "no agent acted: return an observation of an agent that has not ended"
             )
         episode.is_over = True
         self.over.append(episode)
         _release(episode)
         shown = episode.shown
-        # Agents that acted before the soft horizon, and had no observation since.
+        # Agents that acted before the soft horizon and had no observation since.
         for agent_id, (total, recorded) in episode.early.items():
             if total and agent_id in episode.before:
                 shown.agent_rewards[agent_id, episode.before[agent_id]] = total
@@ -451,7 +451,7 @@ class MultiAgentLoop:
         self._metrics.episode_ended(shown, duration=time.perf_counter() - episode.began)
 
     def _discard(self, episode: PlayedEpisode) -> None:
-        """The environment has failed: nothing of the episode that was not handed out is left."""
+        """Discard the episode of a failed environment, with all rows that were not handed out."""
         index = episode.rows.env_index
         self._settle()
         rows = 0
@@ -477,17 +477,17 @@ class MultiAgentLoop:
         return count
 
     def moved(self, group: AgentGroup, to: NDArray[np.int64]) -> None:
-        """Rows of ``group`` have other numbers now, those that are gone -1."""
+        """Update the row numbers of ``group``'s agents; -1 marks removed rows."""
         for episode in (*self.playing.values(), *self.over):
             for agent in episode.agents.values():
                 if agent.group is group:
                     agent.row = int(to[agent.row]) if agent.row >= 0 else -1
                     agent.last = int(to[agent.last]) if agent.last >= 0 else -1
 
-    # ---- who is told ----
+    # ---- callbacks ----
 
     def _look(self, episode: PlayedEpisode, step: MultiAgentStep, sent: dict[AgentId, Any]) -> None:
-        """Let callbacks see what there is to see."""
+        """Show the step to callbacks."""
         shown, born_done = episode.shown, step.ended.keys() - episode.agents.keys()
 
         def of_its_agents(values: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
@@ -521,9 +521,9 @@ def _release(episode: PlayedEpisode) -> None:
 
 
 def _sum_up(episode: PlayedEpisode) -> None:
-    """Bring the sums of rewards that callbacks and metrics see up to date.
+    """Update the reward sums that callbacks and metrics see.
 
-    Rewards of agents that have not appeared count once these do: of others there are no rows either.
+    Rewards of agents that have not appeared count once these appear, because other agents have no rows.
     """
     shown = episode.shown
     for agent_id, agent in episode.agents.items():

@@ -1,4 +1,4 @@
-"""`MultiAgentEnvRunner`: several policies act for the agents of several environments, and all is recorded.
+"""`MultiAgentEnvRunner`: policies act for the agents of several environments; every step is recorded.
 
 Example:
     >>> from rlio.envs.multi_agent import make_multi_agent
@@ -52,47 +52,48 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiAgentEnvRunner"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: Policy id -> the batch of its rows, None if a part was changed; and its parts.
+#: Policy id -> (batch of its rows, or None if a part was changed; the parts).
 _Parts: TypeAlias = "dict[str, tuple[SampleBatch | None, list[AgentPart]]]"
 
 
 class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
-    """Steps environments in which several agents act, and gives what happened, policy by policy.
+    """Steps environments in which several agents act, and returns the steps by policy.
 
-    A row is an agent's transition: from the observation on which it acts to the next that it gets, with the
-    sum of its rewards in between, however many steps of the environment that takes. Columns are those of
-    `EnvRunner`; ``t`` is the environment's step in which the agent acted and ``agent_index`` its position
-    among ``possible_agents`` (in each episode, agents that are not there get the numbers behind). Rows are
-    ordered by environment, episode, agent and time. Steps of the environment in which nobody acts have no
-    row, but count.
+    A row is one agent's transition: from the observation on which it acts to its next observation. The row
+    holds the sum of the agent's rewards in between, over any number of environment steps. Columns are those
+    of `EnvRunner`. ``t`` is the environment step in which the agent acted, and ``agent_index`` is its
+    position among ``possible_agents`` (in each episode, other agents get the numbers after them). Rows are
+    ordered by environment, episode, agent and time. Environment steps in which no agent acts count, but have
+    no row.
 
-    A row is handed out when it is known what came of it: that of an agent which waits for its turn at the
-    end of a fragment comes with the next one. Where an episode is over and an agent has not seen anything
-    since it acted, its last row keeps the rewards and has ``new_obs_valid`` False. An agent's rewards before
-    its first observation are in its first row; those after its end are added to its last row, or, where that
-    was handed out already, counted in `late_rewards` and told once. A soft horizon ends all rows: where an
-    agent has no observation after it, its further rewards are in `late_rewards`.
+    A row is handed out once its outcome is known: the row of an agent that waits for its turn at the end of a
+    fragment comes with the next fragment. If an episode ends and an agent has seen nothing since it acted,
+    its last row keeps the rewards, and ``new_obs_valid`` is False. Rewards before an agent's first
+    observation go into its first row. Rewards after its end are added to its last row; if that row was
+    already handed out, they count in `late_rewards`, with one warning. A soft horizon ends all rows: if an
+    agent has no observation after it, the agent's further rewards count in `late_rewards`.
 
     Args:
-        env: A `MultiAgentEnv` or an environment of PettingZoo's, or a function that makes one and may take an
+        env: A `MultiAgentEnv`, a PettingZoo environment, or a function that makes one and may take an
             `EnvContext`. The runner closes it.
-        policies: Policy id -> policy, looked at anew for each action: what is added there can act, and what
-            is removed acts no more.
-        policy_mapping_fn: Called with agent id and episode (a `RunningEpisode`), and with ``worker=`` (this
-            runner) if it takes that, once for each agent and episode; gives the policy id. None: the only
-            policy acts for all, or each for the agent of its name.
-        config: How to step and record; None: the defaults. ``count_steps_by`` says what fragments count.
-        callbacks: Told of what happens; see `Callbacks`.
-        seed: Of environments, episode ids and those policies that are not bound yet. None draws one from the
-            OS, logs it and keeps it in `seeds`.
-        worker_index: Makes the seeds and ids of workers with the same ``seed`` different.
-        num_workers: For makers of environments.
-        recreated_worker: Whether the runner takes the place of one that failed: for makers, too.
+        policies: Policy id -> policy, looked up for each action. Policies that you add can act; those that
+            you remove stop acting.
+        policy_mapping_fn: Called once per agent and episode with agent id and episode (a `RunningEpisode`),
+            and with ``worker=`` (this runner) if it takes that; returns the policy id. None: the only policy
+            acts for all, or each policy acts for the agent of its name.
+        config: How to step and record; None uses the defaults. ``count_steps_by`` sets the unit of fragments.
+        callbacks: Called on sampling events; see `Callbacks`.
+        seed: Seed of the environments, the episode ids and the policies that are not bound yet. None draws
+            one from the OS, logs it and keeps it in `seeds`.
+        worker_index: Gives workers with the same ``seed`` different seeds and ids.
+        num_workers: Passed to functions that make environments.
+        recreated_worker: Whether the runner replaces a failed one; passed to functions that make
+            environments.
 
     Attributes:
-        metrics: What is counted; see `get_metrics`.
+        metrics: The runner's counters; see `get_metrics`.
 
     Raises:
         OptionError: An environment cannot be made, or a policy cannot act in it.
@@ -113,7 +114,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     ) -> None:
         _check_policies(policies)
         super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
-        self.config = self.config.resolved(num_workers=num_workers, worker_index=worker_index)
+        self.config: RolloutConfig = self.config.resolved(num_workers=num_workers, worker_index=worker_index)
         self._mapping = AgentMapping(
             policies,
             config=self.config,
@@ -124,13 +125,13 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._mapping.set_function(policy_mapping_fn)
         self._given_env = env
         self._num_workers, self._recreated = num_workers, recreated_worker
-        #: Whether the seeds of environments and ids are those of now.
+        #: Whether environments and ids use the current seeds.
         self._is_seeded = False
-        #: Whether the next step can be taken: not at first, and not after one that failed half-way.
+        #: Whether the next step can be taken: False at first, and after a step that failed halfway.
         self._ready = False
         #: Whether rows of running episodes were handed out.
         self._is_cut = False
-        #: The last steps of episodes that go on, by number, for chunks that follow.
+        #: The last steps of unfinished episodes, by number, for the chunks that follow.
         self._tails: dict[int, MultiAgentEpisode] = {}
         self._envs = self._new_envs()
         try:
@@ -166,10 +167,10 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             self.callbacks.on_environment_created(runner=self, env=self._envs.envs)
 
     def make_env(self) -> None:
-        """Make the environments anew; those that are there are closed, and their episodes dropped.
+        """Recreate the environments; closes the current ones and drops their episodes.
 
         Raises:
-            OptionError: They cannot be made.
+            OptionError: The environments cannot be made.
         """
         self._loop.forget()
         self._envs.close()
@@ -178,7 +179,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._tell_of_envs()
 
     def make_module(self) -> None:
-        """Give spaces to policies that have none, as far as it is known for which agents they act.
+        """Give spaces to unbound policies whose agents are known.
 
         Raises:
             OptionError: A policy cannot act in these spaces.
@@ -191,7 +192,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         if "on_sub_environment_created" in self._hooks:
             self.callbacks.on_sub_environment_created(runner=self, env=env, env_index=index, context=context)
 
-    # ---- what it steps ----
+    # ---- environments, policies and spaces ----
 
     @property
     def policies(self) -> Mapping[str, Policy]:
@@ -199,16 +200,16 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         return self._mapping.policies
 
     def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None) -> None:
-        """Say anew which policy acts for which agent, from the next episodes on.
+        """Change which policy acts for which agent, from the next episodes on.
 
         Raises:
-            OptionError: It is no function.
+            OptionError: ``policy_mapping_fn`` is not a function.
         """
         self._mapping.set_function(policy_mapping_fn)
 
     @property
     def num_envs(self) -> int:
-        """Environments that are stepped together."""
+        """Number of environments stepped together."""
         return len(self._envs)
 
     @property
@@ -218,7 +219,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     @property
     def env_id(self) -> str:
-        """The environment's name in its metadata, or else its class's."""
+        """The environment's name in its metadata, or else its class name."""
         env = self._envs.envs[0]
         inner = getattr(env, "env", env)
         name = (getattr(inner, "metadata", None) or {}).get("name")
@@ -226,7 +227,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     @property
     def env_steps(self) -> int:
-        """Steps of environments taken so far."""
+        """Environment steps taken so far."""
         return self._loop.env_steps
 
     @property
@@ -242,13 +243,13 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     @property
     def late_rewards(self) -> float:
-        """Sum of the rewards that came when the row to which they belong was gone."""
+        """Sum of the rewards that came after their row was handed out."""
         return self._loop.late_rewards
 
     def get_spaces(self) -> dict[str, Any]:
-        """Policy id -> (observation space, action space), as policies see them, of those that have some.
+        """Policy id -> (observation space, action space), as policies see them, for bound policies.
 
-        ``"__env__"`` has those of the environment: two dicts by agent id.
+        ``"__env__"`` has those of the environment, as two dicts by agent id.
         """
         env = self._envs.envs[0]
         agents = list(env.possible_agents)
@@ -270,19 +271,19 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         """Sample a batch.
 
         Args:
-            steps: In place of the config's ``rollout_fragment_length``.
+            steps: Overrides the config's ``rollout_fragment_length``.
 
         Returns:
-            In truncate mode, with ``count_steps_by="env_steps"``, exactly ``steps`` steps of each environment
-            (where one has failed, the others make up for it), or with ``"agent_steps"`` at least num_envs x
-            ``steps`` rows. In complete mode whole episodes with at least ``steps`` in all. Policies that did
-            not act are left out.
+            In truncate mode with ``count_steps_by="env_steps"``, exactly num_envs x ``steps`` environment
+            steps, ``steps`` of each environment; if one fails, the others make up for it. With
+            ``"agent_steps"``, at least num_envs x ``steps`` rows. In complete mode, whole episodes with at
+            least ``steps`` in total. Policies that did not act are left out.
 
         Raises:
             OptionError: ``steps`` is below 1.
             EnvError: An environment failed.
-            SchemaError: An environment or a policy gave what makes no sense.
-            ClosedError: After `stop`.
+            SchemaError: An environment or a policy returned invalid data.
+            ClosedError: The runner is stopped.
         """
         taken = self._sampled(steps)
         batch = MultiAgentBatch(self._joined(taken.parts), taken.env_steps)
@@ -332,13 +333,13 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         )
         chunk.lookback = self._tails.get(episode.number)
         if chunk.lookback is not None and not chunk.lookback.leads_to(chunk):
-            chunk.lookback = None  # something was handed out in between
+            chunk.lookback = None  # steps in between were handed out
         if self.config.episode_lookback_horizon and not episode.is_over:
             self._tails[episode.number] = chunk.tail(self.config.episode_lookback_horizon)
         return chunk
 
     def _sampled(self, steps: int | None, *, episodes: int = 0, at_random: bool = False) -> _Taken:
-        """Take out fragments of ``steps`` of each environment, or whole episodes."""
+        """Sample fragments of ``steps`` of each environment, or whole episodes, and take out their rows."""
         steps = self._begin_call(steps)
         self._make_ready(at_random=at_random)
         if episodes or self.config.batch_mode == "complete_episodes":
@@ -348,7 +349,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         return self._handed_out(None)
 
     def _make_ready(self, *, at_random: bool) -> None:
-        """Begin, or begin anew where the last step failed half-way or actions have other columns now."""
+        """Begin new episodes: at first, after a step that failed halfway, or if action columns change."""
         if not self._ready or self._loop.at_random != at_random:
             self._loop.at_random = at_random
             self._begin()
@@ -371,7 +372,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._ready = True
 
     def _fragment(self, steps: int) -> None:
-        """Step until there are exactly num_envs x ``steps`` steps, or at least so many rows."""
+        """Step until there are exactly num_envs x ``steps`` steps, or at least that many rows."""
         loop, wanted = self._loop, steps * self.num_envs
         while True:
             loop.revive()
@@ -383,11 +384,11 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             lacking = wanted - loop.fresh
             if lacking <= 0:
                 return
-            # The last step is not taken by all, where one has failed and others make up for it.
+            # If an environment failed and others make up for it, only some take the last step.
             self._step(None if lacking >= len(loop.playing) else sorted(loop.playing)[:lacking])
 
     def _complete(self, steps: int, episodes: int) -> list[PlayedEpisode]:
-        """Step until episodes with ``steps`` in all, or so many ``episodes``, are over; and say which."""
+        """Step until the ended episodes have ``steps`` in total, or number ``episodes``; return them."""
         if self._is_cut:
             self._begin()
         loop = self._loop
@@ -403,10 +404,10 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     def _size(self, episode: PlayedEpisode) -> int:
         return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.rows.t
 
-    # ---- what is handed out ----
+    # ---- handing out rows ----
 
     def _handed_out(self, over: list[PlayedEpisode] | None) -> _Taken:
-        """Take out rows: of the episodes ``over``, or None: all that are closed."""
+        """Take out the rows of the episodes ``over``, or, if None, all closed rows."""
         loop = self._loop
         known = {episode.number: episode for episode in (*loop.playing.values(), *loop.over)}
         chosen = known if over is None else {episode.number: episode for episode in over}
@@ -426,7 +427,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         return _Taken(self._with_postprocessed(parts, chosen), wanted, fresh)
 
     def _drop_unwanted(self, policy_id: str, group: AgentGroup, unwanted: list[int]) -> None:
-        """Forget closed rows of episodes that nobody wants to train on, and of policies that are gone."""
+        """Drop closed rows of episodes excluded from training and of removed policies."""
         drop = np.zeros(len(group.rows), bool)
         if policy_id not in self.policies:
             drop[:] = True
@@ -438,9 +439,9 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             self._mapping.forget(policy_id)
 
     def _taken(self, group: AgentGroup, numbers: list[int] | None) -> dict[str, Any] | None:
-        """The closed rows of the episodes ``numbers``, None: of all; None if there are none."""
-        rows = group.rows
-        chosen = rows.closed if numbers is None else np.isin(rows.integers(EPISODE), numbers)
+        """The closed rows of the episodes ``numbers``, or of all if None; returns None if there are none."""
+        rows, closed = group.rows, group.rows.closed
+        chosen = closed if numbers is None else np.isin(rows.integers(EPISODE), numbers)
         if not chosen.any():
             return None
         columns, moved = rows.take(chosen)
@@ -448,10 +449,10 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         return columns
 
     def _with_postprocessed(self, parts: _Parts, episodes: Mapping[int, PlayedEpisode]) -> _Parts:
-        """``parts``, where a policy or a callback wants it, put through `Policy.postprocess_trajectory`."""
+        """Apply `Policy.postprocess_trajectory` to ``parts`` where a policy or a callback uses it."""
         hooked = "on_postprocess_trajectory" in self._hooks
         wanted = [each for each in parts if hooked or self.policies[each].postprocesses]
-        # What a policy computes needs its own extra columns.
+        # Postprocessing needs the policy's own extra columns.
         if not wanted or self._loop.at_random:
             return parts
         by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
@@ -465,7 +466,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             for part in own:
                 episode = episodes[part.number]
                 agent = episode.agent_id(part.agent_index)
-                # A copy: what is changed in place is not what the others are to see.
+                # A copy, because the other agents must not see changes made in place.
                 rows = part.rows.copy()
                 part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
             made[policy_id] = None, own
@@ -504,18 +505,18 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         return int(self._episode_ids.integers(0, 1 << 63, dtype=np.int64, endpoint=False))
 
     def state_dict(self) -> JsonState:
-        """Return seeds, counters and what connectors keep as JSON; see `Runner.state_dict`."""
+        """Return seeds, counters and connector states as JSON; see `Runner.state_dict`."""
         return super().state_dict() | {"env_steps": self.env_steps}
 
     def connector_states(self) -> dict[str, Any]:
         return dict(self._mapping.connector_states())
 
     def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
-        # Those of policies that have not acted yet wait for them.
+        # States of policies that have not acted yet are kept until they act.
         undo.callback(self._mapping.load_connector_states, self._mapping.connector_states())
         self._mapping.load_connector_states(states)
 
-    def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
+    def _start_over(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
         env_steps = whole_number(state, "env_steps")
         self._loop.forget()
         self._progress.take_over(progress)
@@ -524,12 +525,12 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
 
 class _Taken(NamedTuple):
-    """What is handed out.
+    """Rows that are handed out.
 
     Attributes:
-        parts: Policy id -> the batch, None if a part was changed, and its parts.
-        episodes: Number -> episode, of those that are trained on.
-        fresh: Number -> steps of the environment that are handed out.
+        parts: Policy id -> (batch, or None if a part was changed; its parts).
+        episodes: Number -> episode, for episodes used in training.
+        fresh: Number -> environment steps that are handed out.
     """
 
     parts: _Parts
@@ -538,12 +539,12 @@ class _Taken(NamedTuple):
 
     @property
     def env_steps(self) -> int:
-        """Steps of environments, of the episodes that are trained on."""
+        """Environment steps of the episodes used in training."""
         return sum(self.fresh[number] for number in self.episodes)
 
 
 def _seed_of(seed: int, policy_id: str) -> int:
-    """A seed for each policy, from one of all of them; the default policy's is that of an `EnvRunner`."""
+    """Derive a policy's seed from the seed of all; the default policy's is that of an `EnvRunner`."""
     if policy_id == DEFAULT_POLICY_ID:
         return seed
     return int(np.random.SeedSequence(seed, spawn_key=tuple(policy_id.encode())).generate_state(1)[0])
@@ -555,9 +556,9 @@ def _check_policies(policies: Any) -> None:
             f"policies={excerpt(policies)}: expected policies by id, such as "
             "{'default_policy': RandomPolicy()}"
         )
-    if isinstance(policies, dict):  # others hold nothing else
+    if isinstance(policies, dict):  # other mappings check their values
         for policy_id, policy in policies.items():
             if not isinstance(policy_id, str) or not isinstance(policy, Policy):
                 raise OptionError(
-                    f"policies[{excerpt(policy_id)}] is {excerpt(policy)}: expected a Policy, under a str"
+                    f"policies[{excerpt(policy_id)}] is {excerpt(policy)}: expected a Policy under a str id"
                 )

@@ -1,4 +1,4 @@
-"""`Observer`: observation connectors between a vector environment's steps and what is recorded of them.
+"""`Observer`: applies observation connectors to a vector environment's steps before they are recorded.
 
 Example:
     >>> from gymnasium.spaces import Box
@@ -30,12 +30,12 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Puts the observations of N environments through connectors, each observation once.
+    """Applies connectors to the observations of N environments, once per observation.
 
     Args:
         pipeline: The connectors.
-        space: Of one environment's observations.
-        num_envs: Environments.
+        space: Space of one environment's observations.
+        num_envs: Number of environments.
     """
 
     def __init__(self, pipeline: ObservationPipeline, space: gym.Space[Any], *, num_envs: int) -> None:
@@ -45,16 +45,16 @@ class Observer:
         self._slots = np.arange(num_envs)
 
     def begin(self, obs: Any) -> Any:
-        """What the policy sees of the first observations of all environments."""
+        """Transform the first observations of all environments into the policy's form."""
         return self.pipeline(self._batched(obs), Streams(self._slots, np.ones(len(self._slots), bool)))
 
     def step(self, step: VectorStep, ended: NDArray[np.bool_], before: Any) -> VectorStep:
-        """``step`` with what the policy sees in place of what the environments show.
+        """Return ``step`` with its observations in the policy's form.
 
         Args:
-            step: Its observations are those of the environments.
-            ended: Which of its rows end an episode, (N,).
-            before: What the policy saw before: it stays for environments that show nothing new.
+            step: The step, with the environments' observations.
+            ended: Mask of its rows that end an episode, (N,).
+            before: The policy's previous observations, kept for environments without a new one.
         """
         finals = step.finals
         if finals:
@@ -62,7 +62,7 @@ class Observer:
             seen = self.pipeline.final(self._joined([leaves for _, leaves in finals]), self._streams(envs))
             finals = list(zip(envs.tolist(), self._taken_apart(seen, len(envs)), strict=True))
         obs = self._batched(step.obs)
-        # Where no reset followed, what is shown is the final observation.
+        # If no reset followed, the shown observation is the final one.
         last = ended & ~step.starts
         fresh = None if step.valid is None else step.valid | step.starts
         if not last.any() and (fresh is None or fresh.all()):
@@ -78,7 +78,7 @@ class Observer:
         return step._replace(obs=shown, finals=finals)
 
     def rows_of(self, obs: Any, envs: NDArray[np.int64]) -> list[tuple[int, list[Any]]]:
-        """Copies of what the environments ``envs`` show, as in `VectorStep.finals`."""
+        """Copies of the observations of the environments ``envs``, as in `VectorStep.finals`."""
         parts = [leaf_of(obs, leaf.path) for leaf in self._given]
         return [(env, [np.array(p[env]) if isinstance(p, np.ndarray) else p[env] for p in parts])
                 for env in envs.tolist()]  # fmt: skip
@@ -87,19 +87,19 @@ class Observer:
         return Streams(slots, np.zeros(len(slots), bool))
 
     def _batched(self, obs: Any) -> Any:
-        """``obs`` with arrays for leaves: values of Text spaces and the like come as tuples."""
+        """``obs`` with arrays as leaves, because values of Text and similar spaces arrive as tuples."""
         if not any(leaf.is_object for leaf in self._given):
             return obs
         parts = [_column(leaf_of(obs, leaf.path), leaf) for leaf in self._given]
         return unflatten([leaf.path for leaf in self._given], parts)
 
     def _joined(self, observations: list[list[Any]]) -> Any:
-        """Observations, each as its leaves, as one batch."""
+        """Join observations, each given as its leaves, into one batch."""
         parts = [_column([leaves[i] for leaves in observations], leaf) for i, leaf in enumerate(self._given)]
         return unflatten([leaf.path for leaf in self._given], parts)
 
     def _taken_apart(self, values: Any, rows: int) -> list[list[Any]]:
-        """A batch as the leaves of each row."""
+        """Split a batch into the leaves of each row."""
         parts = [leaf_of(values, leaf.path) for leaf in self._made]
         return [[part[row] for part in parts] for row in range(rows)]
 

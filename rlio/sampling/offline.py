@@ -1,4 +1,4 @@
-"""What a worker does to experience that it reads instead of sampling: adapting actions, postprocessing.
+"""Transforms for experience that a worker reads instead of sampling: adapting actions, postprocessing.
 
 Example:
     >>> from gymnasium.spaces import Box
@@ -38,10 +38,10 @@ _Agents: TypeAlias = dict[int, tuple[str, SampleBatch]]
 
 @dataclass(frozen=True)
 class AdaptActions:
-    """Clips or scales logged actions to the action space of the policy that they are of.
+    """Clips or scales logged actions to the action space of their policy.
 
     Attributes:
-        policies: By id; a batch that is none of several policies' is ``default_policy``'s.
+        policies: Policies by id; a plain batch belongs to ``default_policy``.
         how: `ClipActions` or `NormalizeActions`.
     """
 
@@ -49,10 +49,10 @@ class AdaptActions:
     how: type[ClipActions] | type[NormalizeActions]
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return ``batch`` with adapted actions; ``batch`` is not changed.
+        """Return ``batch`` with adapted actions; does not change ``batch``.
 
         Raises:
-            OptionError: It has rows of an unknown policy.
+            OptionError: The batch has rows of an unknown policy.
         """
         if isinstance(batch, SampleBatch):
             return self.how(_known(self.policies, DEFAULT_POLICY_ID).action_space)(batch)
@@ -65,24 +65,24 @@ class AdaptActions:
 
 @dataclass(frozen=True)
 class PostprocessInputs:
-    """Puts each agent's rows of each episode, or chunk of one, through ``postprocess_trajectory``.
+    """Applies ``postprocess_trajectory`` to each agent's rows of each episode, or chunk of one.
 
     Attributes:
-        policies: By id; a batch that is none of several policies' is ``default_policy``'s.
+        policies: Policies by id; a plain batch belongs to ``default_policy``.
     """
 
     policies: Mapping[str, Policy]
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return the postprocessed batch, agent by agent; ``batch`` is not changed.
+        """Return the postprocessed batch, agent by agent; does not change ``batch``.
 
         Raises:
             OptionError: The batch has rows of an unknown policy.
         """
-        # Copies: the policy may change what it gets, and what is read may be views.
+        # Copy, because the policy may change its input, and the rows read may be views.
         if isinstance(batch, SampleBatch):
             return _known(self.policies, DEFAULT_POLICY_ID).postprocess_batch(batch.copy())
-        # A batch may have parts of an episode again and again, where readers go over the end of an epoch.
+        # A batch may repeat parts of an episode, if a reader crosses the end of an epoch.
         episodes: dict[tuple[Any, int], _Agents] = {}
         times: Counter[tuple[Any, int]] = Counter()
         for policy_id, rows in batch.items():
@@ -105,13 +105,13 @@ def _known(policies: Mapping[str, Policy], policy_id: str) -> Policy:
         return policies[policy_id]
     except KeyError:
         raise OptionError(
-            f"the input has rows of the policy {excerpt(policy_id)}, and known are "
-            f"{excerpt(list(policies))}: give the worker a policy of this id, or read other rows"
+            f"the input has rows of the unknown policy {excerpt(policy_id)}: expected "
+            f"{excerpt(list(policies))}. Give the worker a policy with this id, or read other rows"
         ) from None
 
 
 def _trajectories(rows: SampleBatch) -> Iterator[tuple[Any, int, SampleBatch]]:
-    """The episode's id, the agent's number, and the rows of each agent of each episode, or part of one."""
+    """Episode id, agent number and rows, for each agent of each episode or part of one."""
     for part in rows.split_by_episode():
         episode = part[Columns.EPS_ID][0] if Columns.EPS_ID in part else object()
         if Columns.AGENT_INDEX not in part:
@@ -125,13 +125,13 @@ def _trajectories(rows: SampleBatch) -> Iterator[tuple[Any, int, SampleBatch]]:
 def offline_functions(
     config: RolloutConfig, policies: Mapping[str, Policy]
 ) -> list[Callable[[Batch], Batch]]:
-    """The functions for `MappedInput` that bring what was read into the form of what is sampled.
+    """The functions for `MappedInput` that give rows read the form of sampled rows.
 
-    Actions are clipped to the action space, and scaled to [-1, 1], as ``config`` says; then trajectories are
-    postprocessed.
+    They clip actions to the action space or scale them to [-1, 1], as ``config`` says, and then postprocess
+    trajectories.
     """
     functions: list[Callable[[Batch], Batch]] = []
-    # In this order: the bounds are those of actions that are not scaled yet.
+    # Clip first, because the bounds apply to unscaled actions.
     if config.clip_actions and not config.actions_in_input_normalized:
         functions.append(AdaptActions(policies, ClipActions))
     if config.normalize_actions and not config.actions_in_input_normalized:
@@ -142,10 +142,10 @@ def offline_functions(
 
 
 def refuse_same_root(source: Any, output: Any) -> None:
-    """Check that no path of ``source`` lies in the folder ``output``, or around it.
+    """Check that no path of ``source`` lies in or around the folder ``output``.
 
     Raises:
-        OptionError: One does: what is written would be read again.
+        OptionError: A path does, so written data would be read again.
     """
     if not isinstance(output, (str, os.PathLike)):
         return
@@ -154,14 +154,14 @@ def refuse_same_root(source: Any, output: Any) -> None:
         place = locate(_without_glob(path)).uri.rstrip("/") + "/"
         if place.startswith(target) or target.startswith(place):
             raise OptionError(
-                f"record='all' writes what is read from {excerpt(os.fspath(path))} to "
-                f"{excerpt(os.fspath(output))}, where it would be read again: "
-                "write to another folder, or leave record at 'live'"
+                f"record='all' writes the data read from {excerpt(os.fspath(path))} to "
+                f"{excerpt(os.fspath(output))}, where it would be read again: write to another folder, or "
+                "leave record at 'live'"
             )
 
 
 def _paths(source: Any) -> Iterator[str | os.PathLike[str]]:
-    """Every path in what a user gave as an input."""
+    """Yield every path in a user's input argument."""
     if isinstance(source, (str, os.PathLike)):
         if source != "sampler":
             yield source

@@ -1,4 +1,4 @@
-"""`PolicyGroup`: a worker's policies, which agent each of them acts for, and which of them learn.
+"""`PolicyGroup`: a worker's policies, the agents they act for, and which of them learn.
 
 Example:
     >>> from gymnasium.spaces import Box, Discrete
@@ -19,6 +19,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -33,45 +34,46 @@ from rlio.policies.policy_spec import PolicySpec, Spaces, callable_name, load_ca
 from rlio.policies.sgd import do_minibatch_sgd
 from rlio.policies.weights import GlobalVars, update_weights
 from rlio.sampling.callbacks import Callbacks, overridden
+from rlio.support.options import checked_keywords
 
 __all__ = ["MappingFn", "PoliciesToTrain", "PolicyGroup"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
-# Any: what was measured is a policy's own; states are nested dicts; agents' ids are the environments'.
+# Any: learning results are up to the policy; states are nested dicts; agent ids are the environments'.
 
-#: Agent id and episode -> policy id. It takes further keywords if it says so by ``**kwargs``.
+#: Agent id and episode -> policy id. Accepts further keywords if it declares ``**kwargs``.
 MappingFn: TypeAlias = Callable[..., str]
-#: Ids of policies, or a function of policy id and batch (None where there is none yet); None: all of them.
+#: Ids of policies, or a function of policy id and batch (None if there is no batch yet); None: all policies.
 PoliciesToTrain: TypeAlias = Collection[str] | Callable[[str, Batch | None], bool] | None
 
-#: In states: there is no function. Names of functions have a colon.
+#: In states: no function is set. Function names contain a colon.
 _DEFAULT = "default"
 _UPDATES = "num_grad_updates_lifetime"
 
 
 class PolicyGroup:
-    """Policies by id, who they act for, and what is done to all of them.
+    """Policies by id, the mapping of agents to them, and operations on all of them.
 
-    Results are by policy id, except where ``default_policy`` is the only one: then they are that policy's
-    own, as batches of it are plain ones.
+    Results are by policy id. If ``default_policy`` is the only policy, they are that policy's own results,
+    because its batches are plain ones.
 
     Args:
         policies: The policies.
-        policy_mapping_fn: Agent id and episode -> policy id; None: the runner's default. It is kept here and
-            followed by runners.
-        policies_to_train: Those that learn; None: all.
-        callbacks: ``on_create_policy`` and ``on_learn_on_batch`` are called here.
+        policy_mapping_fn: Agent id and episode -> policy id; None: the runner's default. Runners read it
+            here.
+        policies_to_train: Ids of the policies that learn; None: all.
+        callbacks: Receive ``on_create_policy`` and ``on_learn_on_batch``.
 
     Attributes:
         policies: The policies.
-        policy_mapping_fn: As given, or set since.
-        num_grad_updates: How often each policy has learned.
-        count_steps: Gives the environment steps that the worker has sampled itself.
+        policy_mapping_fn: The current mapping.
+        num_grad_updates: Number of updates of each policy.
+        count_steps: Returns the environment steps that the worker itself has sampled.
 
     Raises:
-        OptionError: ``policies_to_train`` names an unknown policy, or something is no function.
+        OptionError: ``policies_to_train`` names an unknown policy, or an argument is not a function.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class PolicyGroup:
         self.policy_mapping_fn: MappingFn | None = None
         self.num_grad_updates: Counter[str] = Counter()
         self.count_steps: Callable[[], int] = lambda: 0
-        #: What others said: the steps of all workers.
+        #: The steps of all workers, as last reported by others.
         self._timestep = 0
         self._callbacks = callbacks if callbacks is not None else Callbacks()
         self._hooks = overridden(self._callbacks)
@@ -94,7 +96,7 @@ class PolicyGroup:
         self.set_policies_to_train(policies_to_train)
         self.set_policy_mapping_fn(policy_mapping_fn)
 
-    # ---- who is there ----
+    # ---- adding and removing ----
 
     @property
     def is_single(self) -> bool:
@@ -105,13 +107,13 @@ class PolicyGroup:
         """The policy ``policy_id``.
 
         Raises:
-            OptionError: There is none.
+            OptionError: The id is unknown.
         """
         self._check_known([policy_id])
         return self.policies[policy_id]
 
     def announce(self, policy_ids: Iterable[str] | None = None) -> None:
-        """Call ``on_create_policy`` for policies that have their spaces now; None: for all."""
+        """Call ``on_create_policy`` for policies that now have their spaces; None: for all."""
         if "on_create_policy" in self._hooks:
             for policy_id in list(self.policies) if policy_ids is None else policy_ids:
                 self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
@@ -128,16 +130,16 @@ class PolicyGroup:
 
         Args:
             policy_id: A new id.
-            policy: The policy, or how to make it.
-            spaces: For a spec, or a policy, that has none.
-            state: As `Policy.get_state` gave it.
+            policy: The policy, or its spec.
+            spaces: Spaces for a spec or policy that has none.
+            state: A `Policy.get_state` result.
 
         Raises:
-            OptionError: There is such a policy already, it cannot be made, or has no spaces.
-            StateError: ``state`` does not fit.
+            OptionError: The id exists already, or the policy cannot be made or has no spaces.
+            StateError: ``state`` does not fit the policy.
         """
         if policy_id in self.policies:
-            raise OptionError(f"there is a policy {policy_id!r} already: remove it first, or take another id")
+            raise OptionError(f"the policy {policy_id!r} exists already: remove it first, or use another id")
         given = policy
         if isinstance(given, PolicySpec) and spaces is not None:
             given = given.with_spaces(*spaces)
@@ -148,7 +150,7 @@ class PolicyGroup:
                 added.bind(*spaces)
             if not added.is_bound:
                 raise OptionError(
-                    f"the policy {policy_id!r} has no spaces, and none are known here: give a PolicySpec "
+                    f"the policy {policy_id!r} has no spaces, and none are known here: pass a PolicySpec "
                     "with observation_space and action_space"
                 )
             if state is not None:
@@ -160,10 +162,10 @@ class PolicyGroup:
         return added
 
     def remove(self, policy_id: str) -> Policy:
-        """Remove a policy, and return it; nothing here knows the id any longer.
+        """Remove a policy and all records of its id, and return it.
 
         Raises:
-            OptionError: There is none, or it is the last one.
+            OptionError: The id is unknown, or the policy is the last one.
         """
         policy = self.get(policy_id)
         if len(self.policies) == 1:
@@ -178,43 +180,43 @@ class PolicyGroup:
         for policy_id in policy_ids:
             if policy_id not in self.policies:
                 raise OptionError(
-                    f"there is no policy {excerpt(policy_id)}: known are {excerpt(list(self.policies))}"
+                    f"unknown policy {excerpt(policy_id)}: expected one of {excerpt(list(self.policies))}"
                 )
 
-    # ---- who acts, who learns ----
+    # ---- mapping and training ----
 
     def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None) -> None:
-        """Give agents other policies, in episodes that begin from now on.
+        """Change which policies act for which agents, in new episodes.
 
         Raises:
-            OptionError: It is no function.
+            OptionError: ``policy_mapping_fn`` is not a function.
         """
         if policy_mapping_fn is not None and not callable(policy_mapping_fn):
             raise OptionError(
-                f"policy_mapping_fn={excerpt(policy_mapping_fn)}: a function of agent id and episode"
+                f"policy_mapping_fn={excerpt(policy_mapping_fn)}: expected a function of agent id and episode"
             )
         self.policy_mapping_fn = policy_mapping_fn
 
     def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
-        """Say which policies learn; None: all.
+        """Set which policies learn; None: all.
 
         Raises:
-            OptionError: A policy is unknown, or it is neither ids nor a function.
+            OptionError: A policy is unknown, or the argument is neither ids nor a function.
         """
         if policies_to_train is None or callable(policies_to_train):
             self._to_train = policies_to_train
             return
         if isinstance(policies_to_train, (str, bytes)) or not isinstance(policies_to_train, Iterable):
             raise OptionError(
-                f"policies_to_train={excerpt(policies_to_train)}: a list of policy ids, or a function of "
-                "policy id and batch"
+                f"policies_to_train={excerpt(policies_to_train)}: expected a list of policy ids, or a "
+                "function of policy id and batch"
             )
         chosen = frozenset(policies_to_train)
         self._check_known(chosen)
         self._to_train = chosen
 
     def is_policy_to_train(self, policy_id: str, batch: Batch | None = None) -> bool:
-        """Whether the policy learns, from ``batch`` in particular."""
+        """Whether the policy learns, from ``batch`` if given."""
         if policy_id not in self.policies:
             return False
         if callable(self._to_train):
@@ -222,26 +224,26 @@ class PolicyGroup:
         return self._to_train is None or policy_id in self._to_train
 
     def get_policies_to_train(self, batch: Batch | None = None) -> set[str]:
-        """Ids of the policies that learn, from ``batch`` in particular."""
+        """Ids of the policies that learn, from ``batch`` if given."""
         return {policy_id for policy_id in self.policies if self.is_policy_to_train(policy_id, batch)}
 
-    # ---- each ----
+    # ---- calls on policies ----
 
     def for_policy(self, func: Callable[..., T], policy_id: str = DEFAULT_POLICY_ID, **kwargs: Any) -> T:
-        """``func(policy, **kwargs)``, with that policy in memory and under its lock meanwhile.
+        """Call ``func(policy, **kwargs)`` with the policy in memory and its lock held.
 
         Raises:
-            OptionError: There is no such policy.
+            OptionError: The id is unknown.
         """
         with self._held(policy_id) as policy:
             return func(policy, **kwargs)
 
     def foreach_policy(self, func: Callable[..., T], **kwargs: Any) -> list[T]:
-        """``func(policy, policy_id, **kwargs)`` for each policy, and what that gave."""
+        """Call ``func(policy, policy_id, **kwargs)`` for each policy, and return the results."""
         return self._foreach(list(self.policies), func, **kwargs)
 
     def foreach_policy_to_train(self, func: Callable[..., T], **kwargs: Any) -> list[T]:
-        """The same for each policy that learns."""
+        """Call ``func(policy, policy_id, **kwargs)`` for each policy that learns, and return the results."""
         chosen = self.get_policies_to_train()
         return self._foreach([each for each in self.policies if each in chosen], func, **kwargs)
 
@@ -254,7 +256,7 @@ class PolicyGroup:
 
     @contextmanager
     def _held(self, policy_id: str) -> Iterator[Policy]:
-        """The policy, in memory and not acting in another thread meanwhile."""
+        """Keep the policy in memory, and keep other threads from acting with it."""
         self._check_known([policy_id])
         with self.policies.held(policy_id) as policy, policy.lock:
             yield policy
@@ -262,54 +264,67 @@ class PolicyGroup:
     # ---- learning ----
 
     def learn_on_batch(self, batch: Batch) -> dict[str, Any]:
-        """Let each policy that is to be trained learn on its rows.
+        """Make each policy in training learn on its rows.
 
         Returns:
-            What was measured, with ``num_grad_updates_lifetime``; {} for who does not learn, or has no rows.
+            The learning results, with ``num_grad_updates_lifetime``; {} for a policy that does not learn or
+            has no rows.
 
         Raises:
-            OptionError: The batch has rows of an unknown policy, or of one that cannot learn.
+            OptionError: The batch has rows of an unknown policy, or of a policy that cannot learn.
         """
         return self._own({name: self._learn(name, rows) for name, rows in self.trained_rows(batch)})
 
     def _own(self, by_policy: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Results by policy id, or those of the only policy."""
+        """Results by policy id, or the results of the only policy."""
         return by_policy.get(DEFAULT_POLICY_ID, {}) if self.is_single else by_policy
 
+    @checked_keywords
     def do_minibatch_sgd(
-        self, batch: Batch, *, seed: int | np.random.Generator | None = None, **options: Any
+        self,
+        batch: Batch,
+        *,
+        num_sgd_iter: int = 1,
+        sgd_minibatch_size: int = 0,
+        standardize_fields: Collection[str] = (),
+        seed: int | np.random.Generator | None = None,
     ) -> dict[str, Any]:
-        """Let each policy that is to be trained learn on its rows several times, in shuffled parts.
+        """Make each policy in training learn on its rows several times, in shuffled parts.
 
         Args:
-            batch: As for `learn_on_batch`.
-            seed: Of the orders; None draws one from the OS.
-            options: Of `rlio.policies.sgd.do_minibatch_sgd`: ``num_sgd_iter``, ``sgd_minibatch_size`` and
-                ``standardize_fields``.
+            batch: As in `learn_on_batch`.
+            num_sgd_iter: Passes over the batch.
+            sgd_minibatch_size: Rows of a minibatch; 0: the whole batch.
+            standardize_fields: Columns to bring to mean 0 and standard deviation 1 first.
+            seed: Seed of the orders; None draws one from the OS.
 
         Returns:
-            As `learn_on_batch`, averaged over the parts.
+            As in `learn_on_batch`, averaged over the parts.
 
         Raises:
-            OptionError: As `learn_on_batch`, or a number is out of range.
-            MissingColumn: A field to be standardised is absent.
+            OptionError: As in `learn_on_batch`, or a number is out of range.
+            MissingColumn: A field to be standardised is missing.
         """
         rng = np.random.default_rng(seed)
-        learned = self.trained_rows(batch)
-        return self._own({name: self._sgd(name, rows, rng, options) for name, rows in learned})
-
-    def _sgd(
-        self, policy_id: str, rows: SampleBatch, rng: np.random.Generator, options: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        stats = do_minibatch_sgd(lambda part: self._learn(policy_id, part), rows, seed=rng, **options)
-        # A count has no mean.
-        return stats | {_UPDATES: self.num_grad_updates[policy_id]}
+        learned = {}
+        for policy_id, rows in self.trained_rows(batch):
+            stats = do_minibatch_sgd(
+                partial(self._learn, policy_id),
+                rows,
+                num_sgd_iter=num_sgd_iter,
+                sgd_minibatch_size=sgd_minibatch_size,
+                standardize_fields=standardize_fields,
+                seed=rng,
+            )
+            # Report the count itself, not its mean.
+            learned[policy_id] = stats | {_UPDATES: self.num_grad_updates[policy_id]}
+        return self._own(learned)
 
     def trained_rows(self, batch: Batch) -> list[tuple[str, SampleBatch]]:
-        """The policies that learn from ``batch``, each with its rows; those without rows are left out.
+        """The policies that learn from ``batch``, each with its rows; skips policies without rows.
 
         Raises:
-            OptionError: There are rows of an unknown policy.
+            OptionError: The batch has rows of an unknown policy.
         """
         parts = batch.policies()
         self._check_known(parts)
@@ -331,10 +346,10 @@ class PolicyGroup:
         return {**stats, **result, _UPDATES: self.num_grad_updates[policy_id]}
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gradients and what was measured, with ``batch_count``, of policies that learn; nothing is changed.
+        """Return gradients and results with ``batch_count``, for policies that learn; changes nothing.
 
         Raises:
-            OptionError: As `learn_on_batch`.
+            OptionError: As in `learn_on_batch`.
         """
         found = {policy_id: self._gradients(policy_id, rows) for policy_id, rows in self.trained_rows(batch)}
         return (
@@ -348,10 +363,10 @@ class PolicyGroup:
         return gradients, {**stats, "batch_count": rows.count}
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
-        """Improve by what `compute_gradients` gave, here or elsewhere; only policies that learn do.
+        """Apply `compute_gradients` results of this or another group to the policies that learn.
 
         Raises:
-            OptionError: They are of an unknown policy.
+            OptionError: The gradients belong to an unknown policy.
             StateError: Names or shapes differ.
         """
         for policy_id, own in self._by_policy(gradients).items():
@@ -368,7 +383,7 @@ class PolicyGroup:
         """Copies of the weights: policy id -> name -> array; name -> array of ``default_policy`` alone.
 
         Args:
-            policies: Of which; None: of those that learn.
+            policies: Ids of the policies; None: those that learn.
             inference_only: As in `Policy.get_weights`.
 
         Raises:
@@ -381,15 +396,15 @@ class PolicyGroup:
         return self._own(dict(zip(ordered, weights, strict=True)))
 
     def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int | None = None) -> bool:
-        """Give policies other weights, those that they have, or newer ones, excepted.
+        """Replace the weights of policies that do not have this version or a newer one.
 
         Args:
-            weights: As `get_weights` gave them; an empty mapping, as of policies that do not learn, changes
-                no weights.
-            weights_seq_no: Their version; 0 or None sets them in any case. See `update_weights`.
+            weights: A `get_weights` result. An empty mapping, as from policies that do not learn, changes
+                nothing.
+            weights_seq_no: Version of the weights; 0 or None always sets them. See `update_weights`.
 
         Returns:
-            Whether any policy has taken them.
+            Whether any policy took the weights.
 
         Raises:
             OptionError: A policy is unknown.
@@ -405,29 +420,30 @@ class PolicyGroup:
         return any(taken)
 
     def _by_policy(self, values: Mapping[str, Any]) -> dict[str, Mapping[str, NDArray[Any]]]:
-        """Arrays by policy id and name: those of the only policy are by name alone."""
+        """Arrays by policy id and name; for the only policy, the input may be by name alone."""
         if all(isinstance(value, Mapping) for value in values.values()) and (values or not self.is_single):
             return dict(values)
         return {DEFAULT_POLICY_ID: values}
 
     @property
     def timestep(self) -> int:
-        """Environment steps that all workers have sampled, as far as it is known here."""
+        """Environment steps of all workers, as far as known here."""
         return max(self._timestep, self.count_steps())
 
     def get_global_vars(self) -> GlobalVars:
-        """What all workers share, as known here."""
+        """Variables shared by all workers, as known here."""
         return GlobalVars(self.timestep, {each: self.num_grad_updates[each] for each in self.policies})
 
     def set_global_vars(self, global_vars: GlobalVars, policy_ids: Collection[str] | None = None) -> None:
-        """Take over what all workers share, and tell the policies; None: all of them.
+        """Store the variables shared by all workers, and pass them to the policies; None: all policies.
 
         Raises:
-            OptionError: A policy is unknown, or ``global_vars`` is something else, such as a dict.
+            OptionError: A policy is unknown, or ``global_vars`` is not a `GlobalVars`.
         """
         if not isinstance(global_vars, GlobalVars):
             raise OptionError(
-                f"global_vars is {excerpt(global_vars)}: expected what get_global_vars() gave, a GlobalVars"
+                f"global_vars is {excerpt(global_vars)}: expected a GlobalVars, as get_global_vars() "
+                "returns it"
             )
         chosen = list(self.policies) if policy_ids is None else list(policy_ids)
         self._check_known(chosen)
@@ -440,10 +456,10 @@ class PolicyGroup:
     # ---- state ----
 
     def get_state(self, *, trainable_only: bool = False) -> dict[str, Any]:
-        """What `set_state` needs: arrays and what JSON takes, by components.
+        """Return the group's state by components: arrays and JSON values.
 
-        Functions and specs travel by name. What has no name it could be imported by is left out, with a
-        warning: whoever loads the state has to have the same.
+        Functions and specs are saved by name. Those without an importable name are left out, with a warning:
+        the group that loads the state must have the same ones.
 
         Args:
             trainable_only: Leave out the policies that do not learn.
@@ -462,17 +478,18 @@ class PolicyGroup:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Continue from a state of `get_state`, or from some of its components.
+        """Continue from a `get_state` state, or from some of its components.
 
-        Policies that are not here are made, if the state says how. Names are imported: load states only from
-        where you would run code from.
+        Makes missing policies if the state has their specs. Loading imports the names in the state: load
+        states only from sources whose code you would run.
 
         Returns:
-            What takes all of it back.
+            A function that reverts the load.
 
         Raises:
-            StateError: It does not fit, or a policy is missing and cannot be made; all is as it was.
-            OptionError: A name cannot be imported; likewise.
+            StateError: The state does not fit, or a policy is missing and cannot be made. The group is
+                unchanged.
+            OptionError: A name cannot be imported. The group is unchanged.
         """
         with ExitStack() as undo:
             self._set_state(state, undo)
@@ -506,8 +523,8 @@ class PolicyGroup:
                 policy.set_state(dict(described["state"]))
         elif described.get("spec") is None:
             raise StateError(
-                f"the state has the policy {policy_id!r}, which is not here, and does not say how to make "
-                "it: add it before, or make policies by a PolicySpec with an importable policy_class"
+                f"the state has the policy {policy_id!r}, which does not exist here and has no spec: add "
+                "the policy first, or make policies with a PolicySpec whose policy_class is importable"
             )
         else:
             spec = PolicySpec.from_state(described["spec"])
@@ -528,12 +545,12 @@ def _policy_state(policy: Policy, policy_id: str) -> dict[str, Any]:
         try:
             spec = given.to_state()
         except RlioError as error:
-            logger.warning("how to make the policy %r is not in the state: %s", policy_id, error)
+            logger.warning("the spec of the policy %r is not in the state: %s", policy_id, error)
     return {"spec": spec, "state": policy.get_state()}
 
 
 def _described(function: Callable[..., Any] | None, what: str) -> str | None:
-    """The name of ``function``; None where it has none."""
+    """The name of ``function``; None if it has none."""
     if function is None:
         return _DEFAULT
     try:

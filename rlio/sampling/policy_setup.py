@@ -1,4 +1,4 @@
-"""`PolicySetup`: how a worker makes and keeps its policies.
+"""`PolicySetup`: how a worker makes and keeps its policies, and which agents they act for.
 
 Example:
     >>> from gymnasium.spaces import Box, Discrete
@@ -20,23 +20,31 @@ from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import Policy
 from rlio.policies.policy_map import PolicyMap
 from rlio.policies.policy_spec import MakePolicy, PolicySpec, Spaces, as_specs
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.policy_group import MappingFn, PoliciesToTrain, PolicyGroup
 
 __all__ = ["PolicySetup"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySetup:
-    """How a worker makes and keeps its policies.
+    """How a worker makes and keeps its policies, which agents they act for, and which of them learn.
 
     Attributes:
-        spaces: Policy id -> observation and action space, of policies that are given without; others take
-            those of the environment.
-        default_policy_class: Of specs without a ``policy_class``.
-        capacity: Policies in memory; the states of the others are in a folder. See `PolicyMap`.
+        policy_mapping_fn: Agent id and episode -> policy id, called once for each agent and episode, for an
+            environment with several agents. None: the only policy acts for all agents, or each policy for the
+            agent of its name.
+        policies_to_train: Ids of the policies that learn, or a function of policy id and batch; None: all.
+        spaces: Policy id -> (observation space, action space), for policies without spaces; other policies
+            take those of the environment.
+        default_policy_class: Class for specs without a ``policy_class``.
+        capacity: Number of policies in memory; the states of the others are in a folder. See `PolicyMap`.
         policy_states_are_swappable: See `PolicyMap`.
-        folder: Of policies' states, a local path; None: a temporary one.
+        folder: Local folder for policies' states; None uses a temporary one.
     """
 
+    policy_mapping_fn: MappingFn | None = None
+    policies_to_train: PoliciesToTrain = field(default=None, hash=False)
     spaces: Mapping[str, Spaces] = field(default_factory=dict, hash=False)
     default_policy_class: MakePolicy | str | None = None
     capacity: int = 100
@@ -44,19 +52,22 @@ class PolicySetup:
     folder: str | os.PathLike[str] | None = None
 
     def make(self, policies: Any, *, seed: int | None = None) -> PolicyMap:
-        """The policies by id; those without spaces wait for `Policy.bind`.
+        """Make the policies by id; those without spaces wait for `Policy.bind`.
 
         Args:
-            policies: What `as_specs` takes.
-            seed: Of the policies that are made here.
+            policies: Policies that `as_specs` accepts.
+            seed: Seed of the policies that are made here.
 
         Raises:
-            OptionError: One cannot be made, or `spaces` names an unknown one.
+            OptionError: A policy cannot be made, or `spaces` names an unknown one.
         """
         specs = as_specs(policies)
         unknown = self.spaces.keys() - specs.keys()
         if unknown:
-            raise OptionError(f"spaces for the policies {excerpt(sorted(unknown))}, which are not given")
+            raise OptionError(
+                f"spaces are given for the unknown policies {excerpt(sorted(unknown))}: pass these policies "
+                "too, or remove their spaces"
+            )
         return PolicyMap(
             {policy_id: self.complete(policy_id, given) for policy_id, given in specs.items()},
             capacity=self.capacity,
@@ -65,11 +76,27 @@ class PolicySetup:
             seed=seed,
         )
 
+    def group(
+        self, policies: Any, *, seed: int | None = None, callbacks: Callbacks | None = None
+    ) -> PolicyGroup:
+        """Make the policies, and the group of them; see `make`."""
+        made = self.make(policies, seed=seed)
+        try:
+            return PolicyGroup(
+                made,
+                policy_mapping_fn=self.policy_mapping_fn,
+                policies_to_train=self.policies_to_train,
+                callbacks=callbacks,
+            )
+        except BaseException:
+            made.close()
+            raise
+
     def complete(self, policy_id: str, given: Policy | PolicySpec) -> Policy | PolicySpec:
-        """``given`` with what is known here about ``policy_id``.
+        """Complete ``given`` with this setup's spaces and class for ``policy_id``.
 
         Raises:
-            OptionError: A policy is bound to other spaces.
+            OptionError: The policy is bound to other spaces.
         """
         spaces = self.spaces.get(policy_id)
         if isinstance(given, Policy):

@@ -1,4 +1,4 @@
-"""`Progress`: how far a runner is, as its state says it; and `check_amount`: how far it is to go.
+"""`Progress`: a runner's counters, as saved in its state; `check_amount`: checks the requested amount.
 
 Example:
     >>> progress = Progress(timesteps=40)
@@ -20,20 +20,20 @@ from rlio.sampling.trajectories import piece_starts
 
 __all__ = ["Progress", "check_amount", "whole_number"]
 
-# Unroll ids of different workers never meet: 2^40 fragments each.
+# Each worker has 2^40 fragments of its own, so unroll ids of different workers never collide.
 _UNROLLS_A_WORKER = 1 << 40
-# A runner that loads a state skips the ids that the runner which saved it may have given since.
+# A runner that loads a state skips this many ids, which the saving runner may have used since.
 _UNROLLS_A_RESTART = 1 << 28
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counters that the parts of a runner share: each part counts what it does.
+    """Counters shared by the parts of a runner. Each part counts its own work.
 
     Attributes:
         timesteps: Rows recorded.
         unrolls: The next ``unroll_id``.
-        dropped: Rows that were recorded but are in no batch.
+        dropped: Recorded rows that are in no batch.
     """
 
     timesteps: int = 0
@@ -42,17 +42,17 @@ class Progress:
 
     @classmethod
     def of_worker(cls, worker_index: int) -> Progress:
-        """The beginning."""
+        """Return the initial counters of a worker."""
         return cls(unrolls=worker_index * _UNROLLS_A_WORKER)
 
     @classmethod
     def from_state(cls, state: JsonState) -> Progress:
-        """That of a runner which loads a state with what `state_dict` gave.
+        """Return the counters of a runner that loads a `state_dict` state.
 
-        Its unroll ids are others than those that were given after the state was saved.
+        Its unroll ids differ from those used after the state was saved.
 
         Raises:
-            StateError: A key is missing, or no whole number.
+            StateError: A key is missing or not an integer.
         """
         timesteps, unrolls, dropped = (
             whole_number(state, key) for key in ("timesteps", "unrolls", "steps_dropped")
@@ -60,11 +60,11 @@ class Progress:
         return cls(timesteps, unrolls + _UNROLLS_A_RESTART, dropped)
 
     def take_over(self, other: Progress) -> None:
-        """Go on where ``other`` is."""
+        """Copy the counters of ``other``."""
         self.timesteps, self.unrolls, self.dropped = other.timesteps, other.unrolls, other.dropped
 
     def unroll_ids(self, eps_id: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids, never given before, of the pieces of episodes that follow one another in ``eps_id``."""
+        """Assign a new id to each run of equal ids in ``eps_id``, one value per row."""
         starts = piece_starts(eps_id)
         ids: NDArray[np.int64] = self.unrolls + np.cumsum(starts) - 1
         self.unrolls += int(starts.sum())
@@ -74,7 +74,7 @@ class Progress:
         """The counters as JSON.
 
         Args:
-            waiting: Rows that were not handed out yet: who loads the state will never have them.
+            waiting: Rows that were not handed out yet. A runner that loads the state never gets them.
         """
         return {
             "timesteps": self.timesteps,
@@ -84,23 +84,25 @@ class Progress:
 
 
 def check_amount(num_timesteps: int | None, num_episodes: int | None) -> None:
-    """Check what a runner's ``sample`` is asked for.
+    """Check the amount requested from a runner's ``sample``.
 
     Raises:
-        OptionError: Both are given, or one is below 1.
+        OptionError: Both numbers are given, or one is below 1.
     """
     if num_timesteps is not None and num_episodes is not None:
-        raise OptionError(f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: give one of them")
+        raise OptionError(
+            f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: pass only one of them"
+        )
     for name, number in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
         if number is not None and number < 1:
-            raise OptionError(f"{name}={number}: at least 1")
+            raise OptionError(f"{name}={number}: expected at least 1")
 
 
 def whole_number(state: JsonState, key: str) -> int:
-    """What a runner's state says under ``key``.
+    """Return the integer under ``key`` in a runner's state.
 
     Raises:
-        StateError: Nothing, or no whole number.
+        StateError: The key is missing, or its value is not an integer.
     """
     value = state.get(key)
     if not isinstance(value, int):

@@ -1,7 +1,7 @@
 """`StepRecorder`: the steps of N environments as preallocated columns, handed out as rows.
 
-Columns have the shape (steps, N, ...) while they are filled, one assignment a column and step; rows are
-handed out environment by environment, so that each episode's steps are contiguous.
+Columns have the shape (steps, N, ...) while they are filled, with one assignment per column and step. Rows
+are handed out environment by environment, which keeps each episode's steps contiguous.
 
 Example:
     >>> import numpy as np
@@ -40,7 +40,7 @@ __all__ = ["Rows", "StepRecorder", "until_last"]
 
 
 class Rows(NamedTuple):
-    """Rows of the environments, one environment after the other; the arrays are the caller's.
+    """Rows of the environments, one environment after the other; the caller owns the arrays.
 
     Attributes:
         columns: Name -> column.
@@ -54,15 +54,15 @@ class Rows(NamedTuple):
 class StepRecorder(RowStore):
     """Columns for up to ``capacity`` steps of ``num_envs`` environments.
 
-    Observations, actions and flags have the dtypes of the spaces, rewards are float32: what learners compute
-    in, and half of the float64 that environments give.
+    Observations, actions and flags have the dtypes of the spaces. Rewards are float32, because learners
+    compute in it and it takes half the memory of the environments' float64.
 
     Args:
-        observation_space: Of one environment.
-        action_space: Of one environment.
-        num_envs: Environments.
-        capacity: Steps until it is full.
-        infos: Whether there is a column of infos.
+        observation_space: Space of one environment's observation.
+        action_space: Space of one environment's action.
+        num_envs: Number of environments.
+        capacity: Number of steps that fit.
+        infos: Whether to record a column of infos.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class StepRecorder(RowStore):
         super().__init__(observation_space, action_space, capacity=capacity, streams=num_envs)
         self.num_envs = num_envs
         #: Steps recorded since `take`.
-        self.steps = 0
-        #: Whether observations are one array: most are, and need no nesting at each step.
+        self.steps: int = 0
+        #: Whether observations are a single array. Most are, and skip the nesting at each step.
         self._is_flat = len(self._observation_leaves) == 1 and not self._observation_leaves[0].path
-        # One step more: the observation after step s is the one before step s + 1.
+        # One step more, because the observation after step s is the one before step s + 1.
         self._obs = self._buffers(self._observation_leaves, capacity + 1)
         self._actions = self._buffers(self._action_leaves, capacity)
         self._rewards = np.zeros((capacity, num_envs), np.float32)
@@ -92,7 +92,7 @@ class StepRecorder(RowStore):
         self._rows = 0
         self._infos = np.full((capacity, num_envs), None, object) if infos else None
         self._scalars: dict[str, NDArray[Any]] = {}
-        #: (step, environment, leaves): where an episode's last `new_obs` is not the next `obs`.
+        #: (step, environment, leaves) where an episode's last `new_obs` is not the next `obs`.
         self._finals: list[tuple[int, int, list[Any]]] = []
         self._view: Any = None
 
@@ -100,25 +100,25 @@ class StepRecorder(RowStore):
 
     @property
     def is_full(self) -> bool:
-        """Whether `take` or `reserve` must come before the next `add`."""
+        """Whether the next `add` needs a `take` or `reserve` first."""
         return self.steps >= self.capacity
 
     @property
     def obs(self) -> Any:
-        """The current observations, batched and nested as their space: views, which `take` overwrites."""
+        """The current observations, batched and nested as their space: views that `take` overwrites."""
         return self._view
 
     def start(self, obs: Any) -> None:
-        """Begin at ``obs``, forgetting every step since `take`."""
+        """Begin at ``obs``, and forget all steps since the last `take`."""
         self.clear()
         self._write_obs(obs)
 
     def restart(self, obs: Any, which: NDArray[np.bool_]) -> None:
-        """Begin episodes in some environments; what those showed before is the `new_obs` of their last row.
+        """Begin episodes in some environments; their previous observation becomes the last row's `new_obs`.
 
         Args:
-            obs: The observations of all environments, of which only those ``which`` began are looked at.
-            which: Shape (N,), bool.
+            obs: The observations of all environments; only those of the environments ``which`` are used.
+            which: Mask of the environments, shape (N,), bool.
         """
         at = self.steps
         known = {env for step, env, _ in self._finals if step == at - 1}
@@ -156,12 +156,12 @@ class StepRecorder(RowStore):
         """Record one step of every environment.
 
         Args:
-            step: What the environments gave.
-            actions: What the policy gave, (N, ...), nested as the space.
-            extras: The policy's further columns, (N, ...): the same ones every time.
+            step: The step that the environments returned.
+            actions: The policy's actions, (N, ...), nested as the space.
+            extras: The policy's further columns, (N, ...), the same ones in every call.
             scalars: Integer columns, (N,) or one number for all.
-            infos: N infos, if they are recorded.
-            ends: Which rows are the last of an episode, (N,); None: those with a flag that says so.
+            infos: N infos, if infos are recorded.
+            ends: Mask of the rows that are the last of an episode, (N,); None uses the flags.
 
         Raises:
             SchemaError: Actions or extras do not fit; nothing is recorded.
@@ -198,11 +198,11 @@ class StepRecorder(RowStore):
         self._write_obs(step.obs)
 
     def discard(self, env: int, eps_id: int) -> int:
-        """Forget the rows of an episode that were not handed out, and say how many there were.
+        """Drop an episode's rows that were not handed out, and return their number.
 
         Args:
-            env: Its environment.
-            eps_id: Its id: the scalar column ``eps_id``.
+            env: The episode's environment.
+            eps_id: The episode's id, as in the scalar column ``eps_id``.
         """
         if Columns.EPS_ID not in self._scalars:
             return 0
@@ -216,14 +216,14 @@ class StepRecorder(RowStore):
         return dropped
 
     def clear(self) -> None:
-        """Forget the rows that were not handed out; `start` comes before the next step."""
+        """Forget the rows that were not handed out; call `start` before the next step."""
         self.steps = self._rows = 0
         self._finals.clear()
         self._valid[:] = True
         self._all_valid = True
 
     def scalar(self, name: str) -> NDArray[np.int64]:
-        """A scalar column's values in the rows that were not handed out, in no order."""
+        """A scalar column's values in the rows that were not handed out, unordered."""
         if not self._rows:
             return np.zeros(0, np.int64)
         return self._scalars[name][: self.steps][self._valid[: self.steps]]
@@ -232,26 +232,26 @@ class StepRecorder(RowStore):
 
     @property
     def rows(self) -> int:
-        """How many of the rows recorded and not yet handed out are transitions."""
+        """Number of transitions that were recorded and not handed out."""
         return self._rows
 
     @property
     def valid(self) -> NDArray[np.bool_]:
-        """Which of the rows recorded and not yet handed out are transitions: a copy, shape (steps, N)."""
+        """Mask of the recorded rows that are transitions and not handed out: a copy, shape (steps, N)."""
         return self._valid[: self.steps].copy()
 
     @property
     def ended(self) -> NDArray[np.bool_]:
-        """Which of the `valid` rows are the last of an episode, shape (steps, N)."""
+        """Mask of the `valid` rows that are the last of an episode, shape (steps, N)."""
         return self._ends[: self.steps] & self._valid[: self.steps]
 
     def take(self, chosen: NDArray[np.bool_] | None = None) -> Rows:
         """Hand out rows, and keep the others for the next `take`.
 
-        Steps are kept while one of their rows is: at most as many as there are rows that wait.
+        A step is kept while one of its rows waits, so there are at most as many steps as waiting rows.
 
         Args:
-            chosen: Which of the `valid` rows, shape (steps, N); None: all.
+            chosen: Mask of the `valid` rows to hand out, shape (steps, N); None: all.
         """
         steps = self.steps
         if chosen is None and not self._all_valid:
@@ -288,11 +288,11 @@ class StepRecorder(RowStore):
         return by_env.reshape(-1, *by_env.shape[2:]) if chosen is None else by_env[chosen]
 
     def _drop(self, rest: NDArray[np.bool_]) -> None:
-        """Move the steps with rows in ``rest`` to the front, and the current observations behind them."""
+        """Move the steps with rows in ``rest`` to the front, followed by the current observations."""
         old = self.steps
         kept = np.flatnonzero(rest.any(axis=1))
         steps = len(kept)
-        # A slice where they follow one another to the end, as they do unless an environment is slow.
+        # Use a slice if the steps are the last ones, which holds unless an environment is slow.
         which: Any = slice(old - steps, old)
         if steps and kept[0] != old - steps:
             which = kept
@@ -313,7 +313,7 @@ class StepRecorder(RowStore):
         self._look()
 
     def _keep_next_obs(self, rest: NDArray[np.bool_], kept: NDArray[np.intp]) -> None:
-        """Keep the `new_obs` of the rows ``rest`` whose next step is not among those ``kept``."""
+        """Keep the `new_obs` of the rows ``rest`` whose next step is not in ``kept``."""
         known = {(at, env) for at, env, _ in self._finals}
         for at in kept[np.diff(kept, append=self.steps) > 1].tolist():
             for env in np.flatnonzero(rest[at]).tolist():
@@ -322,14 +322,14 @@ class StepRecorder(RowStore):
                     self._finals.append((at, env, final))
 
     def _by_step(self) -> list[NDArray[Any]]:
-        """The columns with one entry a step, `_valid` and observations excepted."""
+        """The columns with one entry per step, except `_valid` and observations."""
         infos = [] if self._infos is None else [self._infos]
         extras = (self._extras or {}).values()
         flags = [self._terminateds, self._truncateds, self._ends]
         return [self._rewards, *flags, *infos, *self._actions, *self._scalars.values(), *extras]
 
     def reserve(self, capacity: int) -> None:
-        """Make room for ``capacity`` steps in all, keeping what is recorded."""
+        """Make room for ``capacity`` steps in total, keeping the recorded ones."""
         if capacity <= self.capacity:
             return
 
@@ -361,7 +361,7 @@ class StepRecorder(RowStore):
 
 
 def until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of the ``valid`` rows, (steps, N), those up to each environment's last ``ended``."""
+    """Mask of the ``valid`` rows, (steps, N), up to each environment's last ``ended``."""
     return valid & np.logical_or.accumulate(ended[::-1], axis=0)[::-1]
 
 

@@ -1,8 +1,8 @@
-"""`RowStore`: rows as preallocated columns; what `StepRecorder` and `AgentRows` have in common.
+"""`RowStore`: rows as preallocated columns, the base class of `StepRecorder` and `AgentRows`.
 
-A `StepRecorder` holds the rows of N streams that all act at every step: one assignment a column and step. An
-`AgentRows` holds rows of streams that come and go, which are opened when they act and closed when it is known
-what came of it. docs/design/house.md says what one store for both would cost.
+A `StepRecorder` holds the rows of N streams that all act at every step, with one assignment per column and
+step. An `AgentRows` holds rows of streams that come and go: it opens them when they act and closes them when
+the outcome is known. docs/design/house.md states the cost of one store for both.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class RowStore:
     """Columns of rows. Observations, actions and flags have the dtypes of the spaces.
 
     Args:
-        observation_space: Of one observation, as the policy gets it.
-        action_space: Of one action, as the policy gives it.
-        capacity: Entries for which there is room at first.
-        streams: Streams that share an entry, if there are several: columns are (capacity, streams, ...).
+        observation_space: Space of one observation, as the policy gets it.
+        action_space: Space of one action, as the policy gives it.
+        capacity: Initial number of entries.
+        streams: Number of streams that share an entry, if there are several: columns are (capacity, streams,
+            ...).
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class RowStore:
     def _buffers(self, leaves: Iterable[Leaf], entries: int) -> list[NDArray[Any]]:
         return [np.zeros((entries, *self._axes, *leaf.shape), leaf.dtype) for leaf in leaves]
 
-    # ---- what a policy gave ----
+    # ---- checks of a policy's results ----
 
     def _checked_actions(self, actions: Any, n: int) -> list[Any]:
         """The leaves of ``actions``, (n, ...).
 
         Raises:
-            SchemaError: They are not of the space.
+            SchemaError: The actions do not fit the space.
         """
         found = []
         for leaf in self._action_leaves:
@@ -69,26 +70,26 @@ class RowStore:
                 fits = value.dtype == leaf.dtype or np.can_cast(value.dtype, leaf.dtype, "same_kind")
                 if not fits or value.shape != expected:
                     raise SchemaError(
-                        f"the policy gave {value.dtype} {value.shape}, but {n} actions of {leaf.space} are "
-                        f"{leaf.dtype} {expected}",
+                        f"the policy gave {value.dtype} {value.shape}: expected {n} actions of "
+                        f"{leaf.space}, {leaf.dtype} {expected}",
                         column="/".join(filter(None, (Columns.ACTIONS, path_text(leaf.path)))),
                     )
             found.append(value)
         return found
 
     def _checked_extras(self, extras: Mapping[str, Any], n: int) -> dict[str, NDArray[Any]]:
-        """The policy's further columns, (n, ...); the first ones say how all of them are to be.
+        """The policy's further columns, (n, ...); the first call fixes their names, dtypes and shapes.
 
         Raises:
-            SchemaError: A column is not one array with a row for each of n, or it is another than before.
+            SchemaError: A column is not one array with n rows, or differs from earlier calls.
         """
         arrays = {name: np.asarray(value) for name, value in extras.items()}
         if self._extras is None:
             for name, array in arrays.items():
                 if isinstance(extras[name], tuple) or array.dtype == object or array.shape[:1] != (n,):
                     raise SchemaError(
-                        f"the policy gave {array.dtype} {array.shape}: an extra column is one array with a "
-                        f"row for each of the {n} observations",
+                        f"the policy gave {array.dtype} {array.shape}: expected an extra column as one "
+                        f"array with a row for each of the {n} observations",
                         column=name,
                     )
             self._extras = {
@@ -97,41 +98,41 @@ class RowStore:
             }
         if arrays.keys() != self._extras.keys():
             raise SchemaError(
-                f"the policy gave the extra columns {excerpt(sorted(arrays))}, and "
-                f"{excerpt(sorted(self._extras))} before: they are the same at every step"
+                f"the policy gave the extra columns {excerpt(sorted(arrays))}, but "
+                f"{excerpt(sorted(self._extras))} before: return the same columns at every step"
             )
         first = 1 + len(self._axes)
         for name, array in arrays.items():
             buffer = self._extras[name]
             if array.dtype != buffer.dtype or array.shape != (n, *buffer.shape[first:]):
                 raise SchemaError(
-                    f"the policy gave {array.dtype} {array.shape} for {n} observations, and "
-                    f"{buffer.dtype} {buffer.shape[first:]} for each before",
+                    f"the policy gave {array.dtype} {array.shape} for {n} observations, but {buffer.dtype} "
+                    f"{buffer.shape[first:]} for each before",
                     column=name,
                 )
         return arrays
 
     def forget_extras(self) -> None:
-        """Let the rows that come have other extra columns than those before, of which none may be left."""
+        """Allow other extra columns in new rows; there must be no rows with the old ones."""
         self._extras = None
 
 
 def nested(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
-    """``values``, one a leaf, nested as the space of ``leaves`` is."""
+    """Nest ``values``, one per leaf, as in the space of ``leaves``."""
     if len(leaves) == 1 and not leaves[0].path:
         return values[0]
     return unflatten([leaf.path for leaf in leaves], values)
 
 
 def longer(buffer: NDArray[Any], entries: int, used: int) -> NDArray[Any]:
-    """A buffer with room for ``entries``, and the first ``used`` of ``buffer``."""
+    """A buffer with room for ``entries`` that begins with the first ``used`` entries of ``buffer``."""
     made = np.zeros((entries, *buffer.shape[1:]), buffer.dtype)
     made[:used] = buffer[:used]
     return made
 
 
 def assign(buffer: NDArray[Any], at: Any, values: Any) -> None:
-    """``buffer[at] = values``, objects one by one: NumPy would take them apart."""
+    """Set ``buffer[at] = values``, one by one for objects, because NumPy would unpack them."""
     if buffer.dtype != object:
         buffer[at] = values
         return

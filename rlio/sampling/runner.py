@@ -1,4 +1,4 @@
-"""`Runner`: what runners have in common, whatever they sample: seeds, counters, states, filters.
+"""`Runner`: the base class of all runners. It holds seeds, counters, state and filters.
 
 `EnvRunner`, `MultiAgentEnvRunner` and `ExternalRunner` derive from it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
@@ -21,36 +21,37 @@ from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.weights import accepts_weights
 from rlio.reader import JsonState
 from rlio.sampling.actor import Actor
-from rlio.sampling.callbacks import CallbacksLike, RunningEpisode, combine, overridden
+from rlio.sampling.callbacks import Callbacks, CallbacksLike, RunningEpisode, combine, overridden
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.filters import copies_of, filters_in, make_equal
 from rlio.sampling.metrics import Counts, MetricsCollector, RolloutMetrics
 from rlio.sampling.progress import Progress, check_amount
 from rlio.sampling.runner_seeds import RunnerSeeds
+from rlio.support.described import Described
 from rlio.support.options import expected
 
 __all__ = ["Runner"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 #: `Episode`, or `MultiAgentEpisode` where there are several agents.
 EpisodeT = TypeVar("EpisodeT")
 
 
-class Runner(ABC, Generic[EpisodeT]):
-    """Samples a source: a vector environment, multi-agent environments, or loops elsewhere.
+class Runner(Described, ABC, Generic[EpisodeT]):
+    """Samples one source: a vector environment, multi-agent environments, or external loops.
 
     Args:
-        config: How to step and record; None: the defaults.
-        callbacks: Told of what happens; see `Callbacks`.
-        seed: Of all that is random. None draws one from the OS, logs it and keeps it in `seeds`.
-        worker_index: Makes the seeds and ids of workers with the same ``seed`` different.
+        config: How to step and record; None uses the defaults.
+        callbacks: Called on sampling events; see `Callbacks`.
+        seed: Seed of all randomness. None draws one from the OS, logs it and keeps it in `seeds`.
+        worker_index: Gives workers with the same ``seed`` different seeds and ids.
 
     Attributes:
-        config: How it steps and records.
-        callbacks: All of them as one.
-        metrics: What is counted.
-        worker_index: Of the runner.
+        config: How the runner steps and records.
+        callbacks: All callbacks, combined into one object.
+        metrics: The runner's counters.
+        worker_index: Index of the runner's worker.
     """
 
     def __init__(
@@ -61,19 +62,30 @@ class Runner(ABC, Generic[EpisodeT]):
         seed: int | None,
         worker_index: int,
     ) -> None:
-        self.config = expected(config, RolloutConfig, "config")
-        self.callbacks = combine(callbacks)
+        self.config: RolloutConfig = expected(config, RolloutConfig, "config")
+        self.callbacks: Callbacks = combine(callbacks)
         self._hooks = overridden(self.callbacks)
-        self.metrics = MetricsCollector(perf_ema_coef=self.config.sampler_perf_stats_ema_coef)
+        self.metrics: MetricsCollector = MetricsCollector(
+            perf_ema_coef=self.config.sampler_perf_stats_ema_coef
+        )
         self.worker_index = worker_index
         self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
         self._progress = Progress.of_worker(worker_index)
         self._closed = self._warned = False
 
-    # ---- what a kind of runner provides ----
+    # ---- hooks of subclasses ----
 
-    #: Of a runner with one policy.
+    #: The policy of a runner that has one.
     policy: Policy
+
+    @property
+    @abstractmethod
+    def env_id(self) -> str | None:
+        """The registered id of the environments; None if they have none that can be seen from here."""
+
+    def _describe(self) -> Iterator[str]:
+        yield repr(self.env_id)
+        yield f"{self.env_steps} env steps"
 
     @property
     def policies(self) -> Mapping[str, Policy]:
@@ -83,64 +95,62 @@ class Runner(ABC, Generic[EpisodeT]):
     @property
     @abstractmethod
     def _actors(self) -> Mapping[str, Actor]:
-        """Policy id -> the actor, of policies that act here."""
+        """Policy id -> actor, for policies that act in this runner."""
 
     @property
     @abstractmethod
     def _rows_waiting(self) -> int:
-        """Rows that were recorded and not handed out."""
+        """Rows that were recorded but not handed out yet."""
 
     @abstractmethod
     def _sampled_chunks(
         self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
     ) -> list[EpisodeT]:
-        """What `sample` gives."""
+        """The result of `sample`."""
 
     @abstractmethod
     def _explore(self, explore: bool) -> None:
-        """Whether policies explore from now on."""
+        """Set whether policies explore from now on."""
 
     @abstractmethod
-    def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
-        """Go on from the counters of a state of `state_dict`, with new episodes of other seeds."""
+    def _start_over(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
+        """Continue from the counters in a `state_dict` state, with new episodes and new seeds."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Close what is sampled."""
+        """Close the sampled source."""
 
-    # ---- what it has done ----
+    # ---- counters ----
 
     @property
     def seeds(self) -> dict[str, int]:
-        """What everything random was seeded with: ``seed, worker_index, policy``; environments are seeded
-        with `episode_seed`.
-        """
+        """Seeds by name: ``seed, worker_index, policy``. `episode_seed` derives the environments' seeds."""
         return self._seeds.as_dict()
 
     @property
     def timesteps(self) -> int:
-        """Rows recorded so far: with several agents, each is an agent's step."""
+        """Rows recorded so far. With several agents, a row is one agent's step."""
         return self._progress.timesteps
 
     @property
     def env_steps(self) -> int:
-        """Steps of environments taken so far."""
+        """Environment steps taken so far."""
         return self._progress.timesteps
 
     @property
     def steps_dropped(self) -> int:
-        """Rows that were recorded and will be in no batch."""
+        """Recorded rows that no batch will contain."""
         return self._progress.dropped
 
     def get_metrics(self) -> RolloutMetrics:
-        """What happened since the last call; see `MetricsCollector.drain`."""
+        """Return the metrics since the last call; see `MetricsCollector.drain`."""
         return self.metrics.drain()
 
     def assert_healthy(self) -> None:
         """Raise unless the runner can sample.
 
         Raises:
-            ClosedError: It is stopped.
+            ClosedError: The runner is stopped.
         """
         self._check_open()
 
@@ -151,7 +161,7 @@ class Runner(ABC, Generic[EpisodeT]):
             )
 
     def stop(self) -> None:
-        """Close what is sampled; may be called again."""
+        """Close the sampled source; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._close()
@@ -159,22 +169,22 @@ class Runner(ABC, Generic[EpisodeT]):
     # ---- sampling ----
 
     def _begin_call(self, steps: int | None) -> int:
-        """A call that samples begins; returns how many ``steps`` it is about."""
+        """Start a sampling call; returns the number of ``steps`` to sample."""
         wanted = self.config.fragment_steps if steps is None else steps
         if wanted < 1:
-            raise OptionError(f"steps={steps}: a number of steps, at least 1")
+            raise OptionError(f"steps={steps}: expected a number of steps, at least 1")
         self._check_open()
         self.metrics.begin()
         return wanted
 
     def _warn_of_long_episodes(self, waiting: int, wanted: int) -> None:
-        """Tell once that many more steps wait for the ends of episodes than are ``wanted``."""
-        # RLlib's bounds.
+        """Warn once if far more steps wait for their episodes to end than are ``wanted``."""
+        # The same bounds as RLlib's.
         if not self._warned and waiting > max(1000, 10 * wanted):
             self._warned = True
             logger.warning(
-                "%d steps wait for their episodes to end, and %d are wanted: do they end at all? Give "
-                "horizon=, or batch_mode='truncate_episodes'",
+                "%d steps wait for their episodes to end, but only %d are wanted. If episodes do not end, "
+                "pass horizon= or batch_mode='truncate_episodes'",
                 waiting,
                 wanted,
             )
@@ -188,33 +198,33 @@ class Runner(ABC, Generic[EpisodeT]):
         random_actions: bool = False,
         force_reset: bool = False,
     ) -> list[EpisodeT]:
-        """Sample episodes, or chunks of episodes.
+        """Sample episodes or chunks of episodes.
 
-        A chunk has the id of its episode, and in its ``lookback`` the steps before it that were sampled here,
-        as many as the config's ``episode_lookback_horizon`` says. Chunks have no ``state_in_k``: with a
-        recurrent policy, each step's state is the ``state_out_k`` of the one before.
+        A chunk has its episode's id. Its ``lookback`` holds the preceding steps sampled by this runner, up to
+        the config's ``episode_lookback_horizon``. Chunks have no ``state_in_k``: with a recurrent policy, the
+        state before a step is the ``state_out_k`` of the previous step.
 
         Args:
-            num_timesteps: At least so many steps in all; chunks in truncate mode, else whole episodes. With
-                neither number, as much as `run` gives.
-            num_episodes: Exactly so many whole episodes, of loops elsewhere at least so many; those of which
-                rows were handed out before are abandoned.
-            explore: In place of the config's.
-            random_actions: Act at random, whatever the policies are: the extra columns are those of
-                `RandomPolicy`, and nothing is postprocessed. Where this is different from the last call, new
-                episodes begin if rows wait, or if what a policy does depends on the steps before.
-            force_reset: Abandon the episodes that run, and begin new ones.
+            num_timesteps: Sample at least this many steps in total: chunks in truncate mode, else whole
+                episodes. With neither number, sample as much as `run` returns.
+            num_episodes: Sample exactly this many whole episodes (at least this many from external loops).
+                Abandons running episodes whose first rows were handed out before.
+            explore: Overrides the config's ``explore``.
+            random_actions: Act at random, whatever the policies are. The extra columns are then those of
+                `RandomPolicy`, and no rows are postprocessed. If the value differs from the last call's, new
+                episodes begin when rows are waiting or when the policy depends on earlier steps.
+            force_reset: Abandon the running episodes and begin new ones.
 
         Returns:
-            `Episode`s, or `MultiAgentEpisode`s where there are several agents.
+            `Episode`s, or `MultiAgentEpisode`s if the runner has several agents.
 
         Raises:
-            OptionError: Both numbers are given, or one is below 1; or actions are to be random, or episodes
-                to begin, in loops elsewhere.
-            EndOfData: The loop elsewhere has ended, and there are no more rows.
+            OptionError: Both numbers are given, or one is below 1; or the call asks external loops for random
+                actions or new episodes.
+            EndOfData: The external loop ended, and no rows are left.
             EnvError: An environment failed.
-            SchemaError: An environment or a policy gave what makes no sense.
-            ClosedError: After `stop`.
+            SchemaError: An environment or a policy returned invalid data.
+            ClosedError: The runner is stopped.
         """
         check_amount(num_timesteps, num_episodes)
         self._explore(self.config.explore if explore is None else explore)
@@ -228,16 +238,16 @@ class Runner(ABC, Generic[EpisodeT]):
             self.callbacks.on_sample_end(runner=self, samples=chunks)
         return chunks
 
-    # ---- what is handed out ----
+    # ---- handing out rows ----
 
     def _postprocessed(
         self, batch: SampleBatch, episodes: Mapping[int, RunningEpisode] | None = None
     ) -> SampleBatch:
-        """Rows of the runner's one policy, as it and callbacks leave them.
+        """Rows of the runner's only policy, postprocessed by the policy and by callbacks.
 
         Args:
-            batch: Episode by episode.
-            episodes: Id -> episode, as callbacks know it; None where callbacks do not ask for them.
+            batch: Rows, grouped by episode.
+            episodes: Episode id -> the episode that callbacks see; None if no callback needs it.
         """
         hooked = "on_postprocess_trajectory" in self._hooks
         if episodes is None and not hooked:
@@ -259,14 +269,14 @@ class Runner(ABC, Generic[EpisodeT]):
         episode: RunningEpisode | None,
         originals: Mapping[Any, tuple[str, SampleBatch]],
     ) -> SampleBatch:
-        """One agent's ``rows`` of an episode, as the policy and callbacks leave them.
+        """One agent's ``rows`` of an episode, postprocessed by the policy and by callbacks.
 
         Args:
-            rows: May be changed.
-            policy_id: Who acted.
-            agent_id: None where there is one agent.
-            episode: As callbacks know it; None where it is not known.
-            originals: Agent id -> (policy id, rows), as they were recorded.
+            rows: The agent's rows; may be changed.
+            policy_id: The policy that acted.
+            agent_id: The agent; None if there is only one.
+            episode: The episode that callbacks see; None if unknown.
+            originals: Agent id -> (policy id, rows), as recorded.
         """
         policy = self.policies[policy_id]
         if policy.postprocesses:
@@ -287,8 +297,9 @@ class Runner(ABC, Generic[EpisodeT]):
     # ---- state ----
 
     def state_dict(self) -> JsonState:
-        """Return seeds, counters and what connectors keep as JSON. What is sampled cannot be saved: see
-        `load_state_dict`.
+        """Return seeds, counters and connector states as JSON.
+
+        The state does not include the environments; see `load_state_dict`.
         """
         state: JsonState = {
             "seed": self._seeds.seed,
@@ -299,24 +310,24 @@ class Runner(ABC, Generic[EpisodeT]):
         return state | ({"connectors": connectors} if any(map(_has_some, connectors.values())) else {})
 
     def load_state_dict(self, state: JsonState) -> None:
-        """Continue counting from a state of `state_dict`, at the start of new episodes.
+        """Continue counting from a `state_dict` state, with new episodes.
 
-        The episodes are others than those before, and the same ones for each runner that loads the state.
-        Rows that were recorded but not handed out when it was saved are in `steps_dropped`.
+        The new episodes differ from the earlier ones, but every runner that loads the state gets the same
+        ones. Rows that were recorded but not handed out at the time of saving count in `steps_dropped`.
 
         Raises:
-            StateError: A key is missing, or no whole number; or it is of other connectors.
+            StateError: A key is missing or not an integer, or the state belongs to other connectors.
         """
         seeds = RunnerSeeds.from_state(state, worker_index=self.worker_index).after_restart()
         progress = Progress.from_state(state)
         with ExitStack() as undo:
             self.load_connectors(state.get("connectors", {}), undo)
-            self._begin_anew(seeds, progress, state)
+            self._start_over(seeds, progress, state)
             undo.pop_all()
         self._seeds = seeds
 
     def _components(self) -> dict[str, Callable[[], Any]]:
-        """Name -> what makes it, of the components of `get_state`."""
+        """Component name of `get_state` -> the function that makes the component."""
         return {
             "policies": lambda: {each: self.policies[each].get_state() for each in self.policies},
             "connectors": self.connector_states,
@@ -327,28 +338,28 @@ class Runner(ABC, Generic[EpisodeT]):
     def get_state(
         self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
     ) -> PolicyState:
-        """Return what makes the runner what it is: nested dicts of arrays and of what JSON takes.
+        """Return the runner's state: nested dicts of arrays and JSON values.
 
         Args:
-            components: Of ``"policies"`` (by id), ``"connectors"`` (by policy id), ``"runner"``
-                (`state_dict`) and ``"metrics"``; None: all. An `EnvRunner` has ``"policy"`` in place of the
-                first, and ``"observation_connectors"`` and ``"action_connectors"`` in place of the second.
-            not_components: Parts to leave out.
+            components: Any of ``"policies"`` (by id), ``"connectors"`` (by policy id), ``"runner"``
+                (`state_dict`) and ``"metrics"``; None returns all. An `EnvRunner` has ``"policy"`` instead of
+                the first, and ``"observation_connectors"`` and ``"action_connectors"`` instead of the second.
+            not_components: Components to leave out.
 
         Raises:
-            OptionError: There is no such component.
+            OptionError: A component does not exist.
         """
         parts = self._components()
         return {name: parts[name]() for name in select_components(parts, components, not_components)}
 
     def set_state(self, state: PolicyState) -> None:
-        """Take over the components of a state of `get_state`, those that are there.
+        """Load the components present in a `get_state` state.
 
-        Without ``"runner"`` episodes go on. A policy is taken over if its ``weights_seq_no`` is newer than
-        what is here, or 0; policies that are not here are passed over.
+        Without ``"runner"``, running episodes continue. Loads a policy only if its ``weights_seq_no`` is
+        newer than the runner's, or 0. Skips policies that the runner does not have.
 
         Raises:
-            StateError: It is of other policies or connectors; all is as it was.
+            StateError: The state belongs to other policies or connectors. The runner is unchanged.
         """
         if "metrics" in state:
             Counts.from_state(state["metrics"])
@@ -360,7 +371,7 @@ class Runner(ABC, Generic[EpisodeT]):
                     policy.set_state(own)
             connectors = state.get("connectors", {})
             if "runner" in state:
-                # It has them too, as they were when it was saved alone.
+                # The runner's state repeats them, because it can be saved alone.
                 runner = state["runner"]
                 self.load_state_dict(runner | {"connectors": runner.get("connectors", {}) | connectors})
             else:
@@ -370,20 +381,20 @@ class Runner(ABC, Generic[EpisodeT]):
             self.metrics.load_state_dict(state["metrics"])
 
     def connector_states(self) -> dict[str, Any]:
-        """The states of connectors as JSON, by policy id."""
+        """The connector states as JSON, by policy id."""
         return {policy_id: actor.state_dict() for policy_id, actor in self._actors.items()}
 
     def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
-        """Load what `connector_states` gave; ``undo`` gets what takes that back.
+        """Load `connector_states` results; adds the steps that revert the load to ``undo``.
 
         Raises:
-            StateError: They are of other connectors.
+            StateError: The states belong to other connectors.
         """
         for policy_id, state in states.items():
             actor = self._actors.get(policy_id)
             if actor is None:
                 raise StateError(
-                    f"the state has connectors of {excerpt(policy_id)}: there are those of "
+                    f"the state has connectors of {excerpt(policy_id)}: expected those of "
                     f"{excerpt(list(self._actors))}"
                 )
             undo.callback(actor.load_state_dict, actor.state_dict())
@@ -395,7 +406,8 @@ class Runner(ABC, Generic[EpisodeT]):
         """Copies of the `MeanStdFilter`s among the observation connectors, by policy id.
 
         Args:
-            flush_after: Reset their buffers: what came in until now is in the copies, and is counted once.
+            flush_after: Reset the buffers of the runner's filters after the copy, so that later calls do not
+                count the same observations again.
         """
         return {
             policy_id: copies_of(filters_in(actor.observations), flush_after=flush_after)
@@ -403,12 +415,12 @@ class Runner(ABC, Generic[EpisodeT]):
         }
 
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
-        """Make the filters equal to ``filters``, as `get_filters` gave them, here or elsewhere.
+        """Make the filters equal to ``filters``, a `get_filters` result of this or another runner.
 
-        Those of policies that have not acted here are passed over: they have none yet.
+        Skips policies that have not acted in this runner, because they have no filters yet.
 
         Raises:
-            StateError: A policy has more or fewer of them.
+            StateError: A policy has more or fewer filters.
         """
         for policy_id, actor in self._actors.items():
             mine = filters_in(actor.observations)

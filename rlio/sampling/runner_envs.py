@@ -1,6 +1,6 @@
-"""`RunnerEnvs`: the environments of an `EnvRunner`, made, made anew and closed, and callbacks told of them.
+"""`RunnerEnvs`: makes, recreates and closes the environments of an `EnvRunner`, and notifies callbacks.
 
-`env_setup` turns the fields of a `RolloutConfig` that concern environments into an `EnvSetup`.
+`env_setup` turns the environment fields of a `RolloutConfig` into an `EnvSetup`.
 
 Example:
     >>> from rlio.sampling.callbacks import Callbacks
@@ -38,19 +38,19 @@ __all__ = ["RunnerEnvs", "env_setup"]
 
 
 class RunnerEnvs:
-    """What a runner steps. `make` comes first.
+    """The environments that a runner steps. Call `make` first.
 
     Args:
-        env: What `make_stepper` takes.
-        config: How to make and step them.
-        callbacks: Told of what is made.
-        runner: What they get as ``runner``.
-        worker_index: For functions that make environments, like the next two.
-        num_workers: Workers in all.
-        recreated_worker: Whether the worker takes the place of one that failed.
+        env: Environment that `make_stepper` accepts.
+        config: How to make and step the environments.
+        callbacks: Called when environments are made.
+        runner: Passed to callbacks as ``runner``.
+        worker_index: Passed to functions that make environments, like the next two.
+        num_workers: Total number of workers.
+        recreated_worker: Whether the worker replaces a failed one.
 
     Raises:
-        OptionError: Variables of the process's environment cannot be set.
+        OptionError: Environment variables of the process cannot be set.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class RunnerEnvs:
         set_environs(config.extra_python_environs)
 
     def make(self) -> None:
-        """Make them, in place of those that are there, if any, which are closed.
+        """Make the environments; closes the previous ones, if any.
 
         Raises:
-            OptionError: They cannot be made, or are to be rendered and cannot.
-            EnvError: One is no legal environment.
+            OptionError: The environments cannot be made, or cannot be rendered as requested.
+            EnvError: An environment breaks gymnasium's API.
         """
         self.close()
         env = self._given
@@ -91,15 +91,15 @@ class RunnerEnvs:
         if self._setup.render and stepper.envs.render_mode is None:
             stepper.close()
             raise OptionError(
-                "render_env=True, but the environments have no render mode: a function that makes them gives "
-                "it, as in gymnasium.make(id, render_mode='rgb_array')"
+                "render_env=True, but the environments have no render mode: set it in the function that "
+                "makes them, as in gymnasium.make(id, render_mode='rgb_array')"
             )
         self._callbacks.on_environment_created(runner=self._runner, env=stepper.envs)
         if "on_sub_environment_created" in overridden(self._callbacks):
             for i in range(stepper.num_envs):
                 self._tell_of(i)
             if isinstance(stepper, SubEnvStepper):
-                stepper.on_made_anew = partial(self._tell_of, recreated=True)
+                stepper.on_recreated = partial(self._tell_of, recreated=True)
 
     def _tell_of(self, env: int, recreated: bool = False) -> None:
         made = getattr(self.stepper.envs, "envs", None)
@@ -113,13 +113,13 @@ class RunnerEnvs:
 
     @property
     def stepper(self) -> Stepper:
-        """What steps them."""
+        """The stepper of the environments."""
         assert self._made is not None, "make() comes first"
         return self._made
 
     @property
     def env_id(self) -> str | None:
-        """Their registered id; None if they have none that can be seen from here."""
+        """The environments' registered id; None if it is unknown."""
         if isinstance(self._given, str):
             return self._given
         envs = self.stepper.envs
@@ -128,13 +128,13 @@ class RunnerEnvs:
         return None if spec is None else str(spec.id)
 
     def take_failures(self) -> int:
-        """How often environments have failed since the last call, or since they were made."""
+        """Number of environment failures since the last call, or since the environments were made."""
         new = self.stepper.failures - self._failures_told
         self._failures_told += new
         return new
 
     def close(self) -> None:
-        """Close them, if they are made."""
+        """Close the environments, if they were made."""
         if self._made is not None:
             self._made.close()
 
@@ -142,13 +142,13 @@ class RunnerEnvs:
 def env_setup(
     config: RolloutConfig, *, worker_index: int = 0, num_workers: int = 0, recreated_worker: bool = False
 ) -> EnvSetup:
-    """Say how the environments of a worker are made and stepped.
+    """Make the `EnvSetup` of a worker's environments.
 
     Args:
-        config: How to step.
-        worker_index: Of the worker, for functions that make environments; likewise the next two.
-        num_workers: Workers in all.
-        recreated_worker: Whether the worker replaces one that failed.
+        config: The config.
+        worker_index: Passed to functions that make environments, like the next two.
+        num_workers: Total number of workers.
+        recreated_worker: Whether the worker replaces a failed one.
     """
     restarts = config.restart_failed_sub_environments
     return EnvSetup(

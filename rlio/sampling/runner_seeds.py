@@ -1,4 +1,4 @@
-"""`RunnerSeeds`: what everything random of a runner is seeded with.
+"""`RunnerSeeds`: the seeds of a runner's random generators.
 
 Example:
     >>> seeds = RunnerSeeds.of(7, worker_index=2)
@@ -23,20 +23,22 @@ from rlio.sampling.progress import whole_number
 
 __all__ = ["RunnerSeeds"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Places in the tree of seeds below (worker, restart); 0 was the environments', and 2 is `EpisodeSeeds`'s.
+# Positions in the seed tree below (worker, restart). Position 0 was the environments'; 2 belongs to
+# `EpisodeSeeds`.
 _IDS, _RANDOM_ACTIONS = 1, 3
 
 
 @dataclass(frozen=True)
 class RunnerSeeds:
-    """Seeds of a runner, all from one number.
+    """Seeds of a runner, all derived from one number.
 
     Attributes:
-        seed: The number.
-        worker_index: Of the runner: workers with the same ``seed`` have others.
-        restarts: How often a runner loaded a state since: a restored one is not to repeat its episodes.
+        seed: The number that all seeds derive from.
+        worker_index: Index of the runner's worker; workers with the same ``seed`` get different seeds.
+        restarts: How often a runner has loaded a state since, because a restored runner must not repeat its
+            episodes.
     """
 
     seed: int
@@ -45,7 +47,7 @@ class RunnerSeeds:
 
     @classmethod
     def of(cls, seed: int | None, *, worker_index: int, restarts: int = 0) -> RunnerSeeds:
-        """Those of ``seed``; None draws one from the OS and logs it."""
+        """Return the seeds that derive from ``seed``; None draws one from the OS and logs it."""
         entropy = np.random.SeedSequence(seed).entropy
         assert isinstance(entropy, int)
         if seed is None:
@@ -54,40 +56,40 @@ class RunnerSeeds:
 
     @classmethod
     def from_state(cls, state: JsonState, *, worker_index: int) -> RunnerSeeds:
-        """Those of a runner's state, for the runner with ``worker_index``.
+        """Return the seeds in a runner's state, for the runner with ``worker_index``.
 
         Raises:
-            StateError: A key is missing, or no whole number.
+            StateError: A key is missing or not an integer.
         """
         return cls(whole_number(state, "seed"), worker_index, whole_number(state, "restarts"))
 
     def after_restart(self) -> RunnerSeeds:
-        """Those of a runner that loads the state of this one."""
+        """Return the seeds of a runner that loads this runner's state."""
         return replace(self, restarts=self.restarts + 1)
 
     @property
     def policy(self) -> int:
-        """The policy's: the same after restarts."""
+        """The policy's seed, the same after restarts."""
         _, policy = np.random.SeedSequence(self.seed, spawn_key=(self.worker_index,)).spawn(2)
         return _number(policy)
 
     @property
     def random_actions(self) -> int:
-        """That of the policy that acts at random in place of the runner's."""
+        """Seed of the random policy that replaces the runner's for random actions."""
         return _number(self._sequence(_RANDOM_ACTIONS))
 
     def episode_ids(self) -> np.random.Generator:
-        """What the ids of episodes are drawn from."""
+        """Make the generator that draws episode ids."""
         return np.random.default_rng(self._sequence(_IDS))
 
     def of_episodes(self, *, num_envs: int) -> EpisodeSeeds:
-        """What environments are seeded with."""
+        """Make the seeds of the environments' resets."""
         return EpisodeSeeds(
             self.seed, worker_index=self.worker_index, restart=self.restarts, num_envs=num_envs
         )
 
     def as_dict(self) -> dict[str, int]:
-        """``seed, worker_index, policy``, for those who want to make the same run again."""
+        """Return ``seed, worker_index, policy``, which reproduce the run."""
         return {"seed": self.seed, "worker_index": self.worker_index, "policy": self.policy}
 
     def _sequence(self, *key: int) -> np.random.SeedSequence:

@@ -1,4 +1,4 @@
-"""`make_runner`: the runner that an environment and a group of policies need.
+"""`make_runner`: makes the runner that fits an environment and a group of policies.
 
 Example:
     >>> from rlio.policies.policy_map import PolicyMap
@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -29,29 +30,32 @@ from rlio.sampling.external_runner import ExternalRunner
 from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.sampling.policy_group import PolicyGroup
 
-__all__ = ["AnyRunner", "Place", "make_runner", "sub_envs"]
+__all__ = ["AnyRunner", "WorkerPlace", "make_runner", "sub_envs"]
 
-# Any: environments are those of gymnasium, PettingZoo, RLlib, ours and other people's.
+# Any: environments come from gymnasium, PettingZoo, RLlib, rlio and users.
 
 AnyRunner: TypeAlias = EnvRunner | MultiAgentEnvRunner | ExternalRunner
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which worker of how many.
+class WorkerPlace:
+    """A worker's position among all workers.
 
     Attributes:
-        worker_index: 0 for a local worker, 1 to ``num_workers`` for others.
-        num_workers: Workers in all.
-        recreated_worker: Whether the worker takes the place of one that failed.
+        worker_index: 0 for a local worker, 1 to ``num_workers`` for others, which share the files of an
+            input.
+        num_workers: Total number of workers.
+        recreated_worker: Whether the worker replaces a failed one: for makers of environments.
+        log_dir: Folder of ``output="logdir"``.
     """
 
     worker_index: int = 0
     num_workers: int = 0
     recreated_worker: bool = False
+    log_dir: str | os.PathLike[str] | None = None
 
     def context(self, config: RolloutConfig) -> EnvContext:
-        """What makers of environments are told."""
+        """The context passed to functions that make environments."""
         return EnvContext(
             config.env_config,
             worker_index=self.worker_index,
@@ -67,26 +71,26 @@ def make_runner(
     config: RolloutConfig,
     callbacks: CallbacksLike = None,
     seed: int | None = None,
-    place: Place | None = None,
+    place: WorkerPlace | None = None,
 ) -> AnyRunner:
-    """Make a runner, and bind the policies to the environment's spaces, if they were not before.
+    """Make a runner, and bind the policies to the environment's spaces if they are not bound yet.
 
-    Several agents are expected where the environment has them, where there is a mapping of agents, where no
-    policy is ``default_policy``, and where there are several policies and ``env`` is a function.
+    Expects several agents in these cases: the environment has them, an agent mapping is given, no policy is
+    ``default_policy``, or ``env`` is a function and there are several policies.
 
     Args:
-        env: What `EnvRunner` or `MultiAgentEnvRunner` takes, or an `ExternalEnv`, or a function
+        env: An environment that `EnvRunner` or `MultiAgentEnvRunner` accepts, an `ExternalEnv`, or a function
             that makes one.
-        group: Who acts.
+        group: Policies that act.
         config: How to step.
-        callbacks: Told of what happens.
-        seed: Of the runner.
-        place: Whose it is.
+        callbacks: Called on sampling events.
+        seed: Seed of the runner.
+        place: Position of the runner's worker.
 
     Raises:
         OptionError: The environment cannot be made, or the policies cannot act in it.
     """
-    where = place if place is not None else Place()
+    where = place if place is not None else WorkerPlace()
     common: dict[str, Any] = {
         "config": config,
         "callbacks": callbacks,
@@ -103,7 +107,7 @@ def make_runner(
         try:
             runner = EnvRunner(env, _only_actor(group), **common, **workers)
         except ExternalEnvMade as made:
-            # The function was given the env_config, and nobody else is to heed it.
+            # The function already got the env_config, and the external runner does not use it.
             common["config"] = replace(config, env_config=RolloutConfig().env_config)
             runner = ExternalRunner(made.env, _only_actor(group), **common)
     spaces = runner.observation_space, runner.action_space
@@ -114,8 +118,8 @@ def make_runner(
 def _only_actor(group: PolicyGroup) -> Any:
     if group.policies.policy_states_are_swappable:
         raise OptionError(
-            "policy_states_are_swappable=True with one agent: its policy is always in memory, and would "
-            "become another one"
+            "policy_states_are_swappable=True with one agent: its policy always stays in memory and would "
+            "be replaced by another one; set it to False"
         )
     return group.get(DEFAULT_POLICY_ID)
 
@@ -127,13 +131,13 @@ def _needs_agents(env: Any, group: PolicyGroup) -> bool:
 
 
 def _is_multi_agent(env: Any) -> bool:
-    """Whether ``env`` can be seen to be an environment with several agents, or a class of such."""
+    """Whether ``env`` is recognisably a multi-agent environment, or a class of one."""
     names = ("possible_agents", "get_observation_space", "get_action_space")
     return all(hasattr(env, name) for name in names) or is_pettingzoo(env)
 
 
 def _is_gymnasium(env: Any) -> bool:
-    """Whether ``env`` can be seen to be one of gymnasium's, or to name or make one."""
+    """Whether ``env`` is recognisably a gymnasium environment, or names or makes one."""
     from gymnasium import Env
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.vector import VectorEnv
@@ -143,10 +147,10 @@ def _is_gymnasium(env: Any) -> bool:
 
 
 def sub_envs(runner: AnyRunner) -> list[Any]:
-    """The environments that ``runner`` steps, one by one.
+    """The environments that ``runner`` steps, as a list.
 
     Raises:
-        OptionError: They live in other processes, or are one native vector environment.
+        OptionError: The environments live in other processes, or form one native vector environment.
     """
     if isinstance(runner, ExternalRunner):
         return [runner.env]
@@ -154,6 +158,6 @@ def sub_envs(runner: AnyRunner) -> list[Any]:
     found = envs if isinstance(envs, list) else getattr(envs, "envs", None)
     if found is None or any(isinstance(each, AgentsElsewhere) for each in found):
         raise OptionError(
-            "the environments are not in this process one by one: worker.runner.envs stands for them"
+            "the environments are not separate objects in this process: use worker.runner.envs instead"
         )
     return list(found)

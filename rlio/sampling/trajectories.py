@@ -1,4 +1,4 @@
-"""What becomes of a runner's rows before they are served: unroll ids, sequences of recurrent policies.
+"""Final steps before a runner's rows are served: unroll ids, and sequences of recurrent policies.
 
 Example:
     >>> import numpy as np
@@ -23,18 +23,18 @@ __all__ = ["piece_starts", "with_sequences", "without_states"]
 
 
 def piece_starts(eps_id: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows begin a piece of an episode, where pieces lie one after the other."""
+    """Mask of the rows that begin a piece of an episode; pieces are contiguous."""
     starts = np.ones(len(eps_id), bool)
     starts[1:] = eps_id[1:] != eps_id[:-1]
     return starts
 
 
 def with_sequences(batch: SampleBatch, *, max_seq_len: int) -> SampleBatch:
-    """``batch``, and where its policy is recurrent, with ``seq_lens`` and ``state_in_k`` of its sequences.
+    """Add ``seq_lens`` and ``state_in_k`` of its sequences to ``batch``, if its policy is recurrent.
 
     Args:
-        batch: Pieces of episodes one after the other; it is used up.
-        max_seq_len: Steps of a sequence at most.
+        batch: Contiguous pieces of episodes; do not use it afterwards.
+        max_seq_len: Maximum steps in a sequence.
     """
     states = _state_names(batch)
     if not states:
@@ -53,7 +53,7 @@ def with_sequences(batch: SampleBatch, *, max_seq_len: int) -> SampleBatch:
 
 
 def without_states(batch: SampleBatch) -> SampleBatch:
-    """``batch`` without the states before each step, for episodes: there each follows from the last."""
+    """Remove the state before each step from ``batch``: in an episode, each follows from the last."""
     for name in _state_names(batch):
         del batch[name]
     return batch

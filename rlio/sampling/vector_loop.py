@@ -1,4 +1,4 @@
-"""`VectorLoop`: a policy acts in N environments, step after step, and a recorder has what came of it.
+"""`VectorLoop`: a policy acts in N environments step by step, and a recorder keeps the results.
 
 Example:
     >>> from rlio.envs.make import EnvSetup, make_stepper
@@ -45,32 +45,32 @@ __all__ = ["VectorLoop"]
 
 
 class VectorLoop:
-    """Steps environments with a policy, and records each step. `begin` comes first.
+    """Steps environments with a policy, and records each step. Call `begin` first.
 
-    The policy is bound to the spaces between the connectors, if it was not before.
+    Binds the policy to the spaces between the connectors, if it is not bound yet.
 
     Args:
         stepper: The environments.
-        policy: Acts.
-        config: How to step and record; its ``rollout_fragment_length`` is a number.
-        seeds: Of environments, episode ids and policy.
-        callbacks: Told of episodes; None: nobody is.
-        metrics: Count episodes, and where the time goes; None: in vain.
-        progress: Counts rows; None: likewise.
-        runner: What callbacks get as ``runner``.
-        worker_index: What they get as such.
+        policy: Policy that acts.
+        config: How to step and record; its ``rollout_fragment_length`` must be a number.
+        seeds: Seeds of environments, episode ids and policy.
+        callbacks: Called on episode events; None: no callbacks.
+        metrics: Counts episodes and times; None: not counted.
+        progress: Counts rows; None: not counted.
+        runner: Passed to callbacks as ``runner``.
+        worker_index: Passed to callbacks as ``worker_index``.
 
     Attributes:
-        recorder: Has the rows that were recorded and not handed out.
-        episodes: Those that run.
-        hooks: The same as callbacks know them; None where callbacks do not ask for them.
-        actor: The policy between its connectors.
+        recorder: Holds the recorded rows that were not handed out.
+        episodes: The running episodes.
+        hooks: The running episodes as callbacks see them; None if no callback needs them.
+        actor: The policy with its connectors.
         explore: Whether the policy explores.
-        is_ready: Whether `step` can be called: not before `begin`, and not after a step that failed half-way.
-        at_random: Whether it acts at random in place of the policy; see `act_at_random`.
+        is_ready: Whether `step` can be called: False before `begin`, and after a step that failed halfway.
+        at_random: Whether actions are random instead of the policy's; see `act_at_random`.
 
     Raises:
-        OptionError: The policy cannot act in these spaces, or a connector is of no use there.
+        OptionError: The policy cannot act in these spaces, or a connector does not fit them.
     """
 
     def __init__(
@@ -87,14 +87,15 @@ class VectorLoop:
         worker_index: int = 0,
     ) -> None:
         self.policy = policy
-        self.explore = config.explore
-        self.is_ready = self.at_random = False
+        self.explore: bool = config.explore
+        self.is_ready: bool = False
+        self.at_random: bool = False
         self._config, self._seeds = config, seeds
         self._metrics = metrics if metrics is not None else MetricsCollector()
         self._progress = progress if progress is not None else Progress()
         #: Whether environments and ids are seeded.
         self._is_seeded = False
-        self.actor = Actor(
+        self.actor: Actor = Actor(
             policy,
             stepper.observation_space,
             stepper.action_space,
@@ -104,15 +105,15 @@ class VectorLoop:
         )
         observations, actions = self.actor.observations, self.actor.actions
         self._observer = Observer(observations, stepper.observation_space, num_envs=stepper.num_envs)
-        # Asked at each step, which takes as long as a few of these answers.
+        # Read once, because reading at each step takes as long as a few of these answers.
         self._changes_obs, self._changes_actions = len(observations) > 0, len(actions) > 0
         self._slots, self._zeros = np.arange(stepper.num_envs), np.zeros(stepper.num_envs, np.int64)
         self._never = np.zeros(stepper.num_envs, bool)
-        #: Environments that still work on an action of `_last`; None: none does.
+        #: Environments that still work on an action of `_last`; None if none does.
         self._in_flight: NDArray[np.bool_] | None = None
         self._last: Acted | None = None
         self._tells_policy = policy.has_episode_hooks
-        self.recorder = _recorder(stepper, config, observations.space, actions.space)
+        self.recorder: StepRecorder = _recorder(stepper, config, observations.space, actions.space)
         hooks = EpisodeHooks(
             callbacks if callbacks is not None else Callbacks(),
             runner=runner,
@@ -120,30 +121,30 @@ class VectorLoop:
             num_envs=stepper.num_envs,
             worker_index=worker_index,
         )
-        # Of several workers, the first one renders.
+        # Only the first of several workers renders.
         self._renders = config.render_env and worker_index <= 1
-        self.hooks = hooks if hooks.wants or self._renders else None
-        self.episodes = self._new_episodes(stepper.num_envs)
+        self.hooks: EpisodeHooks | None = hooks if hooks.wants or self._renders else None
+        self.episodes: Episodes = self._new_episodes(stepper.num_envs)
         self.use(stepper)
 
     def _new_episodes(self, num_envs: int) -> Episodes:
         return Episodes(num_envs, metrics=self._metrics, ids=self._seeds.episode_ids(), hooks=self.hooks)
 
-    # ---- what comes before the steps ----
+    # ---- before the steps ----
 
     def use(self, stepper: Stepper) -> None:
-        """Step other environments, with the same spaces, from now on; `begin` comes next."""
+        """Replace the environments by others with the same spaces; call `begin` next."""
         self.stepper = stepper
         stepper.keeps_reset_infos = self.hooks is not None and self.hooks.looks_at_starts
         self._is_seeded = self.is_ready = False
 
     def use_seeds(self, seeds: RunnerSeeds) -> None:
-        """Seed environments and ids anew; `begin` comes next."""
+        """Reseed environments and ids; call `begin` next."""
         self._seeds = seeds
         self._is_seeded = self.is_ready = False
 
     def begin(self) -> None:
-        """Start new episodes everywhere, the first time from the seed."""
+        """Start new episodes in all environments, the first time from the seed."""
         self.forget()
         self.episodes.flush()
         if not self._is_seeded:
@@ -165,22 +166,23 @@ class VectorLoop:
         self.is_ready = True
 
     def settle(self) -> None:
-        """Let metrics have the episodes that have ended, and callbacks know how far the others are."""
+        """Pass ended episodes to the metrics, and the progress of running ones to callbacks."""
         self.episodes.flush()
         if self.hooks is not None:
             self.hooks.update(self.episodes.t, self.episodes.totals)
 
     def forget(self) -> None:
-        """Abandon the episodes that run, and the rows that nobody has taken; `begin` comes next."""
+        """Abandon the running episodes and the rows that were not taken; call `begin` next."""
         self._progress.dropped += self.recorder.rows
         self._metrics.rows_dropped(self.recorder.rows)
         self.recorder.clear()
         self.is_ready = False
 
     def act_at_random(self, at_random: bool) -> None:
-        """From now on, act at random, or as the policy does.
+        """Act at random from now on, or as the policy decides.
 
-        Extra columns are others then: no row may wait. Nor can a policy that remembers go on with episodes.
+        Call it only if no rows wait, because the extra columns change. A policy with memory also needs new
+        episodes.
         """
         if at_random != self.at_random:
             self.recorder.forget_extras()
@@ -189,7 +191,7 @@ class VectorLoop:
     # ---- a step ----
 
     def step(self) -> NDArray[np.bool_]:
-        """Step every environment once, record it, and return which episodes ended, (N,)."""
+        """Step every environment once, record the step, and return which episodes ended, (N,)."""
         self.is_ready = False
         episodes, perf = self.episodes, self._metrics.perf
         perf.begin()
@@ -212,7 +214,7 @@ class VectorLoop:
         return ended
 
     def _act(self, streams: Streams) -> Acted:
-        """Have the policy act for all environments; those in flight keep their action."""
+        """Compute actions for all environments; those in flight keep their action."""
         episodes, slots = self.episodes, self._slots
         known = {
             Columns.T: episodes.t,
@@ -236,16 +238,16 @@ class VectorLoop:
         return acted
 
     def _render(self) -> None:
-        """Keep what environments show before they are stepped: frame t is of the observation of step t."""
+        """Keep the frames before the step: frame t shows the observation of step t."""
         assert self.hooks is not None
         frames = self.stepper.render()
         for episode, t, frame in zip(self.hooks.running, self.episodes.t.tolist(), frames, strict=True):
             shown = episode.media.setdefault("frames", [])
-            if len(shown) <= t:  # An environment that still works on an action shows what it showed.
+            if len(shown) <= t:  # An environment in flight repeats its frame.
                 shown.append(frame)
 
     def _record(self, step: VectorStep, acted: Acted, sent: Any) -> NDArray[np.bool_]:
-        """Write down what ``step`` gave, and return which of its rows are the last of an episode."""
+        """Record ``step``, and return which of its rows are the last of an episode."""
         config, episodes, hooks = self._config, self.episodes, self.hooks
         ended: NDArray[np.bool_] = step.terminateds | step.truncateds
         if step.valid is not None:
@@ -285,7 +287,7 @@ class VectorLoop:
         return ended
 
     def _advance(self, step: VectorStep, rewards: NDArray[Any]) -> None:
-        """Note what came of the last actions; ``rewards`` as they are recorded."""
+        """Store the outcome of the last actions; ``rewards`` are the recorded ones."""
         if step.valid is None:
             self._in_flight = None
             self.actor.reward(self._slots, rewards)
@@ -309,14 +311,14 @@ class VectorLoop:
         return scalars
 
     def _infos(self, step: VectorStep, ended: NDArray[np.bool_]) -> list[dict[str, Any]] | None:
-        """The infos of a step, if somebody wants them."""
+        """The infos of a step, if they are recorded or a callback needs them."""
         wanted = self._config.record_infos or (self.hooks is not None and self.hooks.looks_at(ended))
         return self.stepper.env_infos(step) if wanted else None
 
     def _games(
         self, step: VectorStep, envs: list[int], infos: list[dict[str, Any]] | None
     ) -> Mapping[int, Game | None] | None:
-        """What is counted in place of the episodes that ended in ``envs``, where these tell it."""
+        """The games to count instead of the episodes that ended in ``envs``, if infos report games."""
         if infos is None:
             if not tells_games(step.infos):
                 return None
@@ -324,7 +326,7 @@ class VectorLoop:
         return finished_games(infos, envs)
 
     def _cut_softly(self, step: VectorStep, ended: NDArray[np.bool_]) -> tuple[VectorStep, NDArray[np.bool_]]:
-        """Begin new episodes at the horizon, where the environment goes on."""
+        """Begin new episodes at the soft horizon, while the environments continue."""
         assert self._config.horizon is not None
         cut = (self.episodes.t + 1 >= self._config.horizon) & ~ended
         if step.valid is not None:
@@ -333,7 +335,7 @@ class VectorLoop:
             return step, ended
         shown = self._observer.rows_of(step.obs, np.flatnonzero(cut))
         if self.stepper.keeps_reset_infos:
-            # What came with their first observations: there was no reset.
+            # Infos of their first observations, because there was no reset.
             infos = self.stepper.env_infos(step)
             for env in np.flatnonzero(cut).tolist():
                 self.stepper.reset_infos[env] = infos[env]
@@ -341,7 +343,7 @@ class VectorLoop:
         return step, ended | cut
 
     def _discard(self, step: VectorStep, which: NDArray[np.bool_]) -> None:
-        """Forget the episodes of environments that failed."""
+        """Discard the episodes of failed environments."""
         episodes, rows = self.episodes, 0
         for env in np.flatnonzero(which).tolist():
             rows += self.recorder.discard(env, int(episodes.eps_id[env]))
@@ -369,7 +371,7 @@ def _recorder(
     stepper: Stepper, config: RolloutConfig, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> StepRecorder:
     steps = config.fragment_steps
-    # A reset is followed by a transition: at most every other step of an environment is none.
+    # A transition follows each reset, so at least every other step of an environment is a transition.
     capacity = 2 * steps + 2 if stepper.has_reset_steps else steps
     return StepRecorder(
         observation_space,

@@ -1,6 +1,6 @@
-"""`WorkerInput`: puts together what a worker samples and reads, before anybody asks for it.
+"""`WorkerInput`: combines a worker's sampler and stored inputs into one reader.
 
-Some readers here stand in for a worker's sampler, or run one beside what is read.
+Some readers here replace a worker's sampler, or run a sampler beside a stored input.
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
@@ -50,18 +50,18 @@ __all__ = ["FirstBatchForever", "NoInput", "Simulated", "SimulatedRunner", "Work
 
 
 class WorkerInput:
-    """Makes one reader.
+    """Makes the reader of a worker from its sampler and its inputs.
 
     Args:
-        runner: What the sampler samples; None: there is none.
-        config: How what is sampled and read is treated.
-        policies: For actions and trajectories that are read.
-        hear: Called with each batch that is sampled or read; None: nobody listens.
+        runner: Runner that the sampler samples; None: no sampler.
+        config: How to treat batches sampled and read.
+        policies: Policies by id, to adapt actions and postprocess trajectories that are read.
+        hear: Called with each batch sampled or read; None: no calls.
 
     Attributes:
-        writer: Where live rows go, set before `open`; None: nowhere.
-        ahead: The sampler that runs ahead, if it does.
-        evaluation: What judges the policies by what is read; None: nothing does.
+        writer: Writer of live rows, set before `open`; None writes nothing.
+        ahead: The sampler that runs ahead, if one does.
+        evaluation: Judges the policies by the rows read; None: no evaluation.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class WorkerInput:
         self._has_sampler = False
 
     def sampler(self) -> InputReader:
-        """The input ``"sampler"``: what it gives is recorded before it can be mixed with anything.
+        """Make the input ``"sampler"``, which records live rows before other inputs are mixed in.
 
         Raises:
-            OptionError: It was asked for before.
+            OptionError: The sampler was made before.
         """
         assert self._runner is not None
         if self._has_sampler:
             raise OptionError(
-                "the input has the worker's sampler twice: it is one stream; add up its weights"
+                "the input contains the worker's sampler twice: use it once, with the sum of the weights"
             )
         self._has_sampler = True
         sampler: InputReader = SamplerInput(self._runner)
@@ -112,7 +112,7 @@ class WorkerInput:
         return batch
 
     def _wrapped(self, reader: InputReader) -> InputReader:
-        """A reader of what was recorded, as the worker wants it."""
+        """Wrap a reader of recorded data with the worker's functions."""
         functions = offline_functions(self._config, self._policies)
         if self.evaluation is not None:
             try:
@@ -120,7 +120,7 @@ class WorkerInput:
             except OptionError:
                 reader.close()
                 raise
-            # Before trajectories are postprocessed, which may add, drop and change rows.
+            # Judge before postprocessing, which may add, drop and change rows.
             later = [number for number, f in enumerate(functions) if isinstance(f, PostprocessInputs)]
             functions.insert(min(later, default=len(functions)), judge)
         if self._hear is not None:
@@ -128,11 +128,11 @@ class WorkerInput:
         return MappedInput(reader, *functions) if functions else reader
 
     def open(self, source: Any, context: IOContext) -> InputReader:
-        """Open what a user gave as an input; None gives nothing.
+        """Open a user's input argument; None opens an empty input.
 
         Raises:
-            OptionError: It stands for no reader, or contradicts the config.
-            DataNotFound: Nothing is stored where it says.
+            OptionError: The argument is not an input, or contradicts the config.
+            DataNotFound: The location holds no data.
         """
         reader = NoInput() if source is None else resolve_input(source, context, wrap=self._wrapped)
         try:
@@ -147,10 +147,10 @@ class WorkerInput:
         return ShuffledInput(reader, size, seed=context.seed) if size else reader
 
     def _check(self, source: Any) -> None:
-        """Refuse options that the input ``source``, which was opened, leaves without effect."""
+        """Refuse options that have no effect with the opened input ``source``."""
         if self.writer is not None and not self._has_sampler:
             raise OptionError(
-                "the output would stay empty: record='live' writes rows of the sampler, and the input "
+                "the output would stay empty: record='live' writes rows of the sampler, but the input "
                 f"{excerpt(source)} has none; leave output out, or set record='all'"
             )
         for name in ("fake_sampler", "sample_async"):
@@ -158,21 +158,21 @@ class WorkerInput:
                 raise OptionError(f"{name}=True, but the input {excerpt(source)} has no sampler")
         if self._config.simulates and (self._has_sampler or self._runner is None):
             raise OptionError(
-                "input_evaluation='simulation' samples beside what is read from files: it needs an "
+                "input_evaluation='simulation' samples beside an input from files: it needs an "
                 "environment, and an input without the sampler"
             )
         if self.evaluation is not None and not self.evaluation.sources:
             raise OptionError(
-                f"input_evaluation={self._config.input_evaluation} judges policies by what is read, but the "
-                f"input {excerpt(source)} has the sampler alone"
+                f"input_evaluation={self._config.input_evaluation} judges policies by rows read, but the "
+                f"input {excerpt(source)} has only the sampler"
             )
 
 
 class FirstBatchForever(InputReaderAround):
-    """Gives copies of the first batch of ``child``: to time what learns from it without what samples it.
+    """Repeats copies of the first batch of ``child``, to time learning without sampling.
 
     Args:
-        child: The reader; closed with this one.
+        child: The reader; closed together with this one.
     """
 
     def __init__(self, child: InputReader) -> None:
@@ -191,39 +191,39 @@ class FirstBatchForever(InputReaderAround):
 
 
 class NoInput(InputReader):
-    """Gives nothing: of a worker that only learns, or hands out weights."""
+    """The empty input of a worker that only learns or hands out weights."""
 
     replayable = False
 
     def _next(self) -> Batch:
         raise OptionError(
-            "this worker has input=None, and so nothing to sample: learn on the batches of other workers, "
-            "or make it with an environment or an input"
+            "this worker has input=None and nothing to sample: learn on batches of other workers, or make "
+            "the worker with an environment or an input"
         )
 
 
 class SimulatedRunner(Protocol):
-    """What `Simulated` needs of a runner."""
+    """The methods of a runner that `Simulated` needs."""
 
     def run(self) -> Batch:
         """Sample a batch."""
 
     def state_dict(self) -> JsonState:
-        """Seeds and counters."""
+        """Return seeds and counters."""
 
     def load_state_dict(self, state: JsonState) -> None:
         """Continue counting."""
 
 
 class Simulated(InputReaderAround):
-    """Gives what ``child`` gives, and lets ``runner`` sample a fragment with each batch, for its metrics.
+    """Returns the batches of ``child``; with each, ``runner`` samples a fragment for its metrics.
 
-    So a policy that learns from logged experience is watched in an environment. What the runner samples is
+    This evaluates, in an environment, a policy that learns from logged experience. The runner's samples are
     in no batch.
 
     Args:
-        child: The reader; closed with this one.
-        runner: Samples; not closed here.
+        child: The reader; closed together with this one.
+        runner: Samples the fragments; not closed here.
     """
 
     def __init__(self, child: InputReader, runner: SimulatedRunner) -> None:
@@ -235,7 +235,7 @@ class Simulated(InputReaderAround):
         return self.child.sample()
 
     def _take(self, n: int) -> Batch:
-        # The child cuts to size and keeps what is left over: its rows, and nothing else, are the state.
+        # The child cuts to size and keeps the remaining rows, so the state is only the child's rows.
         self.runner.run()
         return self.child.sample(n)
 

@@ -1,4 +1,4 @@
-"""The policies of a `RolloutWorker`: which there are, who acts for whom, learning and weights."""
+"""The policies of a `RolloutWorker`: which exist, which agents they act for, their learning and weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlio.sampling.external_runner import ExternalRunner
 from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.sampling.policy_group import MappingFn, PoliciesToTrain, PolicyGroup
 from rlio.sampling.policy_setup import PolicySetup
-from rlio.sampling.runners import AnyRunner, Place
+from rlio.sampling.runners import AnyRunner, WorkerPlace
 from rlio.sampling.worker_input import WorkerInput
 from rlio.support.options import checked_keywords
 
@@ -29,17 +29,17 @@ __all__ = ["WorkerPolicies"]
 
 T = TypeVar("T")
 
-# In the tree of seeds, runners use (worker, restart, 0 to 2).
+# In the seed tree, runners use (worker, restart, 0 to 2).
 _SGD = 1 << 20
 
 
 class WorkerPolicies(InputReader):
-    """A reader of live experience with the policies that act in it, and what is done to them.
+    """A reader of live experience, with the policies that act in it and their operations.
 
-    The subclass makes all attributes in its ``__init__``.
+    The subclass sets all attributes in its ``__init__``.
 
     Attributes:
-        group: The policies, and what is done to all of them.
+        group: The policies, and operations on all of them.
         runner: Steps the environments; None without an environment.
     """
 
@@ -47,8 +47,8 @@ class WorkerPolicies(InputReader):
     runner: AnyRunner | None
     _setup: PolicySetup
     _inputs: WorkerInput
-    _place: Place
-    #: Of the worker's seed.
+    _place: WorkerPlace
+    #: Entropy of the worker's seed.
     _entropy: Any
 
     @property
@@ -56,7 +56,7 @@ class WorkerPolicies(InputReader):
         """The policy ``default_policy``.
 
         Raises:
-            OptionError: There is none: the policies have other ids.
+            OptionError: The policies have other ids.
         """
         return self.group.get()
 
@@ -77,14 +77,15 @@ class WorkerPolicies(InputReader):
 
         Args:
             policy_id: A new id.
-            policy: As for the worker. Without spaces, it takes those of the other policies, if they agree.
-            state: As `Policy.get_state` gave it.
-            policy_mapping_fn: In place of the one before; None: it stays.
-            policies_to_train: In place of those before; None: they stay.
+            policy: As in the worker's arguments. Without spaces, it takes those of the other policies, if
+                they agree.
+            state: A `Policy.get_state` result.
+            policy_mapping_fn: Replaces the current mapping; None keeps it.
+            policies_to_train: Replaces the current choice; None keeps it.
 
         Raises:
-            OptionError: There is such a policy already, or it cannot be made.
-            StateError: ``state`` does not fit.
+            OptionError: The id exists already, or the policy cannot be made.
+            StateError: ``state`` does not fit the policy.
         """
         (given,) = as_specs({policy_id: policy}).values()
         made = self._setup.complete(policy_id, given)
@@ -99,18 +100,18 @@ class WorkerPolicies(InputReader):
         policy_mapping_fn: MappingFn | None = None,
         policies_to_train: PoliciesToTrain = None,
     ) -> None:
-        """Remove a policy: nothing in the worker knows its id any longer.
+        """Remove a policy and all records of its id.
 
         Args:
-            policy_id: Which.
+            policy_id: Id of the policy.
             policy_mapping_fn: As in `add_policy`.
             policies_to_train: As in `add_policy`.
 
         Raises:
-            OptionError: There is none, it is the last one, or the only one that acts.
+            OptionError: The id is unknown, or the policy is the last one or the only one that acts.
         """
         if policy_id == DEFAULT_POLICY_ID and isinstance(self.runner, EnvRunner | ExternalRunner):
-            raise OptionError(f"{policy_id!r} acts in the worker's environment: it cannot be removed")
+            raise OptionError(f"{policy_id!r} acts in the worker's environment and cannot be removed")
         with self._not_sampling():
             self.group.remove(policy_id)
         self._remap(policy_mapping_fn, policies_to_train)
@@ -122,20 +123,22 @@ class WorkerPolicies(InputReader):
             self.set_is_policy_to_train(policies_to_train)
 
     def _common_spaces(self) -> Spaces | None:
-        """Spaces of a new policy that has none: those of the others, if they agree."""
+        """Spaces for a new policy that has none: those of the other policies, if they agree."""
         if isinstance(self.runner, EnvRunner | ExternalRunner):
             return self.runner.observation_space, self.runner.action_space
         found = list(self._policy_spaces().values())
         return found[0] if found and all(spaces == found[0] for spaces in found) else None
 
     def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None) -> None:
-        """Give agents other policies, in episodes that begin from now on; None: as for the worker.
+        """Change which policies act for which agents in new episodes; None uses the worker's default.
 
         Raises:
-            OptionError: It is no function, or there is one agent.
+            OptionError: ``policy_mapping_fn`` is not a function, or there is only one agent.
         """
         if policy_mapping_fn is not None and isinstance(self.runner, EnvRunner | ExternalRunner):
-            raise OptionError("policy_mapping_fn says who acts for which agent, but there is one agent")
+            raise OptionError(
+                "policy_mapping_fn assigns policies to agents, but the environment has only one agent"
+            )
         with self._not_sampling():
             self.group.set_policy_mapping_fn(policy_mapping_fn)
             self._tell_mapping()
@@ -165,12 +168,12 @@ class WorkerPolicies(InputReader):
         return self.group.foreach_policy_to_train(func, **kwargs)
 
     def _not_sampling(self) -> AbstractContextManager[object]:
-        """Keeps a sampler that runs ahead from stepping while it changes which policies act."""
+        """Pause a sampler that runs ahead while the acting policies change."""
         ahead = self._inputs.ahead
         return nullcontext() if ahead is None else ahead.lock
 
     def _policy_spaces(self, *, needed: bool = False) -> dict[str, Spaces]:
-        """Spaces by policy id; of policies that have none yet, only if they are ``needed``, which raises."""
+        """Spaces by policy id. Skips unbound policies unless ``needed``, which makes them raise."""
         return {
             policy_id: (policy.observation_space, policy.action_space)
             for policy_id, policy in self.group.policies.items()
@@ -180,7 +183,7 @@ class WorkerPolicies(InputReader):
     # ---- learning ----
 
     def learn_on_batch(self, batch: Batch) -> dict[str, Any]:
-        """Let the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
+        """Make the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
         return self.group.learn_on_batch(batch)
 
     @checked_keywords
@@ -192,20 +195,20 @@ class WorkerPolicies(InputReader):
         sgd_minibatch_size: int = 0,
         standardize_fields: Collection[str] = (),
     ) -> tuple[dict[str, Any], int]:
-        """Sample a batch, and let the policies learn on it in shuffled parts.
+        """Sample a batch, and make the policies learn on it in shuffled parts.
 
         Args:
-            expected_batch_size: Environment steps, exactly; None: the input's own size.
+            expected_batch_size: Exact number of environment steps; None uses the input's own size.
             num_sgd_iter: Passes over the batch.
-            sgd_minibatch_size: Rows of a part; 0: all at once.
-            standardize_fields: Columns that are brought to mean 0 and standard deviation 1 first.
+            sgd_minibatch_size: Rows in a part; 0 uses the whole batch.
+            standardize_fields: Columns to scale to mean 0 and standard deviation 1 first.
 
         Returns:
-            What was measured, see `PolicyGroup.do_minibatch_sgd`; and how many environment steps there were.
+            The learning results (see `PolicyGroup.do_minibatch_sgd`), and the number of environment steps.
         """
         batch = self.sample(expected_batch_size)
         updates = sum(self.group.num_grad_updates.values())
-        # Another order each time, and after a restore the ones that would have come.
+        # A new order each time; after a restore, the orders continue as without it.
         order = np.random.SeedSequence(self._entropy, spawn_key=(self._place.worker_index, _SGD, updates))
         stats = self.group.do_minibatch_sgd(
             batch,
@@ -217,17 +220,17 @@ class WorkerPolicies(InputReader):
         return stats, batch.count
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gradients, and what was measured; see `PolicyGroup.compute_gradients`."""
+        """Return gradients and learning results; see `PolicyGroup.compute_gradients`."""
         return self.group.compute_gradients(batch)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
-        """Improve by gradients; see `PolicyGroup.apply_gradients`."""
+        """Update the policies with gradients; see `PolicyGroup.apply_gradients`."""
         self.group.apply_gradients(gradients)
 
     def get_weights(
         self, policies: Collection[str] | None = None, *, inference_only: bool = False
     ) -> dict[str, Any]:
-        """Copies of weights, of the policies that learn if none are named; see `PolicyGroup.get_weights`."""
+        """Copies of weights, by default of the policies that learn; see `PolicyGroup.get_weights`."""
         return self.group.get_weights(policies, inference_only=inference_only)
 
     def set_weights(
@@ -237,13 +240,13 @@ class WorkerPolicies(InputReader):
         *,
         global_vars: GlobalVars | None = None,
     ) -> None:
-        """Give the policies other weights.
+        """Replace the policies' weights.
 
         Args:
-            weights: As `get_weights` gave them.
-            weights_seq_no: Their version, recorded with every step from now on; a policy that has that
-                version already, or a newer one, keeps its weights. 0 and None: they are set in any case, and
-                the version stays.
+            weights: A `get_weights` result.
+            weights_seq_no: Version of the weights, recorded with every step from now on. A policy with this
+                version or a newer one keeps its weights. 0 and None always set the weights and keep the
+                version.
             global_vars: See `set_global_vars`.
         """
         self.group.set_weights(weights, weights_seq_no)
@@ -251,7 +254,7 @@ class WorkerPolicies(InputReader):
             self.group.set_global_vars(global_vars)
 
     def get_global_vars(self) -> GlobalVars:
-        """What all workers share, as known here: ``timestep`` is at least what this one has sampled."""
+        """Variables shared by all workers; ``timestep`` is at least the number of steps sampled here."""
         return self.group.get_global_vars()
 
     def set_global_vars(self, global_vars: GlobalVars, policy_ids: Collection[str] | None = None) -> None:
@@ -269,7 +272,7 @@ class WorkerPolicies(InputReader):
         self.group.for_policy(lambda policy: policy.export_model(path, format=format), policy_id)
 
     def import_policy_model(self, path: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID) -> None:
-        """Take over weights from a file of `export_policy_model`; see `Policy.import_model`."""
+        """Load weights from a file of `export_policy_model`; see `Policy.import_model`."""
         self.group.for_policy(lambda policy: policy.import_model(path), policy_id)
 
     def export_policy_checkpoint(
@@ -281,7 +284,7 @@ class WorkerPolicies(InputReader):
     def setup_torch_data_parallel(
         self, url: str, world_rank: int, world_size: int, backend: str = "gloo"
     ) -> None:
-        """Let the policies that learn do so together with those of other workers, in other processes.
+        """Make the policies that learn do so together with those of other workers' processes.
 
         See `rlio.policies.data_parallel.setup_torch_data_parallel`.
         """

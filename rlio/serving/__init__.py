@@ -1,4 +1,4 @@
-"""A policy behind HTTP: the server, its client, and what they say to each other."""
+"""A policy behind HTTP: the server, its client, and their protocol."""
 
 from rlio.support.lazy import lazy_exports
 

@@ -1,4 +1,4 @@
-"""This machine's place in a network, for processes that are to find each other.
+"""Network addresses of this machine, for processes that must find each other.
 
 Example:
     >>> 1024 <= find_free_port() <= 65535
@@ -18,10 +18,10 @@ def get_host() -> str:
 
 
 def get_node_ip() -> str:
-    """The address by which other machines reach this one, as far as it knows; 127.0.0.1 without a network."""
+    """The address at which other machines reach this one, if known; 127.0.0.1 without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Nothing is sent: this only asks which interface would send. The address is reserved for
+            # Sends nothing: connect() only selects the interface that would send. The address is reserved for
             # documentation (RFC 5737).
             probe.connect(("192.0.2.1", 9))
         except OSError:
@@ -30,10 +30,10 @@ def get_node_ip() -> str:
 
 
 def find_free_port(host: str = "") -> int:
-    """A TCP port that nobody listens on now. Somebody else may take it before you do.
+    """A TCP port that is free now. Another program may take it before you do.
 
     Args:
-        host: Address to listen on; ``""``: all of this machine's.
+        host: Address to listen on; ``""``: all addresses of this machine.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))

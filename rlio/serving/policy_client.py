@@ -47,31 +47,31 @@ from rlio.serving.policy_protocol import (
 
 __all__ = ["PolicyClient"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
-# Servers and proxies close connections that say nothing for long; ours after 300 s.
+# Servers and proxies close connections that are silent for long; our server after 300 s.
 _IDLE_SECONDS: Final = 30.0
 
 
 class PolicyClient:
-    """Asks a server for actions, or acts with its weights and reports what came of it. Thread-safe.
+    """Gets actions from a server, or acts with the server's weights and reports the rows. Thread-safe.
 
     Args:
         url: The server's `PolicyServerInput.url`.
-        token: Its token.
-        inference_mode: ``"remote"``: every action is asked for. ``"local"``: ``policy`` acts here, with
-            weights of the server that are fetched anew every ``update_seconds``; rows are sent when there are
+        token: The server's token.
+        inference_mode: ``"remote"``: the server chooses every action. ``"local"``: ``policy`` acts here, with
+            the server's weights, fetched again every ``update_seconds``. Rows are sent when there are
             ``report_rows``, at the end of an episode, and by `close`. Rows that the server could not take are
-            sent again with the next ones; nothing arrives twice.
-        policy: For local inference: as the server's; bound to the server's spaces here.
-        update_seconds: Age at which weights are fetched anew, before the next action.
-        report_rows: See above.
-        timeout: Seconds that the server may take for an answer; more than its own timeout for actions.
+            sent again with the next ones; none arrives twice.
+        policy: For local inference: a policy like the server's; it is bound to the server's spaces here.
+        update_seconds: Age at which weights are fetched again, before the next action.
+        report_rows: See ``inference_mode``.
+        timeout: Seconds to wait for an answer; more than the server's own timeout for actions.
 
     Raises:
-        OptionError: The options do not go together.
+        OptionError: The options contradict each other.
         EnvError: The server cannot be reached.
     """
 
@@ -87,16 +87,18 @@ class PolicyClient:
         timeout: float = 90.0,
     ) -> None:
         if inference_mode not in ("remote", "local"):
-            raise OptionError(f"inference_mode={excerpt(inference_mode)}: 'remote' or 'local'")
+            raise OptionError(f"inference_mode={excerpt(inference_mode)}: expected 'remote' or 'local'")
         if (policy is None) == (inference_mode == "local"):
-            raise OptionError("a policy is for inference_mode='local', which needs one")
+            raise OptionError(
+                "inference_mode='local' needs a policy, and 'remote' takes none: change one of them"
+            )
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise OptionError(f"url={excerpt(url)}: expected http://HOST:PORT, such as PolicyServerInput.url")
         self._parts, self._token, self._timeout = parts, token, timeout
         self._update_seconds, self._report_rows = update_seconds, report_rows
         self._prefix = parts.path.rstrip("/") + PREFIX
-        #: Connections that no request uses, and since when; the last one used is the first one taken.
+        #: Connections that no request uses, and since when; the most recently used one is taken first.
         self._idle: deque[tuple[http.client.HTTPConnection, float]] = deque()
         #: Held while weights are fetched, or rows are sent.
         self._lock = threading.RLock()
@@ -130,7 +132,7 @@ class PolicyClient:
         """Report an observation and get the policy's action; see `ExternalEpisodes.get_action`.
 
         Returns:
-            The action: nested as its space; with remote inference lists stand for arrays and tuples.
+            The action, nested like its space; with remote inference, arrays and tuples are lists.
         """
         self._check_open()
         if self._episodes is not None:
@@ -140,7 +142,7 @@ class PolicyClient:
         return from_json(told["action"])
 
     def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None:
-        """Report an observation and the action that was taken; see `ExternalEpisodes.log_action`."""
+        """Report an observation and the action taken; see `ExternalEpisodes.log_action`."""
         self._check_open()
         if self._episodes is not None:
             self._update_if_old()
@@ -174,11 +176,11 @@ class PolicyClient:
         """Fetch the server's weights now.
 
         Raises:
-            OptionError: Actions are chosen by the server.
+            OptionError: The server chooses the actions.
         """
         if self._episodes is None:
             raise OptionError("with inference_mode='remote' there are no weights here: the server acts")
-        # One after the other: else older weights could arrive after newer ones.
+        # One fetch at a time: otherwise older weights could arrive after newer ones.
         with self._lock:
             content, headers = self._post("get_weights", b"", _JSON)
             version, steps = (
@@ -188,10 +190,10 @@ class PolicyClient:
                 with np.load(io.BytesIO(content), allow_pickle=False) as file:
                     weights = {name: file[name] for name in file.files}
             except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-                raise CorruptData(f"the server's weights are no .npz file: {error}") from error
+                raise CorruptData(f"the server's weights are not a .npz file: {error}") from error
             policy = self._episodes.policy
             with self._episodes.changed:
-                # Not only newer ones: a server that was started anew begins at an earlier version.
+                # Older versions too: a restarted server begins at an earlier version.
                 update_weights(policy, weights)
                 policy.weights_seq_no = version
                 policy.on_global_var_update(GlobalVars(steps))
@@ -210,7 +212,7 @@ class PolicyClient:
         return time.monotonic() - self._updated_at > self._update_seconds
 
     def _report(self) -> None:
-        """Send all rows that are there, and those that the server could not take before."""
+        """Send all new rows, and those that the server could not take before."""
         assert self._episodes is not None
         with self._lock:
             batch = self._episodes.take()
@@ -221,9 +223,9 @@ class PolicyClient:
                 try:
                     self._post("report_samples", content, _BINARY, {REPORT_ID: report_id})
                 except (EnvError, ClosedError):
-                    raise  # Not now: they are sent again.
+                    raise  # Keep the report, and send it again later.
                 except RlioError:
-                    self._unsent.popleft()  # Never.
+                    self._unsent.popleft()  # The server will never take it.
                     raise
                 self._unsent.popleft()
 
@@ -246,11 +248,11 @@ class PolicyClient:
     def _post(
         self, command: str, body: bytes, kind: str, more: Mapping[str, str] | None = None
     ) -> tuple[bytes, Message]:
-        """Send a command, over a connection of its own.
+        """Send a command over a connection that no other request uses.
 
         Raises:
-            RlioError: The server says that it cannot be done; of the class it names.
-            EnvError: It cannot be reached, or does not answer in time.
+            RlioError: The server reports an error; of the class that it names.
+            EnvError: The server cannot be reached, or does not answer in time.
         """
         self._check_open()
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind, **(more or {})}
@@ -260,11 +262,11 @@ class PolicyClient:
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            # Not sent again: the server may have done it.
+            # Not retried: the server may have executed the command.
             connection.close()
             raise EnvError(
-                f"{command} was sent to {self._parts.netloc}, which did not answer: {error!r}; start the "
-                "episode anew once the server is there"
+                f"{command} was sent to {self._parts.netloc}, which did not answer: {error!r}; start a new "
+                "episode when the server is back"
             ) from error
         self._idle.append((connection, time.monotonic()))
         if response.status != 200:
@@ -272,22 +274,22 @@ class PolicyClient:
         return content, response.headers
 
     def _connection(self) -> http.client.HTTPConnection:
-        """A connection that no request uses, a fresh one where there is none or it was idle for long."""
+        """An idle connection, or a new one if there is none or all were idle for long."""
         with contextlib.suppress(IndexError):  # Another thread may take the last one.
             while True:
                 found, since = self._idle.pop()
                 if time.monotonic() - since <= _IDLE_SECONDS:
                     return found
-                found.close()  # The server may have hung up meanwhile.
+                found.close()  # The server may have closed it meanwhile.
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         return kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this PolicyClient is closed: make another one")
+            raise ClosedError("this PolicyClient is closed: make a new one")
 
     def close(self) -> None:
-        """Send what was not sent yet, and hang up. May be called again.
+        """Send unsent rows, and close the connections. May be called again.
 
         Raises:
             EnvError: The server does not take the rows, which are lost.
@@ -299,7 +301,7 @@ class PolicyClient:
                 self._report()
         except RlioError as error:
             error.add_note(
-                f"this client is closed: what it has not reported is lost ({len(self._unsent)} reports)"
+                f"this client is closed: its unreported rows are lost ({len(self._unsent)} reports)"
             )
             raise
         finally:
@@ -317,7 +319,7 @@ class PolicyClient:
 
 
 def _number(headers: Message, name: str, netloc: str) -> int:
-    """A header of a server's answer that is a whole number."""
+    """A header of a server's answer, as a whole number."""
     given = headers.get(name, "")
     if not (given.isascii() and given.isdecimal()):
         raise CorruptData(
@@ -328,14 +330,14 @@ def _number(headers: Message, name: str, netloc: str) -> int:
 
 
 def _error(status: int, content: bytes, netloc: str) -> RlioError:
-    """What a server's answer says went wrong, as the error that it was there."""
+    """The error that a server's answer reports, as an exception of its class."""
     try:
         told = json.loads(content)
         name, message = str(told["error"]), str(told["message"])
     except (ValueError, KeyError, TypeError):
         name, message = "EnvError", f"{netloc} answered {status}: {excerpt(content, 200)}"
     kind = error_class(name)
-    # MissingExtra is made of other things than a message.
+    # MissingExtra takes other arguments than a message.
     if kind is None or issubclass(kind, MissingExtra):
         kind = EnvError
-    return kind(f"{message} (said by {netloc})")
+    return kind(f"{message} (reported by {netloc})")

@@ -1,4 +1,4 @@
-"""What `PolicyServerInput` and `PolicyClient` say to each other: JSON over HTTP, and ``.npz`` for weights.
+"""The protocol of `PolicyServerInput` and `PolicyClient`: JSON over HTTP, and ``.npz`` for weights.
 
 A command is a POST to ``/v1/<command>`` with the header ``Authorization: Bearer <token>`` and a JSON object:
 
@@ -11,15 +11,15 @@ A command is a POST to ``/v1/<command>`` with the header ``Authorization: Bearer
 | ``end_episode`` | ``episode_id``, ``observation`` (null: unknown), ``truncated`` | ``{}`` |
 | ``get_spaces`` | | ``{"observation": space, "action": space, "explore": bool, "infos": bool}``, spaces as \
 `rlio.schemas.space_to_json` |
-| ``get_weights`` | | ``.npz``, their version in the header ``X-Rlio-Weights-Seq-No``; in \
-``X-Rlio-Timestep`` the environment steps of all clients |
+| ``get_weights`` | | ``.npz``, with the version in the header ``X-Rlio-Weights-Seq-No``, and the \
+environment steps of all clients in ``X-Rlio-Timestep`` |
 | ``report_samples`` | two lines, not an object: a schema and a batch, as in JSON shards | ``{}`` |
 
-A value is nested as its space: objects for Dict, lists for Tuple; an array is a list of lists or, quicker,
+A value is nested like its space: objects for Dict, lists for Tuple. An array is a list of lists or, faster,
 ``{"dtype": "<f4", "shape": [84, 84], "base64": "..."}`` in C order. JSON has no NaN and no infinity: arrays
-and numbers that have some are packed so, with the shape ``[]`` for a number. Rewards are finite numbers. An
-error is a status from 400 on and ``{"error": name of a class in rlio.errors, "message": str}``. Reports may
-have a header ``X-Rlio-Report-Id``: one that was taken before is answered, and not taken again.
+and numbers with such values are packed in this form, with the shape ``[]`` for a number. Rewards are finite
+numbers. An error is a status from 400 on and ``{"error": name of a class in rlio.errors, "message": str}``. A
+report may have the header ``X-Rlio-Report-Id``: a report with a known id is answered, but not taken again.
 
 Example:
     >>> import numpy as np
@@ -64,15 +64,15 @@ TIMESTEP: Final = "X-Rlio-Timestep"
 REPORT_ID: Final = "X-Rlio-Report-Id"
 
 _ARRAY_KEYS: Final = {"dtype", "shape", "base64"}
-# Larger arrays are packed: as text each element takes several times its bytes, and much time.
+# Larger arrays are packed, because as text each element takes several times its bytes, and much time.
 _MOST_AS_TEXT: Final = 64
 _KINDS: Final = "biuf"
-# Lists of lists have as many levels as their array has axes, of which NumPy has 64 at most.
+# Lists of lists have as many levels as their array has axes, and NumPy allows 64.
 _MOST_LEVELS: Final = 100
 
 
 def to_json(value: Any) -> Any:
-    """A nested value as JSON; see the module. Tensors are taken for arrays."""
+    """Convert a nested value to JSON; see the module. Tensors are treated as arrays."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if isinstance(value, dict):
@@ -84,7 +84,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = np.array(value)
     if isinstance(value, np.ndarray):
-        # Lists say nothing of the axes behind an empty one.
+        # Lists cannot express the axes after an empty one.
         has_shape = value.size > 0 or value.ndim < 2
         is_plain = has_shape and (value.dtype.kind != "f" or bool(np.isfinite(value).all()))
         if (value.size <= _MOST_AS_TEXT and is_plain) or value.dtype.kind not in _KINDS:
@@ -98,10 +98,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """A nested value of `to_json`: packed arrays as arrays, everything else as it is.
+    """Decode a nested value of `to_json`: packed arrays become arrays, other values are unchanged.
 
     Raises:
-        SchemaError: A packed array is none, or there are lists in lists without end.
+        SchemaError: A packed array is invalid, or lists are nested too deeply.
     """
     return _unpacked(value, _MOST_LEVELS)
 
@@ -118,19 +118,19 @@ def _unpacked(value: Any, levels: int) -> Any:
     try:
         return _array(value["dtype"], value["shape"], value["base64"])
     except (TypeError, ValueError, SyntaxError, binascii.Error) as error:
-        raise SchemaError(f"{excerpt(value)} is no packed array: {excerpt(str(error))}") from error
+        raise SchemaError(f"{excerpt(value)} is not a packed array: {excerpt(str(error))}") from error
 
 
 def _array(kind: Any, shape: Any, text: Any) -> NDArray[Any]:
     if not isinstance(kind, str) or not isinstance(shape, list) or any(type(n) is not int for n in shape):
         raise TypeError("expected a str as dtype, and a list of whole numbers as shape")
     dtype, data = np.dtype(kind), base64.b64decode(text, validate=True)
-    # Checked before any memory is asked for by a stranger's numbers.
+    # Checked before an untrusted size allocates memory.
     if dtype.kind not in _KINDS or min(shape, default=0) < 0:
         raise ValueError(f"dtype {dtype} and shape {excerpt(shape)}")
     if len(data) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(data)} bytes for {excerpt(shape)} of {dtype}")
-    if dtype.kind == "b":  # Other bytes than 0 and 1 are neither True nor False.
+    if dtype.kind == "b":  # Bytes other than 0 and 1 would be neither True nor False.
         return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
@@ -140,16 +140,16 @@ def _may_hold_arrays(values: list[Any]) -> bool:
 
 
 def batch_to_bytes(batch: SampleBatch) -> bytes:
-    """A batch as two lines: its schema, and itself."""
+    """A batch as two lines: its schema and its rows."""
     schema = Schema.of(batch)
     return schema.text.encode() + b"\n" + encode_line(batch, schema)
 
 
 def pieces_to_bytes(batch: SampleBatch) -> list[bytes]:
-    """`batch_to_bytes` of a batch, cut into as many as it takes: a line has at most 64 MiB.
+    """`batch_to_bytes`, cut into as many pieces as needed: a line has at most 64 MiB.
 
     Raises:
-        SchemaError: One row alone is too large, or no legal row.
+        SchemaError: A single row is too large, or invalid.
     """
     try:
         return [batch_to_bytes(batch)]
@@ -161,10 +161,10 @@ def pieces_to_bytes(batch: SampleBatch) -> list[bytes]:
 
 
 def batch_from_bytes(data: bytes) -> SampleBatch:
-    """A batch of `batch_to_bytes`, from a stranger.
+    """Decode a batch of `batch_to_bytes` from an untrusted source.
 
     Raises:
-        RlioError: It is none, damaged, or out of bounds.
+        RlioError: The data is not a batch, is damaged, or exceeds the limits.
     """
     text, separator, line = data.partition(b"\n")
     if not separator:
@@ -172,7 +172,7 @@ def batch_from_bytes(data: bytes) -> SampleBatch:
     try:
         schema = Schema.from_text(text.decode())
     except UnicodeDecodeError as error:
-        raise SchemaError(f"the schema is no UTF-8: {error}") from error
+        raise SchemaError(f"the schema is not UTF-8: {error}") from error
     found = decode_line(line.rstrip(b"\n"), lambda name: _the_schema(schema, name))
     if not isinstance(found, SampleBatch):
         raise SchemaError("samples of several policies are not reported to a policy server")
@@ -181,7 +181,7 @@ def batch_from_bytes(data: bytes) -> SampleBatch:
 
 def _the_schema(schema: Schema, name: str) -> Schema:
     if name != schema.hash:
-        raise SchemaError(f"the batch is of the schema {excerpt(name)}, and {schema.hash} came with it")
+        raise SchemaError(f"the batch has the schema {excerpt(name)}, but {schema.hash} came with it")
     return schema
 
 

@@ -1,4 +1,4 @@
-"""`PolicyServerInput`: a policy behind HTTP, which loops elsewhere ask for actions, and what they experience.
+"""`PolicyServerInput`: serves a policy over HTTP to loops in other processes, and collects their experience.
 
 Example:
     >>> from gymnasium.spaces import Box, Discrete
@@ -32,7 +32,7 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
@@ -79,13 +79,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PolicyServerInput", "ServerLimits"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# How often the server looks whether it is to end.
+# Seconds between the server's checks whether it must end.
 _POLL_SECONDS: Final = 0.05
-# A client that has shown the token and says nothing for so long, in a body or between two requests, is gone.
+# Seconds of silence, in a body or between requests, after which an authenticated client counts as gone.
 _SILENCE_SECONDS: Final = 300.0
-# How often it is looked for episodes whose clients are gone.
+# Seconds between searches for episodes whose clients are gone.
 _LOOK_SECONDS: Final = 1.0
 _MOST_NAME: Final = 256
 _MOST_DIGITS: Final = 18
@@ -99,21 +99,21 @@ _STATUS: Final[dict[type[RlioError], int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """What clients may take up; what is beyond is refused, and nothing of it is kept.
+    """Limits on what clients may use. A request beyond a limit is refused, and none of it is kept.
 
     Attributes:
-        request_bytes: Of one request.
-        waiting_bytes: Of reported rows that nobody has sampled yet: whoever reports more waits.
-        connections: At a time.
-        head_seconds: For the head of a request, which has the token: from the moment of connecting on, or
-            from the first byte of a later request, however often something comes.
-        episodes: That run at a time, with remote inference.
-        episode_seconds: An episode (with remote inference) is given up when its client has said nothing for
-            so long, and is not waiting for an action; None: never. It has no end then; in complete mode its
-            rows are dropped, else the one of its last action.
+        request_bytes: Bytes of one request.
+        waiting_bytes: Bytes of reported rows that are not sampled yet: a client that reports more waits.
+        connections: Simultaneous connections.
+        head_seconds: Seconds for the head of a request, which has the token. They count from connecting, or
+            from the first byte of a later request, even if bytes keep arriving.
+        episodes: Simultaneous episodes with remote inference.
+        episode_seconds: An episode with remote inference is abandoned if its client has been silent for so
+            long, and is not waiting for an action; None: never. The episode then has no end. In complete mode
+            its rows are dropped, otherwise the row of its last action.
 
     Raises:
-        OptionError: One is not above 0.
+        OptionError: A limit is not above 0.
     """
 
     request_bytes: int = 64 << 20
@@ -133,37 +133,38 @@ class ServerLimits:
 class PolicyServerInput(InputReader):
     """Serves ``policy`` over HTTP, and gives the experience of its clients; endless.
 
-    Clients with ``inference_mode="remote"`` get their actions here, while `sample` runs: those who wait are
-    answered together. Clients with ``"local"`` act by themselves, fetch weights now and then, and report
-    rows. The protocol is in `rlio.serving.policy_protocol`. Nothing that a client sends can run code, and
-    reported rows are of the policy's spaces; who may send anything is who knows the `token`: it is trusted
-    with the names of all episodes, and with the truth of what it reports. HTTP is not encrypted: to be
-    reached from other machines, put a TLS proxy before it, and pass its address on.
+    Clients with ``inference_mode="remote"`` get their actions here, while `sample` runs; waiting clients are
+    answered together. Clients with ``"local"`` act in their own process, fetch weights now and then, and
+    report rows. `rlio.serving.policy_protocol` describes the protocol. Nothing that a client sends can run
+    code, and reported rows must fit the policy's spaces. Only a client that knows the `token` can send
+    anything. The server trusts it with the names of all episodes, and with the truth of its reports. HTTP is
+    not encrypted: for clients on other machines, put a TLS proxy in front, and give them the proxy's address.
 
-    Metrics have the episodes of remote clients; of local ones they have the rows.
+    Metrics include the episodes of remote clients, and only the rows of local ones.
 
     Args:
-        policy: Acts; bound to its spaces, or they are given.
+        policy: Acts; bound to its spaces, unless ``spaces`` are given.
         spaces: (observation space, action space).
-        host: Address to listen on; only this machine's clients reach 127.0.0.1.
-        port: 0 takes a free one.
-        token: What clients must know; None makes one.
+        host: Address to listen on; only clients on this machine reach 127.0.0.1.
+        port: 0 takes a free port.
+        token: Secret that clients must know; None makes one.
         config: As for `ExternalRunner`.
-        callbacks: Likewise.
-        seed: Likewise.
-        timeout: Seconds that a client waits for an action at most: longer than the longest pause between two
-            calls of `sample`. Reports that find no room wait as long.
-        idle_timeout: Seconds of sampling without a word of any client after which the data ends; None: never.
-        limits: What clients may take up.
+        callbacks: As for `ExternalRunner`.
+        seed: As for `ExternalRunner`.
+        timeout: Maximum seconds that a client waits for an action: use more than the longest pause between
+            two calls of `sample`. Reports that find no room wait as long.
+        idle_timeout: Seconds of sampling without a request of any client after which the data ends; None:
+            never.
+        limits: Limits on what clients may use.
 
     Attributes:
-        url: Where clients connect to.
-        token: What they must know.
+        url: Address for clients.
+        token: Secret that clients must know.
         runner: The `ExternalRunner` of remote clients.
         weights_lock: The policy's `rlio.Policy.lock`, held while weights are read for a client.
 
     Raises:
-        OptionError: The policy has no spaces, or the address cannot be listened on.
+        OptionError: The policy has no spaces, or the server cannot listen on the address.
     """
 
     replayable = False
@@ -183,50 +184,54 @@ class PolicyServerInput(InputReader):
         idle_timeout: float | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
-        self.token = secrets.token_urlsafe(32) if token is None else token
+        self.token: str = secrets.token_urlsafe(32) if token is None else token
         if not self.token.isascii() or len(self.token) < 8:
-            raise OptionError("token: at least 8 ASCII characters, which nobody can guess; None makes one")
-        self.limits = ServerLimits() if limits is None else limits
+            raise OptionError("token: expected at least 8 ASCII characters, hard to guess; None makes one")
+        self.limits: ServerLimits = ServerLimits() if limits is None else limits
         observation_space, action_space = policy.spaces if spaces is None else spaces
         self._loop = _Elsewhere(observation_space, action_space)
-        self.runner = ExternalRunner(
+        self.runner: ExternalRunner = ExternalRunner(
             self._loop, policy, config=config, callbacks=callbacks, seed=seed, timeout=timeout
         )
         self._timeout, self._idle_timeout = timeout, idle_timeout
         self._heard_at = self._looked_at = time.monotonic()
         self._reported = ReportedRows(observation_space, action_space)
-        self.weights_lock = policy.lock
-        #: Whose the server's threads are.
+        self.weights_lock: threading.RLock = policy.lock
+        #: The process that owns the server's threads.
         self._owner = Owner()
         try:
             self._server = _Server((host, port), self)
         except (OSError, OverflowError) as error:
             self.interrupt()
             self.runner.stop()
-            raise OptionError(f"host={excerpt(host)}, port={port} cannot be listened on: {error}") from error
-        self.url = f"http://{host}:{self._server.server_address[1]}"
+            raise OptionError(f"host={excerpt(host)}, port={port}: cannot listen there: {error}") from error
+        self.url: str = f"http://{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="rlio-policy-server", daemon=True
         )
         self._thread.start()
         logger.info("a policy is served on %s", self.url)
 
+    def _describe(self) -> Iterator[str]:
+        yield repr(self.url)
+        yield repr(self.runner)
+
     @property
     def policy(self) -> Policy:
-        """Who acts."""
+        """The acting policy."""
         return self.runner.policy
 
-    # ---- what is sampled ----
+    # ---- sampling ----
 
     def _next(self) -> Batch:
         self._owner.check(type(self).__name__)
         runner = self.runner
         runner.metrics.begin()
-        # While nobody sampled, nobody was answered: silence counts from now on.
+        # Without sampling no client was answered, so silence counts only from now on.
         self._heard_at = max(self._heard_at, time.monotonic())
-        runner.episodes.serve(0.0)  # Else those who wait would wait for those who report.
+        runner.episodes.serve(0.0)  # Otherwise clients waiting for actions would wait for reporting clients.
         runner.serve_until(self._has_enough)
-        # A batch of either kind by turns: `hand_out` leaves no rows.
+        # Alternate between both kinds of batch: `hand_out` leaves no rows.
         if runner.rows_ready >= self._wanted or (runner.rows_ready and not self._reported):
             batch = runner.hand_out()
         elif self._reported:
@@ -235,7 +240,7 @@ class PolicyServerInput(InputReader):
                 runner.episodes.changed.notify_all()
             batch = runner.postprocessed(batch)
         else:
-            raise EndOfData(f"no client has said a word for {self._idle_timeout} s (idle_timeout)")
+            raise EndOfData(f"no client has sent a request for {self._idle_timeout} s (idle_timeout)")
         return with_sequences(batch, max_seq_len=runner.policy.max_seq_len)
 
     def _has_enough(self) -> bool:
@@ -253,7 +258,7 @@ class PolicyServerInput(InputReader):
         return self.runner.config.fragment_steps
 
     def get_metrics(self) -> RolloutMetrics:
-        """What happened since the last call; see `ExternalRunner.get_metrics`."""
+        """Metrics since the last call; see `ExternalRunner.get_metrics`."""
         return self.runner.get_metrics()
 
     def _position(self) -> JsonState:
@@ -268,7 +273,7 @@ class PolicyServerInput(InputReader):
             self.runner.episodes.progress.timesteps += self._reported.rows
 
     def interrupt(self) -> None:
-        """Let clients and a `sample` that waits go; see `InputReader`."""
+        """Wake waiting clients and a waiting `sample`; see `InputReader`."""
         if not self._owner.is_here:
             return
         self._loop.over.set()
@@ -276,7 +281,7 @@ class PolicyServerInput(InputReader):
 
     def _close(self) -> None:
         if not self._owner.is_here:
-            self._server.socket.close()  # The copy of a fork: its parent goes on.
+            self._server.socket.close()  # The fork's copy; the parent continues.
             return
         self._server.shutdown()
         self._server.server_close()
@@ -284,18 +289,18 @@ class PolicyServerInput(InputReader):
         self.runner.stop()
         self._server.hang_up()
 
-    # ---- what clients say ----
+    # ---- requests of clients ----
 
     def answer(
         self, command: str, body: bytes, report_id: str | None = None
     ) -> tuple[str, bytes, dict[str, str]]:
-        """Do what a client asks for; called by the server's threads.
+        """Execute a client's command; called by the server's threads.
 
         Returns:
             Content type, content and headers of the answer.
 
         Raises:
-            RlioError: It cannot be done.
+            RlioError: The command failed.
         """
         self._check_open()
         self._heard_at = time.monotonic()
@@ -314,8 +319,8 @@ class PolicyServerInput(InputReader):
             do = _COMMANDS[command]
         except KeyError:
             raise UnknownName(
-                f"there is no command {excerpt(command)}: there are {', '.join(sorted(_COMMANDS))}, "
-                "get_spaces, get_weights and report_samples"
+                f"there is no command {excerpt(command)}: expected one of {', '.join(sorted(_COMMANDS))}, "
+                "get_spaces, get_weights or report_samples"
             ) from None
         if command == "start_episode" and self.runner.episodes.episodes_running >= self.limits.episodes:
             raise EnvError(f"{self.limits.episodes} episodes run: end some, or raise ServerLimits.episodes")
@@ -325,13 +330,13 @@ class PolicyServerInput(InputReader):
         if report_id is not None and len(report_id) > _MOST_NAME:
             raise SchemaError(f"the header {REPORT_ID} is longer than {_MOST_NAME} characters")
         episodes, reported = self.runner.episodes, self._reported
-        batch.pop(Columns.UNROLL_ID, None)  # Each client counts its own.
+        batch.pop(Columns.UNROLL_ID, None)  # Each client has its own numbers.
         with episodes.changed:
             reported.check(batch)
             if not episodes.changed.wait_for(self._has_room, self._timeout):
                 raise EnvError(
-                    f"{reported.waiting_bytes} bytes of reported rows wait, and nobody has sampled them "
-                    f"within {self._timeout} s: send these again later"
+                    f"{reported.waiting_bytes} bytes of reported rows wait, and were not sampled within "
+                    f"{self._timeout} s: send these again later"
                 )
             self._check_open()
             batch[Columns.UNROLL_ID] = episodes.unroll_ids(batch[Columns.EPS_ID])
@@ -353,7 +358,7 @@ class PolicyServerInput(InputReader):
 
 
 class _Elsewhere(ExternalEnv):
-    """Stands for the clients: its loop is theirs."""
+    """Stands for the clients, which run the loop."""
 
     def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         super().__init__(observation_space, action_space)
@@ -420,7 +425,7 @@ def _flag(told: Mapping[str, Any], name: str, otherwise: bool) -> bool:
 def _episode(told: Mapping[str, Any]) -> str:
     name = told.get("episode_id")
     if not isinstance(name, str):
-        raise SchemaError(f"episode_id={excerpt(name)}: expected the string that start_episode gave")
+        raise SchemaError(f"episode_id={excerpt(name)}: expected the string that start_episode returned")
     return name
 
 
@@ -428,7 +433,7 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         told = parse_json(body or b"{}")
     except ValueError as error:
-        raise SchemaError(f"the request is no JSON: {error}") from error
+        raise SchemaError(f"the request is not JSON: {error}") from error
     if not isinstance(told, dict):
         raise SchemaError(f"the request is {excerpt(told)}: expected a JSON object")
     return told
@@ -439,14 +444,14 @@ def _json(value: dict[str, Any]) -> tuple[str, bytes, dict[str, str]]:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """One thread a connection; connections are kept."""
+    """One thread for each connection; connections stay open between requests."""
 
     daemon_threads = True
     allow_reuse_address = True
-    # How many may wait to be accepted: the workers of a cluster connect at once.
+    # Connections that may wait to be accepted: the workers of a cluster connect at once.
     request_queue_size = 1024
-    # Threads that wait for an action are let go by the runner, and those that wait for a request end with
-    # the interpreter.
+    # The runner wakes threads that wait for an action. Threads that wait for a request end with the
+    # interpreter.
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], reader: PolicyServerInput) -> None:
@@ -461,7 +466,7 @@ class _Server(socketserver.ThreadingTCPServer):
             if has_room:
                 self._connections.add(request)
         if not has_room:
-            logger.warning("a connection is refused: there are %d already", self.reader.limits.connections)
+            logger.warning("a connection is refused: %d are open already", self.reader.limits.connections)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -472,10 +477,10 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def hang_up(self) -> None:
-        """Let threads go that wait for a request; those that answer one may do so."""
+        """End threads that wait for a request; threads that answer a request may finish."""
         with self._lock:
             for connection in self._connections:
-                with contextlib.suppress(OSError):  # It is gone already.
+                with contextlib.suppress(OSError):  # It is closed already.
                     connection.shutdown(socket.SHUT_RD)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -483,21 +488,21 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Received(io.RawIOBase):
-    """Bytes of a connection. The head of a request has a deadline, not only a timeout for each ``recv``."""
+    """Bytes of a connection. A request's head has a deadline, not only a timeout for each ``recv``."""
 
     def __init__(self, connection: socket.socket, head_seconds: float) -> None:
         self._connection = connection
         self._head_seconds = head_seconds
-        #: On the monotonic clock; None: only silence ends the connection.
+        #: Deadline on the monotonic clock; None: only silence ends the connection.
         self._until: float | None = time.monotonic() + head_seconds
         self._awaits_head = False
 
     def begin_body(self) -> None:
-        """A body has no deadline, since it may be large."""
+        """Remove the deadline: a body may be large."""
         self._until = None
 
     def await_head(self) -> None:
-        """The deadline of the next head begins with its first byte."""
+        """Start the deadline of the next head with its first byte."""
         self._until, self._awaits_head = None, True
 
     def readable(self) -> bool:
@@ -515,7 +520,7 @@ class _Received(io.RawIOBase):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Reads requests, lets the reader answer, and says what went wrong."""
+    """Reads requests, passes them to the reader, and sends answers and errors."""
 
     protocol_version = "HTTP/1.1"
     server_version = "rlio"
@@ -532,10 +537,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         reader = self.server.reader
-        # Before a byte of the body is looked at, and taking as long for a wrong token as for a right one.
+        # Before the body is read, and in the same time for wrong and right tokens.
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(given, f"Bearer {reader.token}".encode()):
-            self._refuse(401, "UnsafeData", "this server wants the header Authorization: Bearer <its token>")
+            self._refuse(401, "UnsafeData", "this server needs the header Authorization: Bearer <its token>")
             return
         self._received.begin_body()
         body = self._body()
@@ -558,10 +563,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes | None:
         """The request's body; None if it was refused, or the client is gone."""
         lengths = self.headers.get_all("Content-Length", [])
-        # Else a proxy and this server could see requests end in different places, and one client speak as
-        # another.
+        # Otherwise a proxy and this server could see different ends of a request, and a client could
+        # impersonate another.
         if len(lengths) != 1 or self.headers.get_all("Transfer-Encoding"):
-            self._refuse(411, "SchemaError", "a request says its Content-Length, once, and is not chunked")
+            self._refuse(411, "SchemaError", "expected one Content-Length in the request, and no chunks")
             return None
         length, most = lengths[0], self.server.reader.limits.request_bytes
         if not (length.isascii() and length.isdecimal()):
@@ -579,7 +584,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _refuse(self, status: int, name: str, message: str) -> None:
-        """Answer a request whose body was not read, and hang up."""
+        """Answer a request without reading its body, and close the connection."""
         self.close_connection = True
         self._say_error(status, name, message)
 

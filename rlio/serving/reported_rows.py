@@ -1,4 +1,4 @@
-"""`ReportedRows`: rows that clients with a policy of their own send to a `PolicyServerInput`, until sampled.
+"""`ReportedRows`: rows that clients with local inference send to a `PolicyServerInput`, until sampled.
 
 Example:
     >>> import numpy as np
@@ -39,16 +39,16 @@ _NUMBERS: Final = {
     Columns.EPS_ID: np.dtype(np.int64),
     Columns.T: np.dtype(np.int64),
 }
-# Reports that are sent twice come one soon after the other.
+# Duplicate reports come soon after the first: so many ids are remembered.
 _REMEMBERED: Final = 65_536
 
 
 class ReportedRows:
-    """Batches in the order in which they came, each checked. Not thread-safe: who has it has a lock.
+    """Checked batches in order of arrival. Not thread-safe: the caller holds a lock.
 
     Args:
-        observation_space: Of one observation.
-        action_space: Of one action.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
     """
 
     def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
@@ -58,30 +58,30 @@ class ReportedRows:
             Columns.NEXT_OBS: leaves_of(observation_space),
         }
         self._batches: deque[SampleBatch] = deque()
-        #: Bytes of the batches that wait.
-        self.waiting_bytes = 0
-        #: Further columns, as in the first batch: name -> what the leaves look like.
+        #: Bytes of the waiting batches.
+        self.waiting_bytes: int = 0
+        #: Further columns, as in the first batch: name -> path, dtype and shape of each leaf.
         self._further: dict[str, list[Any]] | None = None
         self._ids: dict[str, None] = {}
 
     def __len__(self) -> int:
-        """Batches that wait."""
+        """Number of waiting batches."""
         return len(self._batches)
 
     @property
     def rows(self) -> int:
-        """Rows of the batches that wait."""
+        """Rows of the waiting batches."""
         return sum(map(len, self._batches))
 
     def add(self, batch: SampleBatch, report_id: str | None = None) -> bool:
-        """Put a batch that was checked behind the others.
+        """Append a checked batch.
 
         Args:
             batch: Rows.
-            report_id: What its sender calls it; None: it is sent once.
+            report_id: The sender's id of the report; None: it is sent once.
 
         Returns:
-            Whether it is new: not if one with this ``report_id`` came before.
+            Whether it is new: False if a batch with this ``report_id`` came before.
         """
         if report_id is not None:
             if report_id in self._ids:
@@ -95,16 +95,16 @@ class ReportedRows:
         return True
 
     def pop(self) -> SampleBatch:
-        """Take the first batch."""
+        """Take the oldest batch."""
         batch = self._batches.popleft()
         self.waiting_bytes -= batch.size_bytes()
         return batch
 
     def check(self, batch: SampleBatch) -> None:
-        """Check that rows are of the spaces, and have the same columns as those before.
+        """Check that rows fit the spaces, and have the same columns as earlier rows.
 
         Raises:
-            SchemaError: They are not; the message says which column.
+            SchemaError: They do not; the message names the column.
         """
         for name in (*self._leaves, *_NUMBERS):
             if name not in batch:
@@ -123,7 +123,7 @@ class ReportedRows:
         found = leaves(batch[name])
         if [path for path, _ in found] != [leaf.path for leaf in specs]:
             raise SchemaError(
-                f"reported rows are nested as {excerpt([path_text(path) for path, _ in found])}, and the "
+                f"reported rows are nested as {excerpt([path_text(path) for path, _ in found])}, but the "
                 f"space as {excerpt([path_text(leaf.path) for leaf in specs])}",
                 column=name,
             )
@@ -143,27 +143,27 @@ class ReportedRows:
             )
             if not of_space:
                 raise SchemaError(
-                    f"reported rows have what is not in {excerpt(str(leaf.space))}", column=column
+                    f"reported rows have values outside {excerpt(str(leaf.space))}", column=column
                 )
 
     def _check_further(self, batch: SampleBatch) -> None:
         further = {}
         for name, column in batch.items():
             if is_per_sequence(name):
-                raise SchemaError("reported rows are no sequences: leave this column out", column=name)
+                raise SchemaError("reported rows are not sequences: leave this column out", column=name)
             if name not in self._leaves and name not in _NUMBERS and name != Columns.NEXT_OBS_VALID:
                 further[name] = [(path, array.dtype, array.shape[1:]) for path, array in leaves(column)]
         if self._further is None:
             self._further = further
         if further.keys() != self._further.keys():
             raise SchemaError(
-                f"reported rows have the further columns {excerpt(sorted(further))}, and those before had "
-                f"{excerpt(sorted(self._further))}: let all clients have the same policy"
+                f"reported rows have the further columns {excerpt(sorted(further))}, but earlier rows had "
+                f"{excerpt(sorted(self._further))}: use the same policy in all clients"
             )
         for name, found in further.items():
             if found != self._further[name]:
                 raise SchemaError(
-                    f"reported rows have {excerpt(str(found))} here, and those before "
+                    f"reported rows have {excerpt(str(found))} here, but earlier rows "
                     f"{excerpt(str(self._further[name]))}",
                     column=name,
                 )
@@ -171,5 +171,5 @@ class ReportedRows:
 
 def _other(found: NDArray[Any], expected: str, column: str) -> SchemaError:
     return SchemaError(
-        f"reported rows have {found.dtype} {found.shape[1:]}, but expected is {expected}", column=column
+        f"reported rows have {found.dtype} {found.shape[1:]}, expected {expected}", column=column
     )

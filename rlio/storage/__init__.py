@@ -1,6 +1,6 @@
-"""The storage layer: a folder on any filesystem, as the few operations that the format is built on.
+"""The storage layer: a folder on any filesystem, with the few operations on which the format is built.
 
-What objects are called and what their bytes mean is not known here.
+This layer knows neither what objects are called nor what their bytes mean.
 
 Example:
     >>> from rlio.storage import Storage

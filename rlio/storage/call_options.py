@@ -1,7 +1,7 @@
-"""What ``storage_options`` say to rlio itself, beside what they say to the fsspec filesystem.
+"""The part of ``storage_options`` for rlio itself; the rest is for the fsspec filesystem.
 
-Their names begin with ``rlio_``, as no filesystem's do (several have a ``timeout`` of their own, which is
-another one: of a connection, or of one read).
+These options begin with ``rlio_``, unlike any filesystem's. (Several filesystems have a ``timeout`` with
+another meaning: for a connection, or for one read.)
 
 Example:
     >>> split_options({"endpoint_url": "http://127.0.0.1:9000", "rlio_timeout": 10})
@@ -24,11 +24,11 @@ _PREFIX = "rlio_"
 
 
 class CallOptions(TypedDict, total=False):
-    """How calls of a store are made.
+    """Options for calls of a store.
 
     Attributes:
-        rlio_timeout: Seconds that one attempt may take, in addition to its bytes; None: for ever.
-        rlio_retries: How often a failed attempt is made again, at most; 0: never.
+        rlio_timeout: Seconds for one attempt, plus the time for its bytes; None: no limit.
+        rlio_retries: Most retries of a failed attempt; 0: none.
     """
 
     rlio_timeout: float | None
@@ -36,10 +36,10 @@ class CallOptions(TypedDict, total=False):
 
 
 def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], CallOptions]:
-    """``storage_options`` as those of the filesystem, and ours.
+    """Split ``storage_options`` into the filesystem's options and rlio's.
 
     Raises:
-        OptionError: One of ours is not known, or has an illegal value.
+        OptionError: An option of rlio's is unknown, or has an illegal value.
     """
     given = expected_mapping(options, "storage_options")
     theirs = {name: value for name, value in given.items() if not _is_ours(name)}
@@ -55,12 +55,12 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Ca
 
 
 def refuse_call_options(options: Mapping[str, Any] | None) -> None:
-    """Raise where an option of ours is given for what is read through the filesystem's client alone."""
+    """Refuse rlio's options for files that are read directly through the filesystem's client."""
     ours = sorted(name for name in options or () if _is_ours(name))
     if ours:
         raise OptionError(
-            f"storage_options {', '.join(map(excerpt, ours))} are for data sets that rlio wrote; other files "
-            "are read by the filesystem's client: leave them out, or give the limits that it has itself"
+            f"storage_options {', '.join(map(excerpt, ours))} are for data sets that rlio wrote, but the "
+            "filesystem's client reads other files: leave them out, or pass the client's own limits"
         )
 
 

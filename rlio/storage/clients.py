@@ -1,8 +1,8 @@
-"""Calling an fsspec filesystem from any thread, within a time limit, over connections that may break.
+"""Calls an fsspec filesystem from any thread, within a time limit, over connections that may break.
 
-fsspec's clients differ in what they bear. Those of object stores are asynchronous: one serves all threads,
-and a call can be given up. Those of SFTP and FTP are one connection: two threads that use it at once mix up
-their replies, and once it broke it stays broken; every call here gets one of its own, from a pool.
+fsspec's clients differ. Clients of object stores are asynchronous: one serves all threads, and a call can be
+cancelled. Clients of SFTP and FTP are one connection each: two threads that share it mix up their replies,
+and a broken connection stays broken. Every call to them therefore gets its own connection, from a pool.
 
 Example:
     >>> import fsspec
@@ -27,19 +27,19 @@ __all__ = ["CONNECTING", "Clients", "protocols_of", "within"]
 
 T = TypeVar("T")
 
-#: Protocols whose client is one connection, made when the client is.
+#: Protocols whose client is one connection, made together with the client.
 CONNECTING: Final = frozenset({"sftp", "ssh", "ftp"})
 
-#: What runs in this process and cannot hang.
+#: Protocols that run in this process and cannot hang.
 _IN_PROCESS = frozenset({"memory"})
 
-#: Connections that are kept for the next call; more serve calls at the same time and are closed after.
+#: Most idle connections to keep for later calls; further ones serve concurrent calls and are then closed.
 _MAX_IDLE = 4
 
 #: Bytes a second below which a transfer counts as hanging: 2 Mbit/s.
 _SLOWEST = 256 * 1024
 
-# Replies that say that the connection is fine.
+# Replies that show that the connection works.
 _ANSWERS = (
     FileNotFoundError,
     FileExistsError,
@@ -49,8 +49,7 @@ _ANSWERS = (
     ftplib.error_perm,
 )
 
-# Connections that this process inherited by fork: closing one, or collecting it, could write to a socket that
-# the parent still uses.
+# Connections inherited by fork: closing or collecting one could write to a socket that the parent still uses.
 _INHERITED: list[Any] = []
 
 
@@ -58,9 +57,9 @@ class Clients:
     """The clients of one fsspec filesystem.
 
     Args:
-        fs: An fsspec filesystem, in synchronous mode. Where clients are connections it is the pattern for
-            them, and is not used itself: it is its owner's.
-        timeout: Seconds that a call may take; None: as long as it takes.
+        fs: An fsspec filesystem, in synchronous mode. If its clients are connections, it serves only as the
+            pattern for new ones, because it belongs to the caller.
+        timeout: Seconds for a call; None: no limit.
     """
 
     # Any: fsspec ships no type information.
@@ -78,12 +77,12 @@ class Clients:
         return {"fs": self._fs, "timeout": self.timeout}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Connections do not travel: all but these two is made anew, which is what __init__ does.
+        # Connections cannot be pickled: __init__ makes everything new except these two.
         self.__init__(state["fs"], timeout=state["timeout"])  # type: ignore[misc]  # No subclass changes it.
 
     def __del__(self) -> None:
         if sys.is_finalizing():
-            return  # threads do not run any more, and closing waits for one; the sockets go with the process
+            return  # Threads no longer run, and closing waits for one. The process takes its sockets along.
         for client in getattr(self, "_idle", ()):
             if self._pid == os.getpid():
                 _close(client)
@@ -92,7 +91,7 @@ class Clients:
 
     @property
     def fs(self) -> Any:
-        """The filesystem; a new client after a fork, for asynchronous ones own an event loop thread."""
+        """The filesystem; a fork gets new asynchronous clients, because each owns a thread."""
         if os.getpid() != self._pid:
             _INHERITED.extend(self._idle)
             self._idle = []
@@ -106,14 +105,14 @@ class Clients:
         """Call a method of the filesystem.
 
         Args:
-            operation: Its name.
+            operation: Name of the method.
             args: Positional arguments.
-            size: Bytes that go over the line at most: a large object may take its time.
-            patience: Factor of the time limit, for what takes many requests.
+            size: Most bytes to transfer: large objects get more time.
+            patience: Factor of the time limit, for operations of many requests.
             keywords: Keyword arguments.
 
         Raises:
-            TimeoutError: It took longer than ``timeout`` allows. It may still happen, later.
+            TimeoutError: The call took longer than ``timeout`` allows. It may still take effect later.
         """
         fs = self.fs
         coroutine = _coroutine_of(fs, operation)
@@ -126,13 +125,13 @@ class Clients:
 
         seconds = self._seconds(size, patience)
         try:
-            # What the synchronous method does, with a time limit after which the request is cancelled.
+            # Like the synchronous method, but with a time limit, after which the request is cancelled.
             return sync(fs.loop, coroutine, *args, timeout=seconds, **keywords)
         except FSTimeoutError as error:
             raise TimeoutError(_overdue(seconds)) from error
 
     def run(self, function: Callable[[Any], T], *, size: int = 0, patience: float = 1) -> T:
-        """Give ``function`` a client of its own, or the one that all share. See `call`."""
+        """Call ``function`` with its own client, or with the one that all share. See `call`."""
         fs = self.fs
         seconds = None if self._in_process else self._seconds(size, patience)
         return (
@@ -142,7 +141,7 @@ class Clients:
         )
 
     def invalidate_cache(self) -> None:
-        """Forget listings. Pooled clients forget theirs before every call."""
+        """Forget listings. Pooled clients do so before every call."""
         self.fs.invalidate_cache()
 
     # ---- inside ----
@@ -170,11 +169,11 @@ class Clients:
         try:
             result = within(seconds, work)
         except BaseException as error:
-            given_up.append(True)  # a call that still hangs closes the connection that it may yet make
+            given_up.append(True)  # a call that still hangs closes its connection when it ends
             if isinstance(error, _ANSWERS):
                 self._give_back(taken)
             else:
-                # The others have probably been lost with it: an idle one would fail the next attempt too.
+                # The other connections are probably lost too: an idle one would fail the next attempt.
                 with self._lock:
                     broken, self._idle = [*taken, *self._idle], []
                 for client in broken:
@@ -193,12 +192,12 @@ class Clients:
 
 
 def within(seconds: float | None, function: Callable[[], T]) -> T:
-    """Call ``function`` and wait no longer than ``seconds`` for it; None: call it, and that is all.
+    """Call ``function``, and wait for it at most ``seconds``; None: call it without a limit.
 
-    Past that, a daemon thread waits for it in our place: nothing can stop a call that hangs in a client.
+    After the limit, a daemon thread keeps waiting, because nothing can stop a call that hangs in a client.
 
     Raises:
-        TimeoutError: It took longer.
+        TimeoutError: The call took longer.
     """
     if seconds is None:
         return function()
@@ -217,8 +216,8 @@ def within(seconds: float | None, function: Callable[[], T]) -> T:
     try:
         threading.Thread(target=work, name="rlio-storage-call", daemon=True).start()
     except RuntimeError:
-        # Python 3.12 and later start none once the interpreter has begun to exit. Who stores a last shard
-        # then does it in a thread of its own, and nobody waits longer for it than for the answer.
+        # Python 3.12 and later start no threads once the interpreter is exiting. A last shard is then stored
+        # from a dedicated thread, and no one waits longer for it than for its answer.
         return function()
     if not done.wait(seconds):
         raise TimeoutError(_overdue(seconds))
@@ -226,27 +225,27 @@ def within(seconds: float | None, function: Callable[[], T]) -> T:
         try:
             raise failures[0]
         finally:
-            failures.clear()  # an exception that its own frame holds would live until a collection
+            failures.clear()  # an exception referenced by its own frame would live until garbage collection
     return results[0]
 
 
 def protocols_of(fs: Any) -> tuple[str, ...]:
-    """The schemes that a filesystem answers to."""
+    """The schemes of a filesystem."""
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def _overdue(seconds: float | None) -> str:
     return (
-        f"no answer within {seconds or 0:.3g} seconds: the store hangs, or that is too short for it; "
-        "storage_options={'rlio_timeout': seconds} gives it more"
+        f"no answer within {seconds or 0:.3g} seconds: the store hangs, or needs more time; pass "
+        f"storage_options={{'rlio_timeout': seconds}} to allow more"
     )
 
 
 def _coroutine_of(fs: Any, operation: str) -> Any:
-    """The coroutine function that does what a method does; None where calling it would pass something by.
+    """The coroutine function behind a method; None if calling it would bypass overriding code.
 
-    A class that overrides the method and not the coroutine may encrypt what it stores. What a wrapper of a
-    folder wraps may have no coroutines.
+    A class that overrides only the method, not the coroutine, may encrypt what it stores. A filesystem inside
+    a folder wrapper may have no coroutines.
     """
     from fsspec.asyn import AsyncFileSystem
     from fsspec.implementations.dirfs import DirFileSystem
@@ -267,7 +266,7 @@ def _close(client: Any) -> None:
 
 
 def _close_later(client: Any) -> None:
-    """Close a connection that may hang, in the background: closing could wait for it."""
-    # At interpreter exit no thread can be started any more.
+    """Close a connection in the background, because closing could wait for one that hangs."""
+    # No thread can be started at interpreter exit.
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=_close, args=(client,), name="rlio-storage-close", daemon=True).start()

@@ -1,7 +1,7 @@
-"""Which server a store is on, in words that are equal where the server is.
+"""Identifies the server of a store, by words that are equal if the server is.
 
-URLs such as ``s3://bucket/run`` are the same on every server that speaks S3: what tells the stores apart are
-the client's options, its environment and its configuration. No secret is part of it, since those change.
+URLs such as ``s3://bucket/run`` are the same on every server that speaks S3. The client's options, its
+environment and its configuration distinguish such stores. Secrets are excluded, because they change.
 
 Example:
     >>> normal_endpoint("HTTPS://Minio.Example:443/"), normal_endpoint("https://s3.amazonaws.com")
@@ -20,20 +20,20 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["endpoint_of", "normal_endpoint"]
 
-# The options by which fsspec's clients are told of a server; the first two are URLs.
+# The options that name a server in fsspec's clients; the first two are URLs.
 _URLS: Final = ("endpoint_url", "endpoint")
 _NAMES: Final = ("account_name", "account_host", "host", "port")
 _PORTS: Final = {"http": 80, "https": 443}
-#: Ports that say nothing: those of SFTP and FTP.
+#: Default ports, which carry no information: those of SFTP and FTP.
 _USUAL: Final = {"sftp": "22", "ssh": "22", "ftp": "21"}
-#: Where a client goes that was told of no server: bucket names are the same on all of these.
+#: Default servers of clients: all servers of one provider share their bucket names.
 _DEFAULTS: Final = re.compile(r"https?://(s3([.-][a-z0-9.-]+)?\.amazonaws\.com|storage\.googleapis\.com)")
 
 
 def endpoint_of(storage: Storage) -> list[str]:
-    """What tells stores of equal URLs apart: the server that is asked, as ``name=value``; no secrets.
+    """The server of a store as ``name=value`` texts, which distinguish stores of equal URLs; no secrets.
 
-    Empty for local folders and for the server that a client goes to by itself.
+    Empty for local folders, and for a client's default server.
     """
     if storage.is_local:
         return []
@@ -41,7 +41,7 @@ def endpoint_of(storage: Storage) -> list[str]:
     protocols = _protocols(fs)
     options = dict(getattr(fs, "storage_options", None) or {})
     inner = options.get("client_kwargs")
-    # The outer option is the one that clients heed, unless it says nothing.
+    # Clients use the outer option, unless it is None.
     given = {**(inner if isinstance(inner, dict) else {})}
     given.update({name: value for name, value in options.items() if value is not None})
     found = {name: normal_endpoint(str(given[name])) for name in _URLS if isinstance(given.get(name), str)}
@@ -56,12 +56,12 @@ def endpoint_of(storage: Storage) -> list[str]:
 
 
 def normal_endpoint(url: str) -> str:
-    """The URL of a server, written as all its spellings are; "" for the public ones of AWS and Google."""
+    """The URL of a server in one normal spelling; "" for the public servers of AWS and Google."""
     url = url.strip()
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
         host, port = parts.hostname or "", parts.port
-    except ValueError:  # No URL: the client will say so.
+    except ValueError:  # Not a URL: the client will report it.
         return url
     scheme = parts.scheme.lower()
     if ":" in host:
@@ -78,7 +78,7 @@ def _protocols(fs: Any) -> set[str]:
 
 
 def _from_surroundings(protocols: set[str], options: Mapping[str, Any]) -> str:
-    """The server that a client takes from its environment, or its configuration files; "" for none."""
+    """The server that a client takes from its environment or its configuration files; "" for none."""
     if "s3" in protocols:
         return _aws_endpoint(options)
     if protocols & {"gs", "gcs"}:
@@ -87,13 +87,13 @@ def _from_surroundings(protocols: set[str], options: Mapping[str, Any]) -> str:
 
 
 def _aws_endpoint(options: Mapping[str, Any]) -> str:
-    """What botocore takes where it is given no server: two variables, then ``~/.aws/config``."""
+    """The server that botocore uses by default: from two variables, then from ``~/.aws/config``."""
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     try:
         import botocore.session
         from botocore.configprovider import ConfiguredEndpointProvider
         from botocore.exceptions import BotoCoreError
-    except ImportError:  # Another client than s3fs.
+    except ImportError:  # A client other than s3fs.
         return named
     config = options.get("config_kwargs")
     if isinstance(config, dict) and config.get("ignore_configured_endpoint_urls"):
@@ -106,12 +106,12 @@ def _aws_endpoint(options: Mapping[str, Any]) -> str:
             full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
         )
         return str(provider.provide() or "")
-    except BotoCoreError:  # A file that cannot be read, or lacks the profile: the client will say so.
+    except BotoCoreError:  # A file is unreadable or lacks the profile: the client will report it.
         return named
 
 
 def _azure(fs: Any) -> dict[str, str]:
-    """The account, which may be named by options, by the environment, or within a connection string."""
+    """The account, which the options, the environment or a connection string may name."""
     text = getattr(fs, "connection_string", None)
     fields = dict(part.split("=", 1) for part in text.split(";") if "=" in part) if text else {}
     named = {name.lower(): value for name, value in fields.items()}

@@ -1,7 +1,7 @@
-"""What a failed call of a filesystem means: whether trying again can help, and what hid behind "not found".
+"""Interprets failed calls of a filesystem: whether a retry can help, and what hides behind "not found".
 
-Clients report the same fault in many ways: as the number of an `OSError`, as an HTTP status, as a reply of an
-FTP server, or as a class of their own; some call every failure a missing file.
+Clients report the same fault in many ways: as the number of an `OSError`, an HTTP status, a reply of an FTP
+server, or their own class. Some report every failure as a missing file.
 
 Example:
     >>> is_permanent(PermissionError(13, "denied")), is_permanent(ConnectionResetError(104, "reset"))
@@ -20,7 +20,7 @@ from rlio.storage.paths import mask_secrets
 
 __all__ = ["behind_not_found", "explained", "is_permanent", "store_error"]
 
-# Trying again changes nothing about these.
+# Errors that a retry cannot change.
 _PERMANENT = (
     FileNotFoundError,
     IsADirectoryError,
@@ -35,7 +35,7 @@ _PERMANENT = (
 _PERMANENT_CODES = frozenset(
     {errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, getattr(errno, "EDQUOT", errno.ENOSPC)}
 )
-# By name, since importing the clients would cost seconds: no credentials, or wrong ones.
+# By name, because importing the clients would take seconds: missing or wrong credentials.
 _PERMANENT_NAMES = frozenset(
     {
         "AuthenticationException",  # paramiko
@@ -50,10 +50,10 @@ _PERMANENT_NAMES = frozenset(
 )
 _REFUSED_NAMES = _PERMANENT_NAMES - {"ParamValidationError"}
 
-# Of the statuses that blame the client, those that pass: timeout, conflict with another call, locked, too
+# Temporary ones among the statuses that blame the client: timeout, conflict with another call, locked, too
 # early, too many requests. (AWS: "409 ConditionalRequestConflict: retry the upload".)
 _PASSING_STATUSES = frozenset({408, 409, 423, 425, 429})
-# S3 answers 400 where the body was damaged or cut on its way.
+# S3 answers 400 if the body was damaged or cut on its way.
 _PASSING_S3_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
 
 
@@ -61,7 +61,7 @@ def is_permanent(error: BaseException) -> bool:
     """Whether the same call would fail again at once: wrong name, rights, credentials or request."""
     for cause in _chain(error):
         if isinstance(cause, StoreError) and cause.__cause__ is not None:
-            continue  # What it was made of tells.
+            continue  # Its cause decides.
         if isinstance(cause, _PERMANENT) or type(cause).__name__ in _PERMANENT_NAMES:
             return True
         if isinstance(cause, OSError) and cause.errno in _PERMANENT_CODES:
@@ -75,10 +75,10 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def behind_not_found(error: FileNotFoundError) -> Exception | None:
-    """The failure that a client reported as a missing file; None where the file is missing.
+    """The failure that a client reported as a missing file; None if the file is really missing.
 
-    fsspec's FTP client does so with every error of the server, its HTTP client even with a server that is
-    down. To take those for "nothing there" would make an outage look like an empty data set.
+    fsspec's FTP client reports every server error so, and its HTTP client even a server that is down. If
+    those counted as "not found", an outage would look like an empty data set.
     """
     for cause in _chain(error, contexts=True):
         if isinstance(cause, ftplib.Error):
@@ -93,12 +93,12 @@ def behind_not_found(error: FileNotFoundError) -> Exception | None:
 
 
 def store_error(error: Exception, *, uri: str, attempts: int = 1) -> StoreError:
-    """An error of the system, or of a client's own kind, as one of ours; raise it from ``error``.
+    """Convert an error of the system or of a client to a `StoreError`; raise the result from ``error``.
 
     Args:
         error: The error.
-        uri: Where.
-        attempts: How often it was tried.
+        uri: URI for the message.
+        attempts: Number of attempts made.
     """
     refused = isinstance(error, PermissionError) or any(
         _http_status(cause)[0] in (401, 403)
@@ -119,7 +119,7 @@ def store_error(error: Exception, *, uri: str, attempts: int = 1) -> StoreError:
 
 @contextlib.contextmanager
 def explained(uri: str) -> Iterator[None]:
-    """Raise what a client or the system raises within as a `StoreError`; errors of ours as they are."""
+    """Convert errors of clients and the system to `StoreError`s; rlio's own errors pass unchanged."""
     try:
         yield
     except RlioError:
@@ -129,8 +129,8 @@ def explained(uri: str) -> Iterator[None]:
 
 
 def _is_ftp_not_found(reply: str, error: ftplib.Error) -> bool:
-    """Whether a server refused a name. For good (5xx), in as many ways as there are servers."""
-    if not isinstance(error, ftplib.error_perm) or reply[:2] == "53":  # 53x: who is not logged in
+    """Whether a server refused a name permanently (5xx), which servers report in many ways."""
+    if not isinstance(error, ftplib.error_perm) or reply[:2] == "53":  # 53x: not logged in
         return False
     return not any(word in reply.lower() for word in ("denied", "privilege", "not permitted"))
 
@@ -144,7 +144,7 @@ def _is_connection_error(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
-    """The error, its cause, the cause of that, and so on; with ``contexts``, also what was being handled."""
+    """The error, its cause, and so on; with ``contexts``, also the errors being handled."""
     found: BaseException | None = error
     for _ in range(10):
         if found is None:
@@ -154,7 +154,7 @@ def _chain(error: BaseException, *, contexts: bool = False) -> Iterator[BaseExce
 
 
 def _http_status(error: BaseException) -> tuple[int | None, str]:
-    """The HTTP status that a client's exception carries, and S3's code, if any."""
+    """The HTTP status in a client's exception, and S3's code, if any."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

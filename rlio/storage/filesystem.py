@@ -1,7 +1,8 @@
-"""`Storage`: a folder on any filesystem, as the few operations that the format is built on.
+"""`Storage`: a folder on any filesystem, with the few operations on which the format is built.
 
-Read a range, put a whole object, list, exists, remove: nothing here knows what a shard is. `expand_inputs`
-finds the files of others (globs, folders, URIs), which need not be in a folder of ours.
+The operations are: read a range, put a whole object, list, exists, remove. This module does not know what a
+shard is. `expand_inputs` finds foreign files (globs, folders, URIs), which need not be in a data set's
+folder.
 
 Example:
     >>> storage = Storage.open("memory://storage-example")
@@ -46,29 +47,29 @@ __all__ = [
     "open_input",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
 
 _path_of = attrgetter("path")
 
-#: What says that an object is not there, or is none.
+#: Errors that mean that no object is there.
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-#: Seconds that one attempt may take: no answer that took longer was ever seen, and a store that hangs must
-#: not hang the caller. What an object's bytes take comes on top.
+#: Seconds for one attempt: no answer ever took longer in practice, and a store that hangs must not block the
+#: caller. The time for an object's bytes is added.
 TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """How often, and how long apart, a failed operation is tried again.
+    """How often, and how far apart, to retry a failed operation.
 
     Attributes:
-        attempts: Attempts in all. Five over 1.5 s outlast a burst of 503s and a failover; whoever must
-            outlast more keeps the data and calls again.
-        first_delay: Seconds before the second attempt; doubled for each one after, spread by +-50 %.
-        max_delay: Bound of the delay in seconds.
-        sleep: Waits that many seconds; replaced in tests.
+        attempts: Attempts in all. Five attempts over 1.5 s outlast a burst of 503s and a failover. A caller
+            that must outlast more keeps the data and calls again.
+        first_delay: Seconds before the second attempt; doubles for each further one, with a spread of +-50 %.
+        max_delay: Longest delay in seconds.
+        sleep: Waits for a number of seconds; tests replace it.
     """
 
     attempts: int = 5
@@ -83,7 +84,7 @@ class Retry:
     def wait(self, attempt: int, path: str) -> None:
         """Wait after the failed ``attempt`` (from 0).
 
-        Paths and processes differ in their delays: writers that failed together do not retry together.
+        Delays differ between paths and processes, so that writers that failed together do not retry together.
         """
         key = f"{path} {attempt} {os.getpid()}".encode("utf-8", "surrogateescape")
         spread = 0.5 + zlib.crc32(key) / 2**32
@@ -91,16 +92,16 @@ class Retry:
 
 
 class Storage:
-    """A folder on any filesystem. Thread-safe; travels to other processes by pickle and by fork.
+    """A folder on any filesystem. Thread-safe; can be pickled and forked.
 
-    What the filesystem raises is a `StoreError` here, and a `PublishError` where something was to be stored.
+    Errors of the filesystem become `StoreError`s, and `PublishError`s in `put`.
 
     Args:
         location: Where the folder is; see `Storage.open` and `Storage.on`.
-        sync: Local folders: whether `put` returns only once the object survives a power failure.
-        retry: How failures are tried again.
-        timeout: Seconds that one attempt may take, in addition to its bytes at 256 KiB/s; None: for ever.
-            Local folders are not timed: a disk that hangs stops every process that asks it.
+        sync: For local folders: `put` returns only when the object survives a power failure.
+        retry: How to retry failed operations.
+        timeout: Seconds for one attempt, plus the time for its bytes at 256 KiB/s; None: no limit. Local
+            folders have no time limit: a disk that hangs stops every process that uses it.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class Storage:
         if timeout is not None and not timeout > 0:
             raise OptionError(f"timeout={timeout!r}: expected seconds > 0, or None for no limit")
         self._location = location
-        #: What is stored here may ask for this much when it is read.
-        self.limits = expected(limits, Limits, "limits")
+        #: Limits on what data stored here may demand when it is read.
+        self.limits: Limits = expected(limits, Limits, "limits")
         self._retry = Retry() if retry is None else retry
         self._backend: LocalFolder | RemoteFolder = (
             LocalFolder(location.path, sync=sync)
@@ -135,23 +136,23 @@ class Storage:
         timeout: float | None = TIMEOUT,
         limits: Limits = DEFAULT_LIMITS,
     ) -> Self:
-        """Open the folder at ``uri``, which need not exist; nothing is read or created.
+        """Open the folder at ``uri``, which need not exist; reads and creates nothing.
 
         Args:
-            uri: A local path (``~`` is expanded, a relative one made absolute) or a URI, which goes to fsspec
-                untouched. A path is a path, whatever letters it contains; an `os.PathLike` always is one.
-            storage_options: Keywords of the fsspec filesystem (credentials, endpoints), and ``rlio_timeout``
-                and ``rlio_retries``, which come before the two arguments below: see `CallOptions`.
-            sync: Local folders: whether `put` returns only once the object survives a power failure.
-            retry: How failures are tried again; None for the default.
-            timeout: Seconds that one attempt may take, in addition to its bytes at 256 KiB/s; None: for ever.
-            limits: What is stored there may ask for this much when it is read.
+            uri: A local path (``~`` is expanded, a relative path made absolute) or a URI, which fsspec gets
+                unchanged. Any text that is not a URI is a path; an `os.PathLike` is always a path.
+            storage_options: Keywords of the fsspec filesystem (credentials, endpoints); and ``rlio_timeout``
+                and ``rlio_retries``, which override ``timeout`` and ``retry``: see `CallOptions`.
+            sync: For local folders: `put` returns only when the object survives a power failure.
+            retry: How to retry failed operations; None: the default.
+            timeout: Seconds for one attempt, plus the time for its bytes at 256 KiB/s; None: no limit.
+            limits: Limits on what data stored there may demand when it is read.
 
         Raises:
-            UnknownName: No filesystem is known for the URI's scheme.
-            MissingExtra: Its client is not installed.
-            OptionError: ``uri`` is empty, a URI that went through pathlib, or the options do not fit.
-            StoreError: Its client connects when it is opened (SFTP, FTP), and could not.
+            UnknownName: No known filesystem has the URI's scheme.
+            MissingExtra: The filesystem's client is not installed.
+            OptionError: ``uri`` is empty or a URI that went through pathlib, or the options do not fit.
+            StoreError: A client that connects on opening (SFTP, FTP) could not connect.
         """
         patient = Retry() if retry is None else retry
         options, ours = split_options(storage_options)
@@ -173,27 +174,27 @@ class Storage:
         timeout: float | None = TIMEOUT,
         limits: Limits = DEFAULT_LIMITS,
     ) -> Self:
-        """The folder ``root`` of an fsspec filesystem object; ``uri`` is what messages call it."""
+        """The folder ``root`` of an fsspec filesystem object; messages call it ``uri``."""
         return cls(locate_on(fs, root, uri=uri), sync=sync, retry=retry, timeout=timeout, limits=limits)
 
     @property
     def uri(self) -> str:
-        """The absolute local path, or the URI with secrets masked: for messages, not for opening again."""
+        """The absolute local path, or the URI with secrets masked: for messages, not for reopening."""
         return self._location.uri
 
     @property
     def is_local(self) -> bool:
-        """Whether the folder is on this machine's own filesystem, with real files to map."""
+        """Whether the folder is on a local filesystem, with real files that can be mapped."""
         return self._location.fs is None
 
     @property
     def is_file(self) -> bool:
-        """Whether a file is where the folder should be; False where the store is not local, unasked."""
+        """Whether a file is in place of the folder; always False for remote stores, which are not asked."""
         return self.is_local and os.path.isfile(self.root)
 
     @property
     def lists_flat(self) -> bool:
-        """Whether the store lists all that is below a folder at once, many names a request."""
+        """Whether the store lists everything below a folder at once, with many names a request."""
         return isinstance(self._backend, RemoteFolder) and self._backend.lists_flat
 
     @property
@@ -214,18 +215,18 @@ class Storage:
         return f"Storage({self.uri!r})"
 
     def uri_of(self, path: str) -> str:
-        """What messages call the object at ``path``."""
+        """The name of the object at ``path`` in messages."""
         return f"{self.uri.rstrip('/')}/{path}"
 
     def read(self, path: str, *, limit: int | None = None) -> bytes:
-        """The whole object.
+        """Read a whole object.
 
         Args:
             path: Path below the root.
-            limit: Bytes that are accepted, at most; None for no bound.
+            limit: Most bytes to accept; None for no limit.
 
         Raises:
-            DataNotFound: Nothing is there.
+            DataNotFound: The object does not exist.
             UnsafeData: It has more than ``limit`` bytes, or is a link, folder or device.
         """
         if limit is None:
@@ -236,10 +237,10 @@ class Storage:
         return data
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of the object; fewer where it ends, as a slice has.
+        """Bytes ``[start, stop)`` of the object; fewer at its end, as in a slice.
 
         Raises:
-            DataNotFound: Nothing is there.
+            DataNotFound: The object does not exist.
             UnsafeData: It is a link, folder or device.
             OptionError: Not ``0 <= start <= stop``.
         """
@@ -250,19 +251,19 @@ class Storage:
         return self._read(path, start, stop)
 
     def put(self, path: str, data: bytes | bytearray | memoryview) -> None:
-        """Store ``data`` as the whole object ``path``, in place of any that is there.
+        """Store ``data`` as the whole object ``path``; replaces an existing object.
 
-        It appears under its name only when complete; only on filesystems that have neither a rename nor
-        whole-object puts may others see it grow. A failure is looked into first (only the response may be
-        lost) and then tried again; what is stored twice is the same object.
+        The object appears under its name only when complete. Readers may see it grow only on filesystems with
+        neither a rename nor whole-object puts. After a failure, `put` first checks whether the object was
+        stored (only the response may be lost), and then retries; storing twice gives the same object.
 
         Args:
-            path: Path below the root; folders are made as needed.
-            data: Anything with the buffer protocol. Not kept.
+            path: Path below the root; folders are created as needed.
+            data: Any object with the buffer protocol. Not kept.
 
         Raises:
-            PublishError: It could not be stored, from the last cause. The data is still the caller's, and
-                calling again later is right.
+            PublishError: The object could not be stored, from the last cause. The caller still has the data,
+                and may call again later.
         """
         check_path(path, uri=self.uri)
         view = memoryview(data).cast("B")
@@ -274,13 +275,14 @@ class Storage:
                 if self._has_landed(path, view):
                     logger.info("%s is stored although the call failed: %r", self.uri_of(path), error)
                     return
-                # A folder that vanished is made again; otherwise FileNotFoundError would be permanent.
+                # Retry after a folder vanished, and create it again; otherwise FileNotFoundError is
+                # permanent.
                 vanished = isinstance(error, FileNotFoundError) and attempt == 0
                 if attempt + 1 == self._retry.attempts or (is_permanent(error) and not vanished):
                     raise PublishError(
                         f"{len(view)} bytes could not be stored in {attempt + 1} attempts: "
-                        f"{type(error).__name__}: {mask_secrets(str(error))}; the caller still has "
-                        "them: make room or repair access, then try again",
+                        f"{type(error).__name__}: {mask_secrets(str(error))}; the caller still has them: "
+                        "make room or repair access, then try again",
                         uri=self.uri_of(path),
                     ) from error
                 logger.warning("storing %s failed, trying again: %r", self.uri_of(path), error)
@@ -289,45 +291,62 @@ class Storage:
     def list(self, prefix: str = "", *, limit: int | None = None) -> list[Entry]:
         """Every regular object below the folder ``prefix``, sorted by path; never from a cache.
 
-        Links, devices and keys that are no paths are left out (links with a warning). Which names mean
-        something is the caller's to decide.
+        Leaves out links (with a warning), devices and keys that are not paths. The caller decides which names
+        matter.
 
         Args:
             prefix: A folder below the root; "" for the root.
-            limit: Names that are accepted, at most; None: as many as `limits` say.
+            limit: Most names to accept; None: the limit in `limits`.
 
         Returns:
-            Entries with paths relative to the root; none where the folder does not exist.
+            Entries with paths relative to the root; empty if the folder does not exist.
 
         Raises:
             UnsafeData: There are more than ``limit`` names.
         """
+        return self._list(prefix, limit, None)
+
+    def list_with_times(self, prefix: str = "") -> tuple[builtins.list[Entry], dict[str, float | None]]:
+        """`list`, and path -> when the object was stored, in the same requests.
+
+        The times are those of `modified`, perhaps to the second only; None where the store's listings do not
+        tell.
+
+        Raises:
+            UnsafeData: There are more names than `limits` say.
+        """
+        times: dict[str, float | None] = {}
+        return self._list(prefix, None, times), times
+
+    def _list(
+        self, prefix: str, limit: int | None, times: dict[str, float | None] | None
+    ) -> builtins.list[Entry]:
         if prefix:
             check_path(prefix, uri=self.uri)
         most = self.limits.listed_names if limit is None else limit
-        found = self._attempt(prefix, lambda: self._backend.entries(prefix, most))
-        # No two have one path; strings are compared several times faster than entries.
+        found = self._attempt(prefix, lambda: self._backend.entries(prefix, most, times=times))
+        # Paths are unique; comparing strings is several times faster than comparing entries.
         found.sort(key=_path_of)
         return found
 
     def exists(self, path: str = "") -> bool:
-        """Whether an object or a folder is at ``path``; "" asks for the root. A failure is not a "no"."""
+        """Whether an object or a folder is at ``path``; "" asks for the root. Raises if the store fails."""
         if path:
             check_path(path, uri=self.uri)
         return self._attempt(path, lambda: self._backend.exists(path))
 
     def remove(self, path: str) -> None:
-        """Remove the object at ``path``; that none is there is no error. Never a folder."""
+        """Remove the object at ``path``, if it exists. Never removes a folder."""
         check_path(path, uri=self.uri)
         self._attempt(path, lambda: self._backend.remove(path))
 
     def modified(self, path: str) -> float | None:
-        """When the object was stored, in seconds, by the store's own clock; None where it does not tell.
+        """When the object was stored, in seconds by the store's own clock; None if the store does not say.
 
-        Compare it with other times of the same store only: its clock is not this machine's.
+        Compare it only with times of the same store, whose clock may differ from this machine's.
 
         Raises:
-            DataNotFound: Nothing is there.
+            DataNotFound: The object does not exist.
         """
         check_path(path, uri=self.uri)
         try:
@@ -338,22 +357,22 @@ class Storage:
     def folders(self, folder: str, prefix: str = "") -> builtins.list[str]:
         """Names of the folders directly in ``folder`` that start with ``prefix``, sorted; never from a cache.
 
-        One level is listed, whatever lies below it.
+        Lists only one level.
         """
         return [name for name, is_folder in self.children(folder) if is_folder and name.startswith(prefix)]
 
     def children(self, folder: str = "", *, most: int | None = None) -> builtins.list[tuple[str, bool]]:
         """Names directly in ``folder``, sorted, each with whether it is a folder; never from a cache.
 
-        One level is listed, whatever lies below it.
+        Lists only one level.
 
         Args:
             folder: A folder below the root; "" for the root.
-            most: Names that are given at most, any of those there are; None: all. A local folder is read no
-                further; other stores list the whole level.
+            most: Return at most this many names, in no particular choice; None: all. Reading a local folder
+                stops there; other stores still list the whole level.
 
         Returns:
-            Nothing where the folder does not exist.
+            Names; empty if the folder does not exist.
         """
         if folder:
             check_path(folder, uri=self.uri)
@@ -371,10 +390,10 @@ class Storage:
             raise UnsafeData("a folder is where an object was expected", uri=self.uri_of(path)) from error
 
     def _attempt(self, path: str, operation: Callable[[], T], *, absent: tuple[type[OSError], ...] = ()) -> T:
-        """Run ``operation``, which may be repeated; local calls give definite answers and are not.
+        """Run ``operation``, and retry it on remote stores; local calls give definite answers.
 
         Raises:
-            StoreError: It failed; but ``absent`` are raised as they are, and errors of ours.
+            StoreError: The operation failed; but errors in ``absent``, and rlio's own errors, pass unchanged.
         """
         attempt = 0
         while True:
@@ -393,7 +412,7 @@ class Storage:
         try:
             return self._backend.landed(path, data)
         except Exception as error:
-            # Not knowing is no reason to stop: putting again is always right.
+            # An unknown outcome does not stop us: putting again is always correct.
             logger.warning("could not look at %s: %s", self.uri_of(path), excerpt(repr(error)))
             return False
 
@@ -401,7 +420,7 @@ class Storage:
 def _connect(
     uri: StrPath, options: Mapping[str, Any] | None, retry: Retry, timeout: float | None
 ) -> Location:
-    """`locate`, tried again where the filesystem's client is a connection that could not be made."""
+    """Run `locate`, and retry it for filesystems whose client connects at once."""
     scheme = uri.split("://", 1)[0] if isinstance(uri, str) and is_uri(uri) else ""
     if scheme.rpartition("::")[2] not in CONNECTING:
         return locate(uri, options)

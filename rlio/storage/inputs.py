@@ -1,4 +1,4 @@
-"""Finding the files that a reader of foreign formats is pointed at: files, folders, globs, lists of them.
+"""Finds the input files of readers for foreign formats: files, folders, globs, and lists of them.
 
 Example:
     >>> from rlio.storage.filesystem import Storage
@@ -28,7 +28,7 @@ __all__ = ["InputFile", "expand_inputs", "open_input"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
-# As much is asked of a file at a time: each request passes through Python.
+# Bytes to read at a time: each request passes through Python.
 _BUFFER_BYTES = 1 << 18
 
 
@@ -57,24 +57,25 @@ def expand_inputs(
     storage_options: Mapping[str, Any] | None = None,
     limit: int = 1_000_000,
 ) -> list[InputFile]:
-    """The files that ``inputs`` name, each once, numbers within names in numeric order.
+    """The files that ``inputs`` name, each once; numbers within names sort numerically.
 
-    A name that exists is taken literally, even if it holds ``*?[``. Links are followed where they are named
-    one by one, never in folders and globs (a folder from a stranger must not lead to files of ours).
+    A name that exists is taken literally, even if it contains ``*?[``. Links are followed only if they are
+    named one by one, never in folders and globs, because a stranger's folder must not lead to the user's own
+    files.
 
     Args:
         inputs: A file, folder or glob (``**`` crosses folders), as a path or URI, or a list of those.
-        suffixes: Endings that count within folders; () for all. Files and globs are taken as named.
-        recursive: Whether folders are searched to the bottom.
-        storage_options: Keywords of the fsspec filesystems; for URIs only, and none of `CallOptions`.
-        limit: Files that are accepted, at most.
+        suffixes: Endings of the files to take from folders; () for all. Files and globs are taken as named.
+        recursive: Search folders to the bottom.
+        storage_options: Keywords of the fsspec filesystems; only for URIs, and none of `CallOptions`.
+        limit: Most files to accept.
 
     Raises:
-        DataNotFound: One of ``inputs`` names no file; the message lists what was there instead.
-        OptionError: ``inputs`` is empty, or is no path.
+        DataNotFound: One of ``inputs`` names no file; the message lists what was found instead.
+        OptionError: ``inputs`` is empty, or is not a path.
         UnsafeData: There are more than ``limit`` files.
-        UnknownName: No filesystem is known for a URI's scheme.
-        MissingExtra: Its client is not installed.
+        UnknownName: No known filesystem has the scheme of a URI.
+        MissingExtra: The filesystem's client is not installed.
         StoreError: A filesystem failed.
     """
     values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
@@ -84,7 +85,7 @@ def expand_inputs(
     found: dict[tuple[int, str], InputFile] = {}
     any_uri = any(isinstance(value, str) and is_uri(value) for value in values)
     for value in values:
-        # A list may mix paths and URIs; the options are for the URIs, and refused where there is none.
+        # A list may mix paths and URIs. The options apply to the URIs, and are refused if there is none.
         uses_options = not any_uri or (isinstance(value, str) and is_uri(value))
         place = locate(value, storage_options if uses_options else None)
         with explained(place.uri):
@@ -99,11 +100,11 @@ def expand_inputs(
 def open_input(file: InputFile) -> IO[bytes]:
     """Open ``file`` for reading from its start; the caller closes it.
 
-    What the filesystem raises, also later, when the file is read, is a `StoreError`.
+    Errors of the filesystem become `StoreError`s, also later while reading.
 
     Raises:
-        DataNotFound: It is gone.
-        StoreError: It could not be opened.
+        DataNotFound: The file no longer exists.
+        StoreError: The file could not be opened.
     """
     with explained(file.uri):
         try:
@@ -114,7 +115,7 @@ def open_input(file: InputFile) -> IO[bytes]:
 
 
 class _Stream(io.RawIOBase):
-    """The bytes of a file, whose errors are `StoreError`s."""
+    """The bytes of a file; its errors are `StoreError`s."""
 
     def __init__(self, file: IO[bytes], uri: str) -> None:
         self._file = file
@@ -134,7 +135,8 @@ class _Stream(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         with explained(self._uri):
-            return self._file.seek(offset, whence)
+            self._file.seek(offset, whence)
+            return self._file.tell()  # Seeking in a file of paramiko returns None.
 
     def tell(self) -> int:
         return self._file.tell()
@@ -146,9 +148,9 @@ class _Stream(io.RawIOBase):
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """Sort key under which ``_9`` comes before ``_10``: loggers number their files without padding."""
+    """Sort key that puts ``_9`` before ``_10``, because loggers number their files without padding."""
     parts = _DIGITS.split(text)
-    # Odd places hold the digits. Their length without zeros, then themselves, orders them at any size.
+    # Odd places hold digits. Their length without zeros, and then the digits, orders numbers of any size.
     return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else (0, part) for i, part in enumerate(parts)]
 
 
@@ -161,7 +163,7 @@ def _expand_one(place: Location, suffixes: tuple[str, ...], recursive: bool) -> 
 
 def _wanted(path: str, suffixes: tuple[str, ...]) -> bool:
     name = path.rsplit("/", 1)[-1]
-    # Hidden files are the droppings of tools and file managers ("._run.json").
+    # Tools and file managers leave hidden files ("._run.json").
     return not name.startswith(".") and (not suffixes or name.lower().endswith(suffixes))
 
 
@@ -172,7 +174,7 @@ def _local(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[
         pattern = os.path.join(inside, "**", "*") if recursive else os.path.join(inside, "*")
         names = [p for p in glob.iglob(pattern, recursive=recursive) if _wanted(p, suffixes)]
     elif os.path.exists(path):
-        # Named by the user: may be a link, or a pipe (which has no size).
+        # The user named it: it may be a link, or a pipe (which has no size).
         size = os.path.getsize(path) if os.path.isfile(path) else None
         return [InputFile(None, path, path, size)]
     else:
@@ -216,7 +218,7 @@ def _info(fs: Any, path: str) -> dict[str, Any] | None:
 
 
 def _what_was_there(place: Location, suffixes: tuple[str, ...]) -> str:
-    """Message for nothing found: the names in the nearest folder that exists."""
+    """The message for inputs without files: lists the nearest folder that exists."""
     folder = place.path
     magic = _MAGIC.search(folder)
     if magic:

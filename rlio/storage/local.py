@@ -1,10 +1,10 @@
-"""A folder of this machine, by system calls: whole objects or none, durable, and nothing outside the root.
+"""A folder of this machine, through system calls: whole, durable objects, and nothing outside the root.
 
-Every name below the root is opened relative to its parent's descriptor and without following symbolic
-links, so that a data set from a stranger cannot make us read or write anywhere else, not even by swapping
-a folder for a link while we look. The root itself may be a link: it is the user's own word.
+Every name below the root is opened relative to its parent's descriptor and without following symbolic links.
+A stranger's data set therefore cannot make rlio read or write anywhere else, not even by swapping a folder
+for a link at the same time. The root itself may be a link, because the user chose it.
 
-Where the platform has no ``openat`` (Windows) the same calls go by path, after a check for links.
+On platforms without ``openat`` (Windows) the same calls use paths, after a check for links.
 
 Example:
     >>> import tempfile
@@ -39,17 +39,17 @@ __all__ = [
     "write_whole",
 ]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 _HAS_OPENAT = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-# Non-blocking: opening a FIFO that poses as a shard would otherwise wait for a writer for ever.
+# Non-blocking, because opening a FIFO that poses as a shard would otherwise block until a writer opens it.
 _READ = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | getattr(os, "O_BINARY", 0)
 
 
-# A sync of as many bytes takes some milliseconds, in the background.
+# Syncing this many bytes takes some milliseconds, in the background.
 _SYNC_BYTES = 4 << 20
 
 
@@ -58,7 +58,7 @@ class LocalFolder:
 
     Args:
         root: Absolute path of the folder; need not exist.
-        sync: Whether `put` waits until the object and its name are on the disk.
+        sync: `put` waits until the object and its name are on the disk.
     """
 
     def __init__(self, root: str, *, sync: bool) -> None:
@@ -66,15 +66,15 @@ class LocalFolder:
         self.sync = sync
 
     def read(self, path: str, start: int, stop: int | None) -> bytes:
-        """Bytes ``[start, stop)`` of a regular file, fewer where it ends."""
+        """Bytes ``[start, stop)`` of a regular file; fewer at its end."""
         with self._open(path) as fd, open(fd, "rb", buffering=0, closefd=False) as file:
             file.seek(start)
             if stop is None:
                 return file.readall()
             parts: list[bytes] = []
-            # Not more than there is: read() allocates what it is asked for.
+            # Not more than the file has: read() allocates what is requested.
             missing = min(stop, os.fstat(fd).st_size) - start
-            # The loop is for files past what one read() returns (2 GiB on Linux).
+            # The loop serves files larger than one read() returns (2 GiB on Linux).
             while missing > 0 and (part := file.read(missing)):
                 parts.append(part)
                 missing -= len(part)
@@ -96,14 +96,21 @@ class LocalFolder:
                 target.sync()
 
     def landed(self, path: str, data: memoryview) -> bool:
-        """Always False: a local call that fails has no lost response, and its durability is in doubt."""
+        """Always False: a failed local call has lost no response, and its durability is in doubt."""
         return False
 
-    def entries(self, folder: str, limit: int) -> list[Entry]:
-        """Every regular file below ``folder``, unsorted. Links and special files are not entries.
+    def entries(
+        self, folder: str, limit: int, *, times: dict[str, float | None] | None = None
+    ) -> list[Entry]:
+        """Every regular file below ``folder``, unsorted. Leaves out links and special files.
+
+        Args:
+            folder: A folder below the root; "" for the root.
+            limit: Largest number of names.
+            times: A dict to fill: path -> time of the last write. None: times are not needed.
 
         Raises:
-            UnsafeData: More than ``limit`` names are there.
+            UnsafeData: There are more than ``limit`` names.
         """
         if folder and not self._is_plain_folder(folder):
             return []
@@ -117,7 +124,7 @@ class LocalFolder:
             try:
                 children = os.scandir(os.path.join(self.root, parent) if parent else self.root)
             except (FileNotFoundError, NotADirectoryError):
-                continue  # a folder that is gone, or is a file now, has no files
+                continue  # The folder was removed, or replaced by a file: it has no files.
             with children:
                 for child in children:
                     seen += 1
@@ -126,9 +133,12 @@ class LocalFolder:
                     path = prefix + child.name
                     if child.is_file(follow_symlinks=False):
                         try:
-                            found.append(Entry(path, child.stat(follow_symlinks=False).st_size))
+                            status = child.stat(follow_symlinks=False)
                         except FileNotFoundError:
-                            continue  # removed since it was listed
+                            continue  # removed after it was listed
+                        found.append(Entry(path, status.st_size))
+                        if times is not None:
+                            times[path] = status.st_mtime
                     elif child.is_dir(follow_symlinks=False):
                         pending.append(path)
                     elif child.is_symlink():
@@ -137,7 +147,7 @@ class LocalFolder:
         return found
 
     def exists(self, path: str) -> bool:
-        """Whether a regular file or a folder is there."""
+        """Whether a regular file or a folder exists there."""
         if not path:
             return os.path.isdir(self.root)
         *folders, name = path.split("/")
@@ -149,19 +159,19 @@ class LocalFolder:
         return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
     def remove(self, path: str) -> None:
-        """Remove the file, if it is there."""
+        """Remove the file, if it exists."""
         *folders, name = path.split("/")
         with contextlib.suppress(FileNotFoundError), self.folder(folders) as folder:
             os.unlink(folder.at(name), dir_fd=folder.fd)
 
     def modified(self, path: str) -> float | None:
-        """When the file was last written: seconds since the epoch, by the clock of its filesystem."""
+        """When the file was last written, in seconds since the epoch by its filesystem's clock."""
         *folders, name = path.split("/")
         with self.folder(folders) as folder:
             return os.stat(folder.at(name), dir_fd=folder.fd, follow_symlinks=False).st_mtime
 
     def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]:
-        """Names directly in ``folder``, ``most`` at the most, each with whether it is a folder."""
+        """Names directly in ``folder``, at most ``most``, each with whether it is a folder."""
         if folder and not self._is_plain_folder(folder):
             return []
         try:
@@ -192,7 +202,7 @@ class LocalFolder:
 
     @contextlib.contextmanager
     def folder(self, parts: list[str], *, create: bool = False) -> Iterator[_Folder]:
-        """The folder that ``parts`` lead to from the root, no link followed."""
+        """The folder that ``parts`` lead to from the root, without following links."""
         with contextlib.ExitStack() as stack:
             folder = _Folder(self.root, None)
             if _HAS_OPENAT:
@@ -210,13 +220,13 @@ class LocalFolder:
             yield folder
 
     def _make(self, folder: _Folder, name: str) -> None:
-        """Create the folder ``name`` if it is not there. The new name is durable before what it will hold."""
+        """Create the folder ``name`` if it does not exist. Its name is durable before its content."""
         try:
             folder.mode(name)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):  # another writer was quicker
                 os.mkdir(folder.at(name), dir_fd=folder.fd)
-            # What lies in `TMP_DIR` has another name before anybody relies on it.
+            # Files in `TMP_DIR` get another name before any process relies on them.
             if self.sync and name != TMP_DIR:
                 folder.sync()
 
@@ -230,7 +240,7 @@ class LocalFolder:
             os.close(fd)
 
     def _is_plain_folder(self, folder: str) -> bool:
-        """Whether ``folder`` is one, and no link leads to it; a warning tells of a link."""
+        """Whether ``folder`` is a folder and no link leads to it; a link is logged as a warning."""
         path = self.root
         for part in folder.split("/"):
             path = os.path.join(path, part)
@@ -246,26 +256,26 @@ class LocalFolder:
 
 
 class PendingFile:
-    """A file that is written piece by piece and appears, whole and durable, when it is committed.
+    """A file that is written piece by piece, and appears whole and durable on `commit`.
 
     Args:
         root: Absolute path of the data set's folder.
 
     Raises:
-        OSError: It could not be made.
+        OSError: The file could not be created.
     """
 
     def __init__(self, root: str) -> None:
         self._folder = LocalFolder(root, sync=True)
         self._name = f"{uuid.uuid4().hex}.tmp"
         self._unsynced = 0
-        #: The first error, after which nothing more is written and `commit` raises.
+        #: The first error. After it, `write` does nothing and `commit` raises.
         self.failure: OSError | None = None
         with self._folder.folder([TMP_DIR], create=True) as tmp:
             self._fd = os.open(tmp.at(self._name), _CREATE, 0o666, dir_fd=tmp.fd)
 
     def write(self, data: memoryview) -> None:
-        """Append ``data``, and make what has gathered durable, so that little is left for `commit`."""
+        """Append ``data``; syncs now and then, to leave little for `commit`."""
         if self.failure is not None:
             return
         try:
@@ -278,10 +288,10 @@ class PendingFile:
             self.failure = error
 
     def commit(self, path: str) -> None:
-        """Give the file its name below the root, and make both durable.
+        """Give the file its name below the root, and make file and name durable.
 
         Raises:
-            OSError: It could not be done, or a `write` had failed; the file is then gone.
+            OSError: This failed, or a `write` had failed; the file is then removed.
         """
         *folders, name = path.split("/")
         try:
@@ -300,7 +310,7 @@ class PendingFile:
         self._close()
 
     def discard(self) -> None:
-        """Remove what was written; what cannot be removed is left to `gc`. May be called again."""
+        """Remove the written file; if this fails, `gc` removes it later. May be called again."""
         if self._fd >= 0:
             try:
                 self._close()
@@ -317,26 +327,26 @@ class PendingFile:
 
 
 class _Folder:
-    """An open folder: a descriptor where the platform has ``openat``, else a path."""
+    """An open folder: a descriptor on platforms with ``openat``, else a path."""
 
     def __init__(self, path: str, fd: int | None) -> None:
         self.path = path
         self.fd = fd
 
     def at(self, name: str) -> str:
-        """What to pass, together with ``dir_fd=self.fd``, for the child ``name``."""
+        """The path of the child ``name``, to be passed together with ``dir_fd=self.fd``."""
         return name if self.fd is not None else os.path.join(self.path, name)
 
     def mode(self, name: str) -> int:
         return os.stat(self.at(name), dir_fd=self.fd, follow_symlinks=False).st_mode
 
     def sync(self) -> None:
-        """Make the names in this folder durable. Windows has no such call."""
+        """Make the names in this folder durable. Does nothing on Windows, which has no such call."""
         if self.fd is not None:
             sync_descriptor(self.fd)
 
     def discard(self, name: str) -> None:
-        """Remove the unfinished file ``name``; what cannot be removed is left to garbage collection."""
+        """Remove the unfinished file ``name``; garbage collection removes it later if this fails."""
         try:
             os.unlink(self.at(name), dir_fd=self.fd)
         except FileNotFoundError:
@@ -346,13 +356,13 @@ class _Folder:
 
     @contextlib.contextmanager
     def refusing_links(self, name: str) -> Iterator[None]:
-        """Explain the error that opening a link gives; look by hand where there is no O_NOFOLLOW."""
+        """Turn the error of opening a link into `UnsafeData`; without O_NOFOLLOW, check for links first."""
         if not _HAS_OPENAT and os.path.islink(os.path.join(self.path, name)):
             raise self._link(name)
         try:
             yield
         except OSError as error:
-            # Linux says ENOTDIR for a link to a folder; both codes have other causes as well.
+            # Linux returns ENOTDIR for a link to a folder; both codes also have other causes.
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
                 with contextlib.suppress(FileNotFoundError):
                     if stat.S_ISLNK(self.mode(name)):
@@ -361,18 +371,18 @@ class _Folder:
 
     def _link(self, name: str) -> UnsafeData:
         return UnsafeData(
-            f"{excerpt(name)} is a symbolic link, which could lead out of the root: "
-            "put the file itself there (cp -rL copies what links point to)",
+            f"{excerpt(name)} is a symbolic link, which could lead out of the root: put the file itself "
+            "there (cp -rL copies what links point to)",
             uri=self.path,
         )
 
 
 def warn_of_links(links: list[str], where: str) -> None:
-    """Log that ``links`` were not followed: what is left out is never left out in silence."""
+    """Log that ``links`` were not followed, because nothing is left out silently."""
     if links:
         logger.warning(
-            "%d symbolic links in %s were not followed (the first: %s): they could lead out of the folder; "
-            "open the place that they point to, or copy it with cp -rL",
+            "%d symbolic links in %s were not followed (the first: %s), because they could lead out of the "
+            "folder; open the place that they point to, or copy it with cp -rL",
             len(links),
             where,
             excerpt(links[0]),
@@ -387,11 +397,12 @@ def write_whole(fd: int, data: memoryview) -> None:
 
 
 def sync_descriptor(fd: int) -> None:
-    """Make a file or folder durable, in the drive too."""
+    """Make a file or folder durable, including in the drive's cache."""
     if sys.platform == "darwin":
         import fcntl
 
-        # On macOS fsync() leaves the data in the drive's cache. Not every filesystem knows the stronger call.
+        # On macOS fsync() leaves the data in the drive's cache. Not every filesystem supports the stronger
+        # call.
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
@@ -399,7 +410,7 @@ def sync_descriptor(fd: int) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Make the names in a folder durable. Windows has no such call."""
+    """Make the names in a folder durable. Does nothing on Windows, which has no such call."""
     if _HAS_OPENAT:
         fd = os.open(folder, _FOLDER)
         try:
@@ -409,7 +420,7 @@ def sync_folder(folder: str) -> None:
 
 
 def make_folders(path: str, *, mode: int = 0o777, sync: bool = True) -> None:
-    """Make a folder and those above it; with ``sync``, their names survive a power failure."""
+    """Create a folder and its parents; with ``sync``, their names survive a power failure."""
     missing = []
     while not os.path.isdir(path) and path != os.path.dirname(path):
         missing.append(path)
@@ -418,5 +429,7 @@ def make_folders(path: str, *, mode: int = 0o777, sync: bool = True) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, mode)
         if sync:
-            with contextlib.suppress(PermissionError):  # One in which others may make folders, and not look.
+            with contextlib.suppress(
+                PermissionError
+            ):  # A parent may allow creating folders, but not reading it.
                 sync_folder(os.path.dirname(folder))

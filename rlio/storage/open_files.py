@@ -1,4 +1,4 @@
-"""`OpenFiles`: the few files that were used last stay open.
+"""`OpenFiles`: keeps the most recently used files open.
 
 Example:
     >>> from io import BytesIO
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class OpenFiles(Generic[K, T]):
-    """Files by key, the one used last at the end.
+    """Open files by key, least recently used first.
 
     Args:
-        most: How many stay open.
-        close: Closes one; None: there is nothing to close.
+        most: Most files to keep open.
+        close: Closes a file; None: files need no closing.
     """
 
     def __init__(self, most: int, *, close: Callable[[T], object] | None = None) -> None:
@@ -35,24 +35,24 @@ class OpenFiles(Generic[K, T]):
         self._open: OrderedDict[K, T] = OrderedDict()
 
     def get(self, key: K) -> T | None:
-        """The file of ``key``; None: it is not open."""
+        """The file of ``key``; None if it is not open."""
         if key in self._open:
             self._open.move_to_end(key)
         return self._open.get(key)
 
     def add(self, key: K, file: T) -> T:
-        """Keep a file open, and close the one that was not used for longest if they are too many."""
+        """Keep a file open; closes the least recently used file if there are too many."""
         self._open[key] = file
         if len(self._open) > self._most:
             self._close_first()
         return file
 
     def __iter__(self) -> Iterator[T]:
-        """Those that are open."""
+        """Iterate over the open files."""
         return iter(self._open.values())
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all files."""
         while self._open:
             self._close_first()
 

@@ -1,4 +1,4 @@
-"""Many small requests: several at once where each takes a round trip."""
+"""Many small requests: several at a time on stores where each takes a round trip."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["each"]
 T = TypeVar("T")
 S = TypeVar("S")
 
-# As many as object stores take from one client without asking it to slow down.
+# Requests that object stores accept from one client without throttling it.
 _REQUESTS: Final = 16
 
 
 def each(
     storage: Storage, work: Callable[[S], T], items: Sequence[S], *, ahead: int | None = None
 ) -> Iterator[T]:
-    """What ``work`` gives for each item, in order; on remote stores several items are worked on at once.
+    """The results of ``work`` for each item, in order; remote stores handle several items at once.
 
-    The first error is raised when its turn comes; of the items after it, those that were begun are done.
+    The first error is raised in its turn. Later items that have been started are finished.
 
     Args:
         storage: Where the requests go.
-        work: Makes them.
-        items: What each is for.
-        ahead: Results that are made before they are asked for, at most: where they take much memory.
+        work: Makes the request for one item.
+        items: The items.
+        ahead: Most results to prepare before they are needed: for results that take much memory.
     """
     if storage.is_local or len(items) < 2:
         yield from map(work, items)
         return
-    # Connections, and what is looked up once, are made by the first alone.
+    # The first item runs alone: it makes connections, and does look-ups that are needed only once.
     yield work(items[0])
     coming: deque[Future[T]] = deque()
     with ThreadPoolExecutor(min(ahead or _REQUESTS, _REQUESTS), thread_name_prefix="rlio-requests") as pool:

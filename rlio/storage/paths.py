@@ -1,4 +1,4 @@
-"""What a path, a URI and an object's name are, before anything is opened.
+"""Checks and resolves paths, URIs and object names, before anything is opened.
 
 Example:
     >>> is_uri("s3://bucket/run"), is_uri("s3foo/run"), is_uri("C:/run")
@@ -31,18 +31,18 @@ __all__ = [
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
-#: Folder of a root in which objects lie until they are whole.
+#: Folder of a root that holds objects until they are complete.
 TMP_DIR: Final = "_tmp"
 
-# A scheme has two characters at least: `C:\run` and `c:/run` are Windows drives. Before it may stand fsspec's
-# chained wrappers (`simplecache::s3://...`); `file:/run` is the short form of RFC 8089.
+# A scheme has at least two characters: `C:\run` and `c:/run` are Windows drives. fsspec's chained wrappers
+# may precede it (`simplecache::s3://...`); `file:/run` is the short form of RFC 8089.
 _URI = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://|file:/")
-# What pathlib makes of a URI: it merges the two slashes.
+# A URI after pathlib, which merges the two slashes.
 _MERGED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _PASSWORD = re.compile(r"(://[^/@:]*):[^/@]*@")
 _QUERY = re.compile(r"(https?://[^?]*)\?.*", re.DOTALL)
 
-#: Scheme -> (package, our extra), for the filesystems that have one.
+#: Scheme -> (package, our extra), for filesystems that have an extra.
 _EXTRAS: Final = {
     "s3": ("s3fs", "s3"),
     "s3a": ("s3fs", "s3"),
@@ -58,19 +58,19 @@ _EXTRAS: Final = {
 
 
 class Entry(NamedTuple):
-    """One regular object: its path relative to the root that was listed, and its bytes if known."""
+    """One regular object: its path relative to the listed root, and its bytes if known."""
 
     path: str
     size: int | None
 
 
 class Location(NamedTuple):
-    """Where something is.
+    """A resolved path or URI.
 
     Attributes:
         fs: The fsspec filesystem; None for a local path, which needs no fsspec.
         path: Path within ``fs``, or the absolute local path; no trailing slash.
-        uri: For people and messages: an absolute path or a URI, with secrets masked.
+        uri: For messages: an absolute path or a URI, with secrets masked.
     """
 
     # Any: fsspec ships no type information.
@@ -88,17 +88,17 @@ class Location(NamedTuple):
 
 
 def is_uri(text: str) -> bool:
-    """Whether ``text`` goes to fsspec; all else is a path, whatever letters it contains."""
+    """Whether ``text`` is a URI for fsspec; any other text is a path."""
     return _URI.match(text) is not None
 
 
 def mask_secrets(uri: str) -> str:
-    """Return ``uri`` without a password in it, and without the query of a (perhaps signed) web address."""
+    """Return ``uri`` without passwords, and without the query of a web address, which may be signed."""
     return _QUERY.sub(r"\1?***", _PASSWORD.sub(r"\1:***@", uri))
 
 
 def check_path(path: str, *, uri: str | None = None) -> str:
-    """Return ``path`` if it names something below a root: relative, normal, with no way out.
+    """Return ``path`` if it names something below a root: relative, normalised, and never outside the root.
 
     Raises:
         OptionError: It is empty or absolute, or has an empty, ``.`` or ``..`` component or a NUL.
@@ -106,25 +106,25 @@ def check_path(path: str, *, uri: str | None = None) -> str:
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts) or (os.name == "nt" and "\\" in path):
         raise OptionError(
-            f"{excerpt(path)} is no path below the root: expected names joined by single slashes, "
-            "none of them '.' or '..'",
+            f"{excerpt(path)} is no path below the root: expected names joined by single slashes, none of "
+            "them '.' or '..'",
             uri=uri,
         )
     return path
 
 
 def locate(value: StrPath, storage_options: Mapping[str, Any] | None = None) -> Location:
-    """Resolve ``value``; nothing is read or created.
+    """Resolve ``value``, without reading or creating anything.
 
     Args:
-        value: A local path (``~`` is expanded, a relative one made absolute) or a URI, which goes to fsspec
-            untouched. A `os.PathLike` is always a local path.
+        value: A local path (``~`` is expanded, a relative path made absolute) or a URI, which fsspec gets
+            unchanged. A `os.PathLike` is always a local path.
         storage_options: Keywords of the fsspec filesystem.
 
     Raises:
-        UnknownName: No filesystem is known for the URI's scheme.
-        MissingExtra: Its client is not installed.
-        OptionError: ``value`` is empty, a URI that went through pathlib, or the options do not fit.
+        UnknownName: No known filesystem has the URI's scheme.
+        MissingExtra: The filesystem's client is not installed.
+        OptionError: ``value`` is empty or a URI that went through pathlib, or the options do not fit.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
     if not isinstance(text, str) or not text or "\0" in text:
@@ -134,13 +134,13 @@ def locate(value: StrPath, storage_options: Mapping[str, Any] | None = None) -> 
     merged = _MERGED.match(text)
     if merged and _is_known(merged[1]) and not os.path.lexists(f"{merged[1]}:"):
         raise OptionError(
-            f"{excerpt(text)} looks like a URI that went through pathlib, which merges slashes: "
-            f"pass the text '{merged[1]}://...' itself"
+            f"{excerpt(text)} looks like a URI that went through pathlib, which merges slashes: pass the "
+            f"text '{merged[1]}://...' itself"
         )
     if storage_options:
         raise OptionError(
-            f"storage_options {sorted(storage_options)} were given for a local path, which takes none: "
-            "drop them, or pass a URI",
+            f"storage_options {sorted(storage_options)} were given for a local path, which takes none: drop "
+            "them, or pass a URI",
             uri=text,
         )
     path = os.path.abspath(os.path.expanduser(text))
@@ -171,12 +171,12 @@ def _locate_uri(text: str, options: dict[str, Any]) -> Location:
 
 
 def locate_on(fs: Any, path: str, *, uri: str | None = None) -> Location:
-    """The place ``path`` of an fsspec filesystem object; ``uri`` is what messages call it."""
+    """The place ``path`` of an fsspec filesystem object; messages call it ``uri``."""
     from fsspec.implementations.dirfs import DirFileSystem
     from fsspec.implementations.local import LocalFileSystem
 
-    # A folder seen through `dir::` is a folder: taking the wrapper off shows what it can really do. A derived
-    # class keeps its methods, here and below: it may encrypt what it stores.
+    # A folder behind `dir::` is a folder: removing the wrapper shows its real abilities. A derived class
+    # keeps its own methods, here and below, because it may encrypt what it stores.
     while type(fs) is DirFileSystem:
         path = f"{fs.path.rstrip('/')}/{path.lstrip('/')}" if fs.path else path
         fs = fs.fs
@@ -189,7 +189,7 @@ def locate_on(fs: Any, path: str, *, uri: str | None = None) -> Location:
 
 
 def _schemes(text: str) -> list[str]:
-    """The filesystems that ``text`` chains; a link without ``://`` that is no bare word is a path."""
+    """The schemes that ``text`` chains; a link without ``://`` that is not a bare word is a path."""
     links = text.split("::")
     schemes = [link.split("://")[0] if "://" in link else link for link in links]
     return [
@@ -204,7 +204,7 @@ def _is_known(scheme: str) -> bool:
 
 
 def _require(scheme: str) -> None:
-    """Import the filesystem of ``scheme``."""
+    """Import the filesystem of ``scheme``, or raise."""
     import fsspec
 
     if scheme.startswith("file:/"):

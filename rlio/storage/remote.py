@@ -1,12 +1,12 @@
-"""A folder of any fsspec filesystem, with the few calls that all of them answer alike.
+"""A folder of any fsspec filesystem, with the few calls that all filesystems answer alike.
 
-Never a write handle: leaving ``with fs.open(path, "wb")`` by an exception publishes the truncated object
-on every filesystem that we tried, and a handle that is open when the interpreter exits hangs it. Never a
-conditional put: servers and clients ignore it, race, or report a success as a conflict.
+Never use a write handle: leaving ``with fs.open(path, "wb")`` by an exception publishes the truncated object
+on every filesystem that we tried, and a handle that is open at interpreter exit hangs the interpreter. Never
+use a conditional put: servers and clients ignore it, race, or report a success as a conflict.
 
-Transfers over SFTP keep many requests under way at a time. fsspec's client waits for the answer to every
-32 KiB. Measured on a server beside it, that is 40 ms each (Nagle's algorithm against delayed
-acknowledgements): 80 s for a shard of 64 MiB.
+Transfers over SFTP keep many requests in flight. fsspec's client waits for the answer to every 32 KiB.
+Measured on a nearby server, each wait takes 40 ms (Nagle's algorithm against delayed acknowledgements): 80 s
+for a shard of 64 MiB.
 
 Example:
     >>> import fsspec
@@ -31,27 +31,27 @@ from rlio.storage.failures import behind_not_found
 from rlio.storage.local import warn_of_links
 from rlio.storage.paths import TMP_DIR, Entry
 
-__all__ = ["RemoteFolder", "get_range", "put_whole"]
+__all__ = ["RemoteFolder", "get_range", "put_whole", "real_move"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-#: Filesystems where one put shows the whole object or none, where what is called a move copies and deletes,
-#: and where folders need not be made (making one may even create a bucket).
+#: Filesystems on which one put shows the whole object or none, a "move" copies and deletes, and folders need
+#: not be created (creating one may even create a bucket).
 _ATOMIC_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"})
 
-#: Read only: a PUT that some server takes is not known to show whole objects.
+#: Read only: servers that accept a PUT are not known to show only whole objects.
 _HTTP = frozenset({"http", "https"})
 
-#: What is there after a put that raised is compared in pieces of this size: one request and as much memory.
+#: After a put that raised, the stored object is compared in pieces of this size, each one request.
 _COMPARE_BYTES = 8 << 20
 
-#: What a whole object of unknown size may have when its time limit is computed: the size of a shard.
+#: Assumed size of a whole object of unknown size, to compute its time limit: the size of a shard.
 _UNKNOWN_BYTES = 64 << 20
 
-#: A listing may take as many times the limit of one call: a million names are a thousand requests.
+#: A listing may take this many times the limit of one call: a million names take a thousand requests.
 _LISTING_PATIENCE = 5
 
-#: What clients call the time at which an object was stored.
+#: Clients' names for the time at which an object was stored.
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updated", "created")
 
 
@@ -61,14 +61,14 @@ class RemoteFolder:
     Args:
         fs: An fsspec filesystem, in synchronous mode.
         root: Path of the folder within ``fs``; need not exist.
-        timeout: Seconds that one call may take, transfers apart; None: as long as it takes.
+        timeout: Seconds for one call, plus the time for its bytes; None: no limit.
     """
 
     # Any: fsspec ships no type information.
     def __init__(self, fs: Any, root: str, *, timeout: float | None = None) -> None:
         self._clients = Clients(fs, timeout=timeout)
         self._made: set[str] = set()
-        self.root = root.rstrip("/")
+        self.root: str = root.rstrip("/")
         protocols = protocols_of(fs)
         self._atomic_put = not _ATOMIC_PUT.isdisjoint(protocols)
         self._over_http = not _HTTP.isdisjoint(protocols)
@@ -77,16 +77,16 @@ class RemoteFolder:
 
     @property
     def fs(self) -> Any:
-        """The filesystem; a new client after a fork, for asynchronous ones own an event loop thread."""
+        """The filesystem; a fork gets new asynchronous clients, because each owns a thread."""
         return self._clients.fs
 
     @property
     def lists_flat(self) -> bool:
-        """Whether the filesystem lists a whole tree by its own means, in few requests."""
+        """Whether the filesystem itself lists a whole tree, in few requests."""
         return _finds_flat(self.fs)
 
     def read(self, path: str, start: int, stop: int | None) -> bytes:
-        """Bytes ``[start, stop)``, fewer where the object ends."""
+        """Bytes ``[start, stop)``; fewer at the end of the object."""
         if stop is not None and stop <= start:
             return b""
         full = self.full(path)
@@ -106,13 +106,13 @@ class RemoteFolder:
         return self._cut(full, data, start, stop) if self._over_http and stop is not None else data
 
     def put(self, path: str, data: memoryview) -> None:
-        """Create or replace ``path``; where the filesystem has a real rename, nobody sees half an object."""
-        if self._over_http:  # No stub: the protocol has no writing. What says so is a permanent failure.
+        """Create or replace ``path``; on filesystems with a real rename, readers never see half an object."""
+        if self._over_http:  # HTTP has no writes. This error counts as permanent.
             raise NotImplementedError("a web server is read only: write to another filesystem")
         final = self.full(path)
-        # Clients take bytes and nothing else; they neither change nor keep them (memory copies on write).
+        # Clients accept only bytes, and neither change nor keep them (memory copies on write).
         content = data.obj if isinstance(data.obj, bytes) else data.tobytes()
-        move = None if self._atomic_put else _real_move(self.fs)
+        move = None if self._atomic_put else real_move(self.fs)
         try:
             if not self._atomic_put:
                 self._make_parent(final)
@@ -121,11 +121,11 @@ class RemoteFolder:
             else:
                 self._put_by_move(final, content, move)
         except BaseException:
-            self._made.clear()  # one of these folders may be what is missing
+            self._made.clear()  # one of these folders may have been removed
             raise
 
     def landed(self, path: str, data: memoryview) -> bool:
-        """Whether ``path`` holds ``data`` although a put raised: only the response was lost."""
+        """Whether ``path`` holds ``data`` although a put raised, because only the response was lost."""
         self._clients.invalidate_cache()
         full = self.full(path)
         try:
@@ -136,21 +136,29 @@ class RemoteFolder:
             return False
         if len(data) <= _COMPARE_BYTES:
             return bool(self._clients.call("cat_file", full, size=len(data)) == data)
-        if info.get("size") is None:  # It may be longer: putting again is right, too.
+        if info.get("size") is None:  # It may be longer. Putting again is also correct.
             return False
-        # All of it: the size alone could be that of an object whose content was damaged on its way, and the
-        # log goes once this says yes. Reading costs what putting again would.
+        # Compare all bytes: an object damaged on its way may have the right size, and the log is deleted once
+        # this returns True. Reading costs as much as putting again.
         for start in range(0, len(data), _COMPARE_BYTES):
             stop = min(start + _COMPARE_BYTES, len(data))
             if self._read(full, start, stop, stop - start) != data[start:stop]:
                 return False
         return True
 
-    def entries(self, folder: str, limit: int) -> list[Entry]:
+    def entries(
+        self, folder: str, limit: int, *, times: dict[str, float | None] | None = None
+    ) -> list[Entry]:
         """Every object below ``folder``, unsorted, never from a cache.
 
+        Args:
+            folder: A folder below the root; "" for the root.
+            limit: Largest number of names.
+            times: A dict to fill: path -> time of storing, None if the listing does not state it. None:
+                times are not needed.
+
         Raises:
-            UnsafeData: More than ``limit`` names are there.
+            UnsafeData: There are more than ``limit`` names.
         """
         self._clients.invalidate_cache()
         top = self.full(folder) if folder else self.root
@@ -164,11 +172,13 @@ class RemoteFolder:
         for info in infos:
             name = info["name"]
             path = name[len(base) :]
-            # A hostile or merely odd store may hold keys that are no paths: nobody can have meant them.
+            # A hostile or odd store may hold keys that are not paths: no data set uses them.
             if not name.startswith(below) or any(part in ("", ".", "..") for part in path.split("/")):
                 continue
             if info["type"] == "file":
                 found.append(Entry(path, info.get("size")))
+                if times is not None:
+                    times[path] = _time_of(info)
             elif info["type"] == "link":
                 links.append(path)
         warn_of_links(links, top)
@@ -180,16 +190,16 @@ class RemoteFolder:
         try:
             self._info(self.full(path) if path else self.root)
         except FileNotFoundError:
-            # A bucket's or a memory filesystem's own root has no entry of its own.
+            # The root of a bucket or of a memory filesystem has no entry.
             return not path and bool(self.entries("", limit=1 << 62))
         return True
 
     def remove(self, path: str) -> None:
-        """Remove the object, if it is there."""
+        """Remove the object, if it exists."""
         full = self.full(path)
         try:
             self._clients.call("rm_file", full)  # not rm(): it expands * ? [ in names
-        except Exception:  # Clients have no common one; raised unless the object is gone, as it should be.
+        except Exception:  # Clients share no error class. Raise, unless the object is gone.
             self._clients.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
                 self._info(full)
@@ -197,20 +207,19 @@ class RemoteFolder:
         self._clients.invalidate_cache()
 
     def modified(self, path: str) -> float | None:
-        """When the object was stored: seconds, by the store's clock; None where it does not tell."""
+        """When the object was stored, in seconds by the store's clock; None if the store does not say."""
         full = self.full(path)
         self._clients.invalidate_cache()
         try:
             time = self._clients.call("modified", full)
-        except (NotImplementedError, KeyError, TypeError):  # What clients raise whose answers have no time.
+        except (NotImplementedError, KeyError, TypeError):  # Raised by clients whose answers have no time.
             time = None
-        if time is None:  # As some say of what is not there; then this raises.
-            info = self._info(full)
-            time = next((info[key] for key in _TIMES if info.get(key) is not None), None)
+        if time is None:  # Some clients return None for a missing object; `_info` then raises.
+            return _time_of(self._info(full))
         return _seconds(time)
 
     def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]:
-        """Names directly in ``folder``, ``most`` at the most, each with whether it is a folder; no cache."""
+        """Names directly in ``folder``, at most ``most``, each with whether it is a folder; no cache."""
         self._clients.invalidate_cache()
         try:
             full = self.full(folder) if folder else self.root
@@ -225,12 +234,12 @@ class RemoteFolder:
             return []
         below = f"{full}/" if full else ""
         paths = [(child["name"].rstrip("/"), child["type"] == "directory") for child in children]
-        # Some list what was asked for as a child of itself.
+        # Some servers list the folder as a child of itself.
         found = [(path.rpartition("/")[2], folder) for path, folder in paths if path.startswith(below)]
         return found[:most]
 
     def full(self, path: str) -> str:
-        """``path`` as the filesystem knows it."""
+        """``path`` in the filesystem's own form."""
         return f"{self.root}/{path}" if self.root or self.fs.root_marker else path
 
     # ---- inside ----
@@ -250,7 +259,7 @@ class RemoteFolder:
         if start == 0 and not getattr(self.fs, "async_impl", False):
 
             def read_first(fs: Any) -> bytes:
-                # As cat_file() does, without its seek(0), which fsspec's wrapper of Arrow (HDFS) refuses.
+                # Like cat_file(), but without its seek(0), which fsspec's wrapper of Arrow (HDFS) refuses.
                 with fs.open(full, "rb") as file:
                     return bytes(file.read(stop))
 
@@ -258,12 +267,12 @@ class RemoteFolder:
         return bytes(self._clients.call("cat_file", full, start=start, end=stop, size=size))
 
     def _cut(self, full: str, data: bytes, start: int, stop: int) -> bytes:
-        """The range of what a web server sent: some do not know ranges, and send the whole file instead."""
+        """Cut the range from a web server's answer: servers that do not know ranges send the whole file."""
         if start == 0:
             return data[:stop]
         if self._knows_ranges is None:
             size = self._info(full).get("size")
-            if size is None:  # Not told. A range, at least, is never longer than was asked for.
+            if size is None:  # Unknown size. A range is at least never longer than requested.
                 return data[start:stop] if len(data) > stop - start else data
             self._knows_ranges = len(data) == min(stop, size) - start
         return data if self._knows_ranges else data[start:stop]
@@ -272,15 +281,15 @@ class RemoteFolder:
         parent = full.rpartition("/")[0]
         if not parent or parent in self._made:
             return
-        # Clients look and then make, so that writers that begin together trip over one another, perhaps once
-        # a folder on the way. Servers refuse what is there in as many ways as there are servers.
+        # Clients check and then create, so writers that begin together collide, perhaps once for each folder
+        # on the way. Servers refuse an existing folder in many different ways.
         for last in (*[False] * parent.count("/"), True):
             try:
                 self._clients.call("makedirs", parent, exist_ok=True)
                 break
             except PermissionError:
                 raise
-            except Exception:  # Of any kind, as said above; raised unless the folder is there now.
+            except Exception:  # Any kind, see above. Raise, unless the folder exists now.
                 if self._is_folder(parent):
                     break
                 if last:
@@ -308,8 +317,8 @@ class RemoteFolder:
             try:
                 self._clients.call(move, temporary, final)
             except FileExistsError:
-                # Some servers never move onto an existing object. What is there is not ours, or the caller
-                # would have found it landed; readers do without it for a moment.
+                # Some servers never move onto an existing object. The existing object is not ours, or the
+                # caller would have found it landed; readers do without it for a moment.
                 self._clients.call("rm_file", final)
                 self._clients.call(move, temporary, final)
         except BaseException:
@@ -317,7 +326,7 @@ class RemoteFolder:
             raise
 
     def _discard(self, temporary: str) -> None:
-        """Remove an unfinished upload; what cannot be removed is left to garbage collection."""
+        """Remove an unfinished upload; garbage collection removes it later if this fails."""
         try:
             self._clients.call("rm_file", temporary)
         except FileNotFoundError:
@@ -332,11 +341,11 @@ class RemoteFolder:
             if (cause := behind_not_found(error)) is not None:
                 raise cause from error
             return []
-        # Azure's client gives a list of the one name where ``top`` is an object: no files below it.
+        # Azure's client returns a list of one name if ``top`` is an object, which has no files below it.
         return list(found.values()) if isinstance(found, dict) else []
 
     def _walk(self, top: str, limit: int) -> list[dict[str, Any]]:
-        """List folder by folder. fsspec's own walk() takes one that it cannot list for empty."""
+        """List folder by folder. fsspec's own walk() treats a folder that it cannot list as empty."""
         found: list[dict[str, Any]] = []
         pending = [top]
         seen = 0
@@ -349,13 +358,13 @@ class RemoteFolder:
                     raise cause from error
                 continue
             except NotADirectoryError:
-                continue  # an object where a folder was asked for: no files below it
+                continue  # an object instead of a folder: no files below it
             if self._lists_itself(folder, children):
                 continue
             for child in children:
                 name = child["name"].rstrip("/")
                 if not name.startswith(f"{folder}/"):
-                    continue  # ls of an object, or ".": the thing itself
+                    continue  # ls of an object, or ".": the folder itself
                 seen += 1
                 if child["type"] == "directory":
                     pending.append(name)
@@ -366,37 +375,42 @@ class RemoteFolder:
         return found
 
     def _lists_itself(self, folder: str, children: list[dict[str, Any]]) -> bool:
-        """Whether ``folder`` is an object, and a server (FTP) listed it as the only child of itself."""
+        """Whether ``folder`` is an object that a server (FTP) listed as its own only child."""
         own = f"{folder}/{folder.rpartition('/')[2]}"
         if len(children) != 1 or children[0]["type"] != "file" or children[0]["name"] != own:
             return False
         return self._info(folder).get("type") == "file"
 
 
+def _time_of(info: dict[str, Any]) -> float | None:
+    """When an object was stored, by what a client says of it; None where it does not tell."""
+    return _seconds(next((info[key] for key in _TIMES if info.get(key) is not None), None))
+
+
 def _seconds(time: Any) -> float | None:
-    """Seconds since the epoch of what a client gives for a time; None for what is none."""
+    """A client's time value in seconds since the epoch; None for anything else."""
     if isinstance(time, str):
-        # FTP's listing (RFC 3659) has digits alone; others write ISO 8601.
+        # FTP's listing (RFC 3659) has only digits; other servers write ISO 8601.
         form = "%Y%m%d%H%M%S" if time[:14].isdecimal() else None
         try:
             time = datetime.strptime(time[:14], form) if form else datetime.fromisoformat(time)
         except ValueError:
             return None
     if isinstance(time, datetime):
-        # Without a zone it is some zone's, always the same: all that is asked of times is their difference.
+        # A time without a zone is always in the same zone, and only differences of times are used.
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     return float(time) if isinstance(time, int | float) and not isinstance(time, bool) else None
 
 
 def _is_plain_sftp(fs: Any) -> bool:
-    """Whether it is fsspec's client itself, with paramiko's within reach: a derived one may encrypt."""
+    """Whether it is fsspec's own client, with access to paramiko's: a derived client may encrypt."""
     from fsspec.implementations.sftp import SFTPFileSystem
 
     return type(fs) is SFTPFileSystem
 
 
 def _finds_flat(fs: Any) -> bool:
-    """Whether the filesystem lists a whole tree by its own means, in few requests."""
+    """Whether the filesystem itself lists a whole tree, in few requests."""
     from fsspec import AbstractFileSystem
     from fsspec.asyn import AsyncFileSystem
 
@@ -406,8 +420,8 @@ def _finds_flat(fs: Any) -> bool:
     return cls.find is not AbstractFileSystem.find
 
 
-def _real_move(fs: Any) -> str | None:
-    """The name of the filesystem's own rename; None where moving would copy and delete."""
+def real_move(fs: Any) -> str | None:
+    """The name of the filesystem's own rename; None if moving would copy and delete."""
     from fsspec import AbstractFileSystem
     from fsspec.asyn import AsyncFileSystem
 
@@ -421,12 +435,12 @@ def _real_move(fs: Any) -> str | None:
 
 # Any: neither fsspec nor paramiko ships type information.
 def put_whole(client: Any, path: str, content: bytes) -> None:
-    """Write ``content`` to ``path``, and look whether all of it is there."""
+    """Write ``content`` to ``path``, and check that all of it was stored."""
     client.ftp.putfo(io.BytesIO(content), path, file_size=len(content), confirm=True)
 
 
 def get_range(client: Any, path: str, start: int, stop: int | None) -> bytes:
-    """Bytes ``[start, stop)`` of the object, fewer where it ends."""
+    """Bytes ``[start, stop)`` of the object; fewer at its end."""
     with client.ftp.open(path, "rb") as file:
         size = file.stat().st_size or 0
         end = size if stop is None else min(stop, size)

@@ -1,1 +1,1 @@
-"""What any library needs: exports on first use, options checked by name, threads and locks across forks."""
+"""General helpers: exports on first use, options checked by name, threads and locks across forks."""

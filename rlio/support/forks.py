@@ -1,7 +1,7 @@
-"""What survives no fork: threads, child processes, and locks that another thread holds.
+"""Helpers for what does not survive a fork: threads, child processes, and locks held by another thread.
 
-A forked child has the objects of its parent, and none of its threads. `Owner` says whose an object is;
-`BackgroundThread` is a thread that a child starts for itself; that of a `ReadAhead` stays the parent's.
+A forked child has its parent's objects, but none of its threads. `Owner` names the process of an object. A
+child starts its own `BackgroundThread`; the thread of a `ReadAhead` stays with the parent.
 
 Example:
     >>> thread = BackgroundThread("example")
@@ -33,7 +33,7 @@ from rlio.errors import ClosedError, RlioError
 
 __all__ = ["BackgroundThread", "Owner", "ReadAhead", "cached_property"]
 
-# How long the thread of a `ReadAhead` that was dropped is waited for: its call may wait for rows.
+# Seconds to wait for the thread of a dropped `ReadAhead`: its call may wait for rows.
 _LAST_SECONDS: Final = 5.0
 
 P = ParamSpec("P")
@@ -46,8 +46,8 @@ else:
     class cached_property(functools.cached_property):  # noqa: N801, TID251
         """`functools.cached_property` without the lock that it has before Python 3.12.
 
-        All instances of a class share that lock: a child that is forked while a thread of its parent
-        calculates the property of any of them would hang. Two threads may calculate a value twice.
+        All instances of a class share that lock. A child would hang if it is forked while a thread of its
+        parent computes the property of any instance. Without the lock, two threads may compute a value twice.
         """
 
         def __get__(self, instance: object | None, owner: type[Any] | None = None) -> Any:
@@ -61,26 +61,26 @@ else:
 
 
 class Owner:
-    """The process that an object belongs to: the one that made this."""
+    """The process that owns an object: the one that made this `Owner`."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process, and no fork of it."""
+        """Whether this is the owner process, not a fork of it."""
         return self._pid == os.getpid()
 
     def check(self, what: str, *, error: type[RlioError] = ClosedError, uri: str | None = None) -> None:
-        """Raise in a fork.
+        """Raise in a forked process.
 
         Args:
-            what: The object, for the message.
-            error: What is raised.
+            what: Name of the object, for the message.
+            error: Class of the error.
             uri: For the message.
 
         Raises:
-            RlioError: ``error``.
+            RlioError: This is a fork; of the class ``error``.
         """
         if not self.is_here:
             raise error(
@@ -91,10 +91,10 @@ class Owner:
 
 
 class BackgroundThread:
-    """An executor of one thread, which starts with the first job; a forked child starts its own.
+    """An executor with one thread, which starts with the first job; a forked child starts another.
 
     Args:
-        name: Of the thread.
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -103,21 +103,21 @@ class BackgroundThread:
         self._pool: ThreadPoolExecutor | None = None
 
     def was_forked(self) -> bool:
-        """Whether this process is a fork, where jobs submitted before never end; True once a fork."""
+        """Whether this process is a fork, where earlier jobs never end; True only once in each fork."""
         if self._owner.is_here:
             return False
         self._owner, pool, self._pool = Owner(), self._pool, None
         return pool is not None
 
     def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a job behind those before it."""
+        """Run a job after the earlier ones."""
         self.was_forked()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
         return self._pool.submit(job, *args, **kwargs)
 
     def close(self) -> None:
-        """End the thread, after the job that runs. May be called again; a later job starts another one."""
+        """End the thread after the running job. May be called again; a later job starts a new thread."""
         self.was_forked()
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -125,17 +125,17 @@ class BackgroundThread:
 
 
 class ReadAhead(Generic[T]):
-    """A bounded queue of what comes next, which a thread of its own fills; for one consumer.
+    """A bounded queue of coming items, filled by a separate thread; for one consumer.
 
-    What ``make`` raises is raised in its place, by `get`. The thread has ended by then; a later `get` starts
-    another one. A forked child of a process with a running thread cannot go on.
+    `get` raises an error of ``make`` in its turn. The thread has then ended; a later `get` starts a new
+    one. A forked child of a process with a running thread cannot continue.
 
     Args:
-        make: Makes the next item; called in the thread. It holds no reference to the owner of this, so that
-            the owner may be dropped without `halt`.
-        depth: Items that wait at most, at least 1 (0 with ``on_full``); one more is in the making.
-        name: Of the thread; and of this, in errors.
-        on_full: Called with an item that finds the queue full, which is dropped. None: the thread waits.
+        make: Makes the next item; called in the thread. It must not reference the owner of this queue, so the
+            owner may be dropped without `halt`.
+        depth: Maximum number of waiting items, at least 1 (0 with ``on_full``); one more is being made.
+        name: Name of the thread, and of the queue in errors.
+        on_full: Called with an item that finds the queue full; the item is dropped. None: the thread waits.
     """
 
     def __init__(
@@ -150,17 +150,17 @@ class ReadAhead(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread runs, or ran when this process was forked."""
+        """Whether the thread is running, or was running when this process was forked."""
         return self._thread is not None
 
     @property
     def is_lost(self) -> bool:
-        """Whether the thread is that of the process that forked."""
+        """Whether the thread belongs to the parent of this process."""
         return self.is_running and not self._owner.is_here
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether no item waits."""
         return not self._queue.items
 
     def check(self) -> None:
@@ -169,13 +169,13 @@ class ReadAhead(Generic[T]):
             self._owner.check(self._name)
 
     def start(self) -> None:
-        """Start the thread, unless it runs, or was interrupted."""
-        with self._queue.changed:  # An `interrupt` comes before, or ends the thread that starts here.
+        """Start the thread, unless it is running, or was interrupted."""
+        with self._queue.changed:  # An `interrupt` comes before this, or ends the new thread.
             if self._thread is not None or self._interrupted:
                 return
             self._owner = Owner()
             self._queue.stopped = False
-            # A daemon: the interpreter waits for other threads before anybody could tell them to end.
+            # A daemon, because the interpreter waits for other threads before any code can end them.
             thread = threading.Thread(target=self._queue.fill, name=self._name, daemon=True)
             thread.start()
             self._thread = thread
@@ -185,8 +185,8 @@ class ReadAhead(Generic[T]):
         """Wait for the next item.
 
         Raises:
-            ClosedError: `interrupt` was called while this waited; or this process is a fork.
-            BaseException: What ``make`` raised.
+            ClosedError: `interrupt` was called while this call waited; or this process is a fork.
+            BaseException: An error of ``make``.
         """
         self.check()
         self.start()
@@ -197,14 +197,14 @@ class ReadAhead(Generic[T]):
         return item
 
     def interrupt(self) -> None:
-        """End the thread for good, and `get` with a ClosedError where nothing waits; `halt` follows."""
+        """End the thread permanently, and a waiting `get` with a ClosedError; `halt` follows."""
         if not self.is_lost:
             with self._queue.changed:
                 self._interrupted = True
                 self._queue.stop()
 
     def halt(self) -> list[T]:
-        """End the thread, after the item that is in the making, and give what waits; nothing in a fork."""
+        """End the thread after the current item, and return the waiting items; nothing in a fork."""
         if self.is_lost:
             return []
         self._end_thread()
@@ -218,14 +218,14 @@ class ReadAhead(Generic[T]):
 
 
 class _Raised:
-    """An error in the place of an item."""
+    """An error in place of an item."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class _Queue(Generic[T]):
-    """What the thread of a `ReadAhead` and its consumer share."""
+    """The state that the thread of a `ReadAhead` shares with its consumer."""
 
     def __init__(self, make: Callable[[], T], depth: int, on_full: Callable[[T], None] | None) -> None:
         self.items: deque[T | _Raised] = deque()
@@ -236,11 +236,11 @@ class _Queue(Generic[T]):
         self._on_full = on_full
 
     def fill(self) -> None:
-        """Make items until one raises, or it is stopped; what the thread does."""
+        """Make items until ``make`` raises or the queue is stopped; runs in the thread."""
         while not self.stopped:
             try:
                 item = self._make()
-            # Whatever it is, it is raised where the item would have been.
+            # The consumer raises it in place of the item.
             except BaseException as error:
                 self._put(_Raised(error))
                 return
@@ -248,7 +248,7 @@ class _Queue(Generic[T]):
                 self._on_full(item)
             else:
                 self._put(item)
-            del item  # Its memory may be used again while the next one is made.
+            del item  # Frees its memory for the next item.
 
     def _put(self, item: T | _Raised) -> None:
         with self.changed:
@@ -282,5 +282,5 @@ def _end(queue: _Queue[Any], thread: threading.Thread, owner: Owner, timeout: fl
     if not owner.is_here:
         return  # A fork has no such thread, and the queue's lock may never be released there.
     queue.stop()
-    if thread is not threading.current_thread():  # Garbage is collected in any thread.
+    if thread is not threading.current_thread():  # Any thread may run the garbage collector.
         thread.join(timeout)

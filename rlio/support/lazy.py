@@ -1,7 +1,7 @@
-"""Exports that are imported on first use, so that `import rlio` stays quick (PEP 562).
+"""Exports that are imported on first use, so `import rlio` stays fast (PEP 562).
 
-The public names of a package and their homes are stated once, in its ``__init__.pyi``: type checkers read it,
-and `lazy_loader` reads it at run time.
+The ``__init__.pyi`` of a package states its public names and their homes once: type checkers read it, and
+`lazy_loader` reads it at run time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def lazy_exports(
 
     Args:
         package: ``__name__`` of the package whose `__init__` calls this.
-        file: Its ``__file__``; the stub lies beside it.
+        file: Its ``__file__``; the stub is beside it.
 
     Returns:
-        The three. ``__all__`` has no subpackages, which are found all the same. A name is looked up once: it
-        then is an ordinary attribute of the package. A name in the other spelling, British or American, is
-        found too.
+        The three objects. ``__all__`` has no subpackages, but they are found. A name is looked up once; then
+        it is an ordinary attribute of the package. A name is also found in the other spelling, British or
+        American.
     """
     load, dir_, names = lazy_loader.attach_stub(package, file)
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Options by name: an unknown one is answered with those that are known, and both spellings are known.
+"""Options by name: signatures show all, errors list the known names, and both spellings are accepted.
 
 Example:
     >>> @checked_keywords
@@ -18,11 +18,20 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints
 
 from rlio.errors import OptionError, UnknownName, excerpt
 
-__all__ = ["checked_keywords", "expected", "expected_mapping", "folded", "option_names", "refuse_unknown"]
+__all__ = [
+    "checked_keywords",
+    "default_options",
+    "expected",
+    "expected_mapping",
+    "folded",
+    "in_own_spelling",
+    "option_names",
+    "refuse_unknown",
+]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,17 +41,24 @@ _TYPED_KEYWORDS = re.compile(r"Unpack\[(\w+)\]")
 
 
 def folded(name: str) -> str:
-    """``name`` in one spelling of the two: equal for "prioritised" and "prioritized". Only to compare."""
+    """``name`` in a common spelling, equal for "prioritised" and "prioritized". Only for comparison."""
     for british, american in _SPELLINGS:
         name = re.sub(british, american, name, flags=re.IGNORECASE)
     return name
 
 
+def in_own_spelling(value: T, known: Iterable[str]) -> T:
+    """The ``known`` name that ``value`` is in either spelling; ``value`` if it is none of them."""
+    if not isinstance(value, str):
+        return value
+    return cast("T", next((name for name in known if folded(name) == folded(value)), value))
+
+
 def expected(value: T | None, kind: type[T], name: str) -> T:
-    """The ``value`` of the option ``name``, a ``kind`` of options; None: its defaults.
+    """The ``value`` of the option ``name``, of class ``kind``; None: an object with its defaults.
 
     Raises:
-        OptionError: It is something else, such as a dict.
+        OptionError: ``value`` has another type, such as a dict.
     """
     if value is None:
         return kind()
@@ -53,10 +69,10 @@ def expected(value: T | None, kind: type[T], name: str) -> T:
 
 
 def expected_mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    """The ``value`` of the option ``name``, a mapping of keywords; None: none.
+    """The ``value`` of the option ``name``, a mapping of keywords; None: an empty one.
 
     Raises:
-        OptionError: It is something else.
+        OptionError: ``value`` has another type.
     """
     if value is not None and not isinstance(value, Mapping):
         raise OptionError(f"{name}={excerpt(value)}: expected a dict of keywords, or None")
@@ -64,33 +80,52 @@ def expected_mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str,
 
 
 def option_names(taker: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The keywords that a function or class takes, in order; None: any, or it does not tell.
-
-    Those behind ``**options: Unpack[SomeTypedDict]`` are among them.
-    """
-    init = taker.__init__ if isinstance(taker, type) else taker  # type: ignore[misc] # of this very class
-    function = inspect.unwrap(init)
+    """The keywords that a function or class takes, in order; None: any keyword, or unknown."""
     try:
         parameters = inspect.signature(taker).parameters.values()
-    except (TypeError, ValueError):  # Some that are written in C have no signature.
+    except (TypeError, ValueError):  # Some functions written in C have no signature.
         return None
-    names: list[str] = []
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_KEYWORD:
-            typed = _TYPED_KEYWORDS.fullmatch(str(parameter.annotation))
-            if typed is None:
-                return None
-            names += function.__globals__[typed[1]].__annotations__
-        elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return tuple(names)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in by_name)
+
+
+def default_options(typed: Any) -> dict[str, Any]:
+    """Name -> default of the keywords of a TypedDict whose fields are ``Annotated[type, default]``."""
+    hints = get_type_hints(typed, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def _typed_keywords(annotation: object, function: Callable[..., Any]) -> Any:
+    """The TypedDict of an annotation ``Unpack[SomeTypedDict]``; None: it is another annotation."""
+    if get_origin(annotation) is Unpack:
+        return get_args(annotation)[0]
+    unpacked = _TYPED_KEYWORDS.fullmatch(str(annotation))  # As text: from __future__ import annotations.
+    return None if unpacked is None else function.__globals__[unpacked[1]]
+
+
+def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature, with the options that ``**options: Unpack[SomeTypedDict]`` stands for."""
+    signature = inspect.signature(function)
+    shown = []
+    for parameter in signature.parameters.values():
+        typed = _typed_keywords(parameter.annotation, function)
+        if typed is None:
+            shown.append(parameter)
+            continue
+        for name, hint in get_type_hints(typed, include_extras=True).items():
+            assert get_origin(hint) is Annotated, f"{typed.__name__}.{name} has no default"
+            default, kind = hint.__metadata__[0], parameter.KEYWORD_ONLY
+            shown.append(inspect.Parameter(name, kind, default=default, annotation=hint.__origin__))
+    return signature.replace(parameters=shown)
 
 
 def refuse_unknown(options: Iterable[str], known: Iterable[str] | None, *, of: str) -> None:
-    """Raise where one of ``options`` is not among the ``known``; None: any is.
+    """Raise if one of ``options`` is not in ``known``; None: all options are allowed.
 
     Raises:
-        UnknownName: One is not. The message has the nearest of the known names, and all of them.
+        UnknownName: An option is unknown. The message has the nearest known name, and all known names.
     """
     if known is None:
         return
@@ -110,8 +145,9 @@ def _nearest(name: str, known: list[str]) -> str:
 def checked_keywords(taker: F) -> F:
     """Make a function, or the constructor of a class, check its keywords by name.
 
-    A keyword in British or American spelling is taken for the one in the other spelling. An unknown one
-    raises `UnknownName`, an `OptionError`, in place of Python's TypeError, which names no others.
+    A keyword may have British or American spelling. An unknown keyword raises `UnknownName`, an
+    `OptionError`, instead of Python's TypeError, which does not list the known ones. The signature, and so
+    `help()`, shows the options that ``**options: Unpack[SomeTypedDict]`` stands for.
     """
     if isinstance(taker, type):
         init = taker.__init__  # type: ignore[misc] # of this very class, not of a subclass
@@ -122,6 +158,8 @@ def checked_keywords(taker: F) -> F:
 
 
 def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
+    signature = _full_signature(function)
+    function.__signature__ = signature  # type: ignore[attr-defined] # inspect looks for it
     known = [name for name in option_names(function) or () if name != "self"]
     spelled = {folded(name): name for name in known}
 
@@ -132,7 +170,7 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
             if other is None:
                 refuse_unknown([name], known, of=owner)
             elif other in options:
-                raise OptionError(f"{owner}: {name!r} and {other!r} are one option: give one of them")
+                raise OptionError(f"{owner}: {name!r} and {other!r} are one option: pass only one of them")
             else:
                 options[other] = options.pop(name)
         return function(*args, **options)

@@ -1,6 +1,6 @@
-"""What plug-in authors test with: conformance suites, and tools that make storage fail on purpose.
+"""Tests for plug-in authors: conformance suites, and filesystems that fail on purpose.
 
-A suite is a class to subclass in a test file; it needs pytest, which rlio itself does not.
+A suite is a class to subclass in a test file. It needs pytest, which rlio itself does not need.
 
 Example:
     >>> from rlio.testing import FileSystemTests

@@ -1,7 +1,7 @@
 """The conformance suite of storage, and filesystems that fail on purpose.
 
-Subclass `FileSystemTests` with a factory to prove that data sets can live on a filesystem. `FaultyFileSystem`
-wraps one and makes chosen calls fail: before anything happened, after all did, halfway; or succeed badly.
+Subclass `FileSystemTests` with a factory to prove that data sets can be on a filesystem. `FaultyFileSystem`
+wraps a filesystem. Chosen calls fail before their effect, after it, or halfway; or succeed badly.
 
 Example:
     >>> import fsspec
@@ -32,14 +32,14 @@ from rlio.storage.filesystem import Entry, Storage
 
 __all__ = ["Call", "Fault", "FaultyFileSystem", "FaultyRenamingFileSystem", "FileSystemTests"]
 
-#: How a call fails: nothing happened; all happened and the response was lost; half was stored. Or how it
-#: succeeds badly: late; with a listing that was true before, or is in another order.
+#: How a call fails: before any effect; after the effect, with a lost response; or with half stored. Or how it
+#: succeeds badly: late; with an outdated listing; with an unordered listing.
 Fault: TypeAlias = Literal["before", "after", "torn", "slow", "stale", "unordered"]
 _SUCCEEDING = (None, "slow", "stale", "unordered")
 
 
 class Call(NamedTuple):
-    """One call that a `FaultyFileSystem` got: its number from 0, the operation's name, and the path."""
+    """One call to a `FaultyFileSystem`: its number from 0, the operation's name, and the path."""
 
     number: int
     operation: str
@@ -47,18 +47,18 @@ class Call(NamedTuple):
 
 
 class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no type information
-    """Passes calls on to another filesystem, and makes those fail that ``choose`` says.
+    """Passes calls on to another filesystem, and makes chosen calls fail.
 
-    It has no rename, and no folders to be made; see `FaultyRenamingFileSystem`.
+    It has no rename, and needs no folders; see `FaultyRenamingFileSystem`.
 
     Args:
         target: The fsspec filesystem that does the work.
-        choose: Gives the fault of a call, or None to let it pass. ``"torn"`` stores half of a put and is
-            like ``"before"`` for other operations; ``"stale"`` and ``"unordered"`` concern listings alone.
-        error: Makes the exception that is raised.
+        choose: Returns the fault of a call, or None to let it pass. ``"torn"`` stores half of a put and is
+            like ``"before"`` for other operations; ``"stale"`` and ``"unordered"`` affect only listings.
+        error: Makes the exception to raise.
         delay: Seconds that ``"slow"`` waits before the call.
-        history: Folder -> its listings so far, for ``"stale"``, which answers with the last of them;
-            clients that are given the same one see what others saw.
+        history: Folder -> its listings so far, for ``"stale"``, which returns the last one. Clients that
+            share a history see each other's listings.
     """
 
     protocol = "faulty"
@@ -79,8 +79,8 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
         self.choose = choose
         self.error = error
         self.delay = delay
-        self.history = {} if history is None else history
-        #: Every call so far, failed ones included.
+        self.history: dict[str, list[Any]] = {} if history is None else history
+        #: All calls so far, also failed ones.
         self.calls: list[Call] = []
         self._lock = threading.Lock()
 
@@ -100,7 +100,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
         return self._bent(fault, path, result or []) if operation == "ls" else result
 
     def _bent(self, fault: Fault | None, path: str, listing: list[Any]) -> list[Any]:
-        """A listing as a store may give it that is consistent only after a while."""
+        """A listing as an eventually consistent store may give it."""
         seen = self.history.setdefault(path, [[]])
         if fault == "stale":
             return list(seen[-1])
@@ -131,12 +131,12 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode != "rb":
-            raise AssertionError("a write handle was opened: it publishes what is truncated")
+            raise AssertionError("a write handle was opened: it publishes truncated objects")
         return self._pass_on("open", path, mode)
 
 
 class FaultyRenamingFileSystem(FaultyFileSystem):
-    """A `FaultyFileSystem` with a rename of its own, as SFTP and the like have."""
+    """A `FaultyFileSystem` with a rename, as SFTP and similar filesystems have."""
 
     protocol = "faulty-renaming"
 
@@ -144,7 +144,7 @@ class FaultyRenamingFileSystem(FaultyFileSystem):
         return self._pass_on("mv", path1, path2, **kwargs)
 
 
-# Every one of these has been a bug in some client: globs, fragments, escapes, encodings, options.
+# Each of these was a bug in some client: globs, fragments, escapes, encodings, options.
 _ODD_NAMES = (
     "with space.bin",
     "ümlaut/日本語.bin",
@@ -160,20 +160,20 @@ _ODD_NAMES = (
 
 
 class FileSystemTests(ABC):
-    """Proves that data sets can live on a filesystem.
+    """Proves that data sets can be on a filesystem.
 
-    Subclass it in a test file, name the subclass ``Test...``, and give `make_storage`; where the raw
-    accessors do not reach the objects that storage writes, give those too.
+    Subclass it in a test file, name the subclass ``Test...``, and implement `make_storage`. If the raw
+    accessors do not reach the objects that storage writes, override them too.
     """
 
-    #: Names to store objects under; a filesystem that cannot hold one lists the others, and documents it.
+    #: Names to store objects under. If a filesystem cannot hold one, list the others here, and document it.
     odd_names: ClassVar[tuple[str, ...]] = _ODD_NAMES
-    #: Whether an object is never seen half written.
+    #: Whether no reader ever sees a half-written object.
     atomic: ClassVar[bool] = True
 
     @abstractmethod
     def make_storage(self, tmp_path: Path) -> Storage:
-        """A folder that does not exist yet, another one each time."""
+        """A folder that does not exist yet, a different one each time."""
 
     def raw_write(self, storage: Storage, path: str, data: bytes) -> None:
         """Store ``data`` as another program would, not through ``storage``."""
@@ -182,7 +182,7 @@ class FileSystemTests(ABC):
         storage.fs.pipe_file(full, data)
 
     def raw_read(self, storage: Storage, path: str) -> bytes:
-        """The object's bytes as another program sees them."""
+        """The object's bytes as another program reads them."""
         return bytes(storage.fs.cat_file(f"{storage.root}/{path}"))
 
     @pytest.fixture
@@ -307,7 +307,7 @@ class FileSystemTests(ABC):
     def test_a_listing_longer_than_the_limit_is_refused(self, storage: Storage) -> None:
         for i in range(5):
             storage.put(f"{i}.bin", b"content")
-        left_over = len(storage.fs.ls(storage.root)) - 5  # _tmp, where there is one
+        left_over = len(storage.fs.ls(storage.root)) - 5  # _tmp, if it exists
         assert len(storage.list(limit=5 + left_over)) == 5
         with pytest.raises(UnsafeData, match="more than 4 names"):
             storage.list(limit=4)
@@ -320,7 +320,7 @@ class FileSystemTests(ABC):
         assert [entry.path for entry in storage.list()] == ["data/a/x.bin", "data/ab.bin"]
 
     def test_times_are_the_stores_own_and_do_not_run_backwards(self, storage: Storage) -> None:
-        """What collection goes by; a store that tells none loses nothing, and keeps everything."""
+        """Garbage collection uses these times; a store without times loses nothing, and keeps everything."""
         times = []
         for name in ("first", "second"):
             storage.put(f"data/{name}.bin", b"content")
@@ -329,6 +329,17 @@ class FileSystemTests(ABC):
         assert first is None or (second is not None and first <= second)
         with pytest.raises(DataNotFound):
             storage.modified("data/third.bin")
+
+    def test_a_listing_tells_the_times_that_its_objects_have(self, storage: Storage) -> None:
+        for path in ("data/a.bin", "data/b/c.bin", "top.bin"):
+            storage.put(path, b"content")
+        entries, times = storage.list_with_times("data")
+        assert entries == storage.list("data")
+        assert sorted(times) == ["data/a.bin", "data/b/c.bin"]
+        for path, listed in times.items():
+            asked = storage.modified(path)
+            # Listings may tell whole seconds, or, as those of some servers, minutes.
+            assert listed is None or (asked is not None and abs(listed - asked) <= 60)
 
     def test_odd_names_are_names(self, storage: Storage) -> None:
         for name in self.odd_names:
@@ -383,7 +394,7 @@ class FileSystemTests(ABC):
 
     def test_a_storage_travels_to_other_processes(self, storage: Storage) -> None:
         storage.put("a.bin", b"content")
-        ForkingPickler.dumps(storage)  # Raises where something in it cannot be sent.
-        twin = copy.copy(storage)  # Takes the way that the receiver takes, without bytes that could be run.
+        ForkingPickler.dumps(storage)  # Raises if a part cannot be pickled.
+        twin = copy.copy(storage)  # The same path as the receiver's, without bytes that could run code.
         assert twin.uri == storage.uri
         assert twin.read("a.bin") == b"content"

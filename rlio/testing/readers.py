@@ -1,7 +1,7 @@
-"""`ReaderTests`: what every `InputReader` must do; and `assert_resumes`, the law of resuming.
+"""`ReaderTests`: the requirements of every `InputReader`; and `assert_resumes`, the law of resuming.
 
-Nothing here needs pytest, but it collects the suites: a subclass whose name it collects is all there is to
-write.
+Nothing here needs pytest, but pytest collects the suites: write a subclass whose name it collects, and
+nothing else.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -44,10 +44,10 @@ from rlio.reader import InputReader, JsonState
 
 __all__ = ["ReaderTests", "assert_resumes", "assert_same"]
 
-# "A state is a position": even that of a mixture of many readers fits into this.
+# A state is a position: even that of a mixture of many readers fits into this limit.
 _STATE_BYTES = 64 * 1024
 
-# Which remainders `assert_resumes` follows to their ends, and how many batches of the others it reads.
+# `assert_resumes` follows every fourth remainder to its end, and reads so many batches of the others.
 _FOLLOWED = 4
 _LOOKED_AT = 3
 
@@ -65,18 +65,18 @@ def assert_same(found: Batch, expected: Batch, what: str = "the batch") -> None:
 def assert_resumes(
     make_reader: Callable[[], InputReader], n: int | None = None, *, batches: int = 20
 ) -> None:
-    """Check the law of resuming: state before every batch, restored into a fresh reader, same remainder.
+    """Check the law of resuming: a state from before each batch, in a new reader, gives the same remainder.
 
-    Every fourth remainder, the first included, is followed to its end, and the first three batches of each
-    other one.
+    Every fourth remainder, including the first, is followed to its end; of the others, three batches are
+    checked.
 
     Args:
-        make_reader: Gives a fresh reader with the same arguments each time, a seed included.
-        n: What `sample` is called with.
-        batches: How many batches are looked at; a reader that ends before is followed to its end.
+        make_reader: Returns a new reader with the same arguments each time, including the seed.
+        n: The argument of `sample`.
+        batches: How many batches to check; a reader that ends earlier is followed to its end.
 
     Raises:
-        AssertionError: A remainder differs, or a state is not JSON; the message says before which batch.
+        AssertionError: A remainder differs, or a state is not JSON; the message names the batch.
     """
     states: list[str] = []
     expected: list[Batch | None] = []
@@ -99,27 +99,27 @@ def assert_resumes(
             restored.load_state_dict(json.loads(text))
             saved_again = json.dumps(restored.state_dict(), sort_keys=True)
             check_remainder(restored, number, "restored")
-        # A state that is saved right after it was loaded has to be as good: mostly it is the same.
+        # A state saved right after loading must be as good; usually it is the same.
         if saved_again != text:
             with make_reader() as again:
                 again.load_state_dict(json.loads(saved_again))
                 check_remainder(again, number, "restored and saved again")
 
 
-# Batches after which a reader that should end is taken for one that does not.
+# A reader that should end but gives more batches than this is taken as endless.
 _MANY = 20_000
 
 
 class ReaderTests:
-    """Conformance suite of readers; subclass it, give the two accessors, and pytest finds the tests.
+    """Conformance suite of readers. Subclass it and implement the two accessors; pytest finds the tests.
 
     Attributes:
         finite: Whether the readers end.
-        ordered: Whether one pass gives the expected rows in their order, or in any.
-        size_free: Whether the rows come in the same order whatever sizes are asked for. A mixture's do not:
-            it groups the rows of each batch.
-        batches: How many batches are looked at of readers that do not end.
-        sizes: What `sample` is called with.
+        ordered: Whether one pass gives the expected rows in their order, or in any order.
+        size_free: Whether the order of rows is the same for all sizes. A mixture's is not, because it groups
+            the rows of each batch.
+        batches: How many batches to check of readers that do not end.
+        sizes: The arguments of `sample`.
     """
 
     finite: ClassVar[bool] = True
@@ -131,14 +131,14 @@ class ReaderTests:
     # ---- the two accessors ----
 
     def make_reader(self) -> InputReader:
-        """Give a fresh reader of the same data with the same arguments, a seed included."""
+        """Return a new reader of the same data with the same arguments, including the seed."""
         raise NotImplementedError(f"{type(self).__name__}.make_reader() must give a fresh reader")
 
     def expected_rows(self) -> Batch | None:
-        """Give the rows of one pass, found without the reader; None where nobody can know them."""
+        """Return the rows of one pass, found without the reader; None if they cannot be known."""
         raise NotImplementedError(f"{type(self).__name__}.expected_rows() must give the rows, or None")
 
-    # ---- what is read ----
+    # ---- reading ----
 
     def test_one_pass_gives_the_expected_rows(self) -> None:
         expected = self.expected_rows()
@@ -302,7 +302,7 @@ class ReaderTests:
             _raises(StateError, failed.load_state_dict, {**state, "version": -1})
 
     def _batches(self, reader: InputReader, n: int | None) -> Iterator[Batch]:
-        """The batches of one pass, or the first few of a reader without end."""
+        """The batches of one pass, or the first few of an endless reader."""
         for _ in range(_MANY if self.finite else self.batches):
             if (batch := _sample(reader, n)) is None:
                 return
@@ -336,7 +336,7 @@ def _raises(kind: type[RlioError], call: Callable[..., Any], *args: Any) -> None
 
 def _json_text(state: JsonState, what: str) -> str:
     try:
-        # Whoever stores it may sort its keys.
+        # A program that stores the state may sort its keys.
         text = json.dumps(state, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise AssertionError(f"{what} is not JSON: {error}") from error
@@ -358,7 +358,7 @@ def _size(batch: Batch | None) -> str:
 
 
 def _difference(found: Batch, expected: Batch) -> str | None:
-    """Where two batches differ, in words."""
+    """The first difference between two batches, in words."""
     if type(found) is not type(expected):
         return f"a {type(found).__name__}, expected a {type(expected).__name__}"
     if isinstance(found, MultiAgentBatch) and isinstance(expected, MultiAgentBatch):
@@ -381,7 +381,7 @@ def _difference(found: Batch, expected: Batch) -> str | None:
 
 
 def _column_difference(found: Any, expected: Any) -> str | None:
-    """Where two columns differ; ``Any``, because a column may be nested."""
+    """The first difference between two columns; ``Any``, because a column may be nested."""
     ours, theirs = dict(leaves(found)), dict(leaves(expected))
     if set(ours) != set(theirs):
         return f"leaves {[path_text(path) for path in ours]}, expected {[path_text(path) for path in theirs]}"
@@ -401,7 +401,7 @@ def _same_row(one: Any, other: Any) -> bool:
 
 
 def _overwrite(batch: Batch) -> None:
-    """Write other numbers into every array of ``batch`` that may be written to."""
+    """Write other numbers into every writable array of ``batch``."""
     for part in batch.policies().values():
         for name in part:
             for _, leaf in leaves(part[name]):
@@ -410,7 +410,7 @@ def _overwrite(batch: Batch) -> None:
 
 
 def _sorted(batch: Batch) -> Batch:
-    """The rows in an order that depends on their values alone."""
+    """The rows in an order that depends only on their values."""
     if isinstance(batch, MultiAgentBatch):
         parts = {policy: _sorted_rows(part) for policy, part in batch.policy_batches.items()}
         return MultiAgentBatch(parts, batch.env_steps())
@@ -425,8 +425,8 @@ def _sorted_rows(batch: SampleBatch) -> SampleBatch:
 
 
 def _row_keys(batch: SampleBatch) -> list[list[str]]:
-    """Text of each row."""
+    """The text of each row."""
     columns = [np.asarray(leaf) for name in sorted(batch) for _, leaf in leaves(batch[name])]
-    # Rows of object columns are what they are: dicts, texts, numbers.
+    # Object columns use the repr of their rows: dicts, texts, numbers.
     texts = [[repr(row) for row in column.tolist()] for column in columns]
     return [[text[row] for text in texts] for row in range(len(batch))]

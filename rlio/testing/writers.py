@@ -1,4 +1,4 @@
-"""`WriterTests`: what every `OutputWriter` must do.
+"""`WriterTests`: the requirements of every `OutputWriter`.
 
 Example:
     >>> from rlio.batch import concat_samples
@@ -40,10 +40,10 @@ _WRITES = 50
 
 
 class WriterTests:
-    """Conformance suite of writers; subclass it, give the two accessors, and pytest finds the tests.
+    """Conformance suite of writers. Subclass it and implement the two accessors; pytest finds the tests.
 
     Attributes:
-        checks_schema: Whether the writer refuses batches that do not fit those before.
+        checks_schema: Whether the writer refuses batches that do not fit the earlier ones.
     """
 
     checks_schema: ClassVar[bool] = True
@@ -51,15 +51,15 @@ class WriterTests:
     # ---- the two accessors, and the rows ----
 
     def make_writer(self, root: Path) -> OutputWriter:
-        """Give a fresh writer into ``root``, a folder that may be absent."""
+        """Return a new writer into ``root``, a folder that may be absent."""
         raise NotImplementedError(f"{type(self).__name__}.make_writer() must give a writer")
 
     def read_back(self, root: Path) -> Batch:
-        """Give all rows under ``root``, read without the writer: those of one writer in their order."""
+        """Return all rows under ``root``, read without the writer; rows of one writer are in their order."""
         raise NotImplementedError(f"{type(self).__name__}.read_back() must give the rows")
 
     def make_batch(self, rows: int, first: int = 0) -> SampleBatch:
-        """Give ``rows`` rows, numbered from ``first`` in the column ``t``; all batches fit together."""
+        """Return ``rows`` rows, numbered from ``first`` in the column ``t``; all batches fit together."""
         t = np.arange(first, first + rows, dtype=np.int64)
         return SampleBatch(
             obs=(t[:, None] + np.arange(3)).astype(np.float32),
@@ -75,7 +75,7 @@ class WriterTests:
             small=(t % 100).astype(np.int16),
         )
 
-    # ---- what is kept ----
+    # ---- round trips ----
 
     def test_what_goes_in_comes_out(self, tmp_path: Path) -> None:
         batches = [self.make_batch(5), self.make_batch(1, 5), self.make_batch(14, 6)]
@@ -196,7 +196,7 @@ class WriterTests:
         self._assert_numbers(tmp_path, list(range(3 * _THREADS * _WRITES)))
 
     def _assert_numbers(self, root: Path, expected: list[int]) -> None:
-        """Check that exactly the rows numbered ``expected`` are under ``root``, each in one piece."""
+        """Check that exactly the rows numbered ``expected`` are under ``root``, each unchanged."""
         rows = self.read_back(root)
         assert isinstance(rows, SampleBatch), f"read_back() gave a {type(rows).__name__}"
         numbers = rows["t"]

@@ -1,1 +1,1 @@
-"""Rollout workers in processes of their own, as one reader."""
+"""Rollout workers in separate processes, as one reader."""

@@ -1,6 +1,6 @@
-"""`ActorPool`: the actors of a group: started, asked, listened to, and replaced where they die.
+"""`ActorPool`: starts a group's actors, sends them requests, takes their answers, and replaces dead ones.
 
-One thread at a time uses it; nothing here waits longer than it is told to.
+Use it from one thread at a time. No call here waits longer than its timeout.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from rlio.errors import ClosedError, OptionError, WorkerError, WorkerLost, excer
 
 __all__ = ["ActorPool", "raise_first"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# Any in this module: Ray's handles, references and errors, and what users' functions give.
+# Any in this module: Ray's handles, references and errors, and results of users' functions.
 
-# Whoever waits looks up so often: for `interrupt`, and for workers that hang.
+# How often waiting calls check for `interrupt` and for workers that hang.
 _LOOK_UP_S = 0.5
-# Answers of a worker that died are there, or are errors, in no time.
+# Answers of a dead worker are available, or are errors, immediately.
 _SALVAGE_S = 5.0
-# Ray's own, in tracebacks.
+# Ray's colour codes in tracebacks.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# Of a message of somebody else's.
+# Characters shown of a message from elsewhere.
 _SHOWN = 200
-# Where Ray says in half a sentence what became of a process; the rest of its report is for debugging.
+# The part of Ray's report that gives the reason in half a sentence; the rest is for debugging.
 _WHY_DEAD = re.compile(r"[Aa]ctor (?:is dead|died) because ([^.\n]*)")
 _SHUT_DOWN = "Ray was shut down before the group was closed"
-# The group starts workers anew itself, as others: Ray would start the same ones.
+# The group itself restarts workers, with new identities; Ray would restart the same ones.
 _OURS = ("max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups")
 
 
 class _Asked(NamedTuple):
-    """A call whose answer somebody waits for; ``reference`` is None where nobody is there to be asked."""
+    """A call that waits for an answer; ``reference`` is None if the worker has no actor."""
 
     worker: RemoteWorker
     incarnation: int
@@ -57,23 +57,23 @@ class _Asked(NamedTuple):
 
 
 class ActorPool:
-    """Workers in processes of their own, on whatever machines Ray puts them.
+    """Workers in separate processes, on whatever machines Ray puts them.
 
     Args:
-        spec: What each is made of.
-        tolerance: What to do about those that die.
-        actor_options: For Ray: resources and the like.
+        spec: Arguments of each worker.
+        tolerance: How to treat workers that die.
+        actor_options: Options for Ray: resources and the like.
 
     Attributes:
-        workers: By place.
-        broadcasts: Weights for them.
-        filters: Reference to the filters that those begin with which come later; None: new ones.
-        metrics: What they counted.
-        losses: Those that were lost.
-        interrupted: Set by whoever wants those who wait to give up.
+        workers: The workers by index.
+        broadcasts: Weights for the workers.
+        filters: Reference to the filters for later workers; None: new ones.
+        metrics: Metrics of the workers.
+        losses: Workers that were lost.
+        interrupted: Set to make waiting calls stop.
 
     Raises:
-        OptionError: ``actor_options`` has something that is the group's to decide.
+        OptionError: ``actor_options`` has an option that the group sets itself.
         MissingExtra: Ray is not installed.
     """
 
@@ -85,34 +85,34 @@ class ActorPool:
         for name in _OURS:
             if name in options:
                 raise OptionError(
-                    f"actor_options has {name}={excerpt(options[name])}: the group starts workers anew by "
-                    "itself, and asks each for one thing at a time; see FaultTolerance"
+                    f"actor_options has {name}={excerpt(options[name])}, but the group restarts workers "
+                    "itself, and sends each one request at a time: omit it, and see FaultTolerance"
                 )
         self.tolerance = tolerance
-        self.workers = [RemoteWorker(index) for index in range(1, spec.num_workers + 1)]
-        self.broadcasts = Broadcasts()
+        self.workers: list[RemoteWorker] = [RemoteWorker(index) for index in range(1, spec.num_workers + 1)]
+        self.broadcasts: Broadcasts = Broadcasts()
         self.filters: Any = None
-        self.metrics = JointMetrics()
+        self.metrics: JointMetrics = JointMetrics()
         self.losses: list[Loss] = []
-        #: When workers were allowed to take another's place, `time.monotonic`.
+        #: Times of all restarts, from `time.monotonic`.
         self._restarted: list[float] = []
         self._seed = spec.seed
         self._recovery = LogRecovery(options.get("runtime_env"))
-        self.interrupted = threading.Event()
+        self.interrupted: threading.Event = threading.Event()
         self._class = self._ray.remote(WorkerActor).options(
             **{"num_cpus": 1, **options}, max_restarts=0, max_task_retries=0
         )
         self._errors: list[WorkerError] = []
         self._fragments = 0
         errors = self._ray.exceptions
-        # The second, of later versions, is for those whose class cannot be made anew from what travels.
+        # Later versions of Ray have the second one, for errors whose class cannot be unpickled here.
         self._raised = (errors.RayTaskError, getattr(errors, "UnserializableException", errors.RayTaskError))
         self._spec = self._ray.put(spec)
         self._session = self._present_session()
 
     def reseed(self, seed: int) -> None:
-        """Make workers with seeds of ``seed`` from now on."""
-        # Ray's copy, not the caller's objects: a policy among them may have begun to act in this process.
+        """Derive the seeds of new workers from ``seed`` from now on."""
+        # Uses Ray's copy, because a policy among the caller's objects may already act in this process.
         self._spec = self._ray.put(replace(self._ray.get(self._spec), seed=seed))
         self._seed = seed
 
@@ -122,32 +122,32 @@ class ActorPool:
 
     @property
     def connected(self) -> bool:
-        """Whether Ray is still the one that has the workers."""
+        """Whether this process is still connected to the Ray session of the workers."""
         return self._ray.is_initialized() and self._present_session() == self._session
 
     @property
     def restarts(self) -> int:
-        """How many workers have taken another's place, or will after a pause."""
+        """Number of workers that were replaced, or will be after a pause."""
         return len(self._restarted)
 
     @property
     def alive(self) -> list[RemoteWorker]:
-        """Places where a worker is, or will be after a restart."""
+        """Workers that are not lost, including those that wait for a restart."""
         return [worker for worker in self.workers if worker.gone is None]
 
     @property
     def present(self) -> list[RemoteWorker]:
-        """Of those, the ones that do not wait for their restart."""
+        """Workers that are neither lost nor waiting for a restart."""
         return [worker for worker in self.alive if worker.restart_at is None]
 
     # ---- starting ----
 
     def start(self) -> None:
-        """Start all workers, and wait until they are there.
+        """Start all workers, and wait until they have started.
 
         Raises:
-            WorkerError: One cannot be made; its own error is the cause.
-            WorkerLost: One does not start in time, or dies too often.
+            WorkerError: A worker cannot be made; its own error is the cause.
+            WorkerLost: A worker does not start in time, or dies too often.
         """
         for worker in self.workers:
             worker.incarnation += 1
@@ -155,12 +155,12 @@ class ActorPool:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until all workers that start, or wait for their restart, are there."""
+        """Wait until all workers that start, or wait for their restart, have started."""
         while any(worker.opening is not None or worker.restart_at is not None for worker in self.workers):
             self.wait(None)
 
     def reopen(self) -> None:
-        """Let another worker begin at each place, in the processes that are there."""
+        """Replace each worker by a new one in the same process."""
         for worker in self.alive:
             worker.incarnation, worker.position = worker.incarnation + 1, None
             self._open(worker, worker.actor or self._class.remote())
@@ -170,7 +170,7 @@ class ActorPool:
         self._open(worker, self._class.remote())
 
     def _start_due(self) -> float:
-        """Start the workers whose pause is over; gives the seconds until the next one's is."""
+        """Start the workers whose pause is over; returns the seconds until the next pause ends."""
         now, waiting = time.monotonic(), [math.inf]
         for worker in self.workers:
             if worker.restart_at is not None and worker.restart_at <= now:
@@ -180,7 +180,7 @@ class ActorPool:
         return min(waiting)
 
     def _await_restart(self, worker: RemoteWorker, deadline: float | None) -> None:
-        """Wait until ``worker`` is started, if it waits for that, but not past the deadline."""
+        """Wait until a pending restart of ``worker`` begins, but not past the deadline."""
         while worker.restart_at is not None and not self.interrupted.is_set():
             moment = min(self._start_due(), _LOOK_UP_S)
             if worker.restart_at is None or (deadline is not None and time.monotonic() >= deadline):
@@ -195,16 +195,15 @@ class ActorPool:
     # ---- asking ----
 
     def ask(self, worker: RemoteWorker, method: str, *arguments: Any) -> Any:
-        """Ask for something; the worker gets the newest weights first. Returns Ray's reference."""
+        """Send a request, preceded by the newest weights. Returns Ray's reference."""
         told, references = self.broadcasts.snapshot(worker.told)
         reference = getattr(worker.actor, method).remote(*arguments, *references)
-        worker.told = (
-            told  # Not before: what cannot be sent, as it cannot be pickled, takes no weights along.
-        )
+        # Set afterwards, because a request that cannot be pickled sends no weights.
+        worker.told = told
         return reference
 
     def request(self, worker: RemoteWorker) -> None:
-        """Ask for a batch, which `wait` puts where it belongs once it is there."""
+        """Request a batch; `wait` stores it when it arrives."""
         told = worker.told
         if worker.first is None:
             worker.note()
@@ -213,10 +212,10 @@ class ActorPool:
     def call(
         self, workers: Iterable[RemoteWorker], method: str, *arguments: Any, timeout_s: float | None = None
     ) -> list[Any]:
-        """Ask several for the same, and wait.
+        """Send one request to several workers, and wait.
 
         Returns:
-            By worker, what it answered, or the `WorkerError` in its place.
+            By worker, its answer, or a `WorkerError` in its place.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         chosen = list(workers)
@@ -234,7 +233,7 @@ class ActorPool:
         worker, incarnation, told, reference = asked
         where = {"worker_index": worker.index, "incarnation": incarnation}
         if reference is None:
-            why = worker.gone or "another takes its place, after a pause"
+            why = worker.gone or "it will be replaced after a pause"
             return WorkerLost(f"worker {worker.index} is lost: {why}", **where)
         errors = self._ray.exceptions
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -242,8 +241,8 @@ class ActorPool:
             return self._ray.get(reference, timeout=left)
         except errors.GetTimeoutError:
             return WorkerError(
-                f"worker {worker.index} has not answered in time: batches that it was asked for before come "
-                "first; give it longer",
+                f"worker {worker.index} has not answered in time, because it finishes earlier requests "
+                "first: use a longer timeout",
                 **where,
             )
         except self._raised as error:
@@ -251,7 +250,7 @@ class ActorPool:
             return _raised_there(worker, incarnation, error)
         except errors.RaySystemError as error:
             return WorkerError(
-                f"what worker {worker.index} answered cannot be read here: {_reason(error)}", **where
+                f"the answer of worker {worker.index} cannot be read here: {_reason(error)}", **where
             )
         except errors.RayError as error:
             reason = _reason(error)
@@ -262,15 +261,15 @@ class ActorPool:
     # ---- listening ----
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until a worker answers, and take all answers that are there.
+        """Wait until a worker answers, and take all answers that have arrived.
 
         Args:
-            timeout_s: Seconds; None: until somebody does.
+            timeout_s: Seconds; None: no limit.
 
         Raises:
-            WorkerError: A worker raised an error; what others answered is taken all the same.
-            WorkerLost: One was lost that is not replaced.
-            ClosedError: Interrupted.
+            WorkerError: A worker raised an error; the answers of the others are taken.
+            WorkerLost: A worker was lost and not replaced.
+            ClosedError: The wait was interrupted.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._take_answers(deadline) and not self._errors:
@@ -281,7 +280,7 @@ class ActorPool:
         self.raise_errors()
 
     def _take_answers(self, deadline: float | None) -> bool:
-        """Wait for a moment; gives whether there is something new, or nothing to wait for."""
+        """Wait briefly; returns whether an answer arrived, or nothing remains to wait for."""
         paused = [worker for worker in self.workers if worker.restart_at is not None]
         due = self._start_due()
         if any(worker.restart_at is None for worker in paused):
@@ -327,10 +326,10 @@ class ActorPool:
         self._fragments += 1
 
     def _failed(self, worker: RemoteWorker, reference: Any, error: Any) -> None:
-        """A worker raised an error of its own: while it was made, or while it sampled."""
+        """Handle an error that a worker raised while it was made or sampled."""
         told = _raised_there(worker, worker.incarnation, error)
         if reference is not worker.opening:
-            # Perhaps it did not like the weights: it is to get them again.
+            # The weights may be the cause, so the worker gets them again.
             worker.told = min(worker.told, worker.requests.pop(reference))
             worker.note()
             self._errors.append(told)
@@ -342,7 +341,7 @@ class ActorPool:
             self.lose(worker, f"it could not be made again: {_line(str(told.__cause__))}", cause=told)
 
     def _look_for_hanging(self) -> bool:
-        """Lose those that have not answered for too long; gives whether there were any."""
+        """Lose workers that exceeded their time limit; returns whether any did."""
         now, found = time.monotonic(), False
         for worker in self.workers:
             starting = worker.opening is not None
@@ -363,16 +362,16 @@ class ActorPool:
         return ", ".join(shown) or "nothing"
 
     def raise_errors(self) -> None:
-        """Raise what workers raised since the last call, as one.
+        """Raise the errors of workers since the last call, as one.
 
         Raises:
-            WorkerError: That of the first; the others are notes.
+            WorkerError: The first error; the others are its notes.
         """
         errors, self._errors = self._errors, []
         raise_first(errors)
 
     def check_connected(self) -> None:
-        """Raise where Ray no longer has the workers: to ask anything would start it anew, without them.
+        """Raise if Ray no longer has the workers, because any call would start a new Ray without them.
 
         Raises:
             WorkerLost: Ray was shut down.
@@ -381,16 +380,16 @@ class ActorPool:
             return
         self._shut_down()
         raise WorkerLost(
-            f"{_SHUT_DOWN}, and all workers ended with it: close the group; what they had written is in "
-            "their data set, or will be",
+            f"{_SHUT_DOWN}, and all workers ended with it: close the group. The rows that they wrote are in "
+            "the data set, or will be after recovery",
             **_whose(self.workers[0]),
         )
 
     def check_whole(self) -> None:
-        """Raise where places are empty that should not be.
+        """Raise if too many workers are lost.
 
         Raises:
-            WorkerLost: One worker was lost and may not be dropped, or all were lost.
+            WorkerLost: A worker was lost and may not be dropped, or all were lost.
         """
         empty = [worker for worker in self.workers if worker.gone is not None]
         if not empty or (self.tolerance.lost_workers == "drop" and len(empty) < len(self.workers)):
@@ -398,27 +397,27 @@ class ActorPool:
         first = empty[0]
         raise WorkerLost(
             f"{len(empty)} of {len(self.workers)} workers are lost, worker {first.index} because "
-            f"{first.gone}: close the group; what they had written is in their data set, or will be",
+            f"{first.gone}: close the group. Their rows are in the data set, or will be after recovery",
             **_whose(first),
         )
 
     # ---- losing ----
 
     def lose(self, worker: RemoteWorker, reason: str, *, cause: BaseException | None = None) -> None:
-        """Give a worker up, keep what had come of it, and let another take its place if that is allowed.
+        """Give up a worker, keep the answers that arrived, and replace the worker if that is allowed.
 
         Args:
-            worker: Which.
-            reason: In one line.
-            cause: What Ray or the worker raised, with all that they say.
+            worker: The lost worker.
+            reason: The reason in one line.
+            cause: The error from Ray or the worker, with all details.
         """
-        self._ray.kill(worker.actor)  # It may be out of reach, or hang, rather than be dead.
+        self._ray.kill(worker.actor)  # It may be unreachable or hang.
         lost, pause = self._salvage(worker), self._pause_before_restart(worker)
         loss = self._write_off(worker, reason, requests=lost, restarted=pause is not None)
         worker.failures += 1
         logger.warning(
-            "worker %d (incarnation %d, machine %s) is lost: %s; %d batches that it was asked for will not "
-            "come, %d of its rows are not in the data set yet; %s",
+            "worker %d (incarnation %d, machine %s) is lost: %s; %d requested batches are lost, "
+            "%d of its rows are not in the data set yet; %s",
             loss.worker_index,
             loss.incarnation,
             loss.host,
@@ -434,14 +433,14 @@ class ActorPool:
         self._let_go(worker, reason)
         if self.tolerance.lost_workers == "raise" or all(other.gone for other in self.workers):
             error = WorkerLost(
-                f"worker {worker.index} is lost, and FaultTolerance allows no other: {reason}",
+                f"worker {worker.index} is lost, and FaultTolerance allows no restart: {reason}",
                 **_whose(worker),
             )
             error.__cause__ = cause
             self._errors.append(error)
 
     def _pause_before_restart(self, worker: RemoteWorker) -> float | None:
-        """Seconds until another may take the place of ``worker``; None: none may."""
+        """Return the seconds until ``worker`` may be replaced; None: it may not."""
         now = time.monotonic()
         if not self.tolerance.allows(restarted=self._restarted, now=now, in_a_row=worker.failures):
             return None
@@ -474,16 +473,16 @@ class ActorPool:
         if opened is not None and opened.logs:
             lost = LostLog(loss, opened.logs, rows=worker.written, stored=worker.published)
             self._recovery.add(len(self.losses) - 1, lost, connected=self.connected)
-        worker.published = worker.written  # The loss counts them from here on.
+        worker.published = worker.written  # From now on, the loss counts them.
         return loss
 
     def _take_recovered(self, found: Mapping[int, int]) -> None:
-        """Note in the losses how many rows are in the data set now."""
+        """Update in the losses how many rows are in the data set now."""
         for number, unpublished in found.items():
             self.losses[number] = replace(self.losses[number], rows_unpublished=unpublished)
 
     def recover(self, timeout_s: float) -> None:
-        """Recover the logs of lost workers that are not recovered yet; called once, at the end."""
+        """Recover the remaining logs of lost workers; called once, at the end."""
         self._take_recovered(self._recovery.finish(timeout_s, connected=self.connected))
 
     def _let_go(self, worker: RemoteWorker, reason: str) -> None:
@@ -492,7 +491,7 @@ class ActorPool:
             self._ray.kill(worker.actor)
 
     def _salvage(self, worker: RemoteWorker) -> int:
-        """Take the answers of a lost worker that had come; gives how many batches never will."""
+        """Take the answers of a lost worker that had arrived; returns how many batches are lost."""
         expected = [*([] if worker.opening is None else [worker.opening]), *worker.requests]
         if expected:
             self._ray.wait(expected, num_returns=len(expected), timeout=_SALVAGE_S)
@@ -502,7 +501,7 @@ class ActorPool:
                 answer = self._ray.get(reference, timeout=0)
             except self._ray.exceptions.RayError as error:
                 if reference is worker.opening:
-                    # All else that it answers is that it is not open.
+                    # All its other answers say that it is not open.
                     lost, worker.opening = len(worker.requests), None
                     worker.requests.clear()
                     return lost
@@ -516,7 +515,7 @@ class ActorPool:
         return lost
 
     def replace_silent(self, workers: Sequence[RemoteWorker], *, timeout_s: float) -> None:
-        """Lose those of ``workers`` that do not answer a call in time."""
+        """Lose workers that do not answer a call in time."""
         asked = {each.reference: each for each in [self._asked(worker, "ping") for worker in workers]}
         if not asked:
             return
@@ -531,11 +530,11 @@ class ActorPool:
     # ---- ending ----
 
     def close(self, timeout_s: float) -> None:
-        """Let all workers store what they have, and end them.
+        """Let all workers store their rows, and end them.
 
         Raises:
-            WorkerError: One could not store everything.
-            WorkerLost: One died meanwhile, or was not done in time.
+            WorkerError: A worker could not store everything.
+            WorkerLost: A worker died meanwhile, or did not finish in time.
         """
         if not self.connected:
             self._shut_down()
@@ -548,12 +547,12 @@ class ActorPool:
             self._ray.wait(references, num_returns=len(references), timeout=timeout_s)
         told = [self._closed(worker, reference, timeout_s) for worker, reference in asked]
         for error in self._errors:
-            logger.warning("while a batch was sampled that nobody waits for any more: %s", error)
+            logger.warning("error in a batch that is no longer needed: %s", error)
         self._errors = [error for error in told if error is not None]
         self.raise_errors()
 
     def _shut_down(self) -> None:
-        """Take note that Ray, and with it all workers, ended before the group."""
+        """Record that Ray, and with it all workers, ended before the group."""
         alive = self.alive
         for worker in alive:
             if worker.restart_at is None:
@@ -561,10 +560,10 @@ class ActorPool:
             worker.gone, worker.restart_at = _SHUT_DOWN, None
             worker.requests.clear()
         if alive:
-            logger.error("%s: what workers had written is in their logs, see `rlio recover`", _SHUT_DOWN)
+            logger.error("%s: rows that workers wrote are in their logs, see `rlio recover`", _SHUT_DOWN)
 
     def _closed(self, worker: RemoteWorker, reference: Any, timeout_s: float) -> WorkerError | None:
-        """End a worker that was asked to close; gives what went wrong."""
+        """End a worker that was asked to close; returns the error, if any."""
         errors = self._ray.exceptions
         failed, reason = None, "the group was closed"
         try:
@@ -584,14 +583,14 @@ class ActorPool:
             return failed
         self._write_off(worker, reason, requests=lost, restarted=False)
         return WorkerLost(
-            f"worker {worker.index} is lost: {reason}; what it had written is in its log, which is recovered "
-            "now, or by `rlio recover` on its machine",
+            f"worker {worker.index} is lost: {reason}; its rows are in its log. The group recovers the log "
+            "now; if that fails, run `rlio recover` on its machine",
             **_whose(worker),
         )
 
 
 def _whose(worker: RemoteWorker) -> dict[str, int]:
-    """What a `WorkerError` says of the worker that it tells of."""
+    """Return the fields of a `WorkerError` that identify the worker."""
     return {"worker_index": worker.index, "incarnation": worker.incarnation}
 
 
@@ -606,26 +605,26 @@ def raise_first(answers: Iterable[Any]) -> None:
 
 def _what_follows(pause: float | None) -> str:
     if pause is None:
-        return "no other takes its place, see FaultTolerance"
-    return f"another starts in {pause:.1f} s" if pause else "another starts at once"
+        return "it is not replaced, see FaultTolerance"
+    return f"its replacement starts in {pause:.1f} s" if pause else "its replacement starts at once"
 
 
 def _reason(error: Any) -> str:
-    """What became of a worker that did not answer, in one short line."""
+    """Return why a worker did not answer, in one short line."""
     found = _WHY_DEAD.search(str(error))
     return f"{type(error).__name__}: {_line(found[1] if found else str(error))}"
 
 
 def _line(text: str) -> str:
-    """The beginning of ``text`` without its breaks."""
+    """Return the beginning of ``text`` without line breaks."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
 def _raised_there(worker: RemoteWorker, incarnation: int, error: Any) -> WorkerError:
-    """What a worker raised, to be raised here."""
+    """Return a worker's error, to be raised in this process."""
     cause = getattr(error, "cause", None)
-    if cause is None:  # It cannot be made here; its traceback ends with what it was.
+    if cause is None:  # Its class cannot be unpickled here; the traceback ends with its name and text.
         cause = RuntimeError(str(error).rstrip().rpartition("\n")[2])
     told = WorkerError(
         f"worker {worker.index} raised {type(cause).__name__}: {_line(str(cause))}",

@@ -1,7 +1,7 @@
-"""`WorkerActor`: a `RolloutWorker` in a process of its own, and what travels between it and its group.
+"""`WorkerActor`: a `RolloutWorker` in a separate process, and the messages between it and its group.
 
-It knows nothing of Ray but the machine's id: Ray makes an actor of the class, and calls its methods one after
-the other, in the order in which they were asked for.
+It depends on Ray only for the machine's id. Ray makes an actor of the class, and calls its methods one at a
+time, in the order of the requests.
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
@@ -42,7 +42,7 @@ from rlio.writer import OutputWriter
 
 __all__ = ["Broadcast", "Filters", "Opened", "Sampled", "WorkerActor"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 #: `MeanStdFilter`s by policy id.
 Filters = Mapping[str, Sequence[MeanStdFilter]]
@@ -53,8 +53,8 @@ class Broadcast:
     """Weights for all workers.
 
     Attributes:
-        weights: As `RolloutWorker.get_weights` gave them.
-        seq_no: Their version; 0: they are set whatever the worker has.
+        weights: As `RolloutWorker.get_weights` returned them.
+        seq_no: Their version; 0: set them whatever version the worker has.
         global_vars: For `RolloutWorker.set_global_vars`; None: none.
     """
 
@@ -65,15 +65,15 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a worker says of itself once it is there.
+    """A worker's description of itself after it started.
 
     Attributes:
-        pid: Of its process.
+        pid: Process id.
         host: Name of its machine.
-        node_id: Ray's id of its machine; "" where there is no Ray.
-        writer_id: Under which its rows lie; None where its output has no such id.
-        logs: The write-ahead logs of its writer; empty where it has none, or none that can travel.
-        unit: What its batches are counted in.
+        node_id: Ray's id of its machine; "" without Ray.
+        writer_id: Writer id of its rows; None if its output has none.
+        logs: The write-ahead logs of its writer; empty if it has none, or none that can be sent.
+        unit: The unit of its batches.
         spaces: See `RolloutWorker.get_spaces`.
     """
 
@@ -91,11 +91,12 @@ class Sampled:
     """A worker's next batch.
 
     Attributes:
-        batch: None at the end of its data.
-        metrics: What happened since the batch before.
-        position: Behind the batch, where one can go on from there: see `InputReader.state_dict`; else None.
-        written: Rows that the writer had taken when this was sent.
-        published: Those of them that were in the data set.
+        batch: The batch; None at the end of its data.
+        metrics: Metrics since the previous batch.
+        position: State after the batch, if the reader can continue from there: see `InputReader.state_dict`;
+            otherwise None.
+        written: Rows that the writer had accepted when this was sent.
+        published: Rows among them that were in the data set.
     """
 
     batch: Batch | None
@@ -106,14 +107,16 @@ class Sampled:
 
 
 class WorkerActor:
-    """Holds a worker. Every method but `close` takes the broadcasts that came since the last call, and gives
-    them to the worker first: weights that it has, or newer ones, stay.
+    """Holds a worker.
+
+    Every method except `close` takes the broadcasts since the last call, and first gives them to the worker,
+    which ignores weights that are not newer than its own.
     """
 
     def __init__(self) -> None:
         self._worker: RolloutWorker | None = None
         self._acknowledge: Acknowledge = "written"
-        #: What was sampled and could not be published yet, where that is waited for: the next call's.
+        #: A sampled batch that could not be published although that is required: the next call returns it.
         self._kept: Sampled | None = None
 
     def open(
@@ -124,13 +127,13 @@ class WorkerActor:
         position: JsonState | None,
         *broadcasts: Broadcast,
     ) -> Opened:
-        """Make the worker, in place of the one that is there, if any, which is closed.
+        """Make the worker; closes an existing one first.
 
         Args:
-            spec: What it is made of.
-            worker_id: Which one it is.
-            filters: That it begins with; None: with new ones.
-            position: Where it goes on; None: at the beginning.
+            spec: Arguments of the worker.
+            worker_id: Its identity.
+            filters: Its initial filters; None: new ones.
+            position: Where it continues; None: at the beginning.
             broadcasts: Weights.
         """
         self.close()
@@ -153,22 +156,24 @@ class WorkerActor:
         )
 
     def _taken(self, broadcasts: Sequence[Broadcast]) -> RolloutWorker:
-        """The worker, once it has got the ``broadcasts``."""
+        """Return the worker after it applied the ``broadcasts``."""
         worker = self._worker
         if worker is None:
             raise ClosedError("the worker of this actor is not open")
         for each in broadcasts:
-            # Ray's arrays are read-only, and hold its memory: a policy may keep what it is given.
+            # Copied, because Ray's arrays are read-only and hold its memory, and a policy may keep them.
             weights = map_structure(np.array, each.weights)
             worker.set_weights(weights, each.seq_no, global_vars=each.global_vars)
         return worker
 
     def sample(self, *broadcasts: Broadcast) -> Sampled:
-        """The worker's next batch, in its own size. When this returns, the output's writer has taken it; and
-        has published it, where that is what the group acknowledges.
+        """Return the worker's next batch, in its own size.
+
+        When this returns, the output's writer has accepted the batch, and has published it if the group
+        acknowledges published rows.
 
         Raises:
-            PublishError: It could not be published; it is kept, and the next call tries again.
+            PublishError: The batch could not be published; it is kept, and the next call retries.
         """
         worker = self._taken(broadcasts)
         if self._kept is None:
@@ -188,16 +193,17 @@ class WorkerActor:
         return Sampled(batch, worker.get_metrics(), position)
 
     def apply(self, func: Callable[[RolloutWorker], Any], *broadcasts: Broadcast) -> Any:
-        """``func(worker)``."""
+        """Return ``func(worker)``."""
         return func(self._taken(broadcasts))
 
     def take_filters(self, *broadcasts: Broadcast) -> dict[str, list[MeanStdFilter]]:
-        """The filters; what came into their buffers until now is the caller's to count."""
+        """Return the filters and reset their buffers: the caller counts the buffered observations."""
         return self._taken(broadcasts).get_filters(flush_after=True)
 
     def adopt_filters(self, joint: Filters, *broadcasts: Broadcast) -> None:
-        """Make the filters equal to ``joint``, and add what came in since `take_filters`: it stays to be
-        taken the next time.
+        """Set the filters to ``joint`` plus the observations since `take_filters`.
+
+        These observations stay in the buffers for the next `take_filters`.
         """
         worker = self._taken(broadcasts)
         since = worker.get_filters()
@@ -212,7 +218,7 @@ class WorkerActor:
         self._taken(broadcasts).assert_healthy()
 
     def close(self) -> None:
-        """Close the worker: its rows are stored when this returns."""
+        """Close the worker. When this returns, its rows are stored."""
         worker, self._worker = self._worker, None
         self._kept = None
         if worker is not None:
@@ -220,11 +226,11 @@ class WorkerActor:
 
 
 def _portable_logs(writer: OutputWriter) -> tuple[WriterLog, ...]:
-    """The logs of ``writer``, unless they name a store that cannot be opened in another process."""
+    """Return the logs of ``writer``, or none if they name a store that other processes cannot open."""
     logs: tuple[WriterLog, ...] = getattr(writer, "logs", ())
     try:
         ForkingPickler.dumps(logs)
-    except Exception as error:  # A filesystem of the user may raise anything here.
+    except Exception as error:  # A user's filesystem may raise anything here.
         logger.warning("the group cannot recover the log of this worker: %s", error)
         return ()
     return logs

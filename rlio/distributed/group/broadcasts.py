@@ -1,4 +1,4 @@
-"""`Broadcasts`: the newest weights of a group, for workers that are there and for those that come later.
+"""`Broadcasts`: the newest weights of a group, for present and later workers.
 
 Example:
     >>> held = Broadcasts()
@@ -29,40 +29,40 @@ class _Held(NamedTuple):
     reference: Any
     policies: frozenset[str]
     seq_no: int
-    #: Of workers that have it: where it has none itself, they keep the one before.
+    #: Version of workers that have it; without its own version, they keep the previous one.
     version: int
 
 
 class Broadcasts:
-    """Holds references to weights; those that newer ones replace are let go. Thread-safe.
+    """Holds references to weights, and drops those that newer ones replace. Thread-safe.
 
     Attributes:
-        count: Broadcasts so far: the number of the newest.
+        count: Number of broadcasts so far, which is the number of the newest.
         newest: The highest sequence number so far.
     """
 
     def __init__(self) -> None:
         self._held: list[_Held] = []
         self._lock = threading.Lock()
-        self.count = 0
-        self.newest = 0
+        self.count: int = 0
+        self.newest: int = 0
 
     def next_seq_no(self) -> int:
-        """A number that no weights have had yet; it is taken with this."""
+        """Return a new version number."""
         with self._lock:
             self.newest += 1
             return self.newest
 
     def add(self, reference: Any, policies: frozenset[str], *, seq_no: int) -> bool:
-        """Hold ``reference``, in place of those no newer whose policies it has all of.
+        """Hold ``reference``, and drop older ones whose policies it covers.
 
         Args:
-            reference: To a `Broadcast`.
-            policies: Ids of the policies whose weights it has.
-            seq_no: Its sequence number; 0 is newer than any.
+            reference: Reference to a `Broadcast`.
+            policies: Ids of the policies that have weights in it.
+            seq_no: Its version; 0 counts as newer than any.
 
         Returns:
-            Whether it is held: it is not if it is no newer than what is held for the same policies.
+            Whether it is held. It is not if it is no newer than the held weights of the same policies.
         """
         with self._lock:
             covered = [each for each in self._held if each.policies >= policies]
@@ -70,17 +70,17 @@ class Broadcasts:
                 return False
             self.count += 1
             self.newest = max(self.newest, seq_no)
-            # Those with a higher number say whose version counts, also of weights that are set in any case.
+            # Broadcasts with a higher number determine the version, also of weights that are set with 0.
             kept = [each for each in self._held if not each.policies <= policies or each.seq_no > seq_no]
             version = max([seq_no, *(each.version for each in covered)])
             self._held = [*kept, _Held(self.count, reference, policies, seq_no, version)]
             return True
 
     def since(self, number: int) -> list[Any]:
-        """References to those after the ``number``th, in their order."""
+        """Return references to the broadcasts after number ``number``, in order."""
         return self.snapshot(number)[1]
 
     def snapshot(self, number: int) -> tuple[int, list[Any]]:
-        """`count`, and `since`, at one moment."""
+        """Return `count` and `since`, read at one moment."""
         with self._lock:
             return self.count, [each.reference for each in self._held if each.number > number]

@@ -1,4 +1,4 @@
-"""`FaultTolerance`: what a `WorkerGroup` does about workers that die or hang; `Loss`: what it then tells.
+"""`FaultTolerance`: how a `WorkerGroup` treats workers that die or hang; `Loss`: its report of one.
 
 Example:
     >>> tolerance = FaultTolerance(max_restarts=2, restart_window_s=60.0)
@@ -22,42 +22,41 @@ __all__ = ["FaultTolerance", "Loss"]
 
 @dataclass(frozen=True, kw_only=True)
 class FaultTolerance:
-    """How much a group of workers puts up with.
+    """Limits for the replacement of a group's workers.
 
-    A worker is lost when its process or its machine dies, cannot be reached, or does not answer in time.
-    An exception that its environment or policy raises is no such thing: it is raised where the group is asked
-    for samples, and the worker stays.
+    A worker is lost when its process or its machine dies, is unreachable, or does not answer in time. An
+    exception in its environment or policy is not a loss: the group raises it from its sampling calls, and the
+    worker stays.
 
-    The first restart of a worker comes at once. If it is lost again before it has given a batch, the next
-    restart waits `restart_pause_s` seconds, and each further one twice as long as the one before, up to
-    `max_restart_pause_s`. Each pause is shortened by up to a half, at random by the group's seed, so that
-    workers that were lost together do not come back together. The other workers go on meanwhile.
+    The first restart of a worker is immediate. If the worker is lost again before it returns a batch, the
+    next restart waits `restart_pause_s` seconds, and each further one twice as long, up to
+    `max_restart_pause_s`. The group's seed shortens each pause at random by up to half, so that workers that
+    were lost together do not restart together. The other workers continue.
 
     Attributes:
-        max_restarts: Of all workers together, within any `restart_window_s` seconds.
+        max_restarts: Limit for all workers together, within any `restart_window_s` seconds.
         restart_window_s: Seconds after which a restart no longer counts against `max_restarts`. None: it
             counts for the life of the group.
-        max_restarts_in_a_row: Of one worker, without a batch of it in between: one that dies whenever it
-            samples is not to be started for ever. With the default pauses, 8 take about two minutes.
+        max_restarts_in_a_row: Limit for one worker without a batch in between, so that a worker that dies
+            whenever it samples is not restarted endlessly. With the default pauses, 8 take about two minutes.
         restart_pause_s: Seconds before the second restart in a row; 0: restarts never wait.
-        max_restart_pause_s: Seconds before any restart, at most.
-        lost_workers: What happens to a worker that may not be started again. ``"raise"``: the group raises a
-            `WorkerLost`, now and whenever it is asked for samples. ``"drop"``: it goes on with the others, as
-            long as there are any.
-        start_timeout_s: Seconds for a worker to start: its process, the imports, the environment, and
-            whatever Ray waits for until it has room.
-        request_timeout_s: Seconds for a batch, after which a worker hangs: it is ended, and another takes its
-            place. None: environments may take as long as they like, and outputs too: a `PacedWriter` waits
-            for those who follow it.
+        max_restart_pause_s: Longest pause before any restart, in seconds.
+        lost_workers: What happens when a worker may not be restarted. ``"raise"``: the group raises a
+            `WorkerLost`, now and in each later sampling call. ``"drop"``: it continues with the others while
+            there are any.
+        start_timeout_s: Seconds for a worker to start: its process, the imports, the environment, and Ray's
+            wait for free resources.
+        request_timeout_s: Seconds for a batch, after which the worker counts as hanging: it is killed and
+            replaced. None: no limit for environments or outputs; a `PacedWriter` waits for its followers.
         probe_timeout_s: Seconds for an idle worker to answer `WorkerGroup.probe`.
-        close_timeout_s: Seconds for all workers to store what they have, when the group is closed; and as
-            long again for the logs of lost workers.
+        close_timeout_s: Seconds for all workers to store their rows when the group is closed; and as long
+            again for the logs of lost workers.
 
     Raises:
         OptionError: A value is illegal.
     """
 
-    # As RLlib: a run of days on machines that come and go.
+    # As in RLlib, for runs of days on machines that come and go.
     max_restarts: int = 1000
     restart_window_s: float | None = 3600.0
     # A service that restarts, or a machine that is short of memory, is back within two minutes.
@@ -77,31 +76,31 @@ class FaultTolerance:
             name, value = option.name, getattr(self, option.name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if option.type == "int" and not (is_number and isinstance(value, int) and value >= 0):
-                raise OptionError(f"{name}={excerpt(value)}: a whole number, at least 0")
+                raise OptionError(f"{name}={excerpt(value)}: expected a whole number, at least 0")
             if not name.endswith("_s") or (value is None and option.type == "float | None"):
                 continue
             may_be_0 = name.endswith("_pause_s")
             if not is_number or not (0 if may_be_0 else 1e-9) <= value < math.inf:
                 raise OptionError(
-                    f"{name}={excerpt(value)}: seconds, {'at least' if may_be_0 else 'above'} 0"
+                    f"{name}={excerpt(value)}: expected seconds, {'at least' if may_be_0 else 'above'} 0"
                 )
         if self.lost_workers not in ("raise", "drop"):
-            raise OptionError(f"lost_workers={excerpt(self.lost_workers)}: 'raise' or 'drop'")
+            raise OptionError(f"lost_workers={excerpt(self.lost_workers)}: expected 'raise' or 'drop'")
 
     def allows(self, *, restarted: Sequence[float], now: float, in_a_row: int) -> bool:
-        """Whether a worker may be started once more.
+        """Return whether a worker may be restarted once more.
 
         Args:
-            restarted: When workers were started again so far, all of them, in seconds.
-            now: On the same clock.
-            in_a_row: Restarts of this one since its last batch.
+            restarted: Times of all restarts so far, of all workers, in seconds.
+            now: Current time on the same clock.
+            in_a_row: Restarts of this worker since its last batch.
         """
         since = -math.inf if self.restart_window_s is None else now - self.restart_window_s
         recent = sum(when > since for when in restarted)
         return recent < self.max_restarts and in_a_row < self.max_restarts_in_a_row
 
     def pause_s(self, *, in_a_row: int, spread: float) -> float:
-        """Seconds to wait before a restart.
+        """Return the seconds to wait before a restart.
 
         Args:
             in_a_row: Restarts of this worker since its last batch.
@@ -115,25 +114,25 @@ class FaultTolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A worker that was lost, and what with it.
+    """A worker that was lost, and its unfinished work.
 
     Attributes:
-        worker_index: Which, 1 to the number of workers.
-        incarnation: How often another had taken its place before.
+        worker_index: Index, 1 to the number of workers.
+        incarnation: Number of earlier workers with this index.
         reason: What happened, in one line.
-        requests: Batches that it was asked for and that never came. The rows of those that it had begun may
-            be in its output, complete or not, but are in no batch and in no metrics.
-        rows: Rows of its batches that did come.
-        rows_unpublished: Of the rows that its writer had taken when its last batch came, those that are not
-            in the data set as far as is known: at most so many of `rows` are missing there. Once the log is
-            recovered this is 0, or the number of rows that could not be recovered.
-        writer_id: Under which its rows lie in a data set, in their order: the first ``rows`` of them came,
-            those behind are of the lost batches. None where its output has no such id.
-        host: Name of the machine that it was on; None if it had not started.
-        logs: Folders of its write-ahead log on that machine, one for each data set that it wrote; empty where
-            its output has no log that the group knows.
+        requests: Requested batches that never arrived. The output may contain rows of batches that had begun,
+            complete or not, but no batch and no metrics do.
+        rows: Rows of its batches that arrived.
+        rows_unpublished: Rows that its writer had accepted at its last batch and that are not known to be in
+            the data set: an upper bound of the `rows` missing there. Once the log is recovered this is 0, or
+            the number of rows that could not be recovered.
+        writer_id: Writer id of its rows in the data set, which are in their order: the first ``rows`` of them
+            arrived, later ones are of lost batches. None if its output has no such id.
+        host: Name of its machine; None if it had not started.
+        logs: Folders of its write-ahead log on that machine, one for each data set that it wrote; empty if
+            the group knows no log of its output.
         node_id: Ray's id of that machine; None if it had not started.
-        restarted: Whether another takes its place.
+        restarted: Whether it is replaced.
     """
 
     worker_index: int

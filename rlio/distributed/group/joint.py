@@ -1,8 +1,8 @@
-"""`JointFilters` and `JointMetrics`: running statistics and metrics of all workers of a group as one.
+"""`JointFilters` and `JointMetrics`: running statistics and metrics of all workers of a group combined.
 
-Workers send the observations of their filters since they were last asked, and adopt the sum: each observation
-is counted once. What comes in between the two stays theirs until the next time. Metrics include those of
-workers that died.
+Workers send the observations that their filters saw since the last request, and adopt the sum, so each
+observation counts once. Observations between the two steps count the next time. Metrics include those of dead
+workers.
 
 Example:
     >>> import numpy as np
@@ -39,43 +39,43 @@ __all__ = ["JointFilters", "JointMetrics"]
 
 
 class JointFilters:
-    """Adds what workers send.
+    """Adds up the filters that workers send.
 
     Attributes:
-        filters: By policy id; empty until `add`, or where workers have none.
+        filters: The joint filters by policy id; empty before `add`, or if workers have none.
     """
 
     def __init__(self) -> None:
         self.filters: dict[str, list[MeanStdFilter]] = {}
 
     def add(self, parts: Sequence[Mapping[str, Sequence[MeanStdFilter]]]) -> None:
-        """Count the buffers of filters that workers sent.
+        """Add the buffers of filters that workers sent.
 
         Raises:
-            StateError: They have unlike filters; nothing is counted.
+            StateError: Workers have different filters; nothing is added.
         """
         joint = self.filters
         if parts and not joint:
-            # All that the first has seen is in its buffer: it began with none.
+            # The first worker started with empty filters, so its buffer holds all it has seen.
             joint = {policy_id: [_empty(each) for each in own] for policy_id, own in parts[0].items()}
         add_changes(joint, parts)
         self.filters = joint
 
     def state_dict(self) -> JsonState:
-        """The statistics as JSON."""
+        """Return the statistics as JSON."""
         return {
             policy_id: [each.state_dict() for each in filters] for policy_id, filters in self.filters.items()
         }
 
     def load_state_dict(self, state: JsonState, like: Mapping[str, Sequence[MeanStdFilter]]) -> None:
-        """Go on from a state of `state_dict`.
+        """Continue from a state of `state_dict`.
 
         Args:
-            state: It.
-            like: Filters of a worker, which say for what spaces.
+            state: The state.
+            like: Filters of a worker, which give the spaces.
 
         Raises:
-            StateError: It is of other filters.
+            StateError: The state is of different filters.
         """
         counts = {policy_id: len(filters) for policy_id, filters in like.items()} if state else {}
         if not isinstance(state, Mapping) or counts != {
@@ -90,20 +90,20 @@ class JointFilters:
 
 
 def _empty(like: MeanStdFilter) -> MeanStdFilter:
-    """A filter of the same space and options that has seen nothing."""
+    """Return an empty filter with the same space and options."""
     made = like.copy()
     made.reset()
     return made
 
 
-# As `MetricsCollector`: who never asks is not to fill the memory.
+# As in `MetricsCollector`, because a group may never be asked for its metrics.
 _MOST_EPISODES = 65_536
-# Parts that wait are joined now and then: each has some arrays.
+# Waiting parts are merged regularly, because each has several arrays.
 _MOST_PARTS = 256
 
 
 class JointMetrics:
-    """Puts together what comes with each batch."""
+    """Combines the metrics that arrive with each batch."""
 
     def __init__(self) -> None:
         self._parts: list[RolloutMetrics] = []
@@ -111,14 +111,14 @@ class JointMetrics:
         self._before = Counts()
 
     def add(self, who: Hashable, part: RolloutMetrics) -> None:
-        """Count what ``who`` counted since its last part."""
+        """Add what ``who`` counted since its last part."""
         self._lifetimes[who] = part.lifetime
         self._parts.append(part)
         if len(self._parts) >= _MOST_PARTS:
             self._parts = [_shortened(RolloutMetrics.merge(self._parts))]
 
     def take(self) -> RolloutMetrics:
-        """What came since the last call; ``lifetime`` is of all that ever came."""
+        """Return the metrics since the last call; ``lifetime`` covers everything."""
         merged = _shortened(RolloutMetrics.merge(self._parts))
         self._parts = []
         merged.lifetime = self.lifetime
@@ -126,22 +126,22 @@ class JointMetrics:
 
     @property
     def lifetime(self) -> Counts:
-        """What happened since the beginning."""
+        """Counts since the beginning."""
         total = self._before
-        # A copy: weights are sent in any thread, with this sum, while others add to it.
+        # A copy, because any thread may send weights with this sum while others add to it.
         for counts in list(self._lifetimes.values()):
             total = total.plus(counts)
         return total
 
     def state_dict(self) -> JsonState:
-        """The lifetime's counts, as JSON."""
+        """Return the lifetime's counts as JSON."""
         return {name: getattr(self.lifetime, name) for name in Counts.__slots__}
 
     def load_state_dict(self, state: JsonState) -> None:
-        """Go on counting from a state of `state_dict`.
+        """Continue counting from a state of `state_dict`.
 
         Raises:
-            StateError: A count is missing, or no whole number.
+            StateError: A count is missing, or is not a whole number.
         """
         self._before = Counts.from_state(state)
         self._parts, self._lifetimes = [], {}

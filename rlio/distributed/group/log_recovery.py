@@ -1,8 +1,8 @@
-"""`LogRecovery`: publishes what lost workers left in their logs, on the machines where these logs lie.
+"""`LogRecovery`: publishes the logs of lost workers, on the machines that hold them.
 
-A log can only be read where its disk is. So each recovery is a task that is pinned to a node of Ray on the
-machine of the lost worker, and it starts as soon as the loss is seen. What a recovery could not do is tried
-once more when the group is closed, and then named in a warning. No worker has to live for it.
+A log can only be read where its disk is. Each recovery is therefore a task that is pinned to a Ray node on
+the machine of the lost worker; it starts as soon as the loss is seen. A failed recovery is retried when the
+group closes; a second failure is logged as a warning. Recovery needs no live worker.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rlio.log.recovery import WriterLog, recover_log
 
 __all__ = ["LogRecovery", "LostLog", "recover_logs"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 # Any in this module: Ray's references and errors.
 
-#: Seconds that a killed worker may take to die: until then its log is its own.
+#: Seconds that a killed worker may take to die: until then it holds its log.
 _DYING_S = 30.0
 
 
@@ -34,12 +34,12 @@ class LostLog:
     """The logs of a worker that was lost.
 
     Attributes:
-        loss: Whose, and on which machine.
+        loss: The loss, with worker and machine.
         logs: At least one.
-        rows: That the writer had taken when its last batch came.
-        stored: Of these, those that are in the data set as far as is known.
-        tried: Ray's id of the node that the last attempt ran on.
-        reason: Why that failed.
+        rows: Rows that the writer had accepted at its last batch.
+        stored: Rows among them that are known to be in the data set.
+        tried: Ray's id of the node of the last attempt.
+        reason: Why that attempt failed.
     """
 
     loss: Loss
@@ -51,32 +51,32 @@ class LostLog:
 
 
 def recover_logs(logs: Sequence[WriterLog]) -> int:
-    """Recover the logs of one writer; gives how many of its rows are in all of its data sets then."""
+    """Recover the logs of one writer; returns how many of its rows are then in all of its data sets."""
     return min(recover_log(log, timeout=_DYING_S) for log in logs)
 
 
 class LogRecovery:
-    """Recovers logs in tasks of Ray's. One thread at a time uses it.
+    """Recovers logs in Ray tasks. Use it from one thread at a time.
 
     Args:
-        runtime_env: Of the workers, so that the tasks can import what they import.
+        runtime_env: Runtime environment of the workers, so that the tasks can import the same modules.
     """
 
     def __init__(self, runtime_env: Any = None) -> None:
         self._ray = require_ray()
         self._task = self._ray.remote(recover_logs)
         self._options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": runtime_env}
-        #: What is not recovered, by the number of the loss.
+        #: Logs that are not recovered, by the number of the loss.
         self._left: dict[int, LostLog] = {}
         self._running: dict[Any, int] = {}
 
     def add(self, number: int, lost: LostLog, *, connected: bool) -> None:
-        """Begin to recover the logs of loss ``number``; `ended` says when that is done.
+        """Start to recover the logs of loss ``number``; `ended` reports the result.
 
         Args:
-            number: Of the loss.
-            lost: What is to be recovered.
-            connected: Whether Ray still runs. Else it is left to `finish`.
+            number: Number of the loss.
+            lost: The logs to recover.
+            connected: Whether Ray still runs. If not, `finish` recovers the logs.
         """
         self._left[number] = lost
         if connected:
@@ -95,17 +95,17 @@ class LogRecovery:
         self._running[task.remote(lost.logs)] = number
 
     def _node_of(self, lost: LostLog) -> str | None:
-        """The worker's own node if it is up; else another one of its machine, where Ray was restarted."""
+        """Return the worker's own node, or, if Ray was restarted there, another node of its machine."""
         up = [node for node in self._ray.nodes() if node["Alive"]]
         if any(node["NodeID"] == lost.loss.node_id for node in up):
             return lost.loss.node_id
         return next((node["NodeID"] for node in up if node["NodeManagerHostname"] == lost.loss.host), None)
 
     def ended(self, timeout_s: float = 0.0) -> dict[int, int]:
-        """Take what has ended: number of a loss -> rows of its writer that are still not in the data set.
+        """Return the finished recoveries: number of the loss -> rows that are still not in the data set.
 
         Args:
-            timeout_s: Seconds to wait for all that run.
+            timeout_s: Seconds to wait for all running tasks.
         """
         if not self._running:
             return {}
@@ -127,22 +127,22 @@ class LogRecovery:
         cause = getattr(error, "cause", None) or error
         lost.reason = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
         logger.debug("the log of worker %d is not recovered", lost.loss.worker_index, exc_info=error)
-        if self._node_of(lost) not in (None, lost.tried):  # The node went down only now.
+        if self._node_of(lost) not in (None, lost.tried):  # The node went down during the task.
             self._start(number)
 
     def _stored(self, number: int, rows: int) -> int:
         lost = self._left[number]
-        lost.stored, lost.reason = min(rows, lost.rows), "rows are missing in it, or it is gone"
+        lost.stored, lost.reason = min(rows, lost.rows), "it lacks rows, or it is gone"
         if lost.stored == lost.rows:
             del self._left[number]
         return lost.rows - lost.stored
 
     def finish(self, timeout_s: float, *, connected: bool) -> dict[int, int]:
-        """Try once more what is left, wait, and warn of what is left then; gives the same as `ended`.
+        """Retry the remaining logs, wait, and warn of failures; returns the same as `ended`.
 
         Args:
-            timeout_s: Seconds in all.
-            connected: Whether Ray still runs. Else only logs on this machine can be recovered.
+            timeout_s: Total time in seconds.
+            connected: Whether Ray still runs. If not, only logs on this machine can be recovered.
         """
         deadline = time.monotonic() + timeout_s
         if connected:
@@ -179,8 +179,8 @@ class LogRecovery:
 def _warn(lost: LostLog) -> None:
     for log in lost.logs:
         logger.warning(
-            "the log of lost worker %d is not recovered: %s; of its rows that were returned, at most %d are "
-            "not in the data set; the log is %s on machine %s: run `rlio recover %s` there",
+            "the log of lost worker %d is not recovered: %s; at most %d of its returned rows are not in the "
+            "data set; the log is %s on machine %s: run `rlio recover %s` there",
             lost.loss.worker_index,
             lost.reason,
             lost.rows - lost.stored,

@@ -1,6 +1,6 @@
-"""`RemoteWorker`: one place of a group: who sits there, what it was asked for, and what has come.
+"""`RemoteWorker`: the group's record of one worker index: its actor, its requests and its answers.
 
-It holds, and decides nothing: see `rlio.distributed.group.actor_pool`.
+It only stores; `rlio.distributed.group.actor_pool` decides.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Fragment:
     """A batch of one worker.
 
     Attributes:
-        batch: Its arrays are read-only, and lie in Ray's object store until nobody holds them: copy what is
-            to be changed, or kept for long.
-        worker_index: Whose.
-        incarnation: How often another had taken that worker's place before.
-        order: How many batches of the group had come before.
+        batch: The batch. Its arrays are read-only and lie in Ray's object store while a reference exists:
+            copy arrays that you change or keep for long.
+        worker_index: Index of the worker.
+        incarnation: Number of earlier workers with this index.
+        order: Number of earlier batches of the group.
     """
 
     batch: Batch
@@ -40,24 +40,24 @@ class Fragment:
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """How a worker is, as far as its group knows.
+    """Status of a worker as far as its group knows.
 
     Attributes:
-        worker_index: Which.
-        incarnation: How often another took the place of the one before.
-        alive: False: it was lost, and nobody takes its place.
-        started: Whether it has said that it is there. False too while it waits for its restart.
-        in_flight: Batches that it was asked for.
-        waiting: Batches of it that nobody has asked the group for yet.
-        rows: Rows of its batches so far, those of earlier ones at its place excepted.
-        rows_unpublished: Rows that its writer had taken, and that were not in the data set, when its last
-            batch came: they are in its log, or in memory where it has none. At most so many of `rows` are not
+        worker_index: Index of the worker.
+        incarnation: Number of earlier workers with this index.
+        alive: False: it was lost and is not replaced.
+        started: Whether it has reported its start; False while it waits for its restart.
+        in_flight: Number of requested batches.
+        waiting: Batches that arrived and were not taken from the group yet.
+        rows: Rows of its batches so far, without those of earlier workers with this index.
+        rows_unpublished: Rows that its writer had accepted, and that were not in the data set, at its last
+            batch: they are in its log, or in memory if it has none. An upper bound of the `rows` that are not
             in the data set.
-        pid: Of its process; None before it has started.
+        pid: Process id; None before it has started.
         host: Name of its machine; None before it has started.
         node_id: Ray's id of its machine; None before it has started.
-        writer_id: Under which its rows lie; None where its output has no such id.
-        ended: Whether its data have come to an end.
+        writer_id: Writer id of its rows; None if its output has none.
+        ended: Whether it reached the end of its data.
     """
 
     worker_index: int
@@ -77,27 +77,28 @@ class WorkerStatus:
 
 @dataclass
 class RemoteWorker:
-    """A place of a group.
+    """The record of one worker index.
 
     Attributes:
         index: From 1 on.
-        incarnation: Of who sits there; -1 before the first.
+        incarnation: Incarnation of the present worker; -1 before the first.
         actor: Ray's handle.
-        opening: Reference to the answer of `WorkerActor.open`, until it is there.
+        opening: Reference to the answer of `WorkerActor.open` until it arrives.
         opened: That answer.
-        requests: Batches that were asked for, in their order: reference -> the number of the last broadcast
-            that the worker had got before.
-        ready: Batches that came, and that nobody has taken yet.
-        told: The number of the last broadcast that it has got, or will get with what it was asked for.
-        position: Where its reader was behind the last batch that came, if one can go on from there.
+        requests: Requested batches in order: reference -> the number of the last broadcast that the worker
+            had received before.
+        ready: Batches that arrived and were not taken yet.
+        told: The number of the last broadcast that it has received, or will receive with its requests.
+        position: Position of its reader after the last batch that arrived, if the reader can continue from
+            there.
         rows: Rows of its batches.
-        written: Rows that its writer had taken when its last batch came.
-        published: Those of them that were in the data set then.
-        failures: How often a worker here was lost, since the last batch.
-        restart_at: When the next worker starts here, `time.monotonic`; None: no restart is due.
-        heard: When something last came, or was first asked for: `time.monotonic`.
-        gone: Why nobody sits here any longer.
-        ended: Whether its data have come to an end.
+        written: Rows that its writer had accepted at its last batch.
+        published: Rows among them that were in the data set then.
+        failures: Losses of workers at this index since the last batch.
+        restart_at: When the next worker starts here (`time.monotonic`); None: no restart is due.
+        heard: When the last answer arrived, or the first request was sent (`time.monotonic`).
+        gone: Why the index has no worker any longer.
+        ended: Whether it reached the end of its data.
     """
 
     index: int
@@ -120,51 +121,51 @@ class RemoteWorker:
 
     @property
     def worker_id(self) -> WorkerId:
-        """Who sits there."""
+        """Identity of the present worker."""
         return WorkerId(self.index, self.incarnation)
 
     @property
     def samples(self) -> bool:
-        """Whether batches are expected from here, now or after a restart."""
+        """Whether batches are expected from this index, now or after a restart."""
         return self.gone is None and not self.ended
 
     @property
     def can_be_asked(self) -> bool:
-        """Whether there is an actor that may be asked for batches."""
+        """Whether an actor exists that can be asked for batches."""
         return self.samples and self.restart_at is None
 
     @property
     def first(self) -> Any:
-        """Reference to the first answer that has not come; None: nothing is asked.
+        """Reference to the first missing answer; None: no request is open.
 
-        Answers are taken in the order of the questions, as the rows are written.
+        Answers are taken in the order of the requests, as the rows are written.
         """
         return self.opening if self.opening is not None else next(iter(self.requests), None)
 
     @property
     def unserved(self) -> int:
-        """Batches that it was asked for, or that wait for whoever takes them."""
+        """Number of batches that were requested, or arrived and were not taken."""
         return len(self.requests) + len(self.ready)
 
     def note(self) -> None:
-        """Something came, or is asked for: the clock starts anew."""
+        """Restart the clock after an answer or a first request."""
         self.heard = time.monotonic()
 
     def begin(self, actor: Any, opening: Any, *, told: int) -> None:
-        """A worker starts here; ``opening`` is the reference to its first answer."""
+        """Record the start of a worker; ``opening`` is the reference to its first answer."""
         self.actor, self.opening, self.opened = actor, opening, None
         self.told, self.ended, self.restart_at = told, False, None
         self.rows = self.written = self.published = 0
         self.note()
 
     def wait_for_restart(self, until: float) -> None:
-        """No worker is here until then, `time.monotonic`."""
+        """Record that no worker exists until then (`time.monotonic`)."""
         self.actor = self.opening = self.opened = None
         self.rows = self.written = self.published = 0
         self.restart_at = until
 
     def status(self) -> WorkerStatus:
-        """How it is."""
+        """Return the status."""
         opened = self.opened
         return WorkerStatus(
             worker_index=self.index,

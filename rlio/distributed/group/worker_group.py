@@ -1,4 +1,4 @@
-"""`WorkerGroup`: rollout workers in processes of their own, on one machine or many, as one reader.
+"""`WorkerGroup`: rollout workers in separate processes, on one machine or many, as one reader.
 
 Example::
 
@@ -9,7 +9,7 @@ Example::
     with WorkerGroup("CartPole-v1", rlio.policies.DQN, num_workers=4, output="runs/cartpole", seed=0,
                      local_worker=True) as group:
         for step in range(100):
-            batch = group.sample()                    # a fragment of each worker
+            batch = group.sample()                    # one fragment from each worker
             group.local_worker.learn_on_batch(batch)
             group.sync_weights()                      # before their next fragment
 """
@@ -23,7 +23,7 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar, Unpack
 
@@ -41,17 +41,19 @@ from rlio.errors import EndOfData, OptionError, RlioError, WorkerError, excerpt
 from rlio.policies.policy import Policy
 from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars, accepts_weights
-from rlio.reader import InputReader, JsonState
+from rlio.reader import InputReader, JsonState, Unit
 from rlio.sampling.metrics import RolloutMetrics
 from rlio.sampling.policy_setup import PolicySetup
+from rlio.sampling.runners import WorkerPlace
+from rlio.support.options import checked_keywords
 from rlio.worker import RolloutWorker
 
 __all__ = ["WorkerGroup"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 T = TypeVar("T")
 
-_ENDED = "all workers have come to the end of their inputs"
+_ENDED = "all workers reached the end of their inputs"
 
 # Any in this module: environments, policies and options are what `RolloutWorker` takes.
 
@@ -63,59 +65,62 @@ class _HasWeights(Protocol):
 
 
 class WorkerGroup(InputReader):
-    """N rollout workers, each an actor of Ray's, made from one set of `RolloutWorker` arguments.
+    """N rollout workers, each a Ray actor, made from one set of `RolloutWorker` arguments.
 
-    The group is a live reader: `sample()` gives a fragment of each worker, in the order of their indices,
-    ``sample(n)`` exactly n steps. All workers write one data set, each under a writer id of its own, and need
-    not know of each other. Each has a seed of its own, which the provenance in its shards holds, with the
-    group's; so has each that takes the place of a lost one: no two record the same episodes.
+    The group is a live reader: `sample()` returns one fragment from each worker, in the order of their
+    indices, ``sample(n)`` exactly n steps. All workers write one data set, each under its own writer id and
+    without coordination. Each worker, and each replacement, has its own seed, so no two record the same
+    episodes. The provenance in the shards holds this seed and the group's.
 
-    A worker that dies or hangs is replaced, as ``fault_tolerance`` allows; the others go on. Batches of it
-    that came are served and counted. What it left in its log is published at once by a task on its machine,
-    or when the group is closed. Batches that it was asked for and that never came are told in `losses`. An
-    exception in its environment or policy is raised in `sample`, and is no death.
+    The group replaces a worker that dies or hangs, as ``fault_tolerance`` allows; the others continue. It
+    serves and counts the batches that arrived. A task on the lost worker's machine publishes its log at once,
+    or the group does when it closes. `losses` lists requested batches that never arrived. An exception in an
+    environment or policy is raised in `sample`; the worker stays.
 
     A row that a call returned is in the output's write-ahead log, on a disk of the worker's machine, and in
     the data set once it is published: usually within half a minute. If that disk is lost before, so is the
     row. `rows_unpublished` counts such rows, and ``acknowledge="published"`` excludes them.
 
-    Ray is used as it is: call ``ray.init()`` before, or Ray starts itself on this machine, and listens to the
-    network: see docs/distributed.md. What workers import must be importable in their processes; functions and
-    classes of a script travel along.
+    Call ``ray.init()`` first; otherwise Ray starts itself on this machine and listens to the network: see
+    docs/distributed.md. Modules that workers import must be importable in their processes; functions and
+    classes of a script are sent along.
 
     Args:
-        env: As for `RolloutWorker`: an id, or a function that makes environments. No environment itself.
-        policy: As for `RolloutWorker`; not yet bound to spaces. Workers begin with the same weights: the
-            local worker's, or else the first one's.
-        num_workers: Actors; their ``worker_index`` is 1 to this.
-        seed: Of all of them. None draws one from the OS, logs it and keeps it in the state.
+        env: As for `RolloutWorker`: an id, or a function that makes environments; not an environment object.
+        policy: As for `RolloutWorker`; not yet bound to spaces. Workers start with the same weights: the
+            local worker's, or otherwise the first worker's.
+        num_workers: Number of actors; their ``worker_index`` is 1 to this.
+        seed: Seed of the group. None draws one from the OS, logs it and keeps it in the state.
         local_worker: Whether to make a worker 0 in this process too, without environment, input and output:
-            to learn, and to hold the weights. A policy given as an object becomes that worker's.
-        acknowledge: What has happened to a row when a call returns it. ``"written"``: the worker's writer has
-            taken it. ``"published"``: it is in the data set. Workers then flush their output before they
-            return a batch: one shard a fragment, and one wait for the store.
-        fault_tolerance: What to do about workers that die; None: the defaults.
+            to learn, and to hold the weights. A policy object becomes that worker's.
+        acknowledge: What is guaranteed for a row when a call returns it. ``"written"``: the worker's writer
+            has accepted it. ``"published"``: it is in the data set. Workers then flush their output before
+            they return a batch: one shard per fragment, and one wait for the store.
+        fault_tolerance: How to treat workers that die; None: the defaults.
         actor_options: For Ray's ``options()``: ``num_cpus`` (1), ``num_gpus``, ``resources``,
             ``runtime_env``, ``scheduling_strategy`` and the like.
-        arguments: Others of `RolloutWorker`. Outputs and inputs are paths or functions, not open ones; each
-            worker reads its share of a stored input.
+        arguments: Other arguments of `RolloutWorker`. Outputs and inputs are paths or functions, not open
+            objects; each worker reads its share of a stored input.
 
     Attributes:
-        seed: Of all workers.
-        num_workers: Actors.
-        local_worker: Worker 0; None without.
+        seed: Seed of the group.
+        num_workers: Number of actors.
+        local_worker: Worker 0; None if it was not requested.
         fault_tolerance: As given.
 
     Raises:
-        OptionError: An argument is illegal, or a worker cannot be made of them; or ``acknowledge`` is
-            "published" without an output.
+        OptionError: An argument is illegal, or a worker cannot be made from the arguments; or ``acknowledge``
+            is "published" without an output.
         MissingExtra: Ray is not installed.
-        WorkerError: A worker cannot be made, for another reason.
+        WorkerError: A worker cannot be made for another reason.
         WorkerLost: Workers do not start.
     """
 
+    dropped: int
+
     replayable = False
 
+    @checked_keywords
     def __init__(
         self,
         env: Any,
@@ -130,15 +135,17 @@ class WorkerGroup(InputReader):
         **arguments: Unpack[WorkerKeywords],
     ) -> None:
         if operator.index(num_workers) < 1:
-            raise OptionError(f"num_workers={num_workers}: at least 1")
+            raise OptionError(f"num_workers={num_workers}: expected at least 1")
         self._ray = require_ray()
         self._arguments = portable(env, policy, arguments)
         _check_acknowledge(acknowledge, self._arguments.get("output"))
         self.num_workers = num_workers
-        self.seed = draw_seed() if seed is None else seed
+        self.seed: int = draw_seed() if seed is None else seed
         if seed is None:
             logger.info("WorkerGroup: seed %s, drawn from the OS", self.seed)
-        self.fault_tolerance = fault_tolerance if fault_tolerance is not None else FaultTolerance()
+        self.fault_tolerance: FaultTolerance = (
+            fault_tolerance if fault_tolerance is not None else FaultTolerance()
+        )
         self.local_worker: RolloutWorker | None = None
         self._lock = threading.RLock()
         self._filters = JointFilters()
@@ -149,7 +156,7 @@ class WorkerGroup(InputReader):
             self._pool.start()
             opened = self._pool.alive[0].opened
             assert opened is not None
-            self.unit = opened.unit
+            self.unit: Unit = opened.unit
             if local_worker:
                 self.local_worker = self._make_local_worker(policy, opened.spaces)
             self._begin_alike()
@@ -161,6 +168,10 @@ class WorkerGroup(InputReader):
             raise
         _open_groups.add(self)
         _close_at_exit()
+
+    def _describe(self) -> Iterator[str]:
+        yield f"{self.num_workers} workers, of which {len(self._pool.alive)} alive"
+        yield f"seed={self.seed}"
 
     def _check_open(self) -> None:
         super()._check_open()
@@ -177,20 +188,18 @@ class WorkerGroup(InputReader):
                 given.bind(*known[policy_id], self.seed)
         setup = self._arguments.get("policy_setup") or PolicySetup()
         setup = replace(setup, spaces={**known, **setup.spaces})
-        names = ("policy_mapping_fn", "policies_to_train", "callbacks")
-        keywords = {name: self._arguments[name] for name in names if name in self._arguments}
         return RolloutWorker(
             None,
             policy,
             input=None,
             policy_setup=setup,
             seed=self.seed,
-            num_workers=self.num_workers,
-            **keywords,
+            callbacks=self._arguments.get("callbacks"),
+            place=WorkerPlace(num_workers=self.num_workers),
         )
 
     def _begin_alike(self) -> None:
-        """Give all workers the weights of one: policies that are made at random are not made alike."""
+        """Give all workers the weights of one, because random initial policies differ."""
         if self.local_worker is not None:
             weights = _all_weights(self.local_worker)
         else:
@@ -200,7 +209,7 @@ class WorkerGroup(InputReader):
             self._broadcast(Broadcast(weights, seq_no=0))
 
     def _give_up(self) -> None:
-        """End what was started, however far that is."""
+        """End everything that was started."""
         for worker in self._pool.workers:
             if worker.actor is not None:
                 self._ray.kill(worker.actor)
@@ -211,21 +220,21 @@ class WorkerGroup(InputReader):
     # ---- sampling ----
 
     def sample(self, n: int | None = None, *, out: SampleBatch | None = None) -> Batch:
-        """Return the next batch: a fragment of each worker, joined in the order of their indices.
+        """Return the next batch: one fragment from each worker, joined in the order of their indices.
 
-        Workers sample side by side, and wait when they have one each; with `submit` they go on.
+        Workers sample in parallel, and wait once each has a fragment; with `submit` they continue.
 
         Args:
-            n: Units (see `unit`), exactly; what is left over is kept for the next call.
+            n: Exact number of units (see `unit`); the next call gets the remainder.
             out: As in `InputReader.sample`.
 
         Returns:
             A batch that the caller owns, copied out of Ray's object store.
 
         Raises:
-            WorkerError: An environment or policy raised an error in its worker, which is the cause. What
-                other workers have sampled is the next call's.
-            WorkerLost: A worker was lost, and may not be replaced: see `FaultTolerance`.
+            WorkerError: An environment or policy raised an error in its worker; the error is the cause. The
+                next call returns what the other workers sampled.
+            WorkerLost: A worker was lost and may not be replaced: see `FaultTolerance`.
             EndOfData: The workers' inputs are exhausted.
             OptionError: ``n`` is below 1.
         """
@@ -245,26 +254,25 @@ class WorkerGroup(InputReader):
         batches = [worker.ready.popleft().batch for worker in pool.workers if worker.ready]
         if not batches:
             raise EndOfData(_ENDED)
-        # Several are joined in fresh memory; one alone lies in Ray's.
+        # Joining copies several batches; a single batch lies in Ray's memory, and needs a copy.
         return concat_samples(batches) if len(batches) > 1 else batches[0].copy()
 
     def submit(self, max_in_flight: int = 1) -> int:
-        """Ask each worker for more, and return at once; `ready` gives what comes.
+        """Request fragments from each worker and return at once; `ready` returns them.
 
         Args:
-            max_in_flight: Fragments that a worker may be asked for, or that may wait for `ready`, at most:
-                they are sampled with the weights of the moment that they are begun. With 2, a worker samples
-                one while another is on its way.
+            max_in_flight: Most fragments of a worker that are requested or wait for `ready`. A fragment uses
+                the weights at its start. With 2, a worker samples one while another is on its way.
 
         Returns:
-            How many more fragments were asked for.
+            Number of fragments requested.
 
         Raises:
             WorkerLost: As in `sample`.
             EndOfData: The workers' inputs are exhausted, and all fragments were taken.
         """
         if operator.index(max_in_flight) < 1:
-            raise OptionError(f"max_in_flight={max_in_flight}: at least 1")
+            raise OptionError(f"max_in_flight={max_in_flight}: expected at least 1")
         asked = 0
         with self._lock:
             self._check_open()
@@ -278,19 +286,19 @@ class WorkerGroup(InputReader):
         return asked
 
     def ready(self, timeout_s: float | None = None) -> list[Fragment]:
-        """Fragments that have come and that nobody has taken, in their order; waits for the first.
+        """Return the fragments that have arrived, in order; waits for the first.
 
-        Their arrays are read-only: they are Ray's, and are not copied.
+        Their arrays are read-only and in Ray's memory, not copied.
 
         Args:
-            timeout_s: Seconds after which there may be none; None: wait as long as any is asked for, or a
-                worker starts.
+            timeout_s: Seconds after which the list may be empty; None: wait while a fragment is requested or
+                a worker starts.
 
         Raises:
             WorkerError: As in `sample`.
         """
         if timeout_s is not None and not timeout_s >= 0:
-            raise OptionError(f"timeout_s={timeout_s}: seconds, at least 0, or None")
+            raise OptionError(f"timeout_s={timeout_s}: expected seconds, at least 0, or None")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pool = self._pool
         with self._lock:
@@ -311,7 +319,7 @@ class WorkerGroup(InputReader):
                     return sorted(found, key=lambda fragment: fragment.order)
 
     def interrupt(self) -> None:
-        """Let a `sample` that waits in another thread go; see `InputReader`."""
+        """Interrupt a `sample` that waits in another thread; see `InputReader`."""
         self._pool.interrupted.set()
 
     # ---- weights ----
@@ -323,23 +331,24 @@ class WorkerGroup(InputReader):
         *,
         global_vars: GlobalVars | None = None,
     ) -> int:
-        """Give all workers other weights, once each has finished what it was asked for before.
+        """Send new weights to all workers; each applies them after its current requests.
 
-        They are put into Ray's object store once. A worker gets them before the next thing that it is asked
-        for, and if newer ones are there by then, only those; so does each that comes later.
+        The weights are put into Ray's object store once. A worker gets the newest version before its next
+        request, and so does each later worker; older versions are skipped.
 
         Args:
-            weights: As `RolloutWorker.get_weights` gives them, or those of one `Policy`.
+            weights: As `RolloutWorker.get_weights` returns them, or those of one `Policy`.
             weights_seq_no: Their version, recorded with every step; None: one more than any before. Workers
-                that have it, or a newer one, keep theirs. 0: they are set in any case, and the version stays.
+                ignore a version that is not newer than their own. 0: forces the update, and leaves the
+                version unchanged.
             global_vars: For `RolloutWorker.set_global_vars`; None: the steps of all workers' batches so far.
 
         Returns:
-            The version. May be called in any thread, while others sample.
+            The version. You may call this in any thread while others sample.
 
         Raises:
             OptionError: ``weights_seq_no`` is below 0.
-            ClosedError: After `close`. That they do not fit is seen by the workers: see `sample`.
+            ClosedError: The group is closed. Workers check whether the weights fit: see `sample`.
         """
         self._check_open()
         seq_no = self._pool.broadcasts.next_seq_no() if weights_seq_no is None else weights_seq_no
@@ -349,7 +358,7 @@ class WorkerGroup(InputReader):
         return seq_no
 
     def _global_vars(self) -> GlobalVars:
-        """The steps of all workers, those that were lost included, and the local worker's updates."""
+        """Return the steps of all workers, including lost ones, and the local worker's updates."""
         local = self.local_worker
         updates = {} if local is None else local.get_global_vars().num_grad_updates_per_policy
         return GlobalVars(self._pool.metrics.lifetime.env_steps, updates)
@@ -361,21 +370,20 @@ class WorkerGroup(InputReader):
         self._pool.broadcasts.add(self._ray.put(broadcast), policies, seq_no=broadcast.seq_no)
 
     def sync_weights(self, source: _HasWeights | None = None) -> int:
-        """Give all workers the weights of ``source``; see `set_weights`.
+        """Send the weights of ``source`` to all workers; see `set_weights`.
 
         Args:
-            source: A policy or worker; None: the local worker, which gets to know the steps of all workers
-                too.
+            source: A policy or worker; None: the local worker, which also receives the steps of all workers.
 
         Raises:
-            OptionError: There is neither.
+            OptionError: ``source`` is None and the group has no local worker.
         """
         if source is not None:
             return self.set_weights(source.get_weights())
         if self.local_worker is None:
             raise OptionError(
-                "the group has no local worker to take weights from: sync_weights(policy), or make it with "
-                "local_worker=True"
+                "the group has no local worker to take weights from: call sync_weights(policy), or make the "
+                "group with local_worker=True"
             )
         self.local_worker.set_global_vars(self._global_vars())
         return self.set_weights(self.local_worker.get_weights())
@@ -388,18 +396,17 @@ class WorkerGroup(InputReader):
     # ---- filters, metrics ----
 
     def sync_filters(self) -> dict[str, list[MeanStdFilter]]:
-        """Put the running statistics of all workers together, and give all of them the sum.
+        """Add up the running statistics of all workers, and send the sum to all of them.
 
-        Each observation counts once, however often this is done and whatever is sampled meanwhile. What a
-        lost worker had seen since the last time is lost with it; those that take its place begin with the
-        sum.
+        Each observation counts once, however often you call this and whatever workers sample meanwhile. When
+        a worker is lost, so is what it saw since the last call; its replacement starts with the sum.
 
         Returns:
             Copies of the joint filters, by policy id.
 
         Raises:
-            WorkerError: One could not do it.
-            StateError: Workers have unlike filters.
+            WorkerError: A worker failed.
+            StateError: Workers have different filters.
         """
         with self._lock:
             self._check_open()
@@ -413,17 +420,16 @@ class WorkerGroup(InputReader):
             return self.get_filters()
 
     def get_filters(self) -> dict[str, list[MeanStdFilter]]:
-        """Copies of the joint filters, by policy id, as of the last `sync_filters`; {} before."""
+        """Return copies of the joint filters, by policy id, as of the last `sync_filters`; {} before."""
         return {
             policy_id: [each.copy() for each in filters]
             for policy_id, filters in self._filters.filters.items()
         }
 
     def get_metrics(self) -> RolloutMetrics:
-        """What the workers counted in batches that came since the last call; see `RolloutMetrics`.
+        """Return the metrics of the batches that arrived since the last call; see `RolloutMetrics`.
 
-        ``lifetime`` is of all of them, those that were lost included: of what a lost worker did for a batch
-        that never came, nothing is counted.
+        ``lifetime`` covers all workers, including lost ones, but not work for batches that never arrived.
         """
         with self._lock:
             return self._pool.metrics.take()
@@ -438,25 +444,26 @@ class WorkerGroup(InputReader):
         timeout_s: float | None = None,
         errors: Literal["raise", "return"] = "raise",
     ) -> list[T | WorkerError]:
-        """``func(worker)`` in the process of each worker, once it has done what it was asked for before.
+        """Call ``func(worker)`` in the process of each worker, after its earlier requests.
 
         Args:
-            func: Travels to the workers, and what it returns travels back.
-            local_worker: Whether to call it here too, first, with the local worker.
-            timeout_s: Seconds to wait for all; who is late is an error, and does it all the same.
-            errors: ``"raise"`` the first, once all are done; ``"return"`` each in the place of its result.
+            func: Sent to the workers; its results are sent back.
+            local_worker: Whether to call it in this process first, with the local worker.
+            timeout_s: Seconds to wait for all. A late worker yields an error, but still runs the function.
+            errors: ``"raise"`` raises the first error once all are done; ``"return"`` puts each in place of
+                its result.
 
         Returns:
-            Results by worker index; workers that are gone for good are left out.
+            Results by worker index, without workers that were lost and not replaced.
 
         Raises:
             WorkerError: ``func`` raised an error, which is the cause.
-            WorkerLost: A worker died meanwhile; another may take its place.
+            WorkerLost: A worker died meanwhile; it may be replaced.
         """
         if errors not in ("raise", "return"):
-            raise OptionError(f"errors={excerpt(errors)}: 'raise' or 'return'")
+            raise OptionError(f"errors={excerpt(errors)}: expected 'raise' or 'return'")
         if local_worker and self.local_worker is None:
-            raise OptionError("local_worker=True, but the group has none")
+            raise OptionError("local_worker=True, but the group has no local worker")
         with self._lock:
             self._check_open()
             here: list[Any] = []
@@ -469,7 +476,7 @@ class WorkerGroup(InputReader):
             return here + answers
 
     def foreach_policy(self, func: Callable[..., T]) -> list[list[T] | WorkerError]:
-        """``func(policy, policy_id)`` for each policy of each worker; see `foreach_worker`."""
+        """Call ``func(policy, policy_id)`` for each policy of each worker; see `foreach_worker`."""
         return self.foreach_worker(lambda worker: worker.foreach_policy(func))
 
     def _called(self, workers: Sequence[RemoteWorker], func: Callable[[RolloutWorker], T]) -> list[T]:
@@ -478,17 +485,17 @@ class WorkerGroup(InputReader):
         return answers
 
     def probe(self, timeout_s: float | None = None) -> list[WorkerStatus]:
-        """Find workers that are dead or hang, replace them, and say how all are.
+        """Find workers that are dead or hang, replace them, and return the status of all.
 
-        Idle workers are asked for a sign of life. Those that sample are given the time that
-        ``request_timeout_s`` of `FaultTolerance` says. Deaths are noticed in `sample` too.
+        Idle workers must answer a call. Those that sample have the time limit ``request_timeout_s`` of
+        `FaultTolerance`. `sample` detects deaths too.
 
         Args:
             timeout_s: Seconds for idle ones; None: ``probe_timeout_s``.
 
         Raises:
-            WorkerLost: One was lost, and may not be replaced.
-            WorkerError: One says that it cannot sample; or as in `sample`, for one that was asked to.
+            WorkerLost: A worker was lost and may not be replaced.
+            WorkerError: A worker cannot sample; or as in `sample`, for a requested batch.
         """
         pool = self._pool
         with self._lock:
@@ -501,29 +508,27 @@ class WorkerGroup(InputReader):
             return self.status()
 
     def status(self) -> list[WorkerStatus]:
-        """How the workers are, as far as is known without asking them."""
+        """Return the status of the workers as far as the group knows, without asking them."""
         return [worker.status() for worker in self._pool.workers]
 
     @property
     def losses(self) -> list[Loss]:
-        """Workers that were lost so far, and what with them. Calls that sample, and `probe`, note what was
-        recovered since.
-        """
+        """Workers that were lost so far. Sampling calls and `probe` update how many rows were recovered."""
         return list(self._pool.losses)
 
     @property
     def rows_unpublished(self) -> int:
-        """Rows that were returned and are not in the data set as far as the group knows: at most so many.
+        """Upper bound of the rows that were returned and are not known to be in the data set.
 
-        Those of workers that live were counted when their last batches came; since then their writers may
-        have published more. Those of `losses` are there until a log is recovered.
+        For live workers, this is the count at their last batches; their writers may have published more
+        since. Rows in `losses` count until a log is recovered.
         """
         living = sum(status.rows_unpublished for status in self.status())
         return living + sum(loss.rows_unpublished for loss in self._pool.losses)
 
     @property
     def restarts(self) -> int:
-        """How many workers have taken another's place."""
+        """Number of workers that were replaced."""
         return self._pool.restarts
 
     # ---- state and end ----
@@ -564,7 +569,7 @@ class WorkerGroup(InputReader):
         return found
 
     def _drain(self) -> int:
-        """Wait for what is in flight, and forget it and what waits; gives its rows."""
+        """Wait for requests in flight, then drop all waiting fragments; returns their rows."""
         pool = self._pool
         while any(worker.requests for worker in pool.workers):
             pool.wait(None)
@@ -574,9 +579,9 @@ class WorkerGroup(InputReader):
         return rows
 
     def _close(self) -> None:
-        """Store what workers have, publish what dead ones left, and end all processes.
+        """Let workers store their rows, recover the logs of dead ones, and end all processes.
 
-        Rows of fragments that nobody asked for any more are in the data set all the same.
+        The data set also contains rows of fragments that were never taken.
         """
         _open_groups.discard(self)
         with self._lock:
@@ -588,7 +593,7 @@ class WorkerGroup(InputReader):
                 self._pool.recover(self.fault_tolerance.close_timeout_s)
 
     def stop(self) -> None:
-        """Same as `close`: the name that RLlib's users know."""
+        """Same as `close`, under RLlib's name."""
         self.close()
 
 
@@ -602,11 +607,11 @@ def _filters_of(worker: RolloutWorker) -> dict[str, list[MeanStdFilter]]:
 
 def _check_acknowledge(acknowledge: Any, output: Any) -> None:
     if acknowledge not in ("written", "published"):
-        raise OptionError(f"acknowledge={excerpt(acknowledge)}: 'written' or 'published'")
+        raise OptionError(f"acknowledge={excerpt(acknowledge)}: expected 'written' or 'published'")
     if acknowledge == "published" and output is None:
         raise OptionError(
-            "acknowledge='published' without an output: nothing is published then; give output=, or leave "
-            "acknowledge out"
+            "acknowledge='published' without an output, so nothing can be published: pass output=, or omit "
+            "acknowledge"
         )
 
 
@@ -614,15 +619,15 @@ _open_groups: weakref.WeakSet[WorkerGroup] = weakref.WeakSet()
 
 
 def _close_open_groups() -> None:
-    """Let workers store what they have when the interpreter exits: Ray, which goes later, would kill them."""
+    """Close all groups when the interpreter exits, because Ray exits later and would kill the workers."""
     for group in list(_open_groups):
         try:
             group.close()
-        except Exception:  # Logged: at exit there is no caller, and other groups are to be closed.
+        except Exception:  # Logged, because nothing catches it at exit, and other groups must close.
             logger.exception("closing a WorkerGroup at exit failed")
 
 
 @functools.cache
 def _close_at_exit() -> None:
-    """Once Ray is imported: what is registered last runs first."""
+    """Register the exit handler after Ray's import: the last registered handler runs first."""
     atexit.register(_close_open_groups)

@@ -1,4 +1,4 @@
-"""`WorkerSpec`: one set of arguments from which every worker of a group is made, on whatever machine.
+"""`WorkerSpec`: the arguments from which a group makes every worker, on any machine.
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -26,10 +26,9 @@ from rlio.resolve import IOContext, registered_input, registered_output, resolve
 from rlio.sampling.callbacks import CallbacksLike
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.offline import refuse_same_root
-from rlio.sampling.policy_group import MappingFn, PoliciesToTrain
 from rlio.sampling.policy_setup import PolicySetup
+from rlio.sampling.runners import WorkerPlace
 from rlio.storage.paths import is_uri
-from rlio.support.options import refuse_unknown
 from rlio.worker import RolloutWorker
 from rlio.writer import OutputWriter
 
@@ -38,24 +37,22 @@ __all__ = ["Acknowledge", "WorkerId", "WorkerKeywords", "WorkerSpec", "draw_seed
 # Any in this module: arguments are what `RolloutWorker` takes.
 
 
-#: When a group returns a row: once its writer has taken it, or once it is in the data set.
+#: When a group returns a row: after its writer accepted it, or after it is in the data set.
 Acknowledge: TypeAlias = Literal["written", "published"]
 
 
 class WorkerKeywords(TypedDict, total=False):
-    """The keywords of `RolloutWorker` that a group takes; the others it gives by itself."""
+    """The keywords of `RolloutWorker` that a group accepts, with defaults; it sets the others itself."""
 
-    input: Any
-    output: Any
-    rollout: RolloutConfig | None
-    log_dir: str | os.PathLike[str] | None
-    input_options: Mapping[str, Any] | None
-    output_options: Mapping[str, Any] | None
-    record: Literal["live", "all"]
-    policy_mapping_fn: MappingFn | None
-    policies_to_train: PoliciesToTrain
-    callbacks: CallbacksLike
-    policy_setup: PolicySetup | None
+    input: Annotated[Any, "sampler"]
+    output: Annotated[Any, None]
+    rollout: Annotated[RolloutConfig | None, None]
+    log_dir: Annotated[str | os.PathLike[str] | None, None]
+    input_options: Annotated[Mapping[str, Any] | None, None]
+    output_options: Annotated[Mapping[str, Any] | None, None]
+    record: Annotated[Literal["live", "all"], "live"]
+    callbacks: Annotated[CallbacksLike, None]
+    policy_setup: Annotated[PolicySetup | None, None]
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class WorkerId:
 
     Attributes:
         worker_index: From 1 on.
-        incarnation: How many workers have held the index before, in whatever process.
+        incarnation: How many workers have held the index before, in any process.
     """
 
     worker_index: int
@@ -72,7 +69,7 @@ class WorkerId:
 
 
 def draw_seed() -> int:
-    """A seed from the operating system; of 53 bits, which JSON's numbers have everywhere."""
+    """Draw a seed of 53 bits from the operating system: all JSON parsers keep such numbers exactly."""
     return _number(np.random.SeedSequence())
 
 
@@ -87,9 +84,9 @@ class WorkerSpec:
     Attributes:
         env: As for a worker.
         policy: As for a worker.
-        keywords: The others, as `portable` gave them.
-        num_workers: In the group.
-        seed: Of the group.
+        keywords: Other arguments, from `portable`.
+        num_workers: Workers in the group.
+        seed: Seed of the group.
         acknowledge: See `WorkerGroup`.
     """
 
@@ -101,13 +98,19 @@ class WorkerSpec:
     acknowledge: Acknowledge = "written"
 
     def seed_of(self, worker_id: WorkerId) -> int:
-        """The seed of one worker: another for each place, and for each that takes it."""
+        """Return the seed of one worker: different for each index and incarnation."""
         key = (worker_id.worker_index, worker_id.incarnation)
         return _number(np.random.SeedSequence(self.seed, spawn_key=key))
 
     def make(self, worker_id: WorkerId) -> RolloutWorker:
         """Make the worker ``worker_id``."""
         keywords = dict(self.keywords)
+        place = WorkerPlace(
+            worker_id.worker_index,
+            self.num_workers,
+            recreated_worker=worker_id.incarnation > 0,
+            log_dir=keywords.pop("log_dir", None),
+        )
         if keywords.get("output") is not None:
             keywords["output"] = _Output(keywords["output"], self._about(worker_id))
         return RolloutWorker(
@@ -115,13 +118,11 @@ class WorkerSpec:
             self.policy,
             **keywords,
             seed=self.seed_of(worker_id),
-            worker_index=worker_id.worker_index,
-            num_workers=self.num_workers,
-            recreated_worker=worker_id.incarnation > 0,
+            place=place,
         )
 
     def _about(self, worker_id: WorkerId) -> dict[str, Any]:
-        """What provenance says beside the worker's own seed: how to get at it again."""
+        """Return the group's part of the provenance: how to derive the worker's seed."""
         return {
             "seed": self.seed,
             "worker_index": worker_id.worker_index,
@@ -143,15 +144,13 @@ class _Output:
 
 
 def portable(env: Any, policy: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``keywords`` such that they mean the same in every process.
+    """Return ``keywords`` with the same meaning in every process.
 
-    Local paths become absolute ones, and names that are registered here become what they stand for.
+    Local paths become absolute, and names registered in this process become what they stand for.
 
     Raises:
-        OptionError: A keyword is none of a group's; or something is an open thing, that cannot be in several
-            processes at once.
+        OptionError: An object is open, and so cannot be in several processes.
     """
-    refuse_unknown(keywords, WorkerKeywords.__annotations__, of="WorkerGroup")
     _refuse_objects(env, policy)
     made = dict(keywords)
     if "input" in made:
@@ -161,7 +160,7 @@ def portable(env: Any, policy: Any, keywords: Mapping[str, Any]) -> dict[str, An
     if made.get("log_dir") is not None:
         made["log_dir"] = _absolute(made["log_dir"])
     if made.get("record") == "all" and made.get("output") is not None:
-        # The workers' own check sees a function.
+        # The workers' own check sees only a function.
         refuse_same_root(made.get("input"), made["output"])
     return made
 
@@ -179,8 +178,8 @@ def _refuse_objects(env: Any, policy: Any) -> None:
     for name, value in given.items():
         if isinstance(value, Policy) and value.is_bound:
             raise OptionError(
-                f"{name}={excerpt(value)} acts already: workers would all draw its random numbers. Pass a "
-                "PolicySpec, a class, or a policy that is bound to no spaces yet, and give the weights to "
+                f"{name}={excerpt(value)} already acts, so all workers would draw its random numbers: pass a "
+                "PolicySpec, a class, or a policy that is not bound to spaces yet, and pass the weights to "
                 "set_weights()"
             )
 
@@ -212,14 +211,14 @@ def _refuse_open(name: str, value: Any, kind: type) -> None:
 
 
 def _portable_place(value: Any, keyword: str, registered: Callable[[str], Any]) -> Any:
-    """A path that is absolute, or what a name stands for; ``keyword`` and other values as they are."""
+    """Return an absolute path, or what a name stands for; ``keyword`` and other values are unchanged."""
     if isinstance(value, str):
         return value if value == keyword else registered(value) or _absolute(value)
     return _absolute(value) if isinstance(value, os.PathLike) else value
 
 
 def _absolute(value: str | os.PathLike[str]) -> str:
-    """A path that does not depend on the folder that a process is in."""
+    """Return a path that does not depend on the current folder."""
     text = os.fspath(value)
     if isinstance(value, str) and is_uri(text):
         return text

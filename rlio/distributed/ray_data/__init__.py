@@ -1,1 +1,1 @@
-"""Data sets in and out of Ray Data."""
+"""Data sets to and from Ray Data."""

@@ -1,13 +1,13 @@
-"""Ray's blocks: Arrow tables with one row a step, and these as batches again.
+"""Conversion between Ray's blocks (Arrow tables with one row a step) and batches.
 
 The columns are those of `rlio.dataset.arrow_tables`, except that rows of several values are a tensor column
-(`ray.data.extensions.ArrowTensorArray`): ``iter_batches`` with ``batch_format="numpy"`` gives it as an array
-of shape (rows, *shape) and its own dtype. Texts come as object arrays.
+(`ray.data.extensions.ArrowTensorArray`): ``iter_batches`` with ``batch_format="numpy"`` returns it as an
+array of shape (rows, *shape) and its own dtype. Texts become object arrays.
 
 Ray's own operations and functions of Arrow tables keep the fields' metadata. Functions of NumPy batches lose
-it; `Layout.of_names` then goes by names.
+it; `Layout.of_names` then uses the names.
 
-Not here: where rows come from (`rlio.dataset.part_reader`) and go to
+Not here: reading rows (`rlio.dataset.part_reader`) and writing them
 (`rlio.distributed.ray_data.part_writer`).
 """
 
@@ -33,17 +33,17 @@ __all__ = ["Assembler", "block_arrays", "ray_tensors", "without_empty_columns"]
 
 
 def ray_tensors(values: NDArray[Any]) -> pa.Array:
-    """Rows of several values as a tensor column of Ray.
+    """Return rows of several values as a Ray tensor column.
 
     Raises:
-        TypeError: Arrow has no such type.
+        TypeError: Arrow has no type for them.
     """
     from ray.data.extensions import ArrowTensorArray
 
     try:
         return ArrowTensorArray.from_numpy(values)
     except Exception as error:
-        # Ray's own error of this has no public base; its cause is Arrow's.
+        # Ray's error for this has no public base class; its cause is Arrow's error.
         if isinstance(error.__cause__, pa.ArrowException | NotImplementedError | TypeError):
             raise TypeError(f"no tensors of {values.dtype}") from error
         raise
@@ -51,17 +51,17 @@ def ray_tensors(values: NDArray[Any]) -> pa.Array:
 
 @dataclass
 class Assembler:
-    """Makes batches of tables that come one after the other, with whole sequences and joint steps.
+    """Makes batches from consecutive tables, with whole sequences and joint steps.
 
-    Rows of a sequence or joint step at the end of a table wait for the next table: Ray cuts blocks anywhere.
-    Columns without a value in any row are left out: see `without_empty_columns`.
+    Ray cuts blocks anywhere, so rows of a sequence or joint step at the end of a table wait for the next
+    table. Columns without a value in any row are left out: see `without_empty_columns`.
 
     Args:
-        like: What is known of columns whose fields do not say it.
+        like: Layout of columns whose fields lack metadata.
 
     Attributes:
         left_out: Names of columns that were left out.
-        names: Of those that were not.
+        names: Names of the other columns.
     """
 
     like: Layout | None = None
@@ -71,13 +71,13 @@ class Assembler:
     _layout: Layout | None = None
 
     def batches(self, tables: Iterable[Any]) -> Iterator[Batch]:
-        """The batches; none has no rows.
+        """Return the batches; none is empty.
 
         Args:
             tables: Blocks, Arrow tables or data frames.
 
         Raises:
-            SchemaError: A column has values in some rows only, or rows of several shapes; no column has any
+            SchemaError: A column has values in only some rows, or rows of several shapes; no column has any
                 value; or sequences were cut.
         """
         for block in tables:
@@ -89,7 +89,7 @@ class Assembler:
             self.names.update(arrays)
             if self._layout is not None and set(layout.names) != set(self._layout.names):
                 raise SchemaError(
-                    f"a block with the columns {excerpt(layout.names)} after blocks with "
+                    f"found a block with the columns {excerpt(layout.names)} after blocks with "
                     f"{excerpt(self._layout.names)}: give all rows the same columns"
                 )
             self._layout = layout
@@ -107,7 +107,7 @@ class Assembler:
 
 
 def _whole_rows(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> int:
-    """Rows before the sequence or joint step that may go on in the next block."""
+    """Count the rows before the sequence or joint step that may continue in the next block."""
     rows = len(next(iter(arrays.values())))
     if Columns.SEQ_LENS in arrays:
         firsts = np.flatnonzero(arrays[Columns.SEQ_LENS])
@@ -121,7 +121,7 @@ def _whole_rows(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> int:
 
 
 def _batch(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> Batch:
-    """The rows of a block as a batch."""
+    """Return the rows of a block as a batch."""
     if not layout.joint:
         return _sample_batch(arrays, layout)
     owners = arrays[POLICY_ID]
@@ -141,7 +141,7 @@ def _sample_batch(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> SampleB
         ends = firsts + lengths[firsts].astype(np.int64)
         if not np.array_equal([0, *ends[:-1]], firsts) or ends[-1] != len(lengths):
             raise SchemaError(
-                "the rows of a sequence do not follow each other any more: filter and shuffle whole "
+                "the rows of a sequence are no longer consecutive: filter and shuffle whole "
                 "sequences, or leave seq_lens and the states out",
                 column=Columns.SEQ_LENS,
             )
@@ -155,10 +155,10 @@ def _sample_batch(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> SampleB
 
 
 def _from_block(values: NDArray[Any], column: TableColumn) -> NDArray[Any]:
-    """Values as they were before they came into a block."""
+    """Return values as they were before conversion to a block."""
     if column.is_json:
         if values.dtype.kind == "O" and not all(type(value) is str for value in values):
-            return values  # A function of batches has made objects of them.
+            return values  # A function of batches made them objects.
         objects = np.empty(len(values), object)
         objects[:] = [load_value(text) for text in values]
         return objects
@@ -170,18 +170,18 @@ def _from_block(values: NDArray[Any], column: TableColumn) -> NDArray[Any]:
         return values
     if column.dtype and column.dtype != values.dtype.str:
         wanted = np.dtype(column.dtype)
-        if wanted.newbyteorder("=") == values.dtype:  # Arrow has this machine's byte order only.
+        if wanted.newbyteorder("=") == values.dtype:  # Arrow has only this machine's byte order.
             return values.astype(wanted)
-        if wanted.kind == values.dtype.kind == "M":  # Days, as a tensor, come in seconds.
+        if wanted.kind == values.dtype.kind == "M":  # Tensors of days become seconds.
             given = values.astype(wanted)
             return given if np.array_equal(given.astype(values.dtype), values, equal_nan=True) else values
     return values
 
 
 def without_empty_columns(block: Any) -> tuple[pa.Table, list[str]]:
-    """The table of a block without the columns that have no value in any row; and their names.
+    """Return the table of a block without the columns that have no value in any row, and their names.
 
-    RLlib's ``agent_id`` is such a column where there is one agent.
+    RLlib's ``agent_id`` is such a column if there is one agent.
 
     Raises:
         SchemaError: No column has a value.
@@ -198,17 +198,17 @@ def without_empty_columns(block: Any) -> tuple[pa.Table, list[str]]:
     ]
     if empty and len(empty) == table.num_columns:
         raise SchemaError(
-            f"none of {table.num_rows} rows has a value in any of the columns {excerpt(empty)}: there is "
-            "nothing to write; look at where these rows come from"
+            f"none of {table.num_rows} rows has a value in any of the columns {excerpt(empty)}, so nothing "
+            "can be written: check the source of these rows"
         )
     return table.drop_columns(empty), empty
 
 
 def block_arrays(table: pa.Table, like: Layout | None) -> tuple[dict[str, NDArray[Any]], Layout]:
-    """The columns of a block as arrays, read-only views where they can be, and what they are.
+    """Return the columns of a block as arrays, read-only views where possible, and their layout.
 
     Raises:
-        SchemaError: A column has nulls, or no array of one shape a row.
+        SchemaError: A column has nulls, or rows of several shapes.
     """
     from ray.data.block import BlockAccessor
 
@@ -227,13 +227,13 @@ def block_arrays(table: pa.Table, like: Layout | None) -> tuple[dict[str, NDArra
 
 
 def _has_nat(kind: pa.DataType) -> bool:
-    """Whether a missing value is NumPy's own NaT."""
+    """Whether NumPy has NaT for a missing value of this type."""
     types = pa.types
     return bool(types.is_timestamp(kind) or types.is_duration(kind) or types.is_date(kind))
 
 
 def _dense(values: NDArray[Any], name: str, of: pa.Field) -> NDArray[Any]:
-    """Rows of one shape: Arrow's own lists come as an array of arrays."""
+    """Return rows of one shape as one array; Arrow's lists are an array of arrays."""
     if values.dtype.kind != "O" or pa.types.is_string(of.type) or pa.types.is_large_string(of.type):
         return values
     if pa.types.is_binary(of.type) or pa.types.is_large_binary(of.type) or not len(values):
@@ -241,6 +241,6 @@ def _dense(values: NDArray[Any], name: str, of: pa.Field) -> NDArray[Any]:
     if all(isinstance(value, np.ndarray) for value in values):
         shapes = {value.shape for value in values}
         if len(shapes) > 1:
-            raise SchemaError(f"rows of the shapes {excerpt(sorted(shapes))}: expected one", column=name)
+            raise SchemaError(f"rows have the shapes {excerpt(sorted(shapes))}: expected one", column=name)
         return np.stack(list(values))
     return values

@@ -1,6 +1,6 @@
-"""`evaluate_offline`: off-policy evaluation with the data read, and the policy asked, in Ray's tasks.
+"""`evaluate_offline`: off-policy evaluation that reads data and runs the policy in Ray tasks.
 
-Example, where Ray runs::
+Example, with Ray running::
 
     found = rlio.distributed.evaluate_offline("s3://bucket/cartpole", policy, gamma=0.99)
     print(found["wpdis"])
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from rlio.dataset.part_reader import Rows, split
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
-from rlio.evaluation.estimation import Estimation
+from rlio.evaluation.estimation import Estimation, EstimationKeywords
 from rlio.evaluation.evaluator import OffPolicyEvaluator
 from rlio.evaluation.evidence import Evidence
 from rlio.evaluation.target import LogProbabilities, Target
 from rlio.policies.policy import Policy
 from rlio.readers.dataset_reader import DatasetReader
+from rlio.support.options import checked_keywords
 
 if TYPE_CHECKING:
     import ray.data
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate_offline"]
 
 
+@checked_keywords
 def evaluate_offline(
     data: str | os.PathLike[str] | Dataset | ray.data.Dataset,
     policy: Policy | LogProbabilities | Target,
@@ -42,60 +44,59 @@ def evaluate_offline(
     policy_id: str | None = None,
     tasks: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[EstimationKeywords],
 ) -> dict[str, OffPolicyEstimate]:
-    """What `rlio.evaluation.evaluate_offline` says, worked out on a Ray cluster.
+    """Run `rlio.evaluation.evaluate_offline` on a Ray cluster.
 
-    Tasks read rows and ask the policy about them. Of each whole episode they send a few numbers to this
-    process, with ``wpdis`` and ``stepwise_wis`` two numbers a step, with models all rows that those are
-    fitted to, here; and of episodes that another task has the rest of, those rows: rows need ``t``, as tasks
-    have no order among them. Here episodes are put in the order of their ids
-    and summed up, so that results are those of one process: to the last bit, if the policy's probability of
-    an action does not depend on the rows that it is asked about together (of networks, the last bits do).
+    Tasks read rows and run the policy on them. For each whole episode they send a few numbers to this
+    process; with ``wpdis`` and ``stepwise_wis`` two numbers a step; with models all rows, because models are
+    fitted here. They also send the rows of episodes whose other rows another task has. Rows need ``t``,
+    because tasks have no order. This process sorts episodes by id and sums them, so results equal those of
+    one process: to the last bit, if the policy's probability of an action does not depend on which rows are
+    evaluated together (for networks, the last bits do).
 
     Args:
-        data: The root of a data set of ours, read in ranges of rows; or a Dataset of Ray Data with the
-            columns of one policy, read block by block.
-        policy: The one to judge; it is sent to the tasks.
-        gamma: What a reward a step later counts, 0 to 1.
-        policy_id: Whose rows count, where those of several policies were recorded.
-        tasks: In how many parts a data set is read; None: as in `rlio.distributed.read_dataset`.
+        data: The root of an rlio data set, read in ranges of rows; or a Ray Data Dataset with the columns of
+            one policy, read block by block.
+        policy: The policy to evaluate; it is sent to the tasks.
+        gamma: Discount per step, 0 to 1.
+        policy_id: Recorded policy whose rows to use, if there are several.
+        tasks: Number of parts in which to read a data set; None: as in `rlio.distributed.read_dataset`.
         storage_options: For fsspec.
-        options: The other fields of `rlio.evaluation.Estimation`; see there, also for what is raised.
+        options: ``estimators``, ``bandit``, ``incomplete``, ``q_model``, ``folds`` and ``intervals``: see
+            `rlio.evaluation.Estimation`, also for the errors.
 
     Returns:
-        Name of the estimator -> what it says.
+        Name of the estimator -> its estimate.
 
     Raises:
         MissingExtra: Ray is not installed.
-        DataNotFound: There is no data set, or it is empty.
-        OptionError: ``tasks`` is below 1, or given for a Dataset of Ray Data.
+        DataNotFound: The data set does not exist, or is empty.
+        OptionError: ``tasks`` is below 1, or given for a Ray Data Dataset.
     """
     require_ray()
     evaluator = OffPolicyEvaluator(policy, Estimation(gamma=gamma, **options), policy_id=policy_id)
     if isinstance(data, str | os.PathLike):
         data = open_dataset(data, storage_options=storage_options)
     elif storage_options is not None:
-        raise OptionError("storage_options are for a root: what is open has its own")
+        raise OptionError("storage_options need a root, but data is already open: omit storage_options")
     if isinstance(data, Dataset):
         found = _by_parts(evaluator, data, tasks)
     elif tasks is None:
         found = _by_blocks(evaluator, data)
     else:
-        raise OptionError(f"tasks={tasks}: a Dataset of Ray Data is read by its blocks; see repartition()")
+        raise OptionError(f"tasks={tasks}: a Ray Data Dataset is read by blocks: use repartition()")
     for evidence in found:
         evaluator.evidence.absorb(evidence)
     return evaluator.estimate()
 
 
-# ---- data sets of ours ----
+# ---- rlio data sets ----
 
 
 def _by_parts(evaluator: OffPolicyEvaluator, dataset: Dataset, tasks: int | None) -> Iterator[Evidence]:
-    """What each part of the data set says, in any order."""
+    """Evaluate each part of the data set; the order may vary."""
     ray = require_ray()
-    if tasks is not None and tasks < 1:
-        raise OptionError(f"tasks={tasks}: parts of the data set, at least 1")
     dataset.check_complete()
     if not len(dataset):
         raise DataNotFound(dataset.why_empty(), uri=dataset.uri)
@@ -108,10 +109,10 @@ def _by_parts(evaluator: OffPolicyEvaluator, dataset: Dataset, tasks: int | None
 
 
 def _judge_part(evaluator: OffPolicyEvaluator, dataset: Dataset, part: list[Rows]) -> Evidence:
-    """In a task: what the rows of ``part`` say."""
+    """Return the evidence of the rows of ``part``; runs in a task."""
     evaluator = evaluator.renewed()
     for rows in part:
-        # Rows that are episodes by themselves are numbered from the first of the range on.
+        # One-step episodes are numbered from the first row of the range.
         source = (rows.writer, rows.first) if evaluator.estimation.bandit else rows.writer
         with DatasetReader(dataset.part({rows.writer: [rows.first, rows.stop]}), epochs=1) as reader:
             for batch in reader:
@@ -119,11 +120,11 @@ def _judge_part(evaluator: OffPolicyEvaluator, dataset: Dataset, part: list[Rows
     return evaluator.evidence
 
 
-# ---- datasets of Ray Data ----
+# ---- Ray Data Datasets ----
 
 
 def _by_blocks(evaluator: OffPolicyEvaluator, dataset: Any) -> Iterator[Evidence]:
-    """What each block says, in their order."""
+    """Evaluate each block, in order."""
     judged = dataset.map_batches(
         partial(_judge_block, evaluator), batch_size=None, batch_format="numpy", zero_copy_batch=True
     )
@@ -136,7 +137,7 @@ def _by_blocks(evaluator: OffPolicyEvaluator, dataset: Any) -> Iterator[Evidence
 
 
 def _judge_block(evaluator: OffPolicyEvaluator, block: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """In a task: what the rows of ``block`` say, as the only row of a block."""
+    """Return the evidence of the rows of ``block`` as a block with one row; runs in a task."""
     evaluator = evaluator.renewed()
     evaluator.add(SampleBatch(block), in_order=False)
     found = np.empty(1, object)

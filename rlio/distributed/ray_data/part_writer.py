@@ -1,7 +1,6 @@
-"""`PartWriter`: one attempt at a part of a job: written, and sealed unless another attempt is sealed already.
+"""`PartWriter`: writes one attempt at a part of a job, and seals it unless another attempt is sealed.
 
-What the attempt's id means, and which attempt readers take, is in docs/design/attempts.md. Nothing here needs
-Ray.
+docs/design/attempts.md defines attempt ids, and which attempt readers take. This module does not need Ray.
 
 Example:
     >>> import numpy as np
@@ -38,14 +37,14 @@ from rlio.writers.roll import Roll
 
 __all__ = ["PartOptions", "PartWriter", "Sealed", "sealed_attempt"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
-# How long what is dropped may take to be stored first, so that it can be removed.
+# Longest time to store rows of a dropped attempt before they are removed.
 _LAST_SECONDS = 10.0
 
 
 class Sealed(NamedTuple):
-    """An attempt that is sealed, and its rows; no attempt where a part has no rows."""
+    """A sealed attempt and its rows; the attempt is None if a part has no rows."""
 
     writer: str | None
     rows: int
@@ -53,13 +52,13 @@ class Sealed(NamedTuple):
 
 @dataclass(frozen=True)
 class PartOptions:
-    """How parts are written.
+    """Options for writing parts.
 
     Attributes:
-        roll: When to store a shard; its age is not looked at.
-        compression: Of the pages.
+        roll: When to store a shard; its age is ignored.
+        compression: Compression of the pages.
         provenance: JSON text for every footer.
-        stored: Of the schema; see `rlio.schemas.schema.Schema`.
+        stored: Field of the schema; see `rlio.schemas.schema.Schema`.
         spaces: Policy id -> spaces as JSON, or None.
     """
 
@@ -71,11 +70,11 @@ class PartOptions:
 
 
 def sealed_attempt(storage: Storage, part: str) -> tuple[Sealed | None, int]:
-    """The first sealed attempt at a part, and the number that a new attempt has.
+    """Return the first sealed attempt at a part, and the number for a new attempt.
 
-    One listing of the folders in ``data/``, and one of each attempt.
+    Makes one listing of the folders in ``data/``, and one of each attempt.
     """
-    # Not what a copying tool may have named like them.
+    # Excludes folders with similar names, such as those of copying tools.
     attempts = [name for name in storage.folders(DATA_DIR, f"{part}~") if part_of(name) == part]
     found: Sealed | None = None
     for writer in attempts:
@@ -84,22 +83,22 @@ def sealed_attempt(storage: Storage, part: str) -> tuple[Sealed | None, int]:
         if rows:
             found = Sealed(writer, max(rows))
             break
-    # The folders are sorted, and numbers have four digits.
+    # The folders are sorted, and attempt numbers have four digits.
     return found, int(attempts[-1][len(part) + 1 :][:4]) + 1 if attempts else 0
 
 
 class PartWriter:
     """Writes the rows of one part as one attempt, which readers see whole or not at all. Not thread-safe.
 
-    Nothing is stored before the first rows. There is no log: whoever runs the task can run it again.
+    It stores nothing before the first rows. It has no log, because the task can be run again.
 
     Args:
         storage: The data set's root.
         part: From `rlio.dataset.names.part_id`.
-        options: How.
+        options: Options; None: the defaults.
 
     Raises:
-        PublishError: The store cannot be asked, or does not take the attempt's first object.
+        PublishError: The store does not answer, or does not accept the attempt's first object.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class PartWriter:
         self._writer_id: str | None = None
         self._publisher: Publisher | None = None
         self._encoder: ParquetEncoder | None = None
-        #: The attempt that is sealed: another one's, or, after `finish`, this one. Then nothing is written.
+        #: The sealed attempt: another one, or, after `finish`, this one. Then nothing more is written.
         self.taken: Sealed | None
         self.taken, self._number = sealed_attempt(storage, part)
 
@@ -124,15 +123,15 @@ class PartWriter:
         return self._writer_id
 
     def write(self, batch: Batch) -> None:
-        """Take rows; they are stored shard by shard, and not seen before `finish`.
+        """Write rows. They are stored shard by shard, and readers do not see them before `finish`.
 
         Raises:
-            SchemaError: They cannot be stored, or do not fit those before.
-            SchemaConflict: They do not fit those of the data set's other writers.
+            SchemaError: The rows cannot be stored, or do not fit earlier ones.
+            SchemaConflict: The rows do not fit those of the data set's other writers.
             PublishError: A shard could not be stored.
         """
         if self.taken is not None:
-            raise OptionError(f"{self.taken.writer} is sealed: nothing more is written of this part")
+            raise OptionError(f"{self.taken.writer} is sealed, so this part accepts no more rows")
         if not batch.agent_steps():
             return
         publisher, encoder = self._open()
@@ -150,13 +149,14 @@ class PartWriter:
             publisher.flush()
 
     def finish(self) -> Sealed:
-        """Store what is left and seal the attempt, unless another one is sealed by now: then remove it.
+        """Store the remaining rows and seal the attempt; if another attempt is sealed, remove this one.
 
         Returns:
-            The attempt that is sealed, this one or another.
+            The sealed attempt, this one or another.
 
         Raises:
-            PublishError: It could not be stored, or somebody has removed what was; nothing of it is seen.
+            PublishError: The attempt could not be stored, or its shards were removed; readers see nothing of
+                it.
         """
         if self.taken is not None:
             return self.taken
@@ -179,13 +179,13 @@ class PartWriter:
             self._drop(publisher)
             self.taken = other
             return other
-        self._publisher = None  # Also if the next line raises, it may be sealed: nothing for `abandon`.
+        self._publisher = None  # The next line may seal even if it raises, so `abandon` must not remove it.
         publisher.close(seal_at=publisher.received)
         self.taken = Sealed(publisher.writer_id, publisher.received)
         return self.taken
 
     def abandon(self) -> None:
-        """Give the attempt up, and remove what can be removed of it. May be called at any time."""
+        """Give up the attempt, and remove as much of it as possible. May be called at any time."""
         if self._publisher is not None:
             if self._encoder is not None:
                 with contextlib.suppress(RlioError, OSError):
@@ -206,25 +206,25 @@ class PartWriter:
         return self._publisher, self._encoder
 
     def _check_stored(self, publisher: Publisher) -> None:
-        """Raise where a shard is gone: a seal over a hole would be an error for every reader."""
+        """Raise if a shard is gone, because a seal over a hole would be an error for every reader."""
         found = list_writer(self._storage, publisher.writer_id).passed_over.get(publisher.writer_id)
         holes = cover_rows([] if found is None else found.shards, end=publisher.received).holes
         if holes:
             raise PublishError(
                 f"rows {holes[0].start} to {holes[0].stop - 1} of the attempt are gone: it ran for longer "
-                "than the grace of `rlio gc`, or somebody removed them; run the task again",
+                "than the grace of `rlio gc`, or they were removed; run the task again",
                 uri=self._storage.uri_of(writer_dir(publisher.writer_id)),
             )
 
     def _drop(self, publisher: Publisher) -> None:
-        """Close without a seal, and remove what nobody can have read; what stays is for gc."""
+        """Close without a seal, and remove the objects, which no reader has used; gc removes the rest."""
         self._publisher = None
         with contextlib.suppress(RlioError, OSError):
-            publisher.flush(_LAST_SECONDS)  # What is on its way would come after it is removed.
+            publisher.flush(_LAST_SECONDS)  # Shards in flight would appear after the removal.
         with contextlib.suppress(RlioError, OSError):
             publisher.close(seal_at=None)
         with contextlib.suppress(RlioError, OSError):
             entries = self._storage.list(writer_dir(publisher.writer_id))
-            # The claim last: while it is there, everybody knows that the attempt may be at work.
+            # Removes the claim last: while it exists, it shows that the attempt may be running.
             for entry in sorted(entries, key=lambda entry: "/_" in entry.path):
                 self._storage.remove(entry.path)

@@ -1,4 +1,4 @@
-"""`DatasetSink`: a data set as a datasink of Ray Data. Only `write_dataset` imports it, as it needs Ray."""
+"""`DatasetSink`: a data set as a Ray Data datasink. Only `write_dataset` imports it, because it needs Ray."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rlio.storage.filesystem import Storage
 
 __all__ = ["DatasetSink", "Done"]
 
-logger = logging.getLogger("rlio")
+logger: logging.Logger = logging.getLogger("rlio")
 
 
 class Done(NamedTuple):
-    """What a task says of its part.
+    """A task's report of its part.
 
     Attributes:
         part: Its id.
-        sealed: The attempt that is sealed.
-        written: Whether this task's attempt is it.
-        left_out: Columns that have no value in any of its rows.
+        sealed: The sealed attempt.
+        written: Whether this task wrote the sealed attempt.
+        left_out: Columns without a value in any of its rows.
         names: The other columns.
     """
 
@@ -44,15 +44,14 @@ class Done(NamedTuple):
 class DatasetSink(Datasink[Any]):
     """Writes each task's rows as an attempt at a part of a job.
 
-    The part is the task's index, which Ray keeps when it runs a task again; the attempt is a new one each
-    time.
+    The part is the task's index, which Ray keeps when it reruns a task; each run is a new attempt.
 
     Args:
         storage: The root.
         job: Name of the job.
-        options: How parts are written.
-        like: What is known of columns whose blocks do not say it.
-        before: Parts that an earlier run of the job has sealed: their rows are compared.
+        options: Options for writing parts.
+        like: Layout of columns whose blocks lack metadata.
+        before: Parts that an earlier run of the job sealed: their rows are compared.
     """
 
     def __init__(
@@ -69,21 +68,21 @@ class DatasetSink(Datasink[Any]):
         self._options = options
         self._like = like
         self._before = frozenset(before)
-        #: Of all tasks, once the job is done; in the driver.
+        #: Reports of all tasks after the job, in the driver.
         self.done: list[Done] = []
 
     def get_name(self) -> str:
-        """For Ray's messages."""
+        """Return the name for Ray's messages."""
         return "Rlio"
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> Done:
-        """Write the rows of a task, unless its part is sealed already. In the task."""
+        """Write the rows of a task, unless its part is already sealed. Runs in the task."""
         part = part_id(self._job, ctx.task_idx)
         writer = PartWriter(self._storage, part, self._options)
         if writer.taken is not None:
-            # If in this run: by a task that was killed before it could say so. It had the same rows.
+            # If sealed in this run, then by a task with the same rows that was killed before it could report.
             assembler = self._compare(writer.taken, blocks, known=part in self._before)
-            logger.info("%s is sealed already: nothing is written", writer.taken.writer)
+            logger.info("%s is already sealed: nothing is written", writer.taken.writer)
             return _done(part, writer.taken, assembler, written=False)
         assembler = Assembler(self._like)
         try:
@@ -96,7 +95,7 @@ class DatasetSink(Datasink[Any]):
         return _done(part, sealed, assembler, written=sealed.writer == writer.writer_id)
 
     def _compare(self, taken: Sealed, blocks: Iterable[Any], *, known: bool) -> Assembler:
-        """Raise where the part that an earlier run sealed (``known``) has other rows than these."""
+        """Raise if a part that an earlier run sealed (``known``) has other rows than these."""
         new, old, assembler = RowDigest(), RowDigest(), Assembler(self._like)
         for batch in assembler.batches(blocks):
             if known:
@@ -110,41 +109,42 @@ class DatasetSink(Datasink[Any]):
         if unlike := old.unlike(new):
             raise OptionError(
                 f"job={self._job!r}: {taken.writer}, which an earlier run sealed, has {taken.rows} rows that "
-                f"differ from those that were to be written, in {', '.join(unlike)}: run a job again with "
-                "the same rows in the same order, or name another job",
+                f"differ from the new ones in {', '.join(unlike)}: run a job again with "
+                "the same rows in the same order, or use another job name",
                 uri=self._storage.uri,
             )
         return assembler
 
     def on_write_complete(self, write_result: Any) -> None:
-        """Take what the tasks say. In the driver."""
+        """Take the reports of the tasks. Runs in the driver."""
         self.done = sorted(write_result.write_returns)
         self._tell_of_left_out()
         extra = self._before - {done.part for done in self.done}
         if extra:
             raise OptionError(
                 f"job={self._job!r}: an earlier run sealed {len(extra)} parts that this one does not have, "
-                f"{min(extra)} first: run it again with the same rows in the same order, or name another job",
+                f"{min(extra)} first: run it again with the same rows in the same order, or use another name",
                 uri=self._storage.uri,
             )
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Columns that have no value in any row of the job."""
+        """Columns without a value in any row of the job."""
         return tuple(dict.fromkeys(name for done in self.done for name in done.left_out))
 
     def _tell_of_left_out(self) -> None:
-        """Warn of columns without a value in any row; raise where only some parts have values.
+        """Warn of columns without a value in any row; raise if only some parts have values.
 
         Raises:
-            SchemaError: They do. The parts are stored by then, as parts are where another task fails.
+            SchemaError: Only some parts have values. The parts are already stored, as when another task
+                fails.
         """
         for name in self.left_out:
             without = [done.part for done in self.done if name in done.left_out]
             others = [done.part for done in self.done if name in done.names]
             if others:
                 raise SchemaError(
-                    f"all rows of {len(others)} parts ({others[0]} first) have a value, and no row of "
+                    f"all rows of {len(others)} parts ({others[0]} first) have a value, but no row of "
                     f"{len(without)} parts ({without[0]} first) has one: expected values in all rows or in "
                     "none; fill them, or leave the column out",
                     uri=self._storage.uri,

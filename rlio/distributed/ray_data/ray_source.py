@@ -1,4 +1,4 @@
-"""`DatasetSource`: a data set as a datasource of Ray Data. Only `read_dataset` imports it: it needs Ray."""
+"""`DatasetSource`: a data set as a Ray Data datasource. Only `read_dataset` imports it: it needs Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DatasetSource(Datasource):
 
     Args:
         storage: The root.
-        plan: What is read.
+        plan: What to read.
         parts: The rows of each task.
     """
 
@@ -27,19 +27,19 @@ class DatasetSource(Datasource):
         self._storage = storage
         self._plan = plan
         self._parts = parts
-        # Ray's own: set by a copy of this object where `select_columns` follows the read.
+        # Ray sets this in a copy of this object if `select_columns` follows the read.
         self._projection_map: dict[str, str] | None = None
 
     def get_name(self) -> str:
-        """For Ray's messages."""
+        """Return the name for Ray's messages."""
         return "Rlio"
 
     def supports_projection_pushdown(self) -> bool:
-        """Columns that nobody uses are not read."""
+        """Return True: unused columns are not read."""
         return True
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Bytes of all rows in memory, where that is known."""
+        """Return the bytes of all rows in memory, if known."""
         return sum(len(rows) for part in self._parts for rows in part) * self._plan.row_bytes
 
     def get_read_tasks(
@@ -48,10 +48,10 @@ class DatasetSource(Datasource):
         per_task_row_limit: int | None = None,
         data_context: Any = None,
     ) -> list[ReadTask]:
-        """One for each part, however many are asked for: which rows a task has depends on the data alone."""
+        """Return one task for each part, because which rows a task has must depend on the data alone."""
         names = self._get_data_columns()
         plan = self._plan if names is None else self._plan.only(names)
-        # How many rows pass a filter, or are of one policy, is not known unread.
+        # The number of rows that pass a filter, or belong to one policy, is unknown before reading.
         counted = plan.row_filter is None and plan.policy is None
         tasks = []
         for part in self._parts:

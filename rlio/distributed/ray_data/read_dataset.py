@@ -1,4 +1,4 @@
-"""`read_dataset`: a data set as a dataset of Ray Data.
+"""`read_dataset`: a data set as a Ray Data dataset.
 
 Example:
     >>> ds = rlio.distributed.read_dataset("s3://bucket/cartpole", filter="rewards > 0")   # doctest: +SKIP
@@ -17,7 +17,6 @@ from rlio.dataset.dataset import Dataset, Snapshot, opened
 from rlio.dataset.part_reader import plan_of, split
 from rlio.distributed.ray_data.blocks import ray_tensors
 from rlio.distributed.ray_import import require_ray
-from rlio.errors import OptionError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import RowFilter, RowFunction
@@ -43,61 +42,60 @@ def read_dataset(
     limits: Limits = DEFAULT_LIMITS,
     **ray_options: Any,
 ) -> ray.data.Dataset:
-    """Read a data set with Ray Data: its rows, typed, in the order of the data set, one row a step.
+    """Read a data set with Ray Data: typed rows in the order of the data set, one row a step.
 
-    The rows are those of `rlio.DatasetReader`, column by column: observations are rebuilt (``new_obs`` in
-    full, frame stacks), damage is found before a byte is decoded, and nothing in the files is run. What is
-    listed now is read, whatever is written, compacted or collected meanwhile. A task reads a group of
-    shards, a row group at a time; which shards depends on the data alone.
+    The rows are those of `rlio.DatasetReader`, column by column: observations are reconstructed (``new_obs``
+    in full, frame stacks), damage is found before a byte is decoded, and nothing in the files is run. The
+    call lists the data set once; later writes, compaction and collection change nothing. A task reads a group
+    of shards, one row group at a time; which shards depends on the data alone.
 
-    ``iter_batches(batch_format="numpy")`` gives arrays of shape (rows, *shape) and of the columns' own
-    dtypes, but for three kinds: texts are object arrays of str, objects (``infos``) are their JSON text, and
-    what has another byte order comes in this machine's. Nested columns come leaf by leaf: ``obs/position``.
-    Of data recorded in sequences, ``seq_lens`` and ``state_in_k`` stand on the first row of each sequence,
-    and zeros on the others.
+    ``iter_batches(batch_format="numpy")`` returns arrays of shape (rows, *shape) and of the columns' own
+    dtypes, with three exceptions: texts are object arrays of str, objects (``infos``) are their JSON text,
+    and other byte orders become this machine's. Each leaf of a nested column is a column: ``obs/position``.
+    In data recorded in sequences, ``seq_lens`` and ``state_in_k`` are on the first row of each sequence, and
+    zeros on the others.
 
     Args:
         root: Folder of the data set: a path or any fsspec URL; or an open `rlio.Dataset`.
         columns: Logical columns to read (``obs`` for all of its leaves); None: all.
             ``select_columns`` of the result is pushed down too.
-        filter: Which rows: a text such as ``"rewards > 0 and not terminateds"``, or a function of a batch
-            (which Ray pickles). What the bounds in the footers rule out is not read; of the other row groups,
-            the filter's columns are read first.
-        policy: Of several policies, the one whose rows are read. None: the rows of all, with the column
-            ``policy_id``, the rows of a joint step one after the other; they must share the columns that are
-            read, with their types.
-        at: A snapshot, as `rlio.Dataset.snapshot` gave it.
-        writers: Whether the column ``_writer`` says whose each row is. `write_dataset` stores it: needed
-            where the writers' ``eps_id`` are not unique.
+        filter: Selects rows: a text such as ``"rewards > 0 and not terminateds"``, or a function of a batch
+            (which Ray pickles). Row groups that the bounds in the footers exclude are not read; of the
+            others, the filter's columns are read first.
+        policy: The policy whose rows to read. None: the rows of all policies, with the column ``policy_id``
+            and the rows of a joint step one after the other. The policies must share the requested columns
+            and their types.
+        at: A snapshot from `rlio.Dataset.snapshot`.
+        writers: Whether to add the column ``_writer``, the writer of each row. `write_dataset` stores it:
+            needed if the writers' ``eps_id`` are not unique.
         missing: What to do with columns that only some writers have: "error", "drop", or "fill" with zeros.
-        on_error: What to do with damaged rows: "raise", or "skip": count and log them, in the task.
-        tasks: How many tasks, at most one a shard. None: 64 MiB of shards each, and up to 32 of 1 MiB.
+        on_error: What to do with damaged rows: "raise", or "skip": count and log them in the task.
+        tasks: Number of tasks, at most one a shard. None: one for each 64 MiB of shards, or up to 32 of 1
+            MiB.
         storage_options: For fsspec.
-        limits: What the data may ask for.
+        limits: Bounds on the data.
         ray_options: For `ray.data.read_datasource`: ``concurrency``, ``num_cpus``, ``memory`` and so on.
 
     Raises:
         MissingExtra: Ray is not installed.
-        DataNotFound: There is no data set.
-        HoleError: Rows are missing; in tasks, CorruptData where they are damaged.
+        DataNotFound: The data set does not exist.
+        HoleError: Rows are missing. Tasks raise CorruptData if rows are damaged.
         OptionError: Options do not fit each other or the data.
-        SchemaError: Policies do not share their columns, or Arrow has no such type (complex numbers).
+        SchemaError: Policies do not share their columns, or Arrow has no type for a column (complex numbers).
     """
     require_ray()
     import ray.data
 
     from rlio.distributed.ray_data.ray_source import DatasetSource
 
-    if tasks is not None and not (type(tasks) is int and tasks >= 1):
-        raise OptionError(f"tasks={excerpt(tasks)}: a number of tasks, at least 1, or None")
     options = ReadOptions(columns=columns, on_error=on_error)
     dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=filter, writers=writers)
     plan = replace(plan, layout=replace(plan.layout, tensors=ray_tensors))
-    plan.layout.empty()  # Raises here, and not in tasks, where Arrow has no such type.
-    # A data set without rows is a part without rows: it has columns all the same.
+    plan.layout.empty()  # Raises here instead of in tasks if Arrow lacks a type.
+    # A data set without rows is one part without rows, which still has columns.
     parts = split(dataset, tasks=tasks) or [[]]
     source = DatasetSource(dataset.storage, plan, parts)
-    # As many as there are: Ray would cut the blocks of fewer into more.
+    # Matches the number of parts, because Ray would cut their blocks to get more.
     made: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(parts), **ray_options)
     return made

@@ -1,4 +1,4 @@
-"""`RowDigest`: whether the same rows come twice, however they are cut into batches.
+"""`RowDigest`: detects whether the same rows come again, however they are cut into batches.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -28,7 +28,7 @@ __all__ = ["RowDigest"]
 
 @dataclass
 class RowDigest:
-    """The number, types and CRC-32 of the values of each column, for each policy. Equal for equal rows.
+    """Number, types and CRC-32 of the values of each column, for each policy. Equal for equal rows.
 
     It finds accidents, not forgeries.
     """
@@ -36,7 +36,7 @@ class RowDigest:
     _found: dict[tuple[str, str], tuple[str, int, int]] = field(default_factory=dict)
 
     def add(self, batch: Batch) -> None:
-        """The next rows."""
+        """Add the next rows."""
         for pid, rows in batch.policies().items():
             for column in rows if rows.count else ():
                 for path, leaf in leaves(rows[column]):
@@ -54,7 +54,7 @@ class RowDigest:
         self._found[key] = kind, rows + len(values), zlib.crc32(data, crc)
 
     def unlike(self, other: RowDigest) -> list[str]:
-        """The columns that differ."""
+        """Return the columns that differ."""
         keys = self._found.keys() | other._found.keys()
         return sorted({key[1] for key in keys if self._found.get(key) != other._found.get(key)})
 

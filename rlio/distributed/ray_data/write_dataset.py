@@ -1,4 +1,4 @@
-"""`write_dataset`: a dataset of Ray Data as rows of a data set, each once, whatever tasks are killed.
+"""`write_dataset`: writes the rows of a Ray Data dataset, each once, even if tasks are killed.
 
 Example:
     >>> ds = rlio.distributed.read_dataset("runs/cartpole")                          # doctest: +SKIP
@@ -41,10 +41,10 @@ class WrittenPart:
     """One part of a job: the rows of one task.
 
     Attributes:
-        writer: Id of the attempt that readers take; None where the part has no rows.
-        rows: Its rows.
-        written: Whether this run wrote it. False: an earlier one did, or a task that was killed before it
-            could say so.
+        writer: Id of the attempt that readers take; None if the part has no rows.
+        rows: Number of its rows.
+        written: Whether this run reported writing it. False: an earlier run did, or a task that was killed
+            before it could report.
     """
 
     writer: str | None
@@ -54,13 +54,13 @@ class WrittenPart:
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What `write_dataset` did.
+    """Result of `write_dataset`.
 
     Attributes:
         uri: The root.
-        job: Name of the job: given, or drawn.
-        parts: In order.
-        left_out: Columns of the dataset that have no value in any row: they are not written.
+        job: Name of the job: given, or generated.
+        parts: The parts, in order.
+        left_out: Columns of the dataset without a value in any row: they are not written.
     """
 
     uri: str
@@ -70,7 +70,7 @@ class WriteReport:
 
     @property
     def rows(self) -> int:
-        """Rows of all parts."""
+        """Number of rows of all parts."""
         return sum(part.rows for part in self.parts)
 
 
@@ -88,59 +88,50 @@ def write_dataset(
     concurrency: int | None = None,
     ray_remote_args: Mapping[str, Any] | None = None,
 ) -> WriteReport:
-    """Write the rows of a Ray dataset into a data set; what is there stays.
+    """Write the rows of a Ray dataset into a data set; existing rows stay.
 
-    Each task writes its rows as one part of the job, which readers see whole once it is sealed. A task that
-    is run again (its process was killed, its output lost) writes nothing where its part is sealed already,
-    and otherwise all of it under a new id: no row is lost, and none comes twice. There is no log: a task that
-    can run again needs none. What was left behind is removed by `rlio gc`.
+    Each task writes its rows as one part of the job, which readers see once it is sealed. If a task is rerun
+    (its process was killed, its output lost) and its part is already sealed, it writes nothing; otherwise it
+    writes all rows under a new id. No row is lost or duplicated. Tasks need no log, because they can be
+    rerun. `rlio gc` removes abandoned attempts.
 
-    Columns are those that `read_dataset` gives, or any with one value, text or array of one shape a row:
+    Columns are those that `read_dataset` returns, or any with one value, text or array of one shape a row:
     ``obs/position`` becomes a leaf of a nested ``obs``, the texts of ``infos`` become objects, the column
-    ``policy_id`` says that there are several agents. ``new_obs`` that is the next row's ``obs``, and frames
-    that repeat, are stored once, where rows of an episode follow each other. A column without a value in any
-    row (RLlib's ``agent_id`` where there is one agent) is left out, with one warning.
+    ``policy_id`` means several agents. If rows of an episode are consecutive, ``new_obs`` that equals the
+    next row's ``obs``, and repeated frames, are stored once. A column without a value in any row (RLlib's
+    ``agent_id`` with one agent) is left out, with one warning.
 
     Args:
-        ds: The rows. They must not depend on time or chance where tasks may run again.
+        ds: The rows. If tasks may be rerun, they must not depend on time or chance.
         root: Folder of the data set, which every task can reach: a path or any fsspec URL.
-        job: Names the job for good. Run again with the same name and the same rows in the same order, parts
-            that are sealed are compared, and not written again. None draws a name.
-        like: A data set whose columns are meant: for what blocks do not tell after functions of NumPy batches
-            (objects other than ``infos``, dicts with numbers for keys, widths of texts, byte order), and for
-            spaces.
+        job: Permanent name of the job. A rerun with the same name and the same rows in the same order
+            compares sealed parts, and does not write them again. None generates a name.
+        like: A data set with the intended columns. It supplies what blocks lack after functions of NumPy
+            batches (objects other than ``infos``, dicts with numbers for keys, widths of texts, byte order),
+            and spaces.
         spaces: Policy id -> (observation space, action space), stored with the schema.
-        roll: When to begin a new shard within a part; its ``max_seconds`` has no meaning here.
+        roll: When to begin a new shard within a part; ``max_seconds`` is ignored.
         compression: As for `rlio.ParquetWriter`.
-        provenance: What made the data, stored in every shard.
+        provenance: Origin of the data, stored in every shard.
         storage_options: For fsspec.
-        concurrency: Most tasks at a time; None: as Ray decides.
-        ray_remote_args: For the tasks; ``max_retries`` says how often Ray runs one again.
+        concurrency: Most tasks at a time; None: Ray decides.
+        ray_remote_args: Options of the tasks; ``max_retries`` limits how often Ray reruns one.
 
     Raises:
         MissingExtra: Ray is not installed.
         OptionError: An option is illegal, or an earlier run of the job wrote other rows.
-        SchemaError: Rows cannot be stored, such as those of a column with values in some rows only.
-            (SchemaConflict: they do not fit those that are there.)
-        PublishError: Something could not be stored.
+        SchemaError: Rows cannot be stored, for example if a column has values in only some rows.
+            (SchemaConflict: they do not fit the existing rows.)
+        PublishError: An object could not be stored.
     """
     require_ray()
     from rlio.distributed.ray_data.ray_sink import DatasetSink
 
     name = uuid.uuid4().hex[:12] if job is None else job
     part_id(name, 0)
-    storage = Storage.open(root, storage_options=storage_options)
-    if not storage.is_local and "memory" in protocols_of(storage.fs):
-        raise OptionError("memory:// is each process's own: use a folder or a store", uri=storage.uri)
-    made_by = provenance or Provenance()
+    storage = _shared_storage(root, storage_options)
     known = None if like is None else like if isinstance(like, Dataset) else open_dataset(like)
-    options = PartOptions(
-        roll=roll or Roll(),
-        compression=Compression.parse(compression),
-        provenance=made_by.text,
-        stored=made_by.stored,
-        spaces=made_by.spaces_to_json(spaces) if known is None or spaces is not None else _spaces_of(known),
-    )
+    options = _part_options(roll, compression, provenance, spaces, known)
     put_header(storage)
     before = set() if job is None else _sealed_parts(storage, name)
     layout = None if known is None else _layout_of(known)
@@ -152,14 +143,40 @@ def write_dataset(
     return WriteReport(storage.uri, name, parts, sink.left_out)
 
 
+def _shared_storage(root: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Storage:
+    """Open the root, which the tasks in other processes must reach too."""
+    storage = Storage.open(root, storage_options=storage_options)
+    if not storage.is_local and "memory" in protocols_of(storage.fs):
+        raise OptionError("each process has its own memory://: use a folder or a store", uri=storage.uri)
+    return storage
+
+
+def _part_options(
+    roll: Roll | None,
+    compression: str | Compression,
+    provenance: Provenance | None,
+    spaces: Mapping[str, tuple[Any, Any]] | None,
+    known: Dataset | None,
+) -> PartOptions:
+    """How tasks write; the spaces are those that are given, else those of a known data set."""
+    made_by = provenance or Provenance()
+    return PartOptions(
+        roll=roll or Roll(),
+        compression=Compression.parse(compression),
+        provenance=made_by.text,
+        stored=made_by.stored,
+        spaces=made_by.spaces_to_json(spaces) if known is None or spaces is not None else _spaces_of(known),
+    )
+
+
 def _sealed_parts(storage: Storage, job: str) -> set[str]:
-    """Parts that an earlier run of a job has sealed."""
+    """Return the parts that an earlier run of a job sealed."""
     parts = {part_of(writer) or "" for writer in list_shards(storage).sealed}
     return {part for part in parts if part[1:-_PART_DIGITS] == job}
 
 
 def _layout_of(dataset: Dataset) -> Layout:
-    """The columns of a data set; of those that two policies or schemas have, the first."""
+    """Return the columns of a data set; if two policies or schemas have a column, the first one counts."""
     columns = {
         column.name: column
         for schema in reversed(list(dataset.schemas.values()))
@@ -180,7 +197,7 @@ def _spaces_of(dataset: Dataset) -> dict[str, Mapping[str, Any]]:
 
 @contextmanager
 def _ordered(ds: ray.data.Dataset, wanted: bool) -> Iterator[None]:
-    """Number tasks by the order of rows, and not of time: a job that is run again needs the same parts."""
+    """Number tasks by the order of rows, not of time, because a rerun job needs the same parts."""
     options = ds.context.execution_options
     before = options.preserve_order
     options.preserve_order = wanted or before
@@ -192,9 +209,9 @@ def _ordered(ds: ray.data.Dataset, wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _our_errors(job: str | None) -> Iterator[None]:
-    """Raise what a task of ours raised as it was raised there, and not as Ray wraps it.
+    """Raise a task's own error instead of Ray's wrapper.
 
-    A note says what becomes of the parts that other tasks have sealed.
+    A note states what happens to the parts that other tasks have sealed.
     """
     from ray.exceptions import RayError
 
@@ -202,15 +219,15 @@ def _our_errors(job: str | None) -> Iterator[None]:
         yield
     except RayError as error:
         found: BaseException | None = error
-        # What Ray raises is of the cause's class, too; its text is a traceback.
+        # Ray's error is also of the cause's class; its text is a traceback.
         while isinstance(found, RayError) or not isinstance(found, RlioError | None):
             found = getattr(found, "cause", None) or found.__cause__
         (found or error).add_note(
             "Parts that were sealed before stay in the data set: "
             + (
-                "give job=, and a write that failed can be run again without writing them twice"
+                "pass job= to be able to rerun a failed write without writing them twice"
                 if job is None
-                else f"run job={job!r} again with the same rows, and they are not written twice"
+                else f"run job={job!r} again with the same rows, and it does not write them twice"
             )
         )
         if found is None:

@@ -1,0 +1,141 @@
+"""`rlio convert`: data of one format into another, with the report of what was found."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlio.cli.failures import print_json
+from rlio.cli.options import IntoStorageOptions, StorageOptions, parse_storage_options
+from rlio.cli.tables import print_table
+from rlio.errors import OptionError, excerpt
+
+if TYPE_CHECKING:
+    from rlio.formats.report import ImportReport
+
+__all__ = ["convert"]
+
+_SECONDS = 3.0
+
+
+def convert(
+    src: Annotated[str, typer.Argument(help="What to read: a file, folder, glob or any fsspec URL.")],
+    dst: Annotated[str, typer.Argument(help="What to write: a folder, or a file where the format is one.")],
+    to: Annotated[str | None, typer.Option(help="Name of the format; else a data set of rlio.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Whose rows, where there are several policies.")] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Read both sides again and compare them; exit with 1 if unlike.")
+    ] = False,
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Leave out episodes that are no trajectory or do not fit.")
+    ] = False,
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE: an option of the format, as JSON; repeatable.")
+    ] = None,
+    read_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE: an option of the reader, as JSON, such as max_episode_steps=1000."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", help="COLUMN=NAME[,NAME...]: what a column is in SRC, such as obs=x,y; repeatable."
+        ),
+    ] = None,
+    episode: Annotated[str | None, typer.Option(help="Column of SRC with the id of the episode.")] = None,
+    terminated: Annotated[str | None, typer.Option(help="Column of SRC: the episode reached an end.")] = None,
+    truncated: Annotated[str | None, typer.Option(help="Column of SRC: the episode was cut off.")] = None,
+    next_obs: Annotated[
+        str | None, typer.Option(help="NAME[,NAME...], or derive: from the next row.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    storage_options: StorageOptions = None,
+    into_storage_options: IntoStorageOptions = None,
+) -> None:
+    """Convert data of any format that rlio reads, and report what it has wrong. Run again, it continues."""
+    from rlio.formats.convert import convert as run
+
+    mapping = {
+        "columns": dict(map(_mapped, column or ())),
+        "episode": episode,
+        "terminated": terminated,
+        "truncated": truncated,
+        "next_obs": None if next_obs is None else _names(next_obs),
+    }
+    mapping = {name: value for name, value in mapping.items() if value}
+    report = run(
+        src,
+        dst,
+        to=to,
+        policy=policy,
+        prove=prove,
+        on_error="skip" if skip else "raise",
+        options=dict(map(_option, option or ())),
+        read_options={**dict(map(_option, read_option or ())), **mapping},
+        storage_options=parse_storage_options(storage_options),
+        into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
+        progress=None if as_json else _Lines(),
+    )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise OptionError(f"{excerpt(text)}: expected NAME=VALUE, such as episodes_per_file=1000")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # A text needs no quotes.
+
+
+def _mapped(text: str) -> tuple[str, str | list[str]]:
+    name, equals, names = text.partition("=")
+    if not name or not equals or not names:
+        raise OptionError(f"{excerpt(text)}: expected COLUMN=NAME[,NAME...], such as obs=x,y")
+    return name, _names(names)
+
+
+def _names(text: str) -> str | list[str]:
+    """One name, or those between commas: ``x,`` is a list of one."""
+    return [name for name in text.split(",") if name] if "," in text else text
+
+
+class _Lines:
+    """A line of progress every few seconds, on standard error."""
+
+    def __init__(self) -> None:
+        self._begun = self._last = time.monotonic()
+
+    def __call__(self, rows: int, episodes: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= _SECONDS:
+            self._last = now
+            speed = rows / (now - self._begun)
+            typer.echo(f"read {rows:,} rows, {episodes:,} episodes ({speed:,.0f} rows/s)", err=True)
+
+
+def _print(report: ImportReport) -> None:
+    rows = [
+        (
+            f"{finding.kind}{' (suspicion)' if finding.suspicion else ''}",
+            f"{finding.count:,} {finding.unit}",
+            finding.column or "",
+            finding.first or "",
+            finding.text,
+        )
+        for finding in report.findings
+    ]
+    if rows:
+        print_table("Found in the source", ("finding", "count", "column", "first", "what it is"), rows)
+    proved = ", proved equal" if report.proved else ""
+    typer.echo(
+        f"{report.source} ({report.source_format}) -> {report.target} ({report.target_format}): "
+        f"{report.episodes:,} episodes, {report.rows:,} rows, {report.written:,} written now{proved}"
+    )

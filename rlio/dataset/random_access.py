@@ -1,0 +1,243 @@
+"""Rows and episodes of a data set by number, without a store: each call decodes the row groups that it needs.
+
+Example:
+    >>> import numpy as np, rlio
+    >>> with rlio.ParquetWriter("memory://random-access-example") as writer:
+    ...     writer.write(rlio.SampleBatch(obs=np.arange(4.0), actions=np.zeros(4), rewards=np.ones(4),
+    ...         terminateds=[False, True, False, True], eps_id=[7, 7, 8, 8], t=[0, 1, 0, 1]))
+    >>> data = rlio.open_dataset("memory://random-access-example")
+    >>> data.take([3, 0])["obs"], data[1]["obs"].item(), data.episode(1)
+    (array([3., 0.]), 1.0, Episode(8: steps 0 to 2, terminated, final observation missing))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch.arrays import to_numpy
+from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
+from rlio.batch.episode import Episode
+from rlio.dataset.listing import Segment
+from rlio.dataset.part_reader import Missing
+from rlio.dataset.segment_reader import (
+    GoneShards,
+    SegmentReader,
+    ShardGone,
+    Span,
+    counting_of,
+    group_options,
+)
+from rlio.dataset.snapshot import DatasetSnapshot
+from rlio.errors import CorruptData, OptionError
+from rlio.readers.read_options import ReadOptions
+from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
+
+__all__ = ["RandomAccess"]
+
+T = TypeVar("T")
+
+
+class _Fragment(NamedTuple):
+    """The rows of an episode in one segment.
+
+    Attributes:
+        segment: Index of the segment.
+        policy: The policy of the rows.
+        number: Number of the stream among those of the policy in the segment.
+    """
+
+    segment: int
+    policy: str
+    number: int
+
+
+class _Found(NamedTuple):
+    """An episode: its id, and where its rows are."""
+
+    eps_id: Any
+    fragments: list[_Fragment]
+
+
+class RandomAccess:
+    """Reads rows and episodes by number; for one thread at a time. Keeps the last decoded row group.
+
+    Args:
+        dataset: The data set, without missing rows.
+        columns: Logical columns; None: all, without those that have a row a sequence.
+        missing: The rule for columns that only some writers have.
+
+    Raises:
+        HoleError, CorruptData: Rows are missing.
+        MissingColumn: A column does not exist.
+    """
+
+    def __init__(self, dataset: DatasetSnapshot, columns: Sequence[str] | None, missing: Missing) -> None:
+        dataset.check_complete()
+        self._missing: Missing = missing
+        if columns is None:
+            known = [name for names in dataset.columns.values() for name in names]
+            columns = [name for name in dict.fromkeys(known) if not is_per_sequence(name)]
+        self._columns = list(columns)
+        self._gone = GoneShards(dataset.storage, "raise")
+        self._open(dataset)
+
+    def _open(self, dataset: DatasetSnapshot) -> None:
+        self._dataset = dataset
+        options = group_options(dataset, ReadOptions(columns=self._columns), self._missing)
+        counting = counting_of(dataset, options.columns)
+        self._by_row = counting.by_row
+        self._reader = SegmentReader(dataset, options, counting, given_up=set())
+        self._starts = np.array([0, *accumulate(segment.rows for segment in dataset.segments)])
+        self._group: tuple[tuple[int, int], Any] | None = None
+        self._episodes: list[_Found] | None = None
+
+    def _again(self, read: Callable[[], T]) -> T:
+        """Call ``read``; if shards were compacted meanwhile, list the same rows again first."""
+        self._gone.forget()
+        while True:
+            try:
+                return read()
+            except ShardGone as gone:
+                self._gone.miss(gone)
+                self._open(self._dataset.refresh(at=self._dataset.snapshot()))
+
+    def _batch(self, segment: int, span: Span) -> Any:
+        """A decoded row group."""
+        key = segment, span.first
+        if self._group is None or self._group[0] != key:
+            self._group = None  # Free it before the next one is decoded.
+            self._group = key, self._reader.read(self._dataset.segments[segment], span)
+        return self._group[1]
+
+    # ---- rows ----
+
+    def take(self, rows: NDArray[np.int64]) -> SampleBatch:
+        """Return rows by their numbers in the order of the data set, in the given order, in new memory.
+
+        Raises:
+            OptionError: The data is of several agents.
+        """
+        if not self._by_row:
+            raise OptionError(
+                "the data is of several agents, whose rows have no single order: read episode(i), or a "
+                "DatasetReader with policy=...",
+                uri=self._dataset.uri,
+            )
+        return self._again(lambda: self._take(rows))
+
+    def _take(self, rows: NDArray[np.int64]) -> SampleBatch:
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        parts: list[SampleBatch] = []
+        for number in np.unique(np.searchsorted(self._starts, ascending, "right") - 1).tolist():
+            segment, start = self._dataset.segments[number], int(self._starts[number])
+            for span in self._reader.spans(segment):
+                first = start + span.first - segment.first
+                low, high = np.searchsorted(ascending, (first, first + len(span.rows)))
+                if low < high:
+                    parts.append(self._batch(number, span)[ascending[low:high] - first])
+        found = parts[0] if len(parts) == 1 else concat_samples(parts)
+        if np.array_equal(order, np.arange(len(order))):
+            return found
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        taken: SampleBatch = found[back]
+        return taken
+
+    # ---- episodes ----
+
+    @property
+    def episode_count(self) -> int:
+        """Number of episodes, unfinished ones included; reads the footers of all shards once."""
+        return self._again(lambda: len(self._all()))
+
+    def episode(self, number: int) -> Episode:
+        """Return an episode by its number, in the order of first rows."""
+        return self._again(lambda: self._episode(number))
+
+    def _episode(self, number: int) -> Episode:
+        eps_id, fragments = self._all()[number]
+        parts = [rows for fragment in fragments for rows in self._rows_of(fragment)]
+        batch = parts[0] if len(parts) == 1 else concat_samples(parts)
+        return Episode.from_batch(batch, id_=number if eps_id is None else eps_id)
+
+    def _all(self) -> list[_Found]:
+        if self._episodes is None:
+            found: list[_Found] = []
+            # Of each key, the episode that its next rows continue. With an id, they always do.
+            current: dict[Hashable, _Found] = {}
+            for index, segment in enumerate(self._dataset.segments):
+                table, counts = self._streams(index), dict[str, int]()
+                rows = zip(
+                    table.policy,
+                    table.eps_id,
+                    table.agent_index,
+                    table.env_id,
+                    table.writer,
+                    table.end,
+                    strict=True,
+                )
+                for policy, eps_id, agent, env, writer, end in rows:
+                    number = counts.setdefault(policy, 0)
+                    counts[policy] += 1
+                    key = (writer or segment.ref.writer, policy, eps_id, agent, env)
+                    if key not in current:
+                        current[key] = _Found(eps_id, [])
+                        found.append(current[key])
+                    current[key].fragments.append(_Fragment(index, policy, number))
+                    if eps_id is None and end != "open":
+                        del current[key]
+            self._episodes = found
+        return self._episodes
+
+    def _streams(self, index: int) -> Streams:
+        """The table of the streams of a segment's rows."""
+        segment = self._dataset.segments[index]
+        if segment.rows == segment.ref.name.rows:
+            shard = self._reader.open(segment)
+            assert shard is not None  # Damage is raised.
+            return shard.streams()
+        table = StreamTable()  # The shard's own table counts rows that are not live.
+        for policy in self._policies(segment):
+            for rows in self._groups(index, policy):
+                table.assign(policy, _flat(rows), len(rows))
+        return table.streams
+
+    def _policies(self, segment: Segment) -> list[str]:
+        shard = self._reader.open(segment)
+        return [] if shard is None else list(shard.schema.policies)
+
+    def _groups(self, index: int, policy: str) -> Iterator[SampleBatch]:
+        """The rows of a policy, row group by row group."""
+        for span in self._reader.spans(self._dataset.segments[index]):
+            batch = self._batch(index, span)
+            own = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
+            if own is not None and len(own):
+                yield own
+
+    def _rows_of(self, fragment: _Fragment) -> Iterator[SampleBatch]:
+        """The rows of a fragment, as copies."""
+        table, found = StreamTable(), False
+        for rows in self._groups(fragment.segment, fragment.policy):
+            numbers = table.assign(fragment.policy or DEFAULT_POLICY_ID, _flat(rows), len(rows))
+            own = np.flatnonzero(numbers == fragment.number)
+            if len(own):
+                found = True
+                yield rows[own]
+        if not found:
+            segment = self._dataset.segments[fragment.segment]
+            raise CorruptData(
+                f"the table of streams lists more episodes than the rows have: number {fragment.number}",
+                uri=self._dataset.storage.uri_of(segment.ref.path),
+            )
+
+
+def _flat(rows: SampleBatch) -> dict[str, NDArray[Any]]:
+    """The columns that tell streams apart."""
+    return {name: to_numpy(rows[name]) for name in STREAM_COLUMNS if name in rows}

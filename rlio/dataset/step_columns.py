@@ -1,0 +1,87 @@
+"""Refuses a table of steps whose columns would be read wrong, because another library names them otherwise.
+
+Example:
+    >>> check_step_columns(["obs", "actions", "rewards", "terminateds", "episode_index"])
+    Traceback (most recent call last):
+    ...
+    rlio.errors.UnknownLayout: ... [column episode_index]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from rlio.batch.columns import Columns
+from rlio.errors import UnknownLayout, excerpt
+
+__all__ = ["check_other_names", "check_step_columns"]
+
+#: A table of steps has one or more of these columns.
+_STEP_COLUMNS: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+_ENDS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
+# The names that other libraries use for the columns that give a row its meaning or end an episode. Each may
+# mean the columns listed before it. If one of those is absent, rows would be read wrong without it.
+_OTHER_NAMES: Final = (
+    ((Columns.OBS,), ("observation", "observations", "state", "states")),
+    ((Columns.NEXT_OBS,), ("next_obs", "next_observation", "next_observations", "next_state", "next_states")),
+    ((Columns.NEXT_OBS,), ("obs_next",)),
+    ((Columns.ACTIONS,), ("action",)),
+    ((Columns.REWARDS,), ("reward", "next.reward")),
+    ((Columns.TERMINATEDS,), ("terminal", "terminals", "terminated", "termination", "terminations")),
+    ((Columns.TERMINATEDS,), ("is_terminal",)),
+    (
+        (Columns.TRUNCATEDS,),
+        ("timeout", "timeouts", "truncated", "truncation", "truncations", "is_truncated"),
+    ),
+    (_ENDS, ("done", "next.done", "is_last", "episode_end", "episode_ends", "episode_terminals")),
+    ((Columns.EPS_ID,), ("episode", "episode_id", "episode_idx", "episode_index", "ep_id", "is_first")),
+    ((Columns.EPS_ID,), ("traj_id", "trajectory", "trajectory_id")),
+)
+_MEANT: Final = {name: meant for meant, names in _OTHER_NAMES for name in names}
+
+
+def check_step_columns(names: Collection[str], *, uri: str | None = None) -> None:
+    """Refuse a table of one row per step if its columns are not known to be steps.
+
+    Args:
+        names: The columns of the file.
+        uri: The file, for the message.
+
+    Raises:
+        UnknownLayout: It has neither ``obs`` nor ``actions`` nor ``rewards``, or see `check_other_names`.
+    """
+    check_other_names(names, uri=uri)
+    if not set(names).intersection(_STEP_COLUMNS):
+        raise UnknownLayout(
+            f"found the columns {excerpt(sorted(names))}, expected one row per step with "
+            f"{', '.join(_STEP_COLUMNS)} or some of them: rename the columns in the file, or name those to "
+            "read: columns=[...]",
+            uri=uri,
+        )
+
+
+def check_other_names(names: Collection[str], *, uri: str | None = None) -> None:
+    """Refuse a column that, in another library, stands for one that is absent.
+
+    For instance ``episode_id`` without ``eps_id``: reading without it would join the episodes.
+
+    Args:
+        names: The columns of the file or record.
+        uri: The file, for the message.
+
+    Raises:
+        UnknownLayout: ``names`` has such a column.
+    """
+    found = set(names)
+    if Columns.DONES in found:
+        found.add(Columns.TERMINATEDS)  # DONES marks the end of an episode, but not its cause.
+    for name in names:
+        absent = [meant for meant in _MEANT.get(name, ()) if meant not in found]
+        if absent:
+            raise UnknownLayout(
+                f"the column {name!r} may be the column {' or '.join(absent)}, which is absent: rename it in "
+                "the file; or, if it is something else, name the columns to read: columns=[...]",
+                uri=uri,
+                column=name,
+            )

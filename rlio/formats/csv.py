@@ -1,0 +1,91 @@
+"""CSV: one row a step, with the names of the columns on the first line.
+
+Values may be numbers, flags (``true``, ``false``, 0, 1), times and text; a value has no line end. What is
+empty is null: NaN among numbers with a point, and refused among others.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import IO, Any
+
+from rlio.errors import CorruptData, OptionError, UnsafeData, excerpt
+from rlio.formats.format import Format, Marks
+from rlio.formats.mapping import MappedSource, by_own_names
+from rlio.formats.place import Place
+from rlio.formats.text_table import TextTable
+from rlio.limits import Limits
+
+FORMAT = Format(
+    name="csv",
+    title="CSV",
+    marks=Marks(endings=(".csv", ".tsv"), by_ending=True),
+    source="rlio.formats.csv:open_csv",
+    table="rlio.formats.csv:CsvTable",
+    advice="read it with rlio.read",
+    about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
+)
+
+
+class CsvTable(TextTable):
+    """CSV files; a `Table`.
+
+    Args:
+        place: The files.
+        limits: What they may ask for.
+        delimiter: Between values; None: a comma, and a tab in files that end in .tsv.
+    """
+
+    title = "CSV"
+
+    def __init__(self, place: Place, *, limits: Limits, delimiter: str | None = None) -> None:
+        if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1):
+            raise OptionError(f"delimiter={excerpt(delimiter)}: expected one character")
+        self._delimiter = delimiter
+        self._names: list[list[str]] = []
+        super().__init__(place, limits=limits)
+
+    def header(self, stream: IO[bytes]) -> list[str]:
+        """See `TextTable`."""
+        line = stream.readline(self.limits.line_bytes)
+        if not line.strip():
+            raise CorruptData("the first line is empty, expected the names of the columns")
+        if line.count(self._parse_options(len(self._names)).delimiter.encode()) >= self.limits.columns:
+            raise UnsafeData(f"more than {self.limits.columns} columns")
+        names = self._read(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None).column_names
+        self._names.append(names)
+        return list(names)
+
+    def _parse_options(self, file: int) -> Any:
+        from pyarrow import csv
+
+        tabs = self.files[file].path.lower().endswith(".tsv")
+        return csv.ParseOptions(delimiter=self._delimiter or ("\t" if tabs else ","))
+
+    def _read(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
+        from pyarrow import csv
+
+        known = self._names[file] if file < len(self._names) else None
+        kinds = None if schema is None else {name: schema.field(name).type for name in names or ()}
+        return csv.read_csv(
+            io.BytesIO(text),
+            read_options=csv.ReadOptions(column_names=known, use_threads=False, block_size=max(1, len(text))),
+            parse_options=self._parse_options(file),
+            convert_options=csv.ConvertOptions(
+                include_columns=names, column_types=kinds, strings_can_be_null=False
+            ),
+        )
+
+    def parse(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
+        """See `TextTable`."""
+        if not text.strip():
+            import pyarrow as pa
+
+            return pa.table({})
+        return self._read(text, file, names, schema)
+
+
+def open_csv(place: Place, *, limits: Limits, delimiter: str | None = None) -> MappedSource:
+    """The `EpisodeSource` of files whose columns have rlio's names."""
+    return by_own_names(CsvTable(place, limits=limits, delimiter=delimiter))

@@ -1,0 +1,67 @@
+"""d3rlpy 1: flat HDF5 with `episode_terminals`.
+
+`MDPDataset.dump` of d3rlpy 1 writes ``observations``, ``actions``, ``rewards``, ``terminals`` and
+``episode_terminals``, a row a step. Row t has the observation, the action, and the reward that followed it.
+``episode_terminals`` is 1 on the last row of each episode; where ``terminals`` is 0 there, the episode was
+cut (truncated). The observation after the last step is not stored. Rows after the last end are an
+unfinished episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.errors import CorruptData
+from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
+from rlio.readers.episode_reader import without_final_obs
+
+FORMAT = Format(
+    name="d3rlpy-1",
+    title="d3rlpy 1",
+    marks=Marks(hdf5=lambda paths: {"observations", "episode_terminals"} <= paths, endings=(".h5", ".hdf5")),
+    source="rlio.formats.d3rlpy_1:D3rlpy1Source",
+    advice="read it with rlio.read",
+    about="Final observations are not stored. Episodes that end without a terminal are truncated.",
+)
+
+_COLUMNS = {"observations": Columns.OBS, "actions": Columns.ACTIONS, "rewards": Columns.REWARDS}
+
+
+class D3rlpy1Source(Hdf5Source):
+    """The episodes of one or several files of `MDPDataset.dump`; an `EpisodeSource`."""
+
+    def _index(self, number: int) -> Iterator[tuple[tuple[int, int, bool, bool], int]]:
+        rows = self._dataset(number, "rewards").shape[0]
+        self._check_rows(number, [*_COLUMNS, "terminals", "episode_terminals"], rows)
+        terminals, ends = (
+            flat(self._dataset(number, name)[()]).astype(np.bool_)
+            for name in ("terminals", "episode_terminals")
+        )
+        if (terminals & ~ends).any():
+            raise CorruptData(
+                f"row {int((terminals & ~ends).argmax())} is terminal, and not the last of its episode"
+            )
+        start = 0
+        for last in np.flatnonzero(ends).tolist():
+            terminated = bool(terminals[last])
+            yield (start, last + 1, terminated, not terminated), last + 1 - start
+            start = last + 1
+        if start < rows:
+            yield (start, rows, False, False), rows - start
+
+    def _rows(self, number: int, key: tuple[int, int, bool, bool]) -> SampleBatch:
+        start, stop, terminated, truncated = key
+        found = {name: np.asarray(self._dataset(number, path)[start:stop]) for path, name in _COLUMNS.items()}
+        return SampleBatch(
+            {
+                **without_final_obs(found[Columns.OBS]),
+                Columns.ACTIONS: found[Columns.ACTIONS],
+                Columns.REWARDS: flat(found[Columns.REWARDS]),
+                **flags_of(stop - start, terminated=terminated, truncated=truncated),
+            }
+        )

@@ -1,0 +1,146 @@
+"""d3rlpy 2: HDF5 with one dataset for each episode and column.
+
+`ReplayBuffer.dump` of d3rlpy 2 writes ``columns`` (names), ``num_episodes``, ``version`` and the datasets
+``<column>_<episode>``, or ``<column>_<episode>_<part>`` for observations that are tuples. The observation
+after the last step is not stored. An episode that is not ``terminated`` was cut. Rewards, and actions of one
+number, have the shape (N, 1).
+
+`D3rlpySink` writes what `d3rlpy.dataset.ReplayBuffer.load` opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.batch.episode import Episode
+from rlio.errors import CorruptData, MissingColumn, UnknownLayout, excerpt
+from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
+from rlio.formats.new_files import NewHdf5, array_of
+from rlio.formats.place import Place
+from rlio.formats.sink import Origin
+from rlio.limits import Limits
+from rlio.readers.episode_reader import without_final_obs
+from rlio.storage.filesystem import Storage
+
+FORMAT = Format(
+    name="d3rlpy",
+    title="d3rlpy 2",
+    marks=Marks(
+        hdf5=lambda paths: {"columns", "num_episodes", "version"} <= paths,
+        endings=(".h5", ".hdf5"),
+    ),
+    source="rlio.formats.d3rlpy_2:D3rlpySource",
+    writer="rlio.formats.d3rlpy_2:D3rlpySink",
+    loses=frozenset(("final_obs", "unfinished", "ids", "start", "infos", "extra", "row_shape", "dtypes")),
+    advice="read it with rlio.read",
+    about="Final observations are not stored. Episodes that are not terminated are truncated.",
+)
+
+_NAMES = {"observations": Columns.OBS, "actions": Columns.ACTIONS, "rewards": Columns.REWARDS}
+_NEEDED = (*_NAMES, "terminated")
+
+
+class D3rlpySource(Hdf5Source):
+    """The episodes of one or several files of `ReplayBuffer.dump`; an `EpisodeSource`."""
+
+    def __init__(self, place: Place, *, limits: Limits) -> None:
+        self._columns: list[list[str]] = []
+        super().__init__(place, limits=limits)
+
+    def _index(self, number: int) -> Iterator[tuple[int, int]]:
+        file = self._handles.file(number)
+        version = _text(self._dataset(number, "version")[()])
+        if not version.startswith("2."):
+            raise UnknownLayout(f"found version {excerpt(version)} of d3rlpy's format, expected 2")
+        columns = [_text(name) for name in self._dataset(number, "columns")[()]]
+        missing = [name for name in _NEEDED if name not in columns]
+        if missing:
+            raise MissingColumn(f"found the columns {excerpt(columns)}", column=missing[0])
+        count = int(self._dataset(number, "num_episodes")[()])
+        if not 0 <= count <= len(file):
+            raise CorruptData(f"num_episodes is {count}, and the file has {len(file)} datasets")
+        self._columns.append(columns)
+        for episode in range(count):
+            yield episode, self._dataset(number, f"rewards_{episode}").shape[0]
+
+    def _rows(self, number: int, key: int) -> SampleBatch:
+        names = [name for name in self._columns[number] if name != "terminated"]
+        found = {name: self._column(number, name, key) for name in names}
+        rewards = flat(found.pop("rewards"))
+        terminated = bool(self._dataset(number, f"terminated_{key}")[()])
+        return SampleBatch(
+            {
+                **without_final_obs(found.pop("observations")),
+                Columns.ACTIONS: found.pop("actions"),
+                Columns.REWARDS: rewards,
+                **flags_of(len(rewards), terminated=terminated, truncated=not terminated),
+                **found,
+            }
+        )
+
+    def _column(self, number: int, name: str, index: int) -> Any:
+        file = self._handles.file(number)
+        if f"{name}_{index}" in file:
+            return np.asarray(self._dataset(number, f"{name}_{index}")[()])
+        parts: list[Any] = []
+        while f"{name}_{index}_{len(parts)}" in file:
+            parts.append(np.asarray(self._dataset(number, f"{name}_{index}_{len(parts)}")[()]))
+        if not parts:
+            raise CorruptData(f"{name}_{index} is absent")
+        return tuple(parts)
+
+
+class D3rlpySink:
+    """Writes one file; an `EpisodeSink`.
+
+    Rewards that are whole numbers become float32. Observations may be an array or a tuple of arrays.
+
+    Args:
+        storage: The folder.
+        origin: What is known of the data.
+        file: Name of the file.
+    """
+
+    def __init__(self, storage: Storage, origin: Origin, *, file: str = "dataset.h5") -> None:
+        self.episodes: int = 0
+        self._new = NewHdf5(storage, file)
+
+    def write(self, episode: Episode) -> None:
+        """See `EpisodeSink`."""
+        steps, number = len(episode), self.episodes
+        found: dict[str, np.ndarray] = {}
+        if isinstance(episode.observations, tuple):
+            for part, column in enumerate(episode.observations):
+                found[f"observations_{number}_{part}"] = array_of(column, Columns.OBS)[:steps]
+        else:
+            found[f"observations_{number}"] = array_of(episode.observations, Columns.OBS)[:steps]
+        actions = array_of(episode.actions, Columns.ACTIONS)
+        found[f"actions_{number}"] = actions.reshape(steps, -1) if actions.ndim == 1 else actions
+        rewards = array_of(episode.rewards, Columns.REWARDS)
+        kind = rewards.dtype if rewards.dtype.kind == "f" else np.float32
+        found[f"rewards_{number}"] = rewards.reshape(steps, 1).astype(kind)
+        for name, array in found.items():
+            self._new.file[name] = array
+        self._new.file[f"terminated_{number}"] = episode.terminated
+        self.episodes += 1
+
+    def close(self) -> None:
+        """See `EpisodeSink`."""
+        file = self._new.file
+        file["columns"] = ["observations", "actions", "rewards", "terminated"]
+        file["num_episodes"], file["version"] = self.episodes, "2.1"
+        self._new.commit()
+
+    def abort(self) -> None:
+        """See `EpisodeSink`."""
+        self._new.abort()
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,89 @@
+"""D4RL's flat HDF5: one dataset a column, one row a step. `rlio.D4RLReader` reads it.
+
+Row t has the observation, the action, and the reward and the flags that followed it. ``terminals`` and
+``timeouts`` mark the last row of an episode. ``next_observations``, if it is there, is the observation
+after each row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlio.batch.columns import Columns
+from rlio.batch.episode import Episode
+from rlio.errors import SchemaError
+from rlio.formats.format import Format, Marks
+from rlio.formats.new_files import GrowingColumns, NewHdf5, array_of
+from rlio.formats.sink import Origin
+from rlio.storage.filesystem import Storage
+
+_NEEDED = frozenset(("observations", "actions", "rewards", "terminals"))
+
+FORMAT = Format(
+    name="d4rl",
+    title="D4RL",
+    marks=Marks(
+        endings=(".hdf5", ".h5"), hdf5=lambda paths: paths >= _NEEDED and "episode_terminals" not in paths
+    ),
+    reader="rlio.readers.d4rl_reader:D4RLReader",
+    writer="rlio.formats.d4rl:D4rlSink",
+    loses=frozenset(("unfinished", "ids", "start", "infos", "extra")),
+    advice="read it with rlio.D4RLReader",
+    about="Timeouts are truncations. Final observations are known only where the file has next_observations.",
+)
+
+
+class D4rlSink:
+    """Writes one file; an `EpisodeSink`.
+
+    An episode that has not ended gets a timeout: without it, its rows would be those of the next one.
+
+    Args:
+        storage: The folder.
+        origin: What is known of the data.
+        file: Name of the file.
+        next_observations: Whether to write them, which needs all final observations; False: D4RL's first
+            files have none.
+    """
+
+    def __init__(
+        self, storage: Storage, origin: Origin, *, file: str = "dataset.hdf5", next_observations: bool = True
+    ) -> None:
+        self.episodes: int = 0
+        self._has_next = next_observations
+        self.loses: frozenset[str] = FORMAT.loses | (set() if next_observations else {"final_obs"})
+        self._new = NewHdf5(storage, file)
+        self._columns = GrowingColumns(self._new.file)
+
+    def write(self, episode: Episode) -> None:
+        """See `EpisodeSink`."""
+        steps = len(episode)
+        observations = array_of(episode.observations, Columns.OBS)
+        ends = np.zeros((2, steps), np.bool_)
+        ends[:, -1:] = [[episode.terminated], [episode.truncated or not episode.terminated]]
+        found = {
+            "observations": observations[:steps],
+            "actions": array_of(episode.actions, Columns.ACTIONS),
+            "rewards": array_of(episode.rewards, Columns.REWARDS),
+            "terminals": ends[0],
+            "timeouts": ends[1],
+        }
+        if self._has_next:
+            if not episode.has_final_observation:
+                raise SchemaError(
+                    "the final observation is not known, which next_observations would need: convert with "
+                    "the option next_observations=False",
+                    column=Columns.NEXT_OBS,
+                )
+            found["next_observations"] = observations[1:]
+        self._columns.append(found)
+        self.episodes += 1
+
+    def close(self) -> None:
+        """See `EpisodeSink`."""
+        self._columns.flush()
+        self._new.commit()
+
+    def abort(self) -> None:
+        """See `EpisodeSink`."""
+        self._new.abort()

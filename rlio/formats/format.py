@@ -1,0 +1,478 @@
+"""`Format`: one way in which a library stores experience, and `recognise`, which names the format of a path.
+
+Each module of `rlio.formats` describes one format as its constant ``FORMAT``: what marks it, what opens it,
+what writes it. Adding a format is adding a module. A path whose format is not positively known is refused,
+never guessed at.
+
+Not here: how a format is read or written (the other modules of `rlio.formats`, `rlio.readers`).
+
+Example:
+    >>> from rlio.storage import Storage
+    >>> Storage.open("memory://format-example").put(
+    ...     "data/metadata.json", b'{"total_episodes": 2, "total_steps": 26, "data_format": "parquet"}'
+    ... )
+    >>> found = recognise("memory://format-example")
+    >>> found.format.title, found.folder
+    ('Minari', 'data')
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+from typing import IO, Any, Final, NamedTuple, TypeVar
+
+from rlio.dataset.names import HEADER
+from rlio.errors import RlioError, UnknownLayout
+from rlio.limits import DEFAULT_LIMITS
+from rlio.schemas.parquet_metadata import read_metadata
+from rlio.storage.filesystem import InputFile, Storage, StrPath, open_input
+from rlio.storage.paths import is_uri, locate
+
+__all__ = [
+    "BY_CONTENT",
+    "BY_ENDING",
+    "BY_MARKER",
+    "LOSSES",
+    "Format",
+    "Found",
+    "Look",
+    "Marks",
+    "by_name",
+    "format_of_columns",
+    "format_of_hdf5",
+    "format_of_json",
+    "formats",
+    "recognise",
+    "recognise_file",
+    "refuse_known",
+]
+
+T = TypeVar("T")
+
+#: How sure `Format.recognise` is: not at all, by the ending of a name, by what is in a data file, by a file
+#: that only this format has.
+NOT_AT_ALL: Final = 0
+BY_ENDING: Final = 1
+BY_CONTENT: Final = 2
+BY_MARKER: Final = 3
+
+#: What a format may lose, see `Format.loses`: name -> what it is.
+LOSSES: Final = MappingProxyType(
+    {
+        "final_obs": "the observation after the last step of an episode",
+        "unfinished": "that an episode has not ended: it comes back as truncated",
+        "truncated": "that an episode was truncated: it comes back as not ended",
+        "ids": "the ids of episodes",
+        "start": "the number of the first step of an episode that is not recorded from its beginning",
+        "infos": "infos",
+        "extra": "columns beyond obs, actions, rewards, ends and infos",
+        "row_shape": "whether a row is one number or an array of one number",
+        "dtypes": "dtypes (values are kept)",
+    }
+)
+
+# A look is bounded, however large the folder is: names of a folder, folders, bytes of a file, levels down.
+_NAMES = 1000
+_FOLDERS = 12
+_DEPTH = 4
+_JSON_BYTES = 4 << 20
+_LINE_BYTES = 1 << 20
+_FOLDERS_FIRST: Final = ("meta", "data")
+_EPISODE_READER = "rlio.readers.episode_reader:EpisodeReader"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What only files of one format have.
+
+    Attributes:
+        json: Sets of keys; an object with all keys of a set, in a marker file or on the first line of a JSON
+            file, belongs to the format.
+        json_is: Further test of such an object.
+        columns: Sets of top-level columns of Parquet and Arrow files; all columns of a set mark the format.
+        columns_are: Further test of the column names.
+        hdf5: Test of the paths in an HDF5 file, two levels deep, such as ``episode_0/observations``.
+        files: Test of the names of the files in a folder.
+        endings: Endings of the names of data files, lower case, such as ``.csv``.
+        by_ending: Whether the ending alone marks the format, because its files have no other marks.
+    """
+
+    json: tuple[frozenset[str], ...] = ()
+    json_is: Callable[[Mapping[str, Any]], bool] | None = None
+    columns: tuple[frozenset[str], ...] = ()
+    columns_are: Callable[[frozenset[str]], bool] | None = None
+    hdf5: Callable[[frozenset[str]], bool] | None = None
+    files: Callable[[Collection[str]], bool] | None = None
+    endings: tuple[str, ...] = ()
+    by_ending: bool = False
+
+    def match_json(self, found: Mapping[str, Any]) -> bool:
+        """Whether a JSON object belongs to the format."""
+        keys = found.keys()
+        return any(needed <= keys for needed in self.json) or bool(self.json_is and self.json_is(found))
+
+    def match_columns(self, names: frozenset[str]) -> bool:
+        """Whether a table with these top-level columns belongs to the format."""
+        return any(needed <= names for needed in self.columns) or bool(
+            self.columns_are and self.columns_are(names)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One way in which a library stores experience.
+
+    Attributes:
+        name: What ``to=`` of `rlio.convert` and ``--to`` take, such as ``"minari"``.
+        title: What its users call it.
+        marks: How it is recognised.
+        reader: ``module:Class`` of a `rlio.InputReader` of its own that opens it; None: it has none.
+        source: ``module:Class`` of the `rlio.readers.episode_reader.EpisodeSource` with which `EpisodeReader`
+            opens it. With neither, rlio does not read the format.
+        table: ``module:Class`` of the `rlio.formats.tables.Table` from which a mapping reads; None: it has no
+            columns of the user's own.
+        writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
+            write it.
+        loses: Names in `LOSSES`: what does not come back from files that ``writer`` has written.
+        root: Of a format in which one folder is one data set: paths below it, of which each data set has one
+            or more. (): each file is read by itself.
+        home: (environment variable, path in its stead) of the folder in which the library keeps data sets
+            whose ids are paths below it; None: it has no such folder.
+        advice: What to do with it, as the end of a message.
+        about: What is read, and what the format cannot say, in one or two sentences: for docs and reports.
+    """
+
+    name: str
+    title: str
+    marks: Marks
+    reader: str | None = None
+    source: str | None = None
+    table: str | None = None
+    writer: str | None = None
+    loses: frozenset[str] = frozenset()
+    root: tuple[str, ...] = ()
+    home: tuple[str, str] | None = None
+    advice: str = ""
+    about: str = ""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether rlio reads it."""
+        return self.reader is not None or self.source is not None or self.table is not None
+
+    def is_marked(self, look: Look) -> bool:
+        """Whether the folder has a file that only this format has."""
+        marks = self.marks
+        by_names = marks.files is not None and marks.files(look.files)
+        return by_names or any(marks.match_json(found) for found in look.markers())
+
+    def recognise(self, look: Look) -> int:
+        """How sure it is that the folder or file belongs to the format, from `NOT_AT_ALL` to `BY_MARKER`."""
+        marks = self.marks
+        if self.is_marked(look):
+            return BY_MARKER
+        if (
+            any(marks.match_json(found) for found in look.json_lines())
+            or any(marks.match_columns(names) for names in look.columns())
+            or (marks.hdf5 is not None and any(marks.hdf5(paths) for paths in look.hdf5()))
+        ):
+            return BY_CONTENT
+        named = marks.by_ending and any(name.lower().endswith(marks.endings) for name in look.files)
+        return BY_ENDING if named else NOT_AT_ALL
+
+    def describe(self) -> str:
+        """One line for a message or a table: the title, and what rlio does with it."""
+        does = (("reads", self.is_read), ("writes", self.writer is not None))
+        can = " and ".join(word for word, able in does if able)
+        return f"{self.title}: rlio {can or 'does not read'} it" + (f"; {self.advice}" if self.advice else "")
+
+    def refusal(self, *, uri: str | None = None) -> UnknownLayout:
+        """The error of a reader that was given this format and does not read it."""
+        return UnknownLayout(
+            f"found {self.title}'s layout, expected one that this reader knows: {self.advice}", uri=uri
+        )
+
+    def reader_class(self) -> Any:
+        """The class of readers that opens it; only of a format that rlio reads."""
+        assert self.is_read
+        return load(self.reader or _EPISODE_READER)
+
+
+def load(place: str) -> Any:
+    """The object at ``module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+@cache
+def formats() -> tuple[Format, ...]:
+    """All formats that rlio knows: the ``FORMAT`` of each module of `rlio.formats`, by name."""
+    package = import_module("rlio.formats")
+    modules = (import_module(f"rlio.formats.{info.name}") for info in pkgutil.iter_modules(package.__path__))
+    found = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
+    return tuple(sorted(found, key=lambda format: format.name))
+
+
+def by_name(name: str) -> Format | None:
+    """The format of this name; None: there is none."""
+    return next((format for format in formats() if format.name == name), None)
+
+
+# ---- what one file says ----
+
+
+def format_of_columns(names: Collection[str]) -> Format | None:
+    """The format of a Parquet or Arrow file with these top-level columns; None: no known one."""
+    found = frozenset(names)
+    return _only(format for format in formats() if format.marks.match_columns(found))
+
+
+def format_of_json(found: object) -> Format | None:
+    """The format of a file with this JSON, or with this first line; None: no known one."""
+    if not isinstance(found, Mapping):
+        return None
+    return _only(format for format in formats() if format.marks.match_json(found))
+
+
+def format_of_hdf5(file: Any) -> Format | None:
+    """The format of an open h5py file; None: no known one. No link that leaves the file is followed."""
+    paths = _hdf5_paths(file)
+    return _only(f for f in formats() if f.marks.hdf5 is not None and f.marks.hdf5(paths))
+
+
+def _only(found: Iterator[Format]) -> Format | None:
+    return next(found, None)
+
+
+def _hdf5_paths(file: Any) -> frozenset[str]:
+    """Names of the members of an h5py file, and of the groups in it that are stored in the file itself."""
+    import h5py
+
+    paths = set()
+    for number, name in enumerate(file):
+        if number == _NAMES:
+            break
+        paths.add(name)
+        group = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+        if isinstance(group, h5py.Group):
+            paths.update(f"{name}/{child}" for _, child in zip(range(_NAMES), group, strict=False))
+    return frozenset(paths)
+
+
+# ---- looking ----
+
+
+class Found(NamedTuple):
+    """What `recognise` found.
+
+    Attributes:
+        format: The format.
+        folder: The folder, below the path that was given, whose files say so; "" is the path itself.
+        confidence: `BY_ENDING`, `BY_CONTENT` or `BY_MARKER`.
+    """
+
+    format: Format
+    folder: str
+    confidence: int
+
+
+def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | None = None) -> Found | None:
+    """Name the format of the file or folder at ``place``.
+
+    It lists a few folders and reads a few small files, of large folders too. None therefore does not mean
+    that the folder has nothing of the kind. A data set of rlio has none of these formats.
+
+    Args:
+        place: A path or URI.
+        storage_options: For fsspec.
+
+    Raises:
+        OptionError: ``place`` is no path, or its filesystem is not known.
+    """
+    if not isinstance(place, Storage):
+        location = locate(place, storage_options)
+        file = InputFile(location.fs, location.path, location.uri, None)
+        if found := recognise_file(file):
+            return found
+        place = Storage.open(place, storage_options=storage_options)
+    return _Search(place).folder("", _DEPTH)
+
+
+def recognise_file(file: InputFile) -> Found | None:
+    """What `recognise` finds in one file."""
+    return _best(Look.at_file(file), "")
+
+
+def refuse_known(
+    inputs: Sequence[StrPath], storage_options: Mapping[str, Any] | None, cause: RlioError
+) -> None:
+    """Raise, from ``cause``, if one of ``inputs`` has a format that rlio does not read.
+
+    Raises:
+        UnknownLayout: One has.
+    """
+    for value in inputs:
+        found = recognise(value, storage_options=storage_options if is_uri(os.fspath(value)) else None)
+        if found is not None and not found.format.is_read:
+            raise found.format.refusal(uri=cause.uri or os.fspath(value)) from cause
+
+
+def _best(look: Look, folder: str) -> Found | None:
+    for marked in formats():  # Data files are opened only where there is no marker.
+        if marked.is_marked(look):
+            return Found(marked, folder, BY_MARKER)
+    sure = [(format.recognise(look), format) for format in formats()]
+    confidence, format = max(sure, key=lambda pair: pair[0], default=(NOT_AT_ALL, None))
+    return Found(format, folder, confidence) if format is not None and confidence else None
+
+
+class _Search:
+    """Looks into a folder, and into those below it."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._left = _FOLDERS
+
+    def folder(self, folder: str, depth: int) -> Found | None:
+        """What a folder holds; a folder whose names alone say it gives way to one further down."""
+        if not self._left:
+            return None
+        self._left -= 1
+        try:
+            children = self._storage.children(folder, most=_NAMES)
+        except (RlioError, OSError):  # It cannot be listed: nothing is known of it.
+            return None
+        files = [name for name, is_folder in children if not is_folder and not name.startswith(".")]
+        if HEADER in files:
+            return None
+        found = _best(Look(files, lambda name: self._file(folder, name)), folder)
+        if found is not None and found.confidence > BY_ENDING:
+            return found
+        below = [name for name, is_folder in children if is_folder and not name.startswith((".", "_"))]
+        below.sort(key=lambda name: (name not in _FOLDERS_FIRST, name))
+        for name in below if depth else ():
+            if deeper := self.folder(f"{folder}/{name}" if folder else name, depth - 1):
+                return deeper
+        return found
+
+    def _file(self, folder: str, name: str) -> InputFile:
+        path = f"{folder}/{name}" if folder else name
+        fs = None if self._storage.is_local else self._storage.fs
+        full = f"{self._storage.root.rstrip('/')}/{path}"
+        return InputFile(fs, full, self._storage.uri_of(path), None)
+
+
+class Look:
+    """A bounded look at the files of one folder, or at one file. Each file is opened once.
+
+    Args:
+        files: Names of the files.
+        file_of: Name -> the file.
+
+    Attributes:
+        files: Names of the files.
+    """
+
+    # JSON files that say what is in their folder.
+    _MARKERS: Final = frozenset(
+        (
+            *("metadata.json", "info.json", "dataset_info.json", "state.json", "dataset_dict.json"),
+            *("meta.json", "features.json"),
+        )
+    )
+
+    def __init__(self, files: Collection[str], file_of: Callable[[str], InputFile]) -> None:
+        self.files = files
+        self._file_of = file_of
+        self._seen: dict[tuple[str, ...], list[Any]] = {}
+
+    @classmethod
+    def at_file(cls, file: InputFile) -> Look:
+        """A look at one file."""
+        return cls([file.path.rpartition("/")[2]], lambda _: file)
+
+    def markers(self) -> list[Mapping[str, Any]]:
+        """The JSON objects in the marker files of the folder."""
+        names = [name for name in self.files if name in self._MARKERS]
+        return [found for found in self._each(("marker",), names, _json_of) if isinstance(found, Mapping)]
+
+    def json_lines(self) -> list[Mapping[str, Any]]:
+        """The first JSON object of the first JSON file that is no marker."""
+        found = self._first((".json", ".jsonl"), _json_of)
+        return [one for one in found if isinstance(one, Mapping)]
+
+    def columns(self) -> list[frozenset[str]]:
+        """Top-level columns of the first Parquet file, and of the first Arrow file."""
+        return self._first((".parquet",), _parquet_columns) + self._first((".arrow",), _arrow_columns)
+
+    def hdf5(self) -> list[frozenset[str]]:
+        """Paths in the first HDF5 file, two levels deep."""
+        return self._first((".hdf5", ".h5"), _paths_of_hdf5)
+
+    def _first(self, endings: tuple[str, ...], look: Callable[[IO[bytes]], T]) -> list[T]:
+        names = (n for n in self.files if n.lower().endswith(endings) and n not in self._MARKERS)
+        return self._each(endings, [name for _, name in zip(range(1), names, strict=False)], look)
+
+    def _each(self, key: tuple[str, ...], names: list[str], look: Callable[[IO[bytes]], T]) -> list[T]:
+        if key not in self._seen:
+            found = [self._at(self._file_of(name), look) for name in names]
+            self._seen[key] = [one for one in found if one is not None]
+        return self._seen[key]
+
+    @staticmethod
+    def _at(file: InputFile, look: Callable[[IO[bytes]], T]) -> T | None:
+        """What ``look`` reads from a file; None: it cannot be opened, or is not of that kind."""
+        try:
+            with open_input(file) as stream:
+                return look(stream)
+        except (RlioError, OSError, ValueError, RecursionError, KeyError, RuntimeError, ImportError):
+            # Damaged, gone, a folder, or h5py is not installed: nothing is known of it, which is the answer.
+            return None
+
+
+def _parquet_columns(stream: IO[bytes]) -> frozenset[str]:
+    return frozenset(read_metadata(stream, limits=DEFAULT_LIMITS).schema.to_arrow_schema().names)
+
+
+def _arrow_columns(stream: IO[bytes]) -> frozenset[str]:
+    import pyarrow as pa
+
+    if stream.read(6) == b"ARROW1":
+        stream.seek(0)
+        return frozenset(pa.ipc.open_file(stream).schema.names)
+    stream.seek(0)
+    return frozenset(pa.ipc.open_stream(stream).schema.names)
+
+
+def _paths_of_hdf5(stream: IO[bytes]) -> frozenset[str]:
+    import h5py
+
+    with h5py.File(stream, "r") as file:
+        return _hdf5_paths(file)
+
+
+def _json_of(stream: IO[bytes]) -> Any:
+    """The JSON of a file, or of its first line; of a long line of RLlib, its type alone."""
+    line = stream.readline(_LINE_BYTES)
+    if len(line) == _LINE_BYTES and (
+        kind := re.match(rb'\s*\{\s*"type"\s*:\s*"(SampleBatch|MultiAgentBatch)"', line)
+    ):
+        known = {"schema": 0} if b'"schema"' in line[:200] else {}
+        return {"type": kind[1].decode(), **known}
+    try:
+        return _parsed(line)
+    except ValueError:  # JSON over several lines.
+        return _parsed(line + stream.read(_JSON_BYTES))
+
+
+def _parsed(text: bytes) -> Any:
+    DEFAULT_LIMITS.check_json(text, "JSON")
+    return json.loads(text)

@@ -1,0 +1,122 @@
+"""`Hdf5Source`: what the sources of HDF5 files share. Each file is indexed when it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.errors import CorruptData
+from rlio.formats.place import Place
+from rlio.limits import Limits
+from rlio.readers.hdf5_files import Hdf5Files, check_dataset
+from rlio.storage import InputFile
+
+__all__ = ["Hdf5Source", "flags_of", "flat", "rows_at"]
+
+
+class Hdf5Source:
+    """Base of an `EpisodeSource` over HDF5 files: implement `_index` and `_rows`.
+
+    Attributes:
+        uri, files, lengths, row_bytes, spaces: See `EpisodeSource`.
+        notes: What to say of the data in a report, each a sentence.
+    """
+
+    spaces: tuple[Any, Any] | None = None
+
+    def __init__(self, place: Place, *, limits: Limits) -> None:
+        self.uri: str = place.uri
+        self.files: tuple[InputFile, ...] = place.files
+        self._limits = limits
+        self.notes: list[str] = []
+        self._handles = Hdf5Files(place.files)
+        self._places: list[tuple[int, Any]] = []
+        self.lengths: list[int] = []
+        self.row_bytes: int = 1
+        try:
+            for number in range(len(self.files)):
+                for key, steps in self._handles.guarded(number, None, partial(self._indexed, number)):
+                    self._places.append((number, key))
+                    self.lengths.append(steps)
+            if self._places:
+                rows = self.load(0, None)
+                self.row_bytes = max(1, rows.size_bytes() // max(1, len(rows)))
+        except BaseException:
+            self._handles.close()
+            raise
+
+    def _indexed(self, number: int) -> list[tuple[Any, int]]:
+        return list(self._index(number))
+
+    def _index(self, number: int) -> Iterator[tuple[Any, int]]:
+        """The episodes of a file: what `_rows` needs to find each, and its steps."""
+        raise NotImplementedError
+
+    def _rows(self, number: int, key: Any) -> SampleBatch:
+        """The rows of an episode."""
+        raise NotImplementedError
+
+    def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read one episode; see `EpisodeSource`."""
+        number, key = self._places[episode]
+        return self._handles.guarded(number, episode, lambda: self._rows(number, key))
+
+    def close(self) -> None:
+        """Close all files."""
+        self._handles.close()
+
+    # ---- for subclasses ----
+
+    def _member(self, number: int, path: str) -> Any:
+        """A group or dataset that is stored in the file itself; None: there is none."""
+        found = self._handles.file(number)
+        for name in path.split("/"):
+            if not self._handles.is_group(found) or name not in found:
+                return None
+            found = self._handles.child(found, name)
+        return found
+
+    def _dataset(self, number: int, path: str) -> Any:
+        """A dataset, checked.
+
+        Raises:
+            CorruptData: It is absent, or no dataset.
+            UnsafeData: It leads out of the file, or asks for too much.
+        """
+        found = self._member(number, path)
+        if not self._handles.is_dataset(found):
+            raise CorruptData(f"{path} is {'absent' if found is None else 'no dataset'}")
+        if found.shape:
+            check_dataset(found, path, self.files[number].uri, self._limits)
+        return found
+
+    def _check_rows(self, number: int, paths: Sequence[str], rows: int) -> None:
+        """Raise unless each dataset has ``rows`` rows."""
+        for path in paths:
+            shape = self._dataset(number, path).shape
+            if not shape or shape[0] != rows:
+                raise CorruptData(f"{path} has the shape {shape}, expected {rows} rows")
+
+
+def flat(array: NDArray[Any]) -> NDArray[Any]:
+    """One number a row, also where the file has (N, 1)."""
+    return array.reshape(len(array)) if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def flags_of(steps: int, *, terminated: bool, truncated: bool) -> dict[str, NDArray[np.bool_]]:
+    """The ends of an episode, on its last row."""
+    ends = np.zeros((2, steps), np.bool_)
+    ends[:, -1:] = [[terminated], [truncated]]
+    return {Columns.TERMINATEDS: ends[0], Columns.TRUNCATEDS: ends[1]}
+
+
+def rows_at(dataset: Any, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
+    """Rows of a dataset, from one or two ranges."""
+    parts = [np.asarray(dataset[start:stop]) for start, stop in ranges]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

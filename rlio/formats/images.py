@@ -1,0 +1,110 @@
+"""Pictures in the files of other libraries, decoded and encoded by Pillow (extra ``images``)."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import CorruptData, MissingExtra, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.limits import Limits
+
+__all__ = ["decode_images", "encode_png"]
+
+# Channels of the modes of pictures whose bytes are their values.
+_CHANNELS: Final = {"L": None, "RGB": 3, "RGBA": 4}
+
+
+def decode_images(
+    pictures: Sequence[bytes], shape: tuple[int, ...] | None, *, format: str, limits: Limits
+) -> NDArray[np.uint8]:
+    """Decode pictures of one shape.
+
+    Args:
+        pictures: The bytes of one file each.
+        shape: Of each picture: (height, width) or (height, width, channels); None: that of the first one.
+        format: ``"JPEG"`` or ``"PNG"``; no other is decoded.
+        limits: What all of them may take in memory.
+
+    Returns:
+        Fresh array of shape (pictures, *shape).
+
+    Raises:
+        MissingExtra: Pillow is not installed.
+        CorruptData: One is no such picture, or has another shape. (UnsafeData: they are too large.)
+    """
+    image = _pillow()
+    found: NDArray[np.uint8] | None = None
+    for number, picture in enumerate(pictures):
+        try:
+            with image.open(io.BytesIO(picture), formats=(format,)) as opened:
+                # The header says the size: what is too large is refused before it is decoded.
+                size = _shape_of(opened)
+                shape = size if shape is None else shape
+                if size != (shape[:2] if shape[2:] == (1,) else shape):
+                    raise CorruptData(f"picture {number} has the shape {size}, expected {shape}")
+                if found is None:
+                    found = _room(len(pictures), shape, limits)
+                found[number] = np.asarray(opened).reshape(shape)
+        except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
+            if isinstance(error, RlioError):
+                raise
+            raise CorruptData(f"picture {number} is no {format}: {excerpt(str(error))}") from error
+    return np.empty((0, *(shape or ())), np.uint8) if found is None else found
+
+
+def _room(count: int, shape: tuple[int, ...], limits: Limits) -> NDArray[np.uint8]:
+    if count * math.prod(shape) > limits.group_bytes:
+        raise UnsafeData(
+            f"{count} pictures of shape {shape} take more than {limits.group_bytes} bytes: raise "
+            "Limits.group_bytes if the data are yours"
+        )
+    return np.empty((count, *shape), np.uint8)
+
+
+def _shape_of(opened: Any) -> tuple[int, ...]:
+    if opened.mode not in _CHANNELS:
+        raise CorruptData(f"found a picture of mode {opened.mode}, expected one of {', '.join(_CHANNELS)}")
+    channels = _CHANNELS[opened.mode]
+    size = (opened.height, opened.width)
+    return size if channels is None else (*size, channels)
+
+
+def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
+    """Each picture, uint8 of shape (height, width) or (height, width, 1, 3 or 4), as the bytes of a PNG file.
+
+    Raises:
+        MissingExtra: Pillow is not installed.
+        SchemaError: One is no such array.
+    """
+    image = _pillow()
+    files = []
+    for picture in pictures:
+        if (
+            picture.dtype != np.uint8
+            or picture.ndim not in (2, 3)
+            or picture.shape[2:]
+            not in (
+                (),
+                (1,),
+                (3,),
+                (4,),
+            )
+        ):
+            raise SchemaError(f"{picture.dtype} of shape {picture.shape} is no picture")
+        stream = io.BytesIO()
+        image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture).save(stream, format="PNG")
+        files.append(stream.getvalue())
+    return files
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtra("Pillow", "images") from error
+    return Image

@@ -1,0 +1,492 @@
+"""LeRobot data sets, versions 2 and 3.
+
+Alignment: an episode of N frames has N rows; the features ``next.*`` of frame t belong to action t. The frame
+after the last action is usually absent: ``new_obs`` of the last row is then zeros, and ``new_obs_valid``
+False. ``next.observation.final``, a feature that rlio adds, holds it in the last row of an episode.
+
+``observation.<key>`` are the parts of ``obs`` (``observation.state`` or ``observation.image`` alone is
+``obs`` itself), ``action`` or ``action.<key>`` are ``actions``. ``next.terminated`` and ``next.truncated``,
+which rlio adds, are the ends. Without them ``next.done`` is ``terminateds``, and an episode that does not end
+done is truncated, because the record ends there. Other features keep their names;
+``timestamp``, and ``task_index`` of a lone task, are read only if they are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.batch.nested import map_structure
+from rlio.errors import CorruptData, MissingExtra, OptionError, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.format import Format, Marks
+from rlio.formats.images import decode_images
+from rlio.formats.json_files import parse_json, read_object, whole_number
+from rlio.formats.place import Place
+from rlio.formats.sink import Origin
+from rlio.limits import Limits
+from rlio.readers.arrow_columns import to_column
+from rlio.readers.episode_reader import with_next_obs, without_final_obs
+from rlio.readers.inputs import guarded, raise_at
+from rlio.readers.parquet_footer import ForeignFile, open_parquet
+from rlio.storage import InputFile, open_input
+from rlio.storage.open_files import OpenFiles
+
+FORMAT = Format(
+    name="lerobot",
+    title="LeRobot",
+    marks=Marks(
+        json=(
+            frozenset(("codebase_version", "features", "total_episodes")),
+            frozenset(("episode_index", "tasks", "length")),
+            frozenset(("episode_index", "stats")),
+        ),
+        columns=(
+            frozenset(("episode_index", "frame_index")),
+            frozenset(("episode_index", "dataset_from_index")),
+        ),
+    ),
+    source="rlio.formats.lerobot:LeRobotSource",
+    writer="rlio.formats.lerobot_sink:LeRobotSink",
+    loses=frozenset(("ids", "start", "infos", "row_shape")),
+    root=("meta/info.json",),
+    home=("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"),
+    advice="read it with rlio.read",
+    about="Frames after the last action are usually absent. Ends are those of next.done.",
+)
+
+#: The file that describes the whole, and names of features.
+INFO: Final = "meta/info.json"
+FINAL: Final = "next.observation.final"
+TERMINATED, TRUNCATED, DONE, REWARD = "next.terminated", "next.truncated", "next.done", "next.reward"
+FRAME, EPISODE, INDEX = "frame_index", "episode_index", "index"
+_FLAGS: Final = (TERMINATED, TRUNCATED, DONE)
+_FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
+_OPEN_FILES = 4
+#: ``observation.<key>`` that is ``obs`` itself if it is the only one.
+_PLAIN = ("", "state", "image")
+# Bytes of a decoded frame of a video, a pixel.
+_RGB = 3
+
+
+class LeRobotSource:
+    """The episodes of one data set; an `EpisodeSource`.
+
+    Args:
+        place: The data set.
+        limits: What the files may ask for.
+        videos: ``"decode"`` frames (PyAV, extra ``video``), or ``"skip"`` the features that are videos.
+
+    Attributes:
+        origin: The tasks and the frames a second, as ``extra``.
+        notes: What is not read or not known.
+    """
+
+    spaces = None
+
+    def __init__(self, place: Place, *, limits: Limits, videos: Literal["decode", "skip"] = "decode") -> None:
+        if videos not in ("decode", "skip"):
+            raise OptionError(f"videos={excerpt(videos)}: expected 'decode' or 'skip'")
+        self._place, self._limits = place, limits
+        self.uri: str = place.uri
+        storage = place.root()
+        self._info = read_object(storage, INFO, limits=limits)
+        self._where = storage.uri_of(INFO)
+        version = self._info.get("codebase_version")
+        if not isinstance(version, str) or not re.fullmatch(r"v[23]\.\d+", version):
+            raise UnknownLayout(f"found version {excerpt(version)}, expected v2 or v3", uri=self._where)
+        self._is_v3 = version.startswith("v3")
+        self._sizes = {entry.path: entry.size for entry in storage.list(limit=limits.listed_names)}
+        self._features = self._read_features()
+        self.notes: list[str] = []
+        self._videos = [name for name, about in self._features.items() if about["dtype"] == "video"]
+        if self._videos and videos == "skip":
+            self.notes.append(f"Videos are not read: {excerpt(self._videos)}.")
+            self._features = {n: about for n, about in self._features.items() if n not in self._videos}
+            self._videos = []
+        if self._videos:
+            _av(self._videos)
+        self._episodes = self._episodes_v3() if self._is_v3 else self._episodes_v2()
+        self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
+        self._check_totals()
+        self._paths = [self._data_path(number) for number in range(len(self.lengths))]
+        self.files: Sequence[InputFile] = [
+            place.file(path, self._sizes[path]) for path in dict.fromkeys(self._paths)
+        ]
+        self._numbers = {path: number for number, path in enumerate(dict.fromkeys(self._paths))}
+        self._starts = self._starts_in_files()
+        self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
+        self._group: tuple[int, int, frozenset[str], Any] | None = None
+        self._task_texts = self._tasks()
+        self.origin: Origin = Origin(
+            uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
+        )
+        names = set(self._features)
+        if REWARD not in names:
+            self.notes.append("There are no rewards.")
+        if not names.intersection(_FLAGS):
+            self.notes.append("It is not known why episodes ended: they are truncated.")
+        self._has_final = any(name == FINAL or name.startswith(FINAL + ".") for name in names)
+        try:
+            self.row_bytes: int = 1
+            if any(self.lengths):
+                shortest = min((n for n in self.lengths if n), default=0)
+                rows = self.load(self.lengths.index(shortest), None)
+                self.row_bytes = max(1, rows.size_bytes() // shortest)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- what describes the whole ----
+
+    def _read_features(self) -> dict[str, dict[str, Any]]:
+        found = self._info.get("features")
+        if not isinstance(found, dict):
+            raise CorruptData(f"features is {excerpt(found)}, expected an object", uri=self._where)
+        features: dict[str, dict[str, Any]] = {}
+        for name, about in found.items():
+            shape = about.get("shape") if isinstance(about, dict) else None
+            if (
+                not isinstance(shape, list)
+                or not all(type(n) is int and n > 0 for n in shape)
+                or not isinstance(about.get("dtype"), str)
+            ):
+                raise CorruptData(f"feature {excerpt(name)} is {excerpt(about)}", uri=self._where)
+            features[name] = {"dtype": about["dtype"], "shape": tuple(shape)}
+        return features
+
+    def _episodes_v2(self) -> list[dict[str, Any]]:
+        path = "meta/episodes.jsonl"
+        return self._in_order(self._lines(path), self._place.root().uri_of(path))
+
+    def _lines(self, path: str) -> list[Any]:
+        """The values of a file of JSON lines."""
+        text = self._place.root().read(path, limit=self._limits.schema_bytes)
+        uri = self._place.root().uri_of(path)
+        self._limits.check_json(text, path)
+        lines = (line for line in text.splitlines() if line.strip())
+        return [parse_json(line, path, uri=uri, limits=self._limits) for line in lines]
+
+    def _episodes_v3(self) -> list[dict[str, Any]]:
+        paths = sorted(
+            path for path in self._sizes if path.startswith("meta/episodes/") and path.endswith(".parquet")
+        )
+        found: list[dict[str, Any]] = []
+        for path in paths:
+            file = self._place.file(path, self._sizes[path])
+
+            def read(file: InputFile = file) -> list[dict[str, Any]]:
+                with open_parquet(open_input(file), limits=self._limits) as opened:
+                    names = [
+                        name for name in opened.arrow.schema_arrow.names if not name.startswith("stats/")
+                    ]
+                    _check_groups(opened, names, self._limits)
+                    rows: list[dict[str, Any]] = opened.arrow.read(columns=names).to_pylist()
+                    return rows
+
+            found += guarded(file, None, read, format="Parquet")
+        return self._in_order(found, self.uri)
+
+    def _tasks(self) -> list[str]:
+        """What ``task_index`` stands for; nothing if the file is absent."""
+        path = "meta/tasks.parquet" if self._is_v3 else "meta/tasks.jsonl"
+        if path not in self._sizes:
+            return []
+        file = self._place.file(path, self._sizes[path])
+
+        def read() -> list[str]:
+            if not self._is_v3:
+                found = self._lines(path)
+            else:
+                with open_parquet(open_input(file), limits=self._limits) as opened:
+                    _check_groups(opened, opened.arrow.schema_arrow.names, self._limits)
+                    found = opened.arrow.read().to_pylist()
+            found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
+            if [row["task_index"] for row in found] != list(range(len(found))):
+                raise CorruptData("the tasks are not numbered 0, 1, ...")
+            texts = [next(value for name, value in row.items() if name != "task_index") for row in found]
+            if not all(isinstance(text, str) for text in texts):
+                raise CorruptData("found a task that is no text")
+            return texts
+
+        return guarded(file, None, read, format="a table of tasks")
+
+    def _in_order(self, found: list[Any], uri: str) -> list[dict[str, Any]]:
+        """Episodes by their index, which is 0, 1, ..."""
+        if not all(isinstance(about, dict) for about in found):
+            raise CorruptData("found an episode that is no object", uri=uri)
+        found.sort(key=lambda about: whole_number(about, EPISODE, uri=uri))
+        for number, about in enumerate(found):
+            if about[EPISODE] != number:
+                raise CorruptData(f"episode {number} is absent or there twice", uri=uri)
+        return found
+
+    def _check_totals(self) -> None:
+        for name, count in (("total_episodes", len(self.lengths)), ("total_frames", sum(self.lengths))):
+            stated = whole_number(self._info, name, uri=self._where)
+            if stated != count:
+                raise CorruptData(f"{name} is {stated}, and the episodes have {count}", uri=self._where)
+        if not self._is_v3:
+            return
+        end = 0
+        for number, (about, length) in enumerate(zip(self._episodes, self.lengths, strict=True)):
+            start, stop = (
+                whole_number(about, f"dataset_{name}_index", uri=self.uri) for name in ("from", "to")
+            )
+            if start != end or stop - start != length:
+                raise CorruptData(
+                    f"episode {number} of {length} frames is said to be the rows {start} to {stop}, expected "
+                    f"{end} to {end + length}",
+                    uri=self.uri,
+                )
+            end = stop
+
+    def _data_path(self, episode: int) -> str:
+        return self._path("data_path", episode, "data")
+
+    def _path(self, field: str, episode: int, prefix: str, video: str = "") -> str:
+        """The file of an episode by a template of the metadata, into which no other fields are put."""
+        template = self._info.get(field)
+        about = self._episodes[episode]
+        values: dict[str, Any] = {"episode_index": episode, "video_key": video}
+        if self._is_v3:
+            for name in ("chunk_index", "file_index"):
+                values[name] = whole_number(about, f"{prefix}/{name}", uri=self.uri)
+        else:
+            size = whole_number(self._info, "chunks_size", uri=self._where)
+            values["episode_chunk"] = episode // max(1, size)
+
+        def put(match: re.Match[str]) -> str:
+            if match[1] not in values:
+                raise CorruptData(f"{field} has the unknown field {match[0]}", uri=self._where)
+            return str(values[match[1]]).zfill(int(match[2] or 0))
+
+        if not isinstance(template, str):
+            raise CorruptData(f"{field} is {excerpt(template)}, expected a path", uri=self._where)
+        path = _FIELD.sub(put, template)
+        # Only what is listed below the root is opened.
+        if path not in self._sizes:
+            raise CorruptData(f"the file of episode {episode} is absent: {excerpt(path)}", uri=self.uri)
+        return path
+
+    def _starts_in_files(self) -> list[int]:
+        """The row in its file at which each episode begins."""
+        starts, rows = [], dict.fromkeys(self._paths, 0)
+        for path, length in zip(self._paths, self.lengths, strict=True):
+            starts.append(rows[path])
+            rows[path] += length
+        return starts
+
+    # ---- one episode ----
+
+    def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read one episode; see `EpisodeSource`."""
+        number = self._numbers[self._paths[episode]]
+        return guarded(
+            self.files[number], episode, lambda: self._rows(number, episode, columns), format="Parquet"
+        )
+
+    def _rows(self, number: int, episode: int, columns: frozenset[str] | None) -> SampleBatch:
+        steps = self.lengths[episode]
+        names = [name for name in self._features if self._is_wanted(name, columns)]
+        table = self._table(number, episode, frozenset(names) | {FRAME, EPISODE})
+        self._check_place(table, episode)
+        found = {
+            name: self._video(name, episode) if name in self._videos else self._column(name, table, number)
+            for name in names
+        }
+        rows: dict[str, Any] = {}
+        if obs := _parts(found, "observation"):
+            final = _parts(found, FINAL)
+            is_one = len(obs) == 1 and next(iter(obs)) in _PLAIN
+            plain = next(iter(obs.values())) if is_one else obs
+            if final:
+                last = next(iter(final.values())) if is_one else {key: final[key] for key in obs}
+                joined = map_structure(lambda leaf, end: np.concatenate([leaf, end[-1:]]), plain, last)
+                rows |= with_next_obs(joined)
+            else:
+                rows |= without_final_obs(plain)
+        if actions := _parts(found, "action"):
+            rows[Columns.ACTIONS] = next(iter(actions.values())) if list(actions) == [""] else actions
+        if REWARD in found:
+            rows[Columns.REWARDS] = found[REWARD]
+        ends = np.zeros((2, steps), np.bool_)
+        if TERMINATED in found and TRUNCATED in found:
+            ends = np.stack([found[TERMINATED], found[TRUNCATED]]).astype(np.bool_)
+        else:
+            if DONE in found:
+                ends[0] = found[DONE]
+            ends[1, -1:] = ~ends[0, -1:]
+        rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = ends
+        rows[Columns.T] = np.arange(steps)
+        rows |= {name: column for name, column in found.items() if _is_extra(name)}
+        return SampleBatch(rows)
+
+    def _is_wanted(self, name: str, columns: frozenset[str] | None) -> bool:
+        if name in (INDEX, EPISODE, FRAME):
+            return False
+        if columns is None:
+            # What follows from the frame's number, or is the same everywhere, is given if it is asked for.
+            return name != "timestamp" and (name != "task_index" or len(self._task_texts) > 1)
+        if name.split(".")[0] == "observation" or name.startswith(FINAL):
+            return not columns.isdisjoint((Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID))
+        if name.split(".")[0] == "action":
+            return Columns.ACTIONS in columns
+        return name in columns or name in _FLAGS or (name == REWARD and Columns.REWARDS in columns)
+
+    def _table(self, number: int, episode: int, names: frozenset[str]) -> Any:
+        """The rows of an episode."""
+        import pyarrow as pa
+
+        names = names - set(self._videos)
+        file = self._open.get(number)
+        if file is None:
+            file = self._open.add(number, open_parquet(open_input(self.files[number]), limits=self._limits))
+        start, stop = self._starts[episode], self._starts[episode] + self.lengths[episode]
+        absent = names - set(file.arrow.schema_arrow.names)
+        if absent:
+            raise CorruptData(f"the columns {excerpt(sorted(absent))} are absent")
+        parts, first = [], 0
+        for group in range(file.arrow.num_row_groups):
+            rows = file.arrow.metadata.row_group(group).num_rows
+            if first < stop and start < first + rows:
+                table = self._row_group(file, number, group, names)
+                begin = max(0, start - first)
+                parts.append(table.slice(begin, min(rows, stop - first) - begin))
+            first += rows
+        if first < stop:
+            raise CorruptData(
+                f"the file has {first} rows, and episode {episode} is said to end at row {stop}"
+            )
+        return pa.concat_tables(parts) if parts else file.arrow.schema_arrow.empty_table()
+
+    def _row_group(self, file: ForeignFile, number: int, group: int, names: frozenset[str]) -> Any:
+        """A decoded row group. The last one is kept: other programs put many episodes into one."""
+        if self._group is None or self._group[:3] != (number, group, names):
+            self._group = None
+            if file.widest(group, names, limits=self._limits) > self._limits.group_bytes:
+                raise UnsafeData("a row group has more than Limits.group_bytes")
+            table = file.arrow.read_row_group(group, columns=sorted(names))
+            self._group = (number, group, names, table)
+        return self._group[3]
+
+    def _check_place(self, table: Any, episode: int) -> None:
+        indices = to_column(EPISODE, table.column(EPISODE).combine_chunks(), {})
+        frames = to_column(FRAME, table.column(FRAME).combine_chunks(), {})
+        wrong = np.flatnonzero((indices != episode) | (frames != np.arange(len(frames))))
+        if len(wrong):
+            row = int(wrong[0])
+            raise CorruptData(
+                f"row {self._starts[episode] + row} is frame {frames[row]} of episode {indices[row]}, "
+                f"expected frame {row} of episode {episode}"
+            )
+
+    def _column(self, name: str, table: Any, number: int) -> Any:
+        values = table.column(name).combine_chunks()
+        about = self._features[name]
+        if about["dtype"] == "image":
+            return self._pictures(name, values)
+        column = to_column(name, values, {})
+        if isinstance(column, (dict, tuple)) or column.dtype.hasobject:
+            return column
+        shape = about["shape"]
+        is_number = shape == (1,) and _is_extra(name, also=(REWARD, *_FLAGS))
+        if math.prod(shape) != math.prod(column.shape[1:]):
+            raise CorruptData(f"{name} has rows of shape {column.shape[1:]}, expected {shape}")
+        return column.reshape(len(column), *(() if is_number else shape))
+
+    def _pictures(self, name: str, values: Any) -> np.ndarray:
+        rows: list[bytes] = [row["bytes"] for row in values.to_pylist() if row and row["bytes"]]
+        if len(rows) < len(values):
+            raise UnknownLayout(f"{name} lies in picture files of its own, which are not read: embed them")
+        kind = "PNG" if rows and rows[0].startswith(b"\x89PNG") else "JPEG"
+        return decode_images(rows, None, format=kind, limits=self._limits)
+
+    def _video(self, name: str, episode: int) -> np.ndarray:
+        """The frames of an episode."""
+        path = self._path("video_path", episode, f"videos/{name}", name)
+        file = self._place.file(path, self._sizes[path])
+        begin = 0.0
+        if self._is_v3:
+            begin = float(self._episodes[episode].get(f"videos/{name}/from_timestamp") or 0.0)
+        try:
+            with open_input(file) as stream:
+                return _frames(stream, self.lengths[episode], begin, float(self._info["fps"]), self._limits)
+        except CorruptData as error:
+            raise_at(error, uri=file.uri, record=episode)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._open.close()
+
+
+def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Features ``prefix`` (as "") and ``prefix.<key>`` (as key)."""
+    return {
+        name[len(prefix) + 1 :]: column
+        for name, column in found.items()
+        if name == prefix or name.startswith(prefix + ".")
+    }
+
+
+def _is_extra(name: str, *, also: Sequence[str] = ()) -> bool:
+    """Whether a feature is a column of its own name, or one of ``also``."""
+    if name.split(".")[0] in ("observation", "action") or name == FINAL or name.startswith(FINAL + "."):
+        return False
+    return name in also or name not in (*_FLAGS, REWARD)
+
+
+def _check_groups(file: ForeignFile, names: Sequence[str], limits: Limits) -> None:
+    for group in range(file.arrow.num_row_groups):
+        if file.widest(group, names, limits=limits) > limits.group_bytes:
+            raise UnsafeData("a row group has more than Limits.group_bytes")
+
+
+# ---- videos ----
+
+
+def _av(names: Sequence[str]) -> Any:
+    try:
+        return import_module("av")  # It has types, but is installed with the extra alone.
+    except ImportError as error:
+        skip = "format_options={'videos': 'skip'} reads all else"
+        raise MissingExtra(f"PyAV, for the videos {excerpt(list(names))} ({skip}),", "video") from error
+
+
+def _frames(stream: Any, count: int, begin: float, fps: float, limits: Limits) -> np.ndarray:
+    """``count`` frames of an MP4 file from ``begin`` in seconds on: uint8 of (count, height, width, 3)."""
+    av = _av(())
+    found: np.ndarray | None = None
+    number = 0
+    try:
+        with av.open(stream, format="mp4") as container:
+            video = container.streams.video[0]
+            if count * video.height * video.width * _RGB > limits.group_bytes:
+                raise UnsafeData(
+                    f"{count} frames of {video.width}x{video.height} take more than {limits.group_bytes} "
+                    "bytes: raise Limits.group_bytes if the data are yours"
+                )
+            found = np.empty((count, video.height, video.width, _RGB), np.uint8)
+            container.seek(int(begin / video.time_base), stream=video, backward=True)
+            for frame in container.decode(video):
+                if frame.time is None or frame.time < begin - 0.5 / fps:
+                    continue
+                if number == count:
+                    break
+                if (frame.height, frame.width) != found.shape[1:3]:
+                    raise CorruptData(f"frame {number} has another size than the video")
+                found[number] = frame.to_ndarray(format="rgb24")
+                number += 1
+    except (av.FFmpegError, IndexError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, CorruptData):
+            raise
+        raise CorruptData(f"not readable as a video: {excerpt(str(error))}") from error
+    if number < count:
+        raise CorruptData(f"the video has {number} frames from {begin} seconds on, expected {count}")
+    return found

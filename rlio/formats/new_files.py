@@ -1,0 +1,180 @@
+"""`NewFile`, a file that appears under its name only when it is complete, and `NewHdf5`, one of HDF5."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from rlio.batch.arrays import Column, to_numpy
+from rlio.errors import MissingExtra, OptionError, PublishError, SchemaError, excerpt
+from rlio.storage.filesystem import Storage
+from rlio.storage.local import sync_folder
+from rlio.storage.remote import real_move
+
+__all__ = ["GrowingColumns", "NewFile", "NewHdf5", "array_of"]
+
+
+class NewFile:
+    """A new file in a folder: it has its name once it is complete.
+
+    What an earlier process has left unfinished is replaced.
+
+    Args:
+        storage: The folder.
+        name: Of the file.
+
+    Attributes:
+        path: Of the local file that becomes it.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        if "/" in name or not name.strip("."):
+            raise OptionError(f"file={excerpt(name)}: expected the name of a file, without folders")
+        self._storage, self._name = storage, name
+        self._temporary = None if storage.is_local else tempfile.mkdtemp(prefix="rlio-new-file-")
+        if storage.is_local:
+            os.makedirs(storage.root, exist_ok=True)
+        self.path: str = os.path.join(self._temporary or storage.root, f".{name}.partial")
+
+    def commit(self) -> None:
+        """Put the file, which is written and closed, under its name.
+
+        Raises:
+            PublishError: It could not be stored.
+        """
+        try:
+            if self._temporary is None:
+                with open(self.path, "rb") as file:
+                    os.fsync(file.fileno())
+                os.replace(self.path, os.path.join(self._storage.root, self._name))
+                sync_folder(self._storage.root)
+            else:
+                self._upload()
+        except Exception as error:
+            raise PublishError(
+                f"the file could not be stored: {type(error).__name__}: {error}; repair access, then convert "
+                "again",
+                uri=self._storage.uri_of(self._name),
+            ) from error
+        finally:
+            self.abort()
+
+    def _upload(self) -> None:
+        """Move the file to its name once it is whole, on filesystems that show it while it grows."""
+        fs, folder = self._storage.fs, self._storage.root.rstrip("/")
+        final, move = f"{folder}/{self._name}", real_move(fs)
+        if move is None:
+            fs.put_file(self.path, final)
+        else:
+            partial = f"{folder}/.{self._name}.partial"
+            fs.put_file(self.path, partial)
+            getattr(fs, move)(partial, final)
+
+    def abort(self) -> None:
+        """Remove what was not put under its name."""
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.path)
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+class NewHdf5(NewFile):
+    """A new HDF5 file.
+
+    Attributes:
+        file: The open h5py file.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        try:
+            import h5py
+        except ImportError as error:
+            raise MissingExtra("h5py", "hdf5") from error
+        super().__init__(storage, name)
+        self.file: Any = h5py.File(self.path, "w")
+
+    def commit(self) -> None:
+        """See `NewFile`."""
+        self.file.close()
+        super().commit()
+
+    def abort(self) -> None:
+        """See `NewFile`."""
+        self.file.close()
+        super().abort()
+
+
+def array_of(column: Column, name: str) -> np.ndarray:
+    """The one array of a column, of numbers.
+
+    Raises:
+        SchemaError: It is nested, or holds text or objects.
+    """
+    if isinstance(column, (dict, tuple)):
+        raise SchemaError("the format has one array a column, found a nested one", column=name)
+    array = to_numpy(column)
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(f"the format holds numbers, found {array.dtype}", column=name)
+    return array
+
+
+class GrowingColumns:
+    """Growing datasets: rows are appended in blocks.
+
+    Args:
+        group: The h5py group.
+        block: Rows that are collected before they are written.
+    """
+
+    def __init__(self, group: Any, *, block: int = 16_384) -> None:
+        self._group, self._block = group, block
+        self._parts: dict[str, list[np.ndarray]] = {}
+        self._rows = 0
+
+    def append(self, columns: dict[str, np.ndarray]) -> None:
+        """Add rows; the columns are always the same.
+
+        Raises:
+            SchemaError: Dtypes or shapes are not those of the rows before.
+        """
+        if self._parts and columns.keys() != self._parts.keys():
+            raise SchemaError(
+                f"found the columns {sorted(columns)}, expected {sorted(self._parts)} as before"
+            )
+        for name, array in columns.items():
+            known = self._parts.get(name) or ([self._group[name]] if name in self._group else [])
+            if known and (known[0].dtype, known[0].shape[1:]) != (array.dtype, array.shape[1:]):
+                raise SchemaError(
+                    f"found {array.dtype} {array.shape[1:]}, expected {known[0].dtype} {known[0].shape[1:]} "
+                    "as before",
+                    column=name,
+                )
+        for name, array in columns.items():
+            self._parts.setdefault(name, []).append(array)
+        self._rows += len(next(iter(columns.values())))
+        if self._rows >= self._block:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        for name, parts in self._parts.items():
+            if not parts:
+                continue
+            rows = np.concatenate(parts)
+            if name in self._group:
+                dataset = self._group[name]
+                first = len(dataset)
+                dataset.resize(first + len(rows), axis=0)
+                dataset[first:] = rows
+            else:
+                chunk = max(1, min(self._block, (1 << 20) // max(1, rows[:1].nbytes)))
+                self._group.create_dataset(
+                    name, data=rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:])
+                )
+            self._parts[name] = []
+        self._rows = 0

@@ -1,0 +1,242 @@
+"""NPZ: files of NumPy's arrays, one row a step; an episode does not go on in the next file.
+
+An array is a column, under rlio's name (``obs``, ``new_obs``, ``actions``, ``rewards``, ``terminateds``,
+``truncateds``, ``eps_id``, ``t``, ...), or a part of a nested column (``obs/position``). Row t has the
+observation, the action, the reward and the flags that followed it, and the observation after it;
+``new_obs_valid`` is False where that is not known. ``lengths`` has the rows of each episode, one after the
+other; without it, ``eps_id`` or the flags say where episodes end. Arrays of objects would be pickled: they
+are neither written nor read.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Callable, Collection, Sequence
+from io import BytesIO
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch, concat_samples
+from rlio.batch.arrays import to_numpy
+from rlio.batch.episode import Episode
+from rlio.batch.nested import leaves
+from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
+from rlio.formats.format import Format, Marks
+from rlio.formats.mapping import MappedSource, by_own_names
+from rlio.formats.place import Place
+from rlio.formats.row_files import RowFiles
+from rlio.formats.sink import Origin
+from rlio.formats.tables import Rows
+from rlio.limits import Limits
+from rlio.readers.inputs import guarded
+from rlio.storage.filesystem import InputFile, Storage, open_input
+
+FORMAT = Format(
+    name="npz",
+    title="NPZ",
+    marks=Marks(endings=(".npz",), by_ending=True),
+    source="rlio.formats.npz:open_npz",
+    table="rlio.formats.npz:NpzTable",
+    writer="rlio.formats.npz:NpzSink",
+    loses=frozenset(("infos",)),
+    advice="read it with rlio.read",
+    about="Arrays by rlio's names, with `lengths` of the episodes; or any, by a mapping (docs/mapping.md).",
+)
+
+_LENGTHS = "lengths"
+T = TypeVar("T")
+
+
+class NpzTable:
+    """NPZ files; a `rlio.formats.tables.Table`. What a mapping needs of a file is decoded as a whole.
+
+    The array ``lengths``, if its sum is the number of rows, has the steps of each episode. A file has as many
+    rows as most of its arrays.
+
+    Args:
+        place: The files.
+        limits: What they may ask for; the arrays of a file together take `Limits.group_bytes` at most.
+    """
+
+    continues: bool | None = None
+    together: frozenset[str] = frozenset()
+
+    def __init__(self, place: Place, *, limits: Limits) -> None:
+        self.files: Sequence[InputFile] = place.files
+        self.uri: str = place.uri
+        self._limits = limits
+        self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
+        self.rows: Sequence[int] = []
+        self.names: Sequence[str] = ()
+        lengths: list[Any] = []
+        for number in range(len(self.files)):
+            shapes = self._guarded(number, self._shapes)
+            counts = [shape[0] for shape in shapes.values() if shape]
+            rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
+            self.rows = [*self.rows, rows]
+            names = [name for name, shape in shapes.items() if shape]
+            self.names = [name for name in names if not number or name in self.names]
+            steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
+            is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
+            lengths.append(steps.tolist() if is_lengths and steps.sum() == self.rows[-1] else None)
+        self.lengths: Sequence[int] | None = None
+        if all(one is not None for one in lengths):
+            self.lengths = [steps for one in lengths for steps in one or ()]
+            self.names = [name for name in self.names if name != _LENGTHS]
+
+    def _guarded(self, number: int, action: Callable[[zipfile.ZipFile], T]) -> T:
+        def opened() -> T:
+            with open_input(self.files[number]) as stream, zipfile.ZipFile(stream) as archive:
+                if len(archive.infolist()) > self._limits.columns:
+                    raise UnsafeData(f"more than {self._limits.columns} arrays")
+                return action(archive)
+
+        damage = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError)
+        return guarded(self.files[number], None, opened, format="NPZ", also=damage)
+
+    def _shapes(self, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
+        shapes = {}
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                shapes[info.filename.removesuffix(".npy")] = _header(member)[0]
+        return shapes
+
+    def _arrays(self, number: int, names: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Arrays of a file, kept until those of another are asked for."""
+        if self._kept[0] != number:
+            self._kept = (number, {})
+        kept = self._kept[1]
+        if missing := [name for name in names if name not in kept]:
+            kept.update(self._guarded(number, lambda archive: self._decoded(archive, missing)))
+        return kept
+
+    def _decoded(self, archive: zipfile.ZipFile, names: Collection[str]) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {}
+        left = self._limits.group_bytes - sum(array.nbytes for array in self._kept[1].values())
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name not in names:
+                continue
+            self._limits.check_inflation(info.compress_size, info.file_size, f"the array {excerpt(name)}")
+            left -= info.file_size
+            if left < 0:
+                raise UnsafeData(
+                    f"the arrays have more than {self._limits.group_bytes} bytes: raise Limits.group_bytes "
+                    "if you trust the file"
+                )
+            with archive.open(info) as member:
+                found[name] = _array(member.read(info.file_size + 1), name)
+        return found
+
+    def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
+        """See `Table`."""
+        arrays = self._arrays(rows.file, names)
+        for name in names:
+            if len(arrays[name]) != self.rows[rows.file]:
+                raise SchemaError(
+                    f"found {len(arrays[name])} rows, expected {self.rows[rows.file]} as in other arrays",
+                    column=name,
+                )
+        kept = slice(None) if rows.keep is None else rows.keep
+        return {name: arrays[name][rows.start : rows.stop][kept] for name in names}
+
+    def close(self) -> None:
+        """Forget the file that was decoded last."""
+        self._kept = (-1, {})
+
+
+def open_npz(place: Place, *, limits: Limits) -> MappedSource:
+    """The `EpisodeSource` of files whose arrays have rlio's names."""
+    return by_own_names(NpzTable(place, limits=limits))
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise CorruptData(f"an array has version {version} of NumPy's format, expected 1 or 2")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
+    return found
+
+
+def _array(data: bytes, name: str) -> NDArray[Any]:
+    """The array of an ``.npy``, which has as many bytes as its header says."""
+    stream = BytesIO(data)
+    shape, is_fortran, dtype = _header(stream)
+    if dtype.hasobject:
+        raise UnsafeData(f"the array {excerpt(name)} is pickled: expected numbers or text")
+    start = stream.tell()
+    if len(data) - start != math.prod(shape) * dtype.itemsize:
+        raise CorruptData(f"the array {excerpt(name)} has {len(data) - start} bytes for the shape {shape}")
+    values = np.frombuffer(data, dtype, offset=start)
+    return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
+
+
+class NpzSink:
+    """Writes a folder of files; an `EpisodeSink`.
+
+    Args:
+        storage: The folder.
+        origin: What is known of the data.
+        compressed: Whether arrays are deflated.
+        episodes_per_file: Whole episodes in a file; None: as many as have 64 MiB.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        origin: Origin,
+        *,
+        compressed: bool = False,
+        episodes_per_file: int | None = None,
+    ) -> None:
+        self._save = np.savez_compressed if compressed else np.savez
+        self._files = RowFiles(storage, ".npz", _check, self._encoded, episodes_per_file=episodes_per_file)
+
+    @property
+    def episodes(self) -> int:
+        """See `EpisodeSink`."""
+        return self._files.episodes
+
+    def check(self, episode: Episode) -> None:
+        """See `EpisodeSink`."""
+        self._files.check(episode)
+
+    def write(self, episode: Episode) -> None:
+        """See `EpisodeSink`."""
+        self._files.write(episode)
+
+    def close(self) -> None:
+        """See `EpisodeSink`."""
+        self._files.flush()
+
+    def abort(self) -> None:
+        """See `EpisodeSink`."""
+
+    def _encoded(self, episodes: list[SampleBatch]) -> bytes:
+        rows = concat_samples(episodes)
+        arrays = {
+            "/".join([name, *map(str, path)]): to_numpy(leaf)
+            for name, column in rows.items()
+            for path, leaf in leaves(column)
+        }
+        found = BytesIO()
+        self._save(
+            found, allow_pickle=False, **arrays, **{_LENGTHS: np.array([len(one) for one in episodes])}
+        )
+        return found.getvalue()
+
+
+def _check(rows: SampleBatch) -> None:
+    for name, column in rows.items():
+        for path, leaf in leaves(column):
+            if any(not isinstance(key, str) or "/" in key for key in path):
+                raise SchemaError(
+                    "the format has nested dicts, found a tuple or a key with a slash", column=name
+                )
+            if to_numpy(leaf).dtype == object:
+                raise SchemaError("the format has no objects, which would be pickled", column=name)

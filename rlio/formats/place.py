@@ -1,0 +1,188 @@
+"""Where a data set of another library lies: its format, its root, and its files.
+
+Example:
+    >>> from rlio.storage import Storage
+    >>> Storage.open("memory://place-example").put("deep/data/metadata.json", b'{"data_format": "hdf5", '
+    ...     b'"total_episodes": 0, "total_steps": 0}')
+    >>> format, place = locate_format("memory://place-example")
+    >>> format.name, place.uri
+    ('minari', 'memory://place-example/deep')
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
+from rlio.formats.format import Format, Found, by_name, formats, load, recognise, recognise_file
+from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.storage import InputFile, expand_inputs
+from rlio.storage.filesystem import Storage
+from rlio.storage.paths import StrPath, is_uri
+from rlio.support.options import option_names, refuse_unknown
+
+__all__ = ["Place", "locate_format", "open_source", "recognise_inputs"]
+
+_MAGIC = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a source opens.
+
+    Attributes:
+        uri: The root or the first file, for messages.
+        storage: The root of a data set that is a folder; None: it is files.
+        files: The files of a format whose files are read one by one.
+    """
+
+    uri: str
+    storage: Storage | None
+    files: tuple[InputFile, ...] = ()
+
+    def root(self) -> Storage:
+        """The root of a format that is a folder."""
+        assert self.storage is not None
+        return self.storage
+
+    def file(self, path: str, size: int | None = None) -> InputFile:
+        """A file below the root, to be opened with `rlio.storage.open_input`."""
+        storage = self.root()
+        full = f"{storage.root.rstrip('/')}/{path}"
+        return InputFile(None if storage.is_local else storage.fs, full, storage.uri_of(path), size)
+
+
+def locate_format(
+    inputs: StrPath | Sequence[StrPath],
+    *,
+    format: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> tuple[Format, Place]:
+    """The format of ``inputs``, and where its data set begins.
+
+    Args:
+        inputs: A folder, file, glob or URI, a list of files, or an id, see `Format.home`.
+        format: Name of the format; None: recognise it.
+        storage_options: Keywords of the fsspec filesystem.
+        limits: How many files there may be.
+
+    Raises:
+        OptionError: There is no format of that name.
+        DataNotFound: Nothing is there.
+        UnknownLayout: The format is not known or not read, or several data sets are there.
+    """
+    values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+    chosen = None if format is None else by_name(format)
+    if format is not None and chosen is None:
+        names = ", ".join(known.name for known in formats())
+        raise OptionError(f"format={excerpt(format)}: no such format; the formats are {names}")
+    alone = len(values) == 1 and not _MAGIC.intersection(os.fspath(values[0]))
+    found = recognise_inputs(values, storage_options)
+    values = [_found_by_id(value) or value for value in values]
+    if chosen is None and found is not None:
+        chosen = found.format
+    if chosen is None:
+        expand_inputs(values, storage_options=storage_options, limit=limits.listed_names)
+        raise UnknownLayout(
+            "found no format that rlio knows, expected one of "
+            + ", ".join(known.title for known in formats())
+            + ": pass format= if you know it, or columns= for a table of steps",
+            uri=os.fspath(values[0]),
+        )
+    if chosen.source is None:
+        raise chosen.refusal(uri=os.fspath(values[0]))
+    if chosen.root:
+        if not alone:
+            raise UnknownLayout(
+                f"found files of {chosen.title}, of which a data set is one folder: pass the folder that has "
+                + " or ".join(chosen.root),
+                uri=os.fspath(values[0]),
+            )
+        return chosen, _folder(values[0], chosen, found, storage_options)
+    files = expand_inputs(
+        values,
+        suffixes=chosen.marks.endings,
+        recursive=found is not None and bool(found.folder),
+        storage_options=storage_options,
+        limit=limits.listed_names,
+    )
+    return chosen, Place(files[0].uri, None, tuple(files))
+
+
+def recognise_inputs(values: Sequence[StrPath], storage_options: Mapping[str, Any] | None) -> Found | None:
+    """What `recognise` finds at a lone path, or in the first file of a glob or list; None: nothing known."""
+    value = _found_by_id(values[0]) or values[0]
+    if len(values) > 1 or _MAGIC.intersection(os.fspath(value)):
+        try:
+            return recognise_file(expand_inputs(values, storage_options=storage_options)[0])
+        except DataNotFound:
+            return None
+    return recognise(value, storage_options=storage_options if is_uri(os.fspath(value)) else None)
+
+
+def _found_by_id(value: StrPath) -> str | None:
+    """The data set that a library keeps under the id ``value``; None: it is a path, or there is none."""
+    text = os.fspath(value)
+    if is_uri(text) or os.path.isabs(text) or ".." in text.split("/") or os.path.exists(text):
+        return None
+    for format in formats():
+        if format.home is not None:
+            home = os.environ.get(format.home[0]) or os.path.expanduser(format.home[1])
+            root = os.path.join(home, text)
+            if os.path.isdir(root) and any(os.path.isfile(os.path.join(root, name)) for name in format.root):
+                return root
+    return None
+
+
+def _folder(
+    value: StrPath, format: Format, found: Found | None, storage_options: Mapping[str, Any] | None
+) -> Place:
+    """The root of the data set at or below ``value``."""
+    storage = Storage.open(value, storage_options=storage_options)
+    parts = found.folder.split("/") if found is not None and found.folder else []
+    for depth in range(len(parts) + 1):
+        folder = "/".join(parts[:depth])
+        if not _is_root(storage, folder, format):
+            continue
+        if depth:
+            above = "/".join(parts[: depth - 1])
+            others = [
+                name for name in storage.folders(above) if _is_root(storage, _join(above, name), format)
+            ]
+            if len(others) > 1:
+                raise UnknownLayout(
+                    f"found {len(others)} data sets of {format.title} ({excerpt(others[:5])}), expected one: "
+                    "pass the path of one of them",
+                    uri=storage.uri_of(above),
+                )
+            storage = Storage.open(storage.uri_of(folder), storage_options=storage_options)
+        return Place(storage.uri, storage)
+    raise DataNotFound(
+        f"no data set of {format.title}: {' or '.join(format.root)} is not there; pass its root",
+        uri=storage.uri,
+    )
+
+
+def _is_root(storage: Storage, folder: str, format: Format) -> bool:
+    return any(storage.exists(_join(folder, path)) for path in format.root)
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def open_source(format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits) -> Any:
+    """The `rlio.readers.episode_reader.EpisodeSource` of a place.
+
+    Raises:
+        OptionError: The format has no such option.
+    """
+    assert format.source is not None
+    source = load(format.source)
+    names = [name for name in option_names(source) or () if name not in ("place", "limits")]
+    refuse_unknown(options, names, of=f"the format {format.name}")
+    return source(place, limits=limits, **options)

@@ -1,0 +1,528 @@
+"""RLDS: episodes in TFRecord files, as TensorFlow Datasets (TFDS) stores them.
+
+A folder has ``features.json``, ``dataset_info.json`` and ``<name>-<split>.tfrecord-<i>-of-<n>``. A record is
+an episode: its feature ``steps`` is flattened to lists over all steps, such as ``steps/observation/state``.
+
+Alignment: step t has the observation, the action, and the reward and discount that followed that action. The
+last step (``is_last``) has the observation after the last action, and an action, reward and discount that
+mean nothing. An episode of N + 1 steps thus gives N rows, and all observations are known. ``is_terminal`` of
+the last step says that the episode terminated; otherwise it was truncated. An episode whose last step is not
+``is_last`` has not ended: all its steps have actions, and the observation after the last one is not known.
+Some data sets store an action that was taken and its reward in the last step too; ``last_step="action"``
+reads it as a row without a final observation.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.batch.nested import map_structure
+from rlio.errors import (
+    CorruptData,
+    MissingColumn,
+    MissingExtra,
+    OptionError,
+    UnknownLayout,
+    UnsafeData,
+    excerpt,
+)
+from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_source import flags_of, flat
+from rlio.formats.images import decode_images
+from rlio.formats.json_files import read_object
+from rlio.formats.place import Place
+from rlio.formats.sink import Origin
+from rlio.formats.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, floats_of, ints_of
+from rlio.limits import Limits
+from rlio.readers.episode_reader import with_next_obs, without_final_obs
+from rlio.readers.inputs import guarded
+from rlio.storage import InputFile, open_input
+from rlio.storage.open_files import OpenFiles
+
+FORMAT = Format(
+    name="rlds",
+    title="RLDS",
+    marks=Marks(
+        json=(
+            frozenset(("pythonClassName", "featuresDict")),
+            frozenset(("fileFormat", "moduleName", "splits")),
+        ),
+        files=lambda names: any(name.endswith(".tfrecord") or ".tfrecord-" in name for name in names),
+    ),
+    source="rlio.formats.rlds:RldsSource",
+    root=("features.json", "dataset_info.json"),
+    advice="read it with rlio.read",
+    about="The last step of an episode is its final observation. Without is_terminal, ends are truncations.",
+)
+
+_FEATURES, _INFO = "features.json", "dataset_info.json"
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_STEPS, _FIRST, _LAST, _TERMINAL = "steps", "is_first", "is_last", "is_terminal"
+_COLUMNS: Final = {"observation": Columns.OBS, "action": Columns.ACTIONS, "reward": Columns.REWARDS}
+_OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
+_DTYPES: Final = frozenset(
+    (
+        "bool",
+        *(f"float{n}" for n in (16, 32, 64)),
+        *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)),
+    )
+)
+_PICTURE = "picture"
+_OPEN_FILES = 4
+#: Bytes that a text takes in memory, as `Limits.group_bytes` counts them.
+_TEXT_BYTES = 64
+
+_Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Feature:
+    """One leaf: the shape and dtype of a step's value (object: text), and how its bytes encode it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    encoding: str = "none"
+
+
+_FLAG = _Feature((), np.dtype(np.bool_))
+
+
+class RldsSource:
+    """The episodes of one data set; an `EpisodeSource`.
+
+    Opening it reads the places of the features and the ends of each episode, and no other values.
+
+    Args:
+        place: The data set.
+        limits: What the files may ask for.
+        split: Name of the split that is read; None: all of them, in the order of ``dataset_info.json``.
+        leave_out: Features of steps that are not read, with all below them, such as
+            ``["observation/image"]``.
+        last_step: What the step with ``is_last`` has: the final ``"observation"`` alone, as RLDS says, or
+            an ``"action"`` and reward that count.
+
+    Attributes:
+        origin: Name, version and config of the data set, as ``extra``.
+        notes: What is not read or not known.
+    """
+
+    spaces = None
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        limits: Limits,
+        split: str | None = None,
+        leave_out: Sequence[str] = (),
+        last_step: Literal["observation", "action"] = "observation",
+    ) -> None:
+        if last_step not in ("observation", "action"):
+            raise OptionError(f"last_step={excerpt(last_step)}: expected 'observation' or 'action'")
+        self._place, self._limits = place, limits
+        self._ends_in_action = last_step == "action"
+        self.uri: str = place.uri
+        storage = place.root()
+        self._info = read_object(storage, _INFO, limits=limits)
+        self._notes: list[str] = []
+        self._steps: dict[_Path, _Feature] = {}
+        self._about: dict[_Path, _Feature] = {}
+        self._read_features(read_object(storage, _FEATURES, limits=limits), leave_out)
+        fields = {"name": "name", "version": "version", "config": "configName"}
+        extra = {ours: self._info[theirs] for ours, theirs in fields.items() if theirs in self._info}
+        self.origin: Origin = Origin(uri=self.uri, extra=extra)
+        wide = sum((1 + (path[0] == "observation")) * _row_bytes(f) for path, f in self._steps.items())
+        self.row_bytes: int = max(1, wide)
+        counts = self._files(split)
+        self.files: list[InputFile] = [place.file(name, size) for name, size, _ in counts]
+        #: Of each episode: file, place, and whether its last step is a final observation.
+        self._places: list[tuple[int, int, int]] = []
+        self.lengths: list[int] = []
+        self._doubtful: set[int] = set()
+        self._headless: set[int] = set()
+        self._empty = 0
+        self._has_all_finals = True
+        self._open: OpenFiles[int, tuple[RecordFile, IO[bytes]]] = OpenFiles(
+            _OPEN_FILES, close=lambda pair: pair[1].close()
+        )
+        try:
+            for number, (_, _, records) in enumerate(counts):
+                guarded(self.files[number], None, partial(self._index, number, records), format="RLDS")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not read or not known, each a sentence."""
+        notes = list(self._notes)
+        if self._empty:
+            notes.append(f"{self._empty} episodes have no step with an action, and give no rows.")
+        if self._doubtful:
+            notes.append(
+                f"The last steps of {len(self._doubtful)} episodes have rewards other than zero. RLDS calls "
+                "them meaningless, and they are not read; last_step='action' reads them."
+            )
+        if self._headless:
+            notes.append(
+                f"{len(self._headless)} episodes do not begin with is_first: t counts from their first step."
+            )
+        return notes
+
+    # ---- what describes the whole ----
+
+    def _read_features(self, found: Mapping[str, Any], leave_out: Sequence[str]) -> None:
+        where = self._place.root().uri_of(_FEATURES)
+        top = _children(found, where)
+        sequence = top.pop(_STEPS, {}).get("sequence")
+        if not isinstance(sequence, Mapping):
+            raise UnknownLayout(
+                f"found a TFDS data set of {excerpt(list(top))}, expected the feature steps of RLDS",
+                uri=where,
+            )
+        steps = _children(sequence.get("feature"), where)
+        seen = set()
+        refused = {}
+        for path, about in _leaves(steps, (), where, self._limits):
+            name = "/".join(path)
+            covering = [one for one in leave_out if name == one or name.startswith(one + "/")]
+            seen.update(covering)
+            if covering:
+                self._notes.append(f"The feature {excerpt(name)} of steps is left out.")
+            elif (feature := _feature(about)) is None:
+                refused[name] = about
+            else:
+                self._steps[path] = feature
+        if unknown := [one for one in leave_out if one not in seen]:
+            raise OptionError(f"leave_out={excerpt(unknown)}: no such features of steps")
+        if refused:
+            raise UnknownLayout(
+                f"found the features {excerpt(refused)} of steps, expected numbers, texts of a fixed shape "
+                f"and pictures: format_options={{'leave_out': {excerpt(list(refused))}}} reads all else",
+                uri=where,
+            )
+        self._check_names(where)
+        for path, about in _leaves(top, (), where, self._limits):
+            feature = _feature(about)
+            if feature is None or feature.shape or feature.encoding != "none":
+                self._notes.append(f"The feature {excerpt('/'.join(path))} of episodes is not read.")
+            else:
+                self._about[path] = feature
+
+    def _check_names(self, where: str) -> None:
+        names = {path[0] for path in self._steps}
+        if (_LAST,) not in self._steps:
+            raise MissingColumn(
+                f"found the features {excerpt(sorted(names))} of steps", column=_LAST, uri=where
+            )
+        for name in (_FIRST, _LAST, _TERMINAL):
+            if self._steps.get((name,), _FLAG) != _FLAG:
+                raise UnknownLayout(f"found {self._steps[(name,)]}, expected a bool", uri=where, column=name)
+        if (_TERMINAL,) not in self._steps:
+            self._notes.append("There is no is_terminal: episodes that ended are truncated.")
+        if taken := sorted(names & _OURS):
+            raise UnknownLayout(
+                f"found the features {taken} of steps, whose names mean something else in rlio: "
+                f"format_options={{'leave_out': {taken}}} reads all else",
+                uri=where,
+            )
+        pictures = ["/".join(path) for path, f in self._steps.items() if f.encoding == _PICTURE]
+        if pictures:
+            _pillow(pictures)
+
+    def _files(self, split: str | None) -> list[tuple[str, int | None, int]]:
+        """Name, bytes and records of each file."""
+        uri = self._place.root().uri_of(_INFO)
+        kind = self._info.get("fileFormat", "tfrecord")
+        if kind != "tfrecord":
+            raise UnknownLayout(
+                f"found files of the kind {excerpt(kind)}, expected tfrecord: "
+                "`tfds convert_format --out_file_format=tfrecord` writes them",
+                uri=uri,
+            )
+        splits = self._info.get("splits")
+        if not isinstance(splits, list) or not all(isinstance(one, Mapping) for one in splits):
+            raise CorruptData(f"splits is {excerpt(splits)}, expected a list of objects", uri=uri)
+        names = [one.get("name") for one in splits]
+        if split is not None and split not in names:
+            raise OptionError(f"split={excerpt(split)}: expected one of {excerpt(names)}", uri=uri)
+        if split is None and len(splits) > 1:
+            self._notes.append(f"The splits {excerpt(names)} are read one after the other.")
+        sizes = {entry.path: entry.size for entry in self._place.root().list(limit=self._limits.listed_names)}
+        found = []
+        for one in splits:
+            if split not in (None, one.get("name")):
+                continue
+            if one.get("filepathTemplate", _TEMPLATE) not in (_TEMPLATE, ""):
+                raise UnknownLayout(f"found files named {excerpt(one['filepathTemplate'])}", uri=uri)
+            counts = [_count(value, uri) for value in one.get("shardLengths", [])]
+            for number, count in enumerate(counts):
+                shard = f"{number:05d}-of-{len(counts):05d}"
+                name = f"{self._info.get('name')}-{one.get('name')}.tfrecord-{shard}"
+                if name not in sizes:
+                    raise CorruptData(f"the file {excerpt(name)} is absent", uri=self.uri)
+                found.append((name, sizes[name], count))
+        return found
+
+    # ---- records ----
+
+    def _file(self, number: int) -> RecordFile:
+        if known := self._open.get(number):
+            return known[0]
+        stream = open_input(self.files[number])
+        try:
+            return self._open.add(number, (RecordFile(stream, self._limits), stream))[0]
+        except BaseException:
+            stream.close()
+            raise
+
+    def _index(self, number: int, expected: int) -> None:
+        file, records = self._file(number), 0
+        for start, size in file.places():
+            records += 1
+            try:
+                last = self._column(file.glance(start, size), (_STEPS, _LAST), self._steps[(_LAST,)])
+                steps = len(last) - int(last[-1:].any() and not self._ends_in_action)
+                if not steps:  # No `load` follows, which would see that the flags are damaged.
+                    file.read(start, size)
+                self._has_all_finals &= steps < max(1, len(last))
+            except CorruptData:
+                steps = 1  # `load` raises it, so that it can be skipped.
+            if steps:
+                self._places.append((number, start, size))
+                self.lengths.append(steps)
+            self._empty += not steps
+        if records != expected:
+            raise CorruptData(f"{_INFO} says {expected} records, and the file has {records}")
+
+    def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read one episode; see `EpisodeSource`."""
+        number, start, size = self._places[episode]
+        return guarded(
+            self.files[number],
+            episode,
+            lambda: self._rows(
+                episode, Example.of(self._file(number).read(start, size), self._limits), columns
+            ),
+            format="RLDS",
+            also=(zlib.error,),
+        )
+
+    def _rows(self, episode: int, example: Example, columns: frozenset[str] | None) -> SampleBatch:
+        found: dict[str, Any] = {}
+        room = self._limits.group_bytes
+        for path, feature in self._steps.items():
+            if _is_wanted(path[0], columns):
+                values = self._column(example, (_STEPS, *path), feature)
+                room -= values.nbytes
+                if room < 0:
+                    raise UnsafeData(f"an episode takes more than {self._limits.group_bytes} bytes")
+                _put(found, path, values)
+        last = found.pop(_LAST)
+        terminal = found.pop(_TERMINAL, np.zeros_like(last))
+        self._check_ends(last, terminal, found)
+        is_over, steps = bool(last[-1]), len(last)
+        has_final = is_over and not self._ends_in_action
+        steps -= has_final
+        rows: dict[str, Any] = {}
+        if "observation" in found:
+            rows |= (with_next_obs if has_final else without_final_obs)(found.pop("observation"))
+            if not self._has_all_finals:  # All episodes have the same columns.
+                rows.setdefault(Columns.NEXT_OBS_VALID, np.ones(steps, np.bool_))
+        if not found.get(_FIRST, [True])[0]:
+            self._headless.add(episode)
+        if columns is None or _FIRST not in columns:
+            found.pop(_FIRST, None)
+        if has_final and "reward" in found and flat(found["reward"])[-1:].any():
+            self._doubtful.add(episode)
+        for name, values in found.items():
+            cut = map_structure(lambda leaf: leaf[:steps], values)
+            rows[_COLUMNS.get(name, name)] = flat(cut) if name == "reward" else cut
+        terminated = bool(terminal[-1])
+        rows |= flags_of(steps, terminated=terminated, truncated=is_over and not terminated)
+        for path, feature in self._about.items():
+            name = "/".join(path)
+            if columns is None or name in columns:
+                (value,) = self._column(example, path, feature)
+                rows[name] = np.full(steps, value)
+        return SampleBatch(rows)
+
+    @staticmethod
+    def _check_ends(last: NDArray[Any], terminal: NDArray[Any], found: Mapping[str, Any]) -> None:
+        """Raise unless the features have as many steps, and only the last of them ends the episode."""
+        if not len(last):
+            raise CorruptData("an episode without steps")
+        for name, values in [*found.items(), (_TERMINAL, terminal)]:
+            lengths = {len(leaf) for leaf in _arrays(values)}
+            if lengths != {len(last)}:
+                raise CorruptData(f"steps/{name} has {sorted(lengths)} steps, and steps/is_last {len(last)}")
+        for name, flags in ((_LAST, last), (_TERMINAL, terminal)):
+            if flags[:-1].any():
+                raise CorruptData(f"{name} is true in step {int(flags.argmax())} of {len(flags)}")
+        if terminal[-1] and not last[-1]:
+            raise CorruptData("the last step is_terminal, and not is_last")
+        first = found.get(_FIRST)
+        if first is not None and first[1:].any():
+            raise CorruptData(f"is_first is true in step {1 + int(first[1:].argmax())}")
+
+    def _column(self, example: Example, path: _Path, feature: _Feature) -> NDArray[Any]:
+        """The values of a feature: a row a step; of a feature of episodes, one row."""
+        name = "/".join(path)
+        values = example.features.get(name)
+        if values is None:
+            raise CorruptData("the feature is absent", column=name)
+        kind = feature.dtype.kind
+        as_bytes = kind == "O" or feature.encoding != "none"
+        expected = BYTES if as_bytes else FLOATS if kind == "f" else INTS
+        if values.kind != expected:
+            raise CorruptData(f"found a list of the kind {values.kind}, expected {expected}", column=name)
+        pieces = example.pieces(values)
+        try:
+            if as_bytes:
+                return self._decoded(pieces, feature)
+            size = math.prod(feature.shape)
+            flat_values = floats_of(pieces) if kind == "f" else ints_of(pieces, feature.dtype)
+            rows, rest = divmod(flat_values.size, max(1, size))
+            if rest or not size:
+                raise CorruptData(f"{flat_values.size} values, expected rows of shape {feature.shape}")
+            return flat_values.reshape(rows, *feature.shape).astype(feature.dtype, copy=False)
+        except CorruptData as error:
+            raise type(error)(str(error), column=name) from error
+
+    def _decoded(self, pieces: list[bytes], feature: _Feature) -> NDArray[Any]:
+        shape, dtype, encoding = feature.shape, feature.dtype, feature.encoding
+        if encoding == _PICTURE:  # The description need not say of which kind.
+            kind = "PNG" if pieces and pieces[0].startswith(b"\x89PNG") else "JPEG"
+            return decode_images(pieces, None if -1 in shape else shape, format=kind, limits=self._limits)
+        if dtype.kind == "O":
+            rows, rest = divmod(len(pieces), max(1, math.prod(shape)))
+            longest = max(map(len, pieces), default=0)
+            if rest or len(pieces) * max(_TEXT_BYTES, 4 * longest) > self._limits.group_bytes:
+                raise UnsafeData(f"{len(pieces)} texts of up to {longest} bytes for the shape {shape}")
+            return np.array([piece.decode() for piece in pieces], np.str_).reshape(rows, *shape)
+        size = math.prod(shape) * dtype.itemsize
+        if size * len(pieces) > self._limits.group_bytes:
+            raise UnsafeData(f"{len(pieces)} values of shape {shape} and dtype {dtype}")
+        if encoding == "zlib":
+            pieces = [zlib.decompressobj().decompress(piece, size + 1) for piece in pieces]
+        if any(len(piece) != size for piece in pieces):
+            raise CorruptData(
+                f"found bytes of other values, expected {size} of shape {shape} and dtype {dtype}"
+            )
+        values = np.frombuffer(b"".join(pieces), dtype.newbyteorder("<")).astype(dtype)
+        return values.reshape(len(pieces), *shape)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._open.close()
+
+
+# ---- the description ----
+
+
+def _children(about: object, where: str) -> dict[str, Mapping[str, Any]]:
+    """The features of a dict of features."""
+    inner = about.get("featuresDict") if isinstance(about, Mapping) else None
+    found = inner.get("features") if isinstance(inner, Mapping) else None
+    if not isinstance(found, Mapping) or not all(isinstance(one, Mapping) for one in found.values()):
+        raise CorruptData(f"found {excerpt(about)}, expected a dict of features", uri=where)
+    return dict(found)
+
+
+def _leaves(
+    features: Mapping[str, Mapping[str, Any]], above: _Path, where: str, limits: Limits
+) -> Iterator[tuple[_Path, Mapping[str, Any]]]:
+    if len(above) > limits.nesting:
+        raise UnsafeData(f"features nested more than {limits.nesting} deep", uri=where)
+    for name, about in features.items():
+        if "featuresDict" in about:
+            yield from _leaves(_children(about, where), (*above, name), where, limits)
+        else:
+            yield (*above, name), about
+
+
+def _feature(about: Mapping[str, Any]) -> _Feature | None:
+    """What a leaf holds; None: nothing that is read."""
+    if "text" in about:
+        return _Feature((), np.dtype(object))
+    if "classLabel" in about:
+        return _Feature((), np.dtype(np.int64))
+    kind = next((kind for kind in ("tensor", "image") if isinstance(about.get(kind), Mapping)), None)
+    if kind is None:
+        return None
+    found = about[kind]
+    shape = _shape(found.get("shape"))
+    name = found.get("dtype")
+    if kind == "image":
+        if shape is None or len(shape) != 3 or name != "uint8":
+            return None
+        return _Feature(shape, np.dtype(np.uint8), _PICTURE)
+    if shape is None or -1 in shape or found.get("encoding", "none") not in ("none", "bytes", "zlib"):
+        return None
+    if name == "string":
+        return _Feature(shape, np.dtype(object)) if found.get("encoding", "none") == "none" else None
+    if name not in _DTYPES:
+        return None
+    return _Feature(shape, np.dtype(name), found.get("encoding", "none"))
+
+
+def _shape(found: object) -> tuple[int, ...] | None:
+    """The shape of a feature, -1 where it is not fixed; None: it is none."""
+    dimensions = found.get("dimensions", []) if isinstance(found, Mapping) else None
+    if not isinstance(dimensions, list) or len(dimensions) > 32:
+        return None
+    try:
+        shape = tuple(int(n) for n in dimensions)
+    except (TypeError, ValueError):
+        return None
+    return shape if all(-1 <= n < 1 << 40 for n in shape) else None
+
+
+def _count(value: object, uri: str) -> int:
+    if not isinstance(value, (str, int)) or not str(value).isdecimal():
+        raise CorruptData(f"shardLengths has {excerpt(value)}, expected a whole number", uri=uri)
+    return int(value)
+
+
+def _row_bytes(feature: _Feature) -> int:
+    return math.prod(max(1, n) for n in feature.shape) * max(feature.dtype.itemsize, 1)
+
+
+def _is_wanted(name: str, columns: frozenset[str] | None) -> bool:
+    if columns is None or name in (_FIRST, _LAST, _TERMINAL):
+        return True
+    if name == "observation":
+        return not columns.isdisjoint((Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID))
+    return _COLUMNS.get(name, name) in columns
+
+
+def _put(found: dict[str, Any], path: _Path, values: Any) -> None:
+    for name in path[:-1]:
+        found = found.setdefault(name, {})
+    found[path[-1]] = values
+
+
+def _arrays(values: Any) -> Iterator[NDArray[Any]]:
+    if isinstance(values, dict):
+        for value in values.values():
+            yield from _arrays(value)
+    else:
+        yield values
+
+
+def _pillow(pictures: Sequence[str]) -> None:
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        offer = f"format_options={{'leave_out': {excerpt(list(pictures))}}} reads all else"
+        raise MissingExtra(f"Pillow, for pictures ({offer}),", "images") from error

@@ -1,0 +1,83 @@
+"""`RowFiles`: what sinks share that write a folder of files, each with the rows of some whole episodes.
+
+A file is named by its first episode and their number, so that a sink which continues knows where to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.batch.episode import Episode
+from rlio.errors import OptionError
+from rlio.storage.filesystem import Storage
+
+__all__ = ["RowFiles"]
+
+_BYTES = 64 << 20
+
+
+class RowFiles:
+    """Collects episodes, and stores them as a file as soon as there are enough.
+
+    Args:
+        storage: The folder.
+        ending: Of the files' names.
+        check: Raises if the format cannot hold the rows of an episode.
+        encode: Rows of whole episodes, which have passed, -> the bytes of a file.
+        episodes_per_file: How many; None: as many as have 64 MiB.
+
+    Attributes:
+        episodes: Whole episodes that are stored.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        ending: str,
+        check: Callable[[SampleBatch], object],
+        encode: Callable[[list[SampleBatch]], bytes],
+        *,
+        episodes_per_file: int | None = None,
+    ) -> None:
+        if episodes_per_file is not None and episodes_per_file < 1:
+            raise OptionError(f"episodes_per_file={episodes_per_file}: expected 1 or more, or None")
+        self._storage, self._ending, self._check, self._encode = storage, ending, check, encode
+        self._most = episodes_per_file
+        self._pending: list[SampleBatch] = []
+        self._bytes = 0
+        pattern = re.compile(rf"episodes-([0-9]{{9}})-([0-9]{{1,9}}){re.escape(ending)}")
+        found = [pattern.fullmatch(name) for name, is_folder in storage.children() if not is_folder]
+        self.episodes: int = max((int(name[1]) + int(name[2]) for name in found if name), default=0)
+
+    def check(self, episode: Episode) -> SampleBatch:
+        """The rows of an episode.
+
+        Raises:
+            SchemaError: The format cannot hold them.
+        """
+        rows = episode.to_batch()
+        if Columns.NEXT_OBS_VALID not in rows:  # All files have the same columns.
+            rows[Columns.NEXT_OBS_VALID] = np.ones(len(rows), np.bool_)
+        self._check(rows)
+        return rows
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        rows = self.check(episode)
+        self._pending.append(rows)
+        self._bytes += rows.size_bytes()
+        if self._bytes >= _BYTES if self._most is None else len(self._pending) >= self._most:
+            self.flush()
+
+    def flush(self) -> None:
+        """Store what is collected."""
+        if self._pending:
+            name = f"episodes-{self.episodes:09d}-{len(self._pending)}{self._ending}"
+            self._storage.put(name, self._encode(self._pending))
+            self.episodes += len(self._pending)
+            self._pending, self._bytes = [], 0

@@ -1,0 +1,137 @@
+"""Tianshou's buffers in HDF5.
+
+`ReplayBuffer.save_hdf5` writes the arrays of ``_meta`` at the full capacity: ``obs``, ``act``, ``rew``,
+``terminated``, ``truncated``, ``done``, ``info``, and ``obs_next`` unless the buffer ignores it. Row t has
+the observation, the action, and the reward and the flags that followed it. The buffer is a ring: the
+attributes ``_size`` and ``_index`` say how many rows are valid, and where the next one would go. A buffer
+of several environments has a ring for each: ``_offset`` is where it begins, ``_lengths`` its valid rows,
+``last_index`` the newest one. Only valid rows are read, in the order in which they were added. The oldest
+episode may lack its first steps, and the newest its last; the file does not say.
+
+Without ``obs_next``, the observation after the last step of an episode is not stored. Arrays that are
+pickled are not read: as a column they are left out, with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.errors import CorruptData, UnsafeData
+from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, rows_at
+from rlio.readers.episode_reader import without_final_obs
+
+FORMAT = Format(
+    name="tianshou",
+    title="Tianshou",
+    marks=Marks(
+        hdf5=lambda paths: "_meta" in paths and bool({"_indices", "_size"} & paths),
+        endings=(".hdf5", ".h5"),
+    ),
+    source="rlio.formats.tianshou:TianshouSource",
+    advice="read it with rlio.read",
+    about=(
+        "The valid rows of the ring, in the order in which they were added. Episodes at its ends may be "
+        "parts. Pickled arrays are left out."
+    ),
+)
+
+_COLUMNS = {"obs": Columns.OBS, "act": Columns.ACTIONS, "rew": Columns.REWARDS}
+_FLAGS = ("terminated", "truncated")
+_Ranges = list[tuple[int, int]]
+_Key = tuple[_Ranges, bool, bool]
+
+
+class TianshouSource(Hdf5Source):
+    """The episodes of one or several files of `ReplayBuffer.save_hdf5`; an `EpisodeSource`."""
+
+    def _index(self, number: int) -> Iterator[tuple[_Key, int]]:
+        rows = self._dataset(number, "_meta/rew").shape[0]
+        self._check_rows(number, [f"_meta/{name}" for name in ("act", *_FLAGS)], rows)
+        terminated, truncated = (
+            np.asarray(self._dataset(number, f"_meta/{name}")[()]).astype(np.bool_) for name in _FLAGS
+        )
+        for first, size, valid, begin in self._rings(number, rows):
+            order = first + (begin + np.arange(valid)) % size
+            ends = np.flatnonzero((terminated | truncated)[order]) + 1
+            for start, stop in pairwise([0, *ends.tolist(), *([valid] if valid not in ends else [])]):
+                last = int(order[stop - 1])
+                ranges = _ranges(order[start:stop])
+                if start < stop:
+                    yield (ranges, bool(terminated[last]), bool(truncated[last])), stop - start
+
+    def _rings(self, number: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
+        """First row, capacity, valid rows, and the oldest of them, of each ring."""
+        if self._member(number, "_offset") is not None:
+            offsets = self._dataset(number, "_offset")[()].tolist()
+            lengths = self._dataset(number, "_lengths")[()].tolist()
+            newest = self._dataset(number, "last_index")[()].tolist()
+            if not len(offsets) == len(lengths) == len(newest):
+                raise CorruptData("_offset, _lengths and last_index have different lengths")
+            ends = [*offsets[1:], rows]
+            rings = [
+                (first, end - first, valid, last + 1 - first if valid == end - first else 0)
+                for first, end, valid, last in zip(offsets, ends, lengths, newest, strict=True)
+            ]
+        else:
+            about = self._handles.file(number).attrs
+            if "_size" not in about or "_index" not in about:
+                raise CorruptData("the attributes _size and _index are absent")
+            valid, next_ = int(about["_size"]), int(about["_index"])
+            rings = [(0, rows, valid, next_ if valid == rows else 0)]
+        for first, size, valid, begin in rings:
+            if not (first >= 0 and size > 0 and first + size <= rows and 0 <= valid <= size and begin >= 0):
+                raise CorruptData(
+                    f"a ring of {size} rows from row {first} with {valid} valid ones does not fit {rows} rows"
+                )
+            yield first, size, valid, begin % size
+
+    def _rows(self, number: int, key: _Key) -> SampleBatch:
+        ranges, terminated, truncated = key
+        steps = sum(stop - start for start, stop in ranges)
+        found = {name: self._column(number, f"_meta/{path}", ranges) for path, name in _COLUMNS.items()}
+        columns: dict[str, Any] = {
+            Columns.ACTIONS: found[Columns.ACTIONS],
+            Columns.REWARDS: flat(found[Columns.REWARDS]),
+            **flags_of(steps, terminated=terminated, truncated=truncated),
+        }
+        if self._member(number, "_meta/obs_next") is None:
+            columns = {**without_final_obs(found[Columns.OBS]), **columns}
+        else:
+            after = self._column(number, "_meta/obs_next", ranges)
+            columns = {Columns.OBS: found[Columns.OBS], Columns.NEXT_OBS: after, **columns}
+        info = self._member(number, "_meta/info")
+        if info is not None and self._handles.is_group(info):
+            for name in info:
+                try:
+                    columns[f"infos/{name}"] = self._column(number, f"_meta/info/{name}", ranges)
+                except UnsafeData as error:
+                    if "pickled" not in str(error):
+                        raise
+                    note = f"The pickled array _meta/info/{name} is not read."
+                    if note not in self.notes:
+                        self.notes.append(note)
+        return SampleBatch(columns)
+
+    def _column(self, number: int, path: str, ranges: _Ranges) -> Any:
+        member = self._member(number, path)
+        if self._handles.is_group(member):
+            return {name: self._column(number, f"{path}/{name}", ranges) for name in member}
+        dataset = self._dataset(number, path)
+        if dataset.attrs.get("__data_type__") not in (None, "ndarray"):
+            raise UnsafeData(f"{path} is pickled: expected an array")
+        if dataset.shape[0] < ranges[-1][1]:
+            raise CorruptData(f"{path} has {dataset.shape[0]} rows, expected {ranges[-1][1]} or more")
+        return rows_at(dataset, ranges)
+
+
+def _ranges(rows: Any) -> _Ranges:
+    """Rows of a ring as one range, or two."""
+    cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return [(int(rows[start]), int(rows[stop - 1]) + 1) for start, stop in pairwise(cuts) if start < stop]

@@ -1,0 +1,332 @@
+"""TorchRL: memory-mapped TensorDicts in TorchRL's episode data format (TED).
+
+`ReplayBuffer.dumps` writes a folder with ``storage/`` and ``writer/``; `TensorDict.memmap` writes what is in
+``storage/`` alone: ``meta.json`` describes the tensors, ``<key>.memmap`` has the values of each, row after
+row, and nested TensorDicts are folders. There are no checksums: a changed value is not noticed.
+
+Alignment: row t has the observation and the action, and under ``next`` the observation, the reward and the
+ends that followed. So every observation after an action is known. A full buffer is a ring: the writer's
+cursor says where the oldest row is. Rows are read from the oldest to the newest, those of one of the
+collector's trajectories (``traj_ids``) together. The oldest episode may lack its first steps, and the newest
+its last. Of a TensorDict of several dimensions, the last one is time.
+
+What is no tensor (texts, pickles) is not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_source import flat
+from rlio.formats.json_files import read_object, whole_number
+from rlio.formats.place import Place
+from rlio.limits import Limits
+from rlio.readers.inputs import guarded
+from rlio.storage import InputFile, open_input
+from rlio.storage.open_files import OpenFiles
+
+FORMAT = Format(
+    name="torchrl",
+    title="TorchRL",
+    marks=Marks(json_is=lambda found: "tensordict" in str(found.get("_class", found.get("_type", "")))),
+    source="rlio.formats.torchrl:TorchrlSource",
+    root=("storage/meta.json", "meta.json"),
+    advice="read it with rlio.read",
+    about="A dumped buffer or a TensorDict with the keys of TED. Episodes at a ring's ends may be parts.",
+)
+
+_META, _NEXT, _STORAGE = "meta.json", "next", "storage/storage_metadata.json"
+_DTYPES: Final = frozenset(
+    ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
+)
+_FLAGS: Final = ("done", "terminated", "truncated")
+#: Keys that are neither observations nor columns: the buffer's, the collector's, and repeated flags.
+_OWN: Final = frozenset((_NEXT, "collector", "index", "reward", *_FLAGS))
+#: Keys that transforms put beside observations, before and after the action.
+_COUNTERS: Final = frozenset(("is_init", "step_count", "reward_sum", "episode_reward", "time_step"))
+_OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
+_OPEN_FILES = 32
+
+_Path = tuple[str, ...]
+
+
+class _Leaf(NamedTuple):
+    """A tensor: its file, and the shape and dtype of a row."""
+
+    file: InputFile
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class TorchrlSource:
+    """The episodes of one dumped buffer or TensorDict; an `EpisodeSource`.
+
+    Args:
+        place: The data set.
+        limits: What the files may ask for.
+        observations: Keys that are parts of the observation; None: those that stand at the root and under
+            ``next``, but for counters such as ``step_count``. A lone one is ``obs`` itself.
+
+    Attributes:
+        notes: What is not read.
+    """
+
+    spaces = None
+
+    def __init__(self, place: Place, *, limits: Limits, observations: Sequence[str] | None = None) -> None:
+        self._place, self._limits = place, limits
+        self.uri: str = place.uri
+        self.notes: list[str] = []
+        storage = place.root()
+        self._folder = "storage/" if storage.exists(f"storage/{_META}") else ""
+        self._sizes = {entry.path: entry.size for entry in storage.list(limit=limits.listed_names)}
+        self._batch: tuple[int, ...] = ()
+        self._leaves: dict[_Path, _Leaf] = {}
+        self._left_out: list[str] = []
+        self._read_meta(())
+        self._columns = self._map(observations)
+        self.files: list[InputFile] = [leaf.file for leaf in self._leaves.values()]
+        self.row_bytes: int = max(1, sum(_row_bytes(leaf) for _, leaf in self._columns))
+        self._open: OpenFiles[str, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
+        #: Of each episode: ranges of rows, in its order.
+        self._ranges: list[list[tuple[int, int]]] = []
+        self.lengths: list[int] = []
+        try:
+            self._index()
+        except BaseException:
+            self.close()
+            raise
+        if self._left_out:
+            self.notes.append(f"What is not read: {excerpt(self._left_out)}.")
+
+    # ---- what describes the whole ----
+
+    def _read_meta(self, above: _Path) -> None:
+        """The tensors of a TensorDict, and of those in it."""
+        path = self._folder + "/".join((*above, _META))
+        if path not in self._sizes:  # Only what is listed below the root is opened.
+            raise CorruptData(f"the file {excerpt(path)} is absent", uri=self.uri)
+        meta = read_object(self._place.root(), path, limits=self._limits)
+        where = self._place.root().uri_of(path)
+        if len(above) > self._limits.nesting:
+            raise UnsafeData(f"TensorDicts nested more than {self._limits.nesting} deep", uri=where)
+        if "TensorDict'" not in str(meta.get("_type")) or "LazyStacked" in str(meta.get("_type")):
+            if not above:
+                raise UnknownLayout(f"found {excerpt(meta.get('_type'))}, expected a TensorDict", uri=where)
+            self._left_out.append("/".join(above))
+            return
+        shape = _shape(meta.get("shape"), where)
+        if not above:
+            self._batch = shape
+        for name, about in meta.items():
+            if not isinstance(about, dict):
+                continue  # The TensorDict's own fields.
+            if "dtype" not in about:
+                self._read_meta((*above, name))
+            elif about.get("is_nested") or str(about["dtype"]).removeprefix("torch.") not in _DTYPES:
+                self._left_out.append("/".join((*above, name)))
+            else:
+                self._leaves[*above, name] = self._leaf((*above, name), about, where)
+            if len(self._leaves) > self._limits.columns:
+                raise UnsafeData(f"a TensorDict of more than {self._limits.columns} tensors", uri=where)
+
+    def _leaf(self, path: _Path, about: dict[str, Any], where: str) -> _Leaf:
+        shape = _shape(about.get("shape"), where)
+        dtype = np.dtype(str(about["dtype"]).removeprefix("torch."))
+        if shape[: len(self._batch)] != self._batch:
+            raise CorruptData(
+                f"{excerpt('/'.join(path))} has the shape {shape}, expected {self._batch} first", uri=where
+            )
+        name = f"{self._folder}{'/'.join(path)}.memmap"
+        if name not in self._sizes:
+            raise CorruptData(f"the file {excerpt(name)} is absent", uri=self.uri)
+        if self._sizes[name] != math.prod(shape) * dtype.itemsize:
+            raise CorruptData(
+                f"the file has {self._sizes[name]} bytes, expected {dtype} of shape {shape}",
+                uri=self._place.root().uri_of(name),
+            )
+        return _Leaf(self._place.file(name, self._sizes[name]), shape[len(self._batch) :], dtype)
+
+    def _map(self, observations: Sequence[str] | None) -> list[tuple[_Path, _Leaf]]:
+        """(column, and keys in it; tensor) of what is read, but for the flags."""
+        top = {path[0] for path in self._leaves}
+        after = {path[1] for path in self._leaves if path[0] == _NEXT and len(path) > 1}
+        if observations is None:
+            observations = sorted((top & after) - _OWN - _COUNTERS)
+        elif unknown := [key for key in observations if key not in top or key not in after]:
+            raise OptionError(
+                f"observations={excerpt(unknown)}: expected keys of {sorted(top & after - _OWN)}"
+            )
+        if not observations or "reward" not in after or "action" not in top:
+            raise UnknownLayout(
+                f"found the keys {excerpt(sorted(top))}, and {excerpt(sorted(after))} in next, expected "
+                "those of TED: observations in both, action, and next/reward",
+                uri=self.uri,
+            )
+        found: list[tuple[_Path, _Leaf]] = []
+        for path, leaf in self._leaves.items():
+            column: _Path | None = None
+            key, *inner = path[1:] if path[0] == _NEXT else path
+            if key in observations:
+                name = Columns.NEXT_OBS if path[0] == _NEXT else Columns.OBS
+                column = (name, *([key] if len(observations) > 1 else []), *inner)
+            elif path in ((_NEXT, "reward"), ("action", *inner)):
+                column = (Columns.ACTIONS if key == "action" else Columns.REWARDS, *inner)
+            elif path[0] != _NEXT and key not in _OWN and key not in _OURS:
+                column = ("/".join(path),)
+            elif key not in _OWN and not (path[0] == _NEXT and key in top):
+                self._left_out.append("/".join(path))
+            if column is not None:
+                found.append((column, leaf))
+        sides = [
+            {path[1:] for path, _ in found if path[0] == name} for name in (Columns.OBS, Columns.NEXT_OBS)
+        ]
+        if sides[0] != sides[1]:
+            raise UnknownLayout("the observations and those of next have different parts", uri=self.uri)
+        return found
+
+    # ---- the order of rows ----
+
+    def _index(self) -> None:
+        order = self._order()
+        new = np.zeros(len(order), np.bool_)
+        if len(self._batch) > 1:
+            new = order % max(1, self._batch[-1]) == 0
+        ids = self._leaves.get(("collector", "traj_ids"))
+        if ids is not None and not math.prod(ids.shape) > 1:
+            _, first, each = np.unique(
+                self._read(ids, _ranges(order)).reshape(-1), return_index=True, return_inverse=True
+            )
+            # By the first row of each trajectory.
+            number = np.argsort(np.argsort(first))[each]
+            together = np.argsort(number, kind="stable")
+            order, new, number = order[together], new[together], number[together]
+            new[1:] |= number[1:] != number[:-1]
+        ends = np.logical_or(*self._ends(_ranges(order), len(order)))
+        new[1:] |= ends[:-1]
+        new[:1] = True
+        for start, stop in pairwise([*np.flatnonzero(new).tolist(), len(order)]):
+            self._ranges.append(_ranges(order[start:stop]))
+            self.lengths.append(stop - start)
+
+    def _order(self) -> NDArray[np.int64]:
+        """The rows that are valid, the oldest first."""
+        rows, storage = math.prod(self._batch), self._place.root()
+        path = _STORAGE if self._folder else _STORAGE.rpartition("/")[2]
+        if path not in self._sizes:  # A TensorDict of its own.
+            return np.arange(rows)
+        where = storage.uri_of(path)
+        about = read_object(storage, path, limits=self._limits)
+        valid, cursor = whole_number(about, "len", uri=where), 0
+        if valid > rows:
+            raise CorruptData(f"len is {valid}, and there are {rows} rows", uri=where)
+        if valid == rows and not self._folder:
+            raise UnknownLayout(
+                "found the storage of a full buffer, whose oldest row is not known: pass the folder above, "
+                "which has the writer's cursor",
+                uri=storage.uri,
+            )
+        if valid == rows and "writer/metadata.json" in self._sizes:
+            writer = read_object(storage, "writer/metadata.json", limits=self._limits)
+            where = storage.uri_of("writer/metadata.json")
+            cursor = whole_number(writer, "cursor", uri=where)
+            if cursor > rows:
+                raise CorruptData(f"cursor is {cursor}, and there are {rows} rows", uri=where)
+        if len(self._batch) > 1 and (valid < rows or cursor % rows):
+            raise UnknownLayout(
+                f"found a buffer of {self._batch} rows that is not full, or a ring, expected one dimension",
+                uri=self.uri,
+            )
+        return (cursor + np.arange(valid)) % max(1, rows)
+
+    def _ends(self, ranges: Sequence[tuple[int, int]], rows: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The flags terminateds and truncateds of rows."""
+        found: dict[str, NDArray[np.bool_]] = {}
+        for name in _FLAGS:
+            leaf = self._leaves.get((_NEXT, name))
+            if leaf is not None and (leaf.dtype != np.bool_ or math.prod(leaf.shape) != 1):
+                raise UnknownLayout(f"next/{name} is {leaf.dtype} of shape {leaf.shape} a row", uri=self.uri)
+            if leaf is not None:
+                found[name] = self._read(leaf, ranges).reshape(rows)
+        if "terminated" not in found:
+            raise MissingColumn(
+                "next has no terminated, so ends have no reason", column="terminated", uri=self.uri
+            )
+        none = np.zeros(rows, np.bool_)
+        terminated, done = found["terminated"], found.get("done", none)
+        return terminated, found.get("truncated", none) | (done & ~terminated)
+
+    # ---- values ----
+
+    def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read one episode; see `EpisodeSource`."""
+        ranges, steps = self._ranges[episode], self.lengths[episode]
+        if steps * self.row_bytes > self._limits.group_bytes:
+            raise UnsafeData(
+                f"an episode takes {steps * self.row_bytes} bytes: raise Limits.group_bytes if you trust it",
+                uri=self.uri,
+                record=episode,
+            )
+        rows: dict[str, Any] = {}
+        for path, leaf in self._columns:
+            if columns is None or path[0] in columns:
+                inner = rows
+                for name in path[:-1]:
+                    inner = inner.setdefault(name, {})
+                inner[path[-1]] = self._read(leaf, ranges)
+        if Columns.REWARDS in rows:
+            rows[Columns.REWARDS] = flat(rows[Columns.REWARDS])
+        rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(ranges, steps)
+        return SampleBatch(rows)
+
+    def _read(self, leaf: _Leaf, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
+        """Rows of a tensor as a new array."""
+        size = math.prod(leaf.shape) * leaf.dtype.itemsize
+
+        def read() -> NDArray[Any]:
+            stream = self._open.get(leaf.file.uri)
+            if stream is None:
+                stream = self._open.add(leaf.file.uri, open_input(leaf.file))
+            parts = []
+            for start, stop in ranges:
+                stream.seek(start * size)
+                parts.append(stream.read((stop - start) * size))
+                if len(parts[-1]) != (stop - start) * size:
+                    raise CorruptData(f"the file ends within the rows {start} to {stop}")
+            data = bytearray().join(parts)
+            if leaf.dtype == np.bool_ and data.strip(b"\0\1"):
+                raise CorruptData("found bools other than 0 and 1")
+            rows = sum(stop - start for start, stop in ranges)
+            return np.frombuffer(data, leaf.dtype).reshape(rows, *leaf.shape)
+
+        return guarded(leaf.file, None, read, format="TorchRL")
+
+    def close(self) -> None:
+        """Close all files."""
+        self._open.close()
+
+
+def _shape(found: object, where: str) -> tuple[int, ...]:
+    if not isinstance(found, list) or len(found) > 32 or any(type(n) is not int or n < 0 for n in found):
+        raise CorruptData(f"shape is {excerpt(found)}, expected whole numbers", uri=where)
+    return tuple(found)
+
+
+def _row_bytes(leaf: _Leaf) -> int:
+    return math.prod(leaf.shape) * leaf.dtype.itemsize
+
+
+def _ranges(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Rows as ranges (start, stop) of rows that follow each other."""
+    cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return [(int(rows[a]), int(rows[b - 1]) + 1) for a, b in pairwise(cuts) if a < b]

@@ -1,0 +1,1 @@
+"""Parts that other libraries plug in: `rlio.integrations.rllib`."""

@@ -1,0 +1,391 @@
+"""RLlib trains from rlio's data sets and records into them. It needs the extra ``rlio[rllib]``.
+
+With RLlib's new stack, `RlioOfflineData` reads and `RecordingEnvRunner` writes:
+
+    config.offline_data(input_="runs/cartpole", offline_data_class=RlioOfflineData)
+
+    config.env_runners(env_runner_cls=RecordingEnvRunner)
+    config.offline_data(output="runs/cartpole", output_write_episodes=False)
+
+With its old stack, `input_creator` and `output_creator` do:
+
+    config.offline_data(input_=input_creator("runs/cartpole"), output=output_creator("runs/copy"))
+
+What is read may be anything that `rlio.read` opens, of one agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch.arrays import object_column, to_numpy
+from rlio.batch.columns import Columns
+from rlio.batch.episode import Episode
+from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, excerpt
+from rlio.formats.episodes import open_episodes
+from rlio.formats.rllib_episodes import episode_state
+from rlio.formats.rllib_sinks import with_final_obs
+from rlio.formats.rllib_states import pack, space_to_rllib, unpack
+from rlio.limits import DEFAULT_LIMITS
+from rlio.resolve import read
+from rlio.writers.parquet_writer import ParquetWriter
+
+try:
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+    from ray.rllib.offline.input_reader import InputReader
+    from ray.rllib.offline.offline_data import OfflineData
+    from ray.rllib.offline.offline_prelearner import OfflinePreLearner
+    from ray.rllib.offline.output_writer import OutputWriter
+    from ray.rllib.policy.sample_batch import MultiAgentBatch as RllibMultiAgentBatch
+    from ray.rllib.policy.sample_batch import SampleBatch as RllibSampleBatch
+    from ray.rllib.utils import flatten_dict
+except ModuleNotFoundError as _error:
+    raise MissingExtra("ray[rllib]", "rllib") from _error
+
+__all__ = [
+    "EpisodePreLearner",
+    "RecordingEnvRunner",
+    "RlioOfflineData",
+    "input_creator",
+    "output_creator",
+]
+
+logger: logging.Logger = logging.getLogger("rlio")
+
+# Bytes of episodes in one block of Ray's.
+_BLOCK_BYTES = 16 << 20
+#: The metric of a `RecordingEnvRunner`: rows that it has recorded.
+ROWS_RECORDED = "rlio_rows_recorded"
+
+
+# ---- the new stack, reading ----
+
+
+class EpisodePreLearner(OfflinePreLearner):
+    """Makes training batches of whole episodes, so that advantages run to the end of each.
+
+    RLlib's own makes an episode of each row, or draws single steps from a buffer of episodes.
+    """
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Run the learner's connectors on the episodes of ``batch["item"]``."""
+        states = (unpack(bytes(item), limits=DEFAULT_LIMITS) for item in batch["item"])
+        found = self._learner_connector(
+            rl_module=self._module,
+            batch={},
+            episodes=[SingleAgentEpisode.from_state(state) for state in states],
+            shared_data={},
+            metrics=None,
+        )
+        kept = {
+            module: columns
+            for module, columns in found.items()
+            if self._should_module_be_updated(module, found)
+        }
+        flat: dict[str, Any] = flatten_dict(kept)
+        return flat
+
+
+class RlioOfflineData(OfflineData):
+    """Reads what ``config.input_`` names (a path, URI or glob, or a list) by whole episodes.
+
+    The data are read once, when the algorithm is built, into Ray's object store, an episode a row.
+    ``config.input_config`` has keywords of `rlio.read`. An episode whose final observation is not stored is
+    refused, unless ``config.ignore_final_observation`` is set: the last observation then stands in for it.
+
+    Attributes:
+        rows: Steps that were read.
+        episodes: Episodes that were read.
+
+    Raises:
+        DataNotFound: There is no data.
+        SchemaError: Rows are no trajectories, or a final observation is missing.
+        OptionError: Rows are of several policies.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.rows: int = 0
+        self.episodes: int = 0
+        sources = config.input_ if isinstance(config.input_, list) else [config.input_]
+        fed = config.copy(copy_frozen=False)
+        # RLlib's own constructor opens the tables with Ray.
+        fed.input_ = [table for source in sources for table in self._tables(source, config)]
+        if not self.episodes:
+            raise DataNotFound(f"no episode with a step in {excerpt(sources)}")
+        fed.input_read_method, fed.input_read_method_kwargs = "from_arrow", {}
+        super().__init__(fed)
+        self.config = config
+        self.prelearner_class: type[OfflinePreLearner] = config.prelearner_class or EpisodePreLearner
+        wanted = config.train_batch_size_per_learner * self.episodes / self.rows
+        self.data_read_batch_size: Any = config.input_read_batch_size or max(1, round(wanted))
+        logger.info("RlioOfflineData: %d rows in %d episodes of %s", self.rows, self.episodes, sources)
+
+    def _tables(self, source: Any, config: Any) -> Iterator[Any]:
+        """The episodes as Arrow tables with a column ``item``."""
+        import pyarrow as pa
+
+        packed: list[bytes] = []
+        size = 0
+        found = open_episodes(source, read_options=config.input_config)
+        described = [
+            (space_to_rllib(observation), space_to_rllib(action))
+            for observation, action in (part.origin.spaces or (None, None) for part in found.parts)
+        ]
+        for number, (part, rows) in enumerate(found):
+            assert isinstance(rows, SampleBatch)
+            id_ = None if Columns.EPS_ID in rows else number
+            episode = with_final_obs(
+                Episode.from_batch(rows, id_=id_), repeats=config.ignore_final_observation
+            )
+            # RLlib adds up columns by id, so no two episodes have the same: each is its number here.
+            packed.append(pack({**episode_state(episode, described[part]), "id_": str(self.episodes)}))
+            size += len(packed[-1])
+            self.rows += len(rows)
+            self.episodes += 1
+            if size > _BLOCK_BYTES:
+                yield pa.table({"item": pa.array(packed, pa.binary())})
+                packed, size = [], 0
+        if packed:
+            yield pa.table({"item": pa.array(packed, pa.binary())})
+
+
+# ---- the new stack, recording ----
+
+
+class RecordingEnvRunner(SingleAgentEnvRunner):
+    """Steps environments as RLlib's runner does, and writes every step into ``config.output``.
+
+    ``config.output_config`` has keywords of `rlio.ParquetWriter`. Chunks of episodes are written as they are
+    sampled, in any ``batch_mode``. Rows have the observations and actions that the module saw and chose, and
+    its outputs; infos are not recorded. What RLlib's runner samples and drops (episodes of other environments
+    that have not ended when enough have, with ``batch_mode="complete_episodes"``) is not recorded. The metric
+    ``rlio_rows_recorded`` counts the rows. Runners of an evaluation record nothing. A failed write raises in
+    `sample`. `stop` closes the writer.
+
+    Attributes:
+        rows_recorded: Rows that were written.
+
+    Raises:
+        OptionError: ``config.output`` is no path.
+    """
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        self.rows_recorded: int = 0
+        self._writer: ParquetWriter | None = None
+        self._records = not config.in_evaluation
+        self._root: Any = config.output
+        if self._records and not isinstance(self._root, (str, os.PathLike)):
+            raise OptionError(
+                f"found output={excerpt(self._root)}, expected where to record: "
+                "config.offline_data(output=...)"
+            )
+
+    def sample(self, **kwargs: Any) -> list[Any]:
+        """Sample, and record what was sampled.
+
+        Raises:
+            PublishError: Steps were sampled, and no row was written.
+        """
+        samples: list[Any] = super().sample(**kwargs)
+        if not self._records:
+            return samples
+        if self._writer is None:
+            options: dict[str, Any] = self.config.output_config or {}
+            self._writer = ParquetWriter(os.fspath(self._root), **options)
+        before = self.rows_recorded
+        for episode in samples:
+            if len(episode):
+                self._writer.write(_rows_of(episode))
+                self.rows_recorded += len(episode)
+        if self.rows_recorded == before and any(map(len, samples)):
+            raise PublishError("steps were sampled, and no row was recorded", uri=os.fspath(self._root))
+        self.metrics.log_value(ROWS_RECORDED, self.rows_recorded - before, reduce="lifetime_sum")
+        return samples
+
+    def stop(self) -> None:
+        """Close the environments and the writer."""
+        try:
+            super().stop()  # type: ignore[no-untyped-call]
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+        if self._writer is not None:
+            logger.info("RecordingEnvRunner: %d rows in %s", self.rows_recorded, self._root)
+        elif self._records and self.env is not None:
+            logger.warning("RecordingEnvRunner: nothing was sampled, so %s got no row", self._root)
+
+
+def _rows_of(episode: Any) -> SampleBatch:
+    """The steps of a chunk of RLlib's episodes, without its lookback."""
+    chunk = episode if episode.is_numpy else _numpy_copy(episode)
+    outputs = {
+        name: chunk.get_extra_model_outputs(name)
+        for name in chunk.extra_model_outputs
+        if name not in ("state_in", "state_out")
+    }
+    return Episode(
+        str(chunk.id_),
+        observations=chunk.get_observations(),
+        actions=chunk.get_actions(),
+        rewards=chunk.get_rewards(),
+        extra_outputs=outputs,
+        terminated=chunk.is_terminated,
+        truncated=chunk.is_truncated,
+        t_started=chunk.t_started,
+    ).to_batch()
+
+
+def _numpy_copy(episode: Any) -> Any:
+    return SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
+
+
+# ---- the old stack ----
+
+
+def input_creator(src: Any, **options: Any) -> Callable[[Any], Any]:
+    """A function for ``config.offline_data(input_=...)`` of the old stack.
+
+    Each worker reads batches of ``train_batch_size`` rows: its share of the rows, shuffled. With
+    ``postprocess_inputs=True`` it reads whole episodes in their order, at least as many rows, and the policy
+    postprocesses each of them, which MARWIL's advantages need.
+
+    Args:
+        src: What `rlio.read` opens.
+        options: Keywords of `rlio.read`.
+    """
+
+    def create(ioctx: Any) -> Any:
+        return _Input(src, options, ioctx)
+
+    return create
+
+
+class _Input(InputReader):
+    """Rows of rlio as RLlib's batches."""
+
+    def __init__(self, src: Any, options: Mapping[str, Any], ioctx: Any) -> None:
+        config, workers = ioctx.config, max(1, ioctx.config.num_env_runners)
+        self._size = -(-config.train_batch_size // workers)
+        self._worker = ioctx.worker
+        shard = (max(0, ioctx.worker_index - 1), workers)
+        if config.postprocess_inputs:
+            self._batches = self._episodes(src, options, shard)
+        else:
+            given = {"batch_size": self._size, "shuffle": True, "seed": config.seed, "shard": shard}
+            self._batches = iter(read(src, **{**given, **options}))
+
+    def _episodes(self, src: Any, options: Mapping[str, Any], shard: tuple[int, int]) -> Iterator[Batch]:
+        policy = next(iter(self._worker.policy_map.values()))
+        while True:
+            waiting: list[SampleBatch] = []
+            rows = found = 0
+            for number, (_, episode) in enumerate(open_episodes(src, read_options=options)):
+                if number % shard[1] != shard[0]:
+                    continue
+                assert isinstance(episode, SampleBatch)
+                done = policy.postprocess_trajectory(_to_rllib(episode))
+                waiting.append(SampleBatch({name: done[name] for name in done}))
+                rows += len(episode)
+                found += len(episode)
+                if rows >= self._size:
+                    joined = concat_samples(waiting)
+                    waiting, rows = [], 0
+                    yield joined
+            if not found:
+                raise DataNotFound(
+                    f"no episode for worker {shard[0] + 1} of {shard[1]} in {excerpt(src)}: expected at "
+                    "least an episode for each, so lower num_env_runners"
+                )
+            if waiting:
+                yield concat_samples(waiting)
+
+    def next(self) -> Any:
+        """The next batch, as RLlib's."""
+        return _to_rllib(next(self._batches))
+
+
+def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
+    """A function for ``config.offline_data(output=...)`` of the old stack.
+
+    Each worker owns a `rlio.ParquetWriter`, which is closed when the worker stops.
+
+    Args:
+        root: Of the data set.
+        options: Keywords of `rlio.ParquetWriter`.
+    """
+
+    def create(ioctx: Any) -> Any:
+        output = _Output(ParquetWriter(root, **options))
+        worker = ioctx.worker
+        if worker is not None:
+            stop = worker.stop
+
+            def stop_and_close() -> None:
+                stop()
+                output.close()
+
+            worker.stop = stop_and_close  # RLlib closes no output.
+        return output
+
+    return create
+
+
+class _Output(OutputWriter):
+    """Writes RLlib's batches into a data set of rlio.
+
+    Attributes:
+        writer: Rlio's writer.
+    """
+
+    def __init__(self, writer: ParquetWriter) -> None:
+        self.writer = writer
+
+    def write(self, sample_batch: Any) -> None:
+        """Write the rows; those of a lone policy as a `SampleBatch`."""
+        self.writer.write(_from_rllib(sample_batch))
+
+    def close(self) -> None:
+        """Close the writer."""
+        self.writer.close()
+
+
+def _from_rllib(batch: Any) -> Batch:
+    if not isinstance(batch, RllibMultiAgentBatch):
+        return SampleBatch({name: _column(name, batch[name]) for name in batch if batch[name] is not None})
+    parts = {policy: _from_rllib(rows) for policy, rows in batch.policy_batches.items()}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    singles = {policy: rows for policy, rows in parts.items() if isinstance(rows, SampleBatch)}
+    return MultiAgentBatch(singles, batch.env_steps())
+
+
+def _column(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _column(name, part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_column(name, part) for part in value)
+    return object_column(value) if name == Columns.INFOS else np.asarray(value)
+
+
+def _to_rllib(batch: Batch) -> Any:
+    if isinstance(batch, MultiAgentBatch):
+        parts = {policy: _to_rllib(rows) for policy, rows in batch.items()}
+        return RllibMultiAgentBatch(parts, batch.env_steps())
+    columns = {name: _plain(column) for name, column in batch.items()}
+    return RllibSampleBatch(columns)  # type: ignore[no-untyped-call]
+
+
+def _plain(column: Any) -> Any:
+    if isinstance(column, dict):
+        return {key: _plain(part) for key, part in column.items()}
+    if isinstance(column, tuple):
+        return tuple(map(_plain, column))
+    return to_numpy(column)

@@ -1,0 +1,435 @@
+"""`rlio.convert`: whole episodes, in order, once, however often it is interrupted; refusals; the proof."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import h5py
+import numpy as np
+import pytest
+from servers import Server
+from typer.testing import CliRunner
+
+import rlio
+from rlio.cli.main import app
+from rlio.errors import CorruptData, OptionError, SchemaError, UnknownName
+from rlio.formats import convert as module
+from rlio.formats.d3rlpy_2 import D3rlpySink
+from rlio.formats.episodes import EpisodeCutter
+from rlio.formats.report import ImportReport
+from rlio.schemas.provenance import Provenance
+from rlio.storage import Storage
+
+SPACES = (gym.spaces.Box(-1e6, 1e6, (2,), np.float32), gym.spaces.Discrete(3))
+
+
+def episode(number: int, steps: int, **columns: Any) -> rlio.SampleBatch:
+    """One episode whose observations say which episode and step they are of."""
+    obs = np.stack([np.full(steps + 1, number), np.arange(steps + 1)], 1).astype(np.float32)
+    return rlio.SampleBatch(
+        obs=obs[:-1],
+        new_obs=obs[1:],
+        actions=np.arange(steps) % 3,
+        rewards=np.arange(steps) + 0.5,
+        terminateds=np.arange(steps) == (steps - 1 if number % 3 else -1),
+        truncateds=np.arange(steps) == (-1 if number % 3 else steps - 1),
+        eps_id=np.full(steps, number),
+        t=np.arange(steps),
+        **columns,
+    )
+
+
+def record(root: Path | str, lengths: list[int], **options: Any) -> list[rlio.SampleBatch]:
+    made = [episode(number, steps) for number, steps in enumerate(lengths)]
+    with rlio.ParquetWriter(root, spool=None, **options) as writer:
+        for rows in made:
+            writer.write(rows)
+    return made
+
+
+def rows_of(root: Path) -> rlio.SampleBatch:
+    with rlio.read(root, epochs=1) as reader:
+        return rlio.concat_samples(list(reader))
+
+
+def test_episodes_arrive_whole_in_order_and_equal_in_a_data_set_and_in_a_file(tmp_path: Path) -> None:
+    lengths = [3, 1, 40, 2, 5]
+    made = rlio.concat_samples(record(tmp_path / "a", lengths))
+    report = rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    assert (report.episodes, report.rows, report.written, report.proved) == (5, 51, 51, True)
+    assert rows_of(tmp_path / "b").equals(made)
+    rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy", prove=True)
+    found = rows_of(tmp_path / "c.h5")
+    assert found["obs"].tolist() == made["obs"].tolist()
+    assert found["actions"][:, 0].tolist() == made["actions"].tolist()
+    assert found["terminateds"].tolist() == made["terminateds"].tolist()
+    assert found["truncateds"].tolist() == made["truncateds"].tolist()
+    assert (~found["new_obs_valid"]).sum() == 5
+    report = rlio.convert(tmp_path / "c.h5", tmp_path / "d", prove=True)
+    assert [(f.kind, f.count) for f in report.findings] == [("no_final_obs", 5)]
+
+
+def test_rows_of_environments_that_alternate_are_put_together(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        parts = [episode(number, 6) for number in range(4)]
+        parts[3]["truncateds"][-1] = False  # Not finished.
+        for start in (0, 2, 4):
+            for rows in parts:
+                writer.write(rows[start : start + 2])
+    rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    assert rows_of(tmp_path / "b").equals(rlio.concat_samples(parts))
+
+
+def test_writers_with_equal_ids_of_episodes_stay_apart(tmp_path: Path) -> None:
+    record(tmp_path / "a", [3, 4], provenance=Provenance(env="One-v0", seed=1))
+    record(tmp_path / "a", [5], provenance=Provenance(env="Two-v0", seed=2))
+    rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    found = rlio.open_dataset(tmp_path / "b")
+    assert sorted(info.rows for info in found.episodes()) == [3, 4, 5]
+    envs = [found.open_shard(segment).provenance["env"] for segment in found.segments]
+    assert set(envs) == {"One-v0", "Two-v0"}
+
+
+KILLED = """
+import os, signal, sys
+import rlio
+from rlio.formats import convert as module
+module._SHARD_BYTES = 3000
+src, dst, to, after, hook = sys.argv[1:]
+left = int(after)
+def killed(*_):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+if hook == "put":
+    from rlio.storage.local import LocalFolder
+    original = LocalFolder.put
+    def put(self, path, data):
+        killed()
+        original(self, path, data)
+        killed()
+    LocalFolder.put = put
+options = {"progress": killed} if hook == "progress" else {}
+rlio.convert(src, dst, to=None if to == "rlio" else to, **options)
+"""
+
+
+def killed_after(src: Path, dst: Path, to: str, after: int, hook: str) -> bool:
+    """Run a conversion that is killed at some point; whether it was."""
+    command = [sys.executable, "-c", KILLED, str(src), str(dst), to, str(after), hook]
+    code = subprocess.run(command, check=False).returncode
+    assert code in (0, -9)
+    return code == -9
+
+
+def test_a_conversion_that_is_killed_goes_on_without_losing_or_repeating_rows(tmp_path: Path) -> None:
+    made = record(tmp_path / "a", [20 + number % 7 for number in range(40)])
+    kills = 0
+    for after, hook in ((0, "put"), (5, "put"), (22, "progress"), (8, "put")):
+        kills += killed_after(tmp_path / "a", tmp_path / "b", "rlio", after, hook)
+    assert kills == 4
+    stored = len(rlio.open_dataset(tmp_path / "b"))
+    assert 0 < stored < sum(map(len, made))
+    report = rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    assert report.written == sum(map(len, made)) - stored
+    assert rows_of(tmp_path / "b").equals(rlio.concat_samples(made))
+    assert rlio.verify(tmp_path / "b").ok
+    again = rlio.convert(tmp_path / "a", tmp_path / "b")
+    assert (again.rows, again.written) == (report.rows, 0)
+
+
+@pytest.mark.parametrize(("to", "name"), [(None, "b"), ("d3rlpy", "b.h5"), ("npz", "b"), ("parquet", "b")])
+def test_other_filesystems_are_sources_and_targets(to: str | None, name: str, tmp_path: Path) -> None:
+    made = record(f"memory://convert-{to}/a", [3, 4])
+    dst = f"memory://convert-{to}/{name}"
+    rlio.convert(f"memory://convert-{to}/a", dst, to=to, prove=True)
+    rlio.convert(dst, tmp_path / "back", prove=True)
+    assert rows_of(tmp_path / "back")["obs"].tolist() == rlio.concat_samples(made)["obs"].tolist()
+
+
+@pytest.mark.xdist_group("sftp")
+def test_a_file_on_a_server_has_its_name_once_it_is_whole(
+    serve: Callable[[str], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve("sftp")
+    root, options = server.fresh_root(), server.options
+    record(tmp_path / "a", [3, 4])
+    listed: list[Any] = []
+    storage = Storage.open(root, storage_options=options)
+    original = type(storage.fs).mv
+
+    def move(fs: Any, partial: str, final: str) -> None:
+        listed.append(fs.ls(final.rpartition("/")[0], detail=False))
+        original(fs, partial, final)
+
+    monkeypatch.setattr(type(storage.fs), "mv", move)
+    rlio.convert(tmp_path / "a", f"{root}/b.h5", to="d3rlpy", into_storage_options=options, prove=True)
+    ((partial,),) = listed
+    assert partial.endswith("/.b.h5.partial")
+    assert [name for name, _ in storage.children()] == ["b.h5"]
+
+
+def test_a_file_that_was_being_written_is_written_again(tmp_path: Path) -> None:
+    record(tmp_path / "a", [4] * 10)
+    assert killed_after(tmp_path / "a", tmp_path / "b.h5", "d3rlpy", 5, "progress")
+    assert not (tmp_path / "b.h5").exists()
+    rlio.convert(tmp_path / "a", tmp_path / "b.h5", to="d3rlpy", prove=True)
+    assert [path.name for path in tmp_path.glob("*b.h5*")] == ["b.h5"]
+
+
+def test_a_place_that_holds_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    record(tmp_path / "a", [3])
+    record(tmp_path / "other", [4])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    (tmp_path / "there.h5").write_text("mine")
+    for dst, to in (("other", None), ("full", None), ("there.h5", "d3rlpy"), ("a", None)):
+        with pytest.raises(OptionError):
+            rlio.convert(tmp_path / "a", tmp_path / dst, to=to)
+    assert (tmp_path / "there.h5").read_text() == "mine"
+    assert len(rlio.open_dataset(tmp_path / "other")) == 4
+    with pytest.raises(UnknownName):
+        rlio.convert(tmp_path / "a", tmp_path / "b", to="nothing")
+    with pytest.raises(OptionError):
+        rlio.convert(tmp_path / "a", tmp_path / "b.h5", to="d3rlpy", options={"level": 9})
+    with pytest.raises(OptionError):
+        rlio.convert({"a": 1.0}, tmp_path / "b")  # type: ignore[arg-type]
+
+
+def test_spaces_environment_and_report_are_in_the_provenance(tmp_path: Path) -> None:
+    about = Provenance(env="Count-v0", seed=7, policy="random", extra={"lab": "north"})
+    record(tmp_path / "a", [3, 30], spaces={"default_policy": SPACES}, provenance=about)
+    report = rlio.convert(tmp_path / "a", tmp_path / "b")
+    found = rlio.open_dataset(tmp_path / "b")
+    assert found.spaces == SPACES
+    stored = found.open_shard(found.segments[-1]).provenance
+    assert (stored["env"], stored["seed"], stored["policy"]) == ("Count-v0", 7, "random")
+    assert stored["extra"]["lab"] == "north"
+    assert stored["extra"]["converted"]["source"] == str(tmp_path / "a")
+    assert stored["extra"]["import_report"] == json.loads(json.dumps(report.to_json()))
+
+
+class Broken(D3rlpySink):
+    """Swaps two rewards of the third episode."""
+
+    def write(self, episode: rlio.Episode) -> None:
+        rewards = np.array(episode.rewards)
+        if self.episodes == 2:
+            rewards[:2] = rewards[1::-1]
+        super().write(
+            rlio.Episode(
+                episode.id_, observations=episode.observations, actions=episode.actions, rewards=rewards,
+                terminated=episode.terminated, truncated=episode.truncated,
+            )
+        )  # fmt: skip
+
+
+class Forgetful(D3rlpySink):
+    """Leaves out an episode."""
+
+    def write(self, episode: rlio.Episode) -> None:
+        if len(episode) != 5:
+            super().write(episode)
+
+
+@pytest.mark.parametrize(("sink", "column"), [(Broken, "rewards"), (Forgetful, "obs")])
+def test_the_proof_fails_for_a_broken_sink_and_names_episode_and_column(
+    sink: type, column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "a", [3, 4, 5, 6])
+    load = module.load
+    monkeypatch.setattr(module, "load", lambda place: sink if place.endswith("D3rlpySink") else load(place))
+    with pytest.raises(CorruptData) as caught:
+        rlio.convert(tmp_path / "a", tmp_path / "b.h5", to="d3rlpy", prove=True)
+    assert (caught.value.record, caught.value.column) == (2, column)
+    ran = CliRunner().invoke(
+        app, ["convert", str(tmp_path / "a"), str(tmp_path / "c.h5"), "--to", "d3rlpy", "--prove", "--json"]
+    )
+    assert ran.exit_code == 1
+    assert json.loads(ran.stdout)["error"]["column"] == column
+
+
+def test_several_agents_go_into_a_data_set_and_one_policy_into_a_file(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        for number in range(3):
+            parts = {pid: episode(number, 4, agent_index=np.full(4, k)) for k, pid in enumerate("xy")}
+            writer.write(rlio.MultiAgentBatch(parts, 4))
+    report = rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    assert (report.episodes, report.rows) == (0, 24)
+    assert sorted(rlio.open_dataset(tmp_path / "b").columns) == ["x", "y"]
+    with pytest.raises(OptionError):
+        rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy")
+    with pytest.raises(OptionError):
+        rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy", policy="z")
+    rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy", policy="y", prove=True)
+    assert len(rows_of(tmp_path / "c.h5")) == 12
+
+
+def test_an_episode_that_is_no_trajectory_is_refused_or_left_out_and_counted(tmp_path: Path) -> None:
+    made = [episode(number, 4) for number in range(3)]
+    made[1]["new_obs"] = made[1]["new_obs"][[1, 0, 2, 3]]
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        for rows in made:
+            writer.write(rows)
+    rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    with pytest.raises(SchemaError):
+        rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy")
+    report = rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy", on_error="skip", prove=True)
+    assert {f.kind: f.count for f in report.findings} == {"unlike_new_obs": 2, "refused": 1}
+    assert len(rows_of(tmp_path / "c.h5")) == 8
+
+
+def test_a_conversion_that_continues_after_a_refused_episode_repeats_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [episode(number, 4, new_obs_valid=np.ones(4, np.bool_)) for number in range(5)]
+    made[1]["new_obs_valid"][-1] = False  # RLlib needs it.
+    parts = [{name: column for name, column in rows.items() if name != "eps_id"} for rows in made]
+    monkeypatch.setattr("rlio.formats.rllib_sinks._FILE_BYTES", 1)
+
+    def stop(_: int, episodes: int) -> None:
+        if episodes == 4:
+            raise KeyboardInterrupt
+
+    def convert(**more: Any) -> ImportReport:
+        with rlio.from_episodes(parts) as reader:
+            return rlio.convert(reader, tmp_path / "b", to="rllib-json", on_error="skip", **more)
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(progress=stop)
+    report = convert(prove=True)
+    assert {f.kind: f.count for f in report.findings if f.kind == "refused"} == {"refused": 1}
+    found = rows_of(tmp_path / "b")
+    assert found["obs"][:, 0].tolist() == [number for number in (0, 2, 3, 4) for _ in range(4)]
+
+
+def test_the_proof_tells_infos_apart_whose_keys_and_values_join_to_one_text() -> None:
+    digests = {module._digest(np.array([info], object), frozenset()) for info in ({"a": 12}, {"a1": 2})}
+    assert len(digests) == 2
+
+
+def test_the_source_as_target_and_an_option_that_is_refused_leave_nothing_behind(tmp_path: Path) -> None:
+    record(tmp_path / "a", [3])
+    with pytest.raises(OptionError, match="is the source"):
+        rlio.convert(tmp_path / "a", tmp_path / "a", to="npz")
+    with pytest.raises(OptionError, match="episodes_per_file"):
+        rlio.convert(tmp_path / "a", tmp_path / "b", to="npz", options={"episodes_per_file": 0})
+    rlio.convert(tmp_path / "a", tmp_path / "b", to="npz", prove=True)
+
+
+def test_rows_in_sequences_stay_so_in_a_data_set_and_become_steps_elsewhere(tmp_path: Path) -> None:
+    rows = episode(1, 6)
+    rows["seq_lens"], rows["state_in_0"] = np.array([4, 2], np.int32), np.ones((2, 3), np.float32)
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        writer.write(rows)
+    rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    assert rows_of(tmp_path / "b").equals(rows)
+    report = rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy", prove=True)
+    assert {f.column for f in report.findings if f.kind == "left_out"} == {"seq_lens", "state_in_0"}
+
+
+def test_episodes_without_end_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.formats.episodes._WAITING_ROWS", 50)
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        for number in range(20):
+            rows = episode(number, 8)
+            rows["terminateds"][:] = rows["truncateds"][:] = False
+            writer.write(rows)
+    found = EpisodeCutter("mixed")
+    with rlio.DatasetReader(tmp_path / "a", batch_size=8, epochs=1) as reader:
+        for batch in reader:
+            assert isinstance(batch, rlio.SampleBatch)
+            list(found.add(batch))
+            assert found._rows <= 50 + 8
+    report = rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    assert report.rows == 160
+    (note,) = [f.text for f in report.findings if f.kind == "note"]
+    assert note.startswith(f"{20 - 6} episodes")
+
+
+def test_options_of_the_reader_count_and_those_that_change_the_order_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    line = {"type": "SampleBatch", "obs": [[0.0]], "new_obs": [[1.0]], "actions": [0], "rewards": [1.0]}
+    good = json.dumps({**line, "terminateds": [True], "truncateds": [False], "eps_id": [1]})
+    (tmp_path / "a/output.json").write_text(f"{good}\n{good[:40]}\n{good}\n")
+    command = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]
+    assert CliRunner().invoke(app, command).exit_code == 1
+    ran = CliRunner().invoke(app, [*command, "--read-option", "on_error=skip"])
+    assert ran.exit_code == 0, ran.output
+    (note,) = [f["text"] for f in json.loads(ran.stdout)["findings"] if f["kind"] == "note"]
+    assert note.startswith("1 records")
+    for name in ("shuffle", "batch_size", "epochs"):
+        with pytest.raises(OptionError):
+            rlio.convert(tmp_path / "b", tmp_path / "c", read_options={name: 1})
+    rlio.convert(tmp_path / "b", tmp_path / "c", read_options={"columns": ["obs", "eps_id"]})
+    assert set(rows_of(tmp_path / "c")) == {"obs", "eps_id"}
+
+
+def test_the_best_episodes_or_one_side_of_a_split_are_converted_and_no_option_is_ignored(
+    tmp_path: Path,
+) -> None:
+    for writer_number in range(2):
+        with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+            for number in range(10):
+                writer.write(episode(10 * writer_number + number, 1 + number))
+    whole = rows_of(tmp_path / "a")
+    ids = np.unique(whole["eps_id"])
+    returns = {int(each): whole["rewards"][whole["eps_id"] == each].sum() for each in ids}
+    least = sorted(returns.values())[15]
+    rlio.convert(tmp_path / "a", tmp_path / "b", read_options={"filter": f"episode_return >= {least}"})
+    assert set(rows_of(tmp_path / "b")["eps_id"]) == {each for each in returns if returns[each] >= least}
+    sides = []
+    for side in ("train", "test"):
+        rlio.convert(tmp_path / "a", tmp_path / side, read_options={"split": (side, 0.5)})
+        sides.append(set(rows_of(tmp_path / side)["eps_id"]))
+    assert sides[0] | sides[1] == set(returns)
+    assert not sides[0] & sides[1]
+    best = {"filter": "episode_return >= quantile(0.9)"}
+    for options in (best, {"derive": ["returns_to_go"]}, {"normalise": "mean_std"}, {"n_step": 3}):
+        for src in (tmp_path / "a", rlio.open_dataset(tmp_path / "a")):
+            with pytest.raises(OptionError):
+                rlio.convert(src, tmp_path / "c", read_options=options)
+
+
+def test_columns_that_the_format_cannot_hold_are_named(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        writer.write(episode(0, 4, action_logp=np.zeros(4)))
+    report = rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy", prove=True)
+    assert [(f.kind, f.column) for f in report.findings] == [("left_out", "action_logp")]
+
+
+def test_the_command_prints_a_table_or_one_json_object(tmp_path: Path) -> None:
+    record(tmp_path / "a", [3, 4])
+    with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
+        file["observations"] = np.arange(8, dtype=np.float32)[:, None]
+        file["actions"], file["rewards"] = np.zeros((8, 1), np.float32), np.ones(8, np.float32)
+        file["terminals"] = np.arange(8) == 3
+    plain = CliRunner().invoke(app, ["convert", str(tmp_path / "d4rl.hdf5"), str(tmp_path / "b"), "--prove"])
+    assert plain.exit_code == 0, plain.output
+    assert "no_timeouts" in plain.output
+    assert "2 episodes, 8 rows, 8 written now, proved equal" in plain.output
+    ran = CliRunner().invoke(app, ["convert", str(tmp_path / "d4rl.hdf5"), str(tmp_path / "c"), "--json"])
+    found = json.loads(ran.stdout)
+    assert {f["kind"] for f in found["findings"]} == {"no_final_obs", "unfinished", "no_timeouts"}
+    assert set(found) - {"warnings"} == set(ImportReport.__annotations__)
+    none = CliRunner().invoke(app, ["convert", str(tmp_path / "none"), str(tmp_path / "d")])
+    assert none.exit_code == 2
+
+
+def test_after_a_refusal_that_stored_nothing_the_folder_takes_other_options(tmp_path: Path) -> None:
+    rows = rlio.SampleBatch(obs=[[0.0], [1.0]], actions=[0, 1], rewards=[1.0, 1.0], eps_id=[1, 1])
+    rows["new_obs"], rows["new_obs_valid"] = np.array([[1.0], [0.0]]), np.array([True, False])
+    rows["terminateds"] = np.array([False, False])
+    with rlio.ParquetWriter(tmp_path / "a") as writer:
+        writer.write(rows)
+    with pytest.raises(SchemaError):
+        rlio.convert(tmp_path / "a", tmp_path / "b", to="minari")
+    report = rlio.convert(tmp_path / "a", tmp_path / "b", to="minari", options={"final_obs": "repeat"})
+    assert report.written == 2

@@ -1,0 +1,351 @@
+"""Formats of files: NPZ, D4RL, d3rlpy, Robomimic, Tianshou, Parquet with a row a step. Both directions."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from test_convert import episode, record, rows_of
+
+import rlio
+from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnknownLayout, UnsafeData
+from rlio.formats.format import formats, recognise
+
+GOLDEN = Path(__file__).with_name("golden") / "formats"
+
+
+def read(path: Path, **options: Any) -> rlio.SampleBatch:
+    with rlio.read(path, epochs=1, **options) as reader:
+        return rlio.concat_samples(list(reader))
+
+
+def nested(number: int, steps: int) -> rlio.SampleBatch:
+    rows = episode(number, steps)
+    for name in ("obs", "new_obs"):
+        rows[name] = {"position": rows[name], "image": rows[name][:, :1].astype(np.uint8)}
+    return rows
+
+
+ROUND_TRIPS = [
+    ("d4rl", "x.hdf5"),
+    ("d3rlpy", "x.h5"),
+    ("robomimic", "x.hdf5"),
+    ("npz", "x"),
+    ("parquet", "x"),
+]
+
+
+@pytest.mark.parametrize(("to", "name"), ROUND_TRIPS)
+def test_what_is_written_is_proved_and_comes_back(to: str, name: str, tmp_path: Path) -> None:
+    made = rlio.concat_samples(record(tmp_path / "a", [3, 1, 40, 2, 5, 6]))
+    report = rlio.convert(tmp_path / "a", tmp_path / name, to=to, prove=True)
+    assert report.rows == 57
+    rlio.convert(tmp_path / name, tmp_path / "back", prove=True)
+    found = rows_of(tmp_path / "back")
+    for column in ("obs", "rewards", "terminateds"):
+        assert found[column].dtype == made[column].dtype
+        assert found[column].tolist() == made[column].tolist(), column
+    assert found["actions"].ravel().tolist() == made["actions"].tolist()
+    lost = next(format.loses for format in formats() if format.name == to)
+    if "truncated" not in lost:
+        assert found["truncateds"].tolist() == made["truncateds"].tolist()
+    if "final_obs" not in lost:
+        assert found["new_obs"].tolist() == made["new_obs"].tolist()
+
+
+@pytest.mark.parametrize("to", ["npz", "parquet", "robomimic"])
+def test_nested_observations_come_back(to: str, tmp_path: Path) -> None:
+    made = [nested(number, 4) for number in (1, 2)]
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        for rows in made:
+            writer.write(rows)
+    dst = tmp_path / ("x.hdf5" if to == "robomimic" else "x")
+    rlio.convert(tmp_path / "a", dst, to=to, prove=True)
+    found = read(dst)
+    assert found["obs"]["position"].tolist() == rlio.concat_samples(made)["obs"]["position"].tolist()
+    with pytest.raises(SchemaError):
+        rlio.convert(tmp_path / "a", tmp_path / "y.hdf5", to="d4rl")
+
+
+@pytest.mark.parametrize("to", ["npz", "parquet"])
+def test_a_folder_of_files_goes_on_where_it_was_interrupted(to: str, tmp_path: Path) -> None:
+    made = record(tmp_path / "a", [4] * 7)
+    options = {"episodes_per_file": 2}
+    seen = 0
+
+    def stop(rows: int, episodes: int) -> None:
+        nonlocal seen
+        seen = episodes
+        if episodes == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rlio.convert(tmp_path / "a", tmp_path / "x", to=to, options=options, progress=stop)
+    assert seen == 5
+    with pytest.raises(OptionError):
+        rlio.convert(tmp_path / "a", tmp_path / "x", to=to, options={"episodes_per_file": 3})
+    report = rlio.convert(tmp_path / "a", tmp_path / "x", to=to, options=options, prove=True)
+    assert report.written == 12
+    assert read(tmp_path / "x")["obs"].tolist() == rlio.concat_samples(made)["obs"].tolist()
+    names = sorted(path.name for path in (tmp_path / "x").iterdir() if path.is_file())
+    assert [name.split(".")[0] for name in names] == [
+        f"episodes-{first:09d}-{count}" for first, count in ((0, 2), (2, 2), (4, 2), (6, 1))
+    ]
+    with pytest.raises(OptionError):
+        rlio.convert(tmp_path / "a", tmp_path / "x", to=to, options=options)
+
+
+def test_an_episode_that_has_not_ended_does_not_run_into_the_next_one_in_d4rl(tmp_path: Path) -> None:
+    rows = [episode(number, 3) for number in range(3)]
+    rows[0]["truncateds"][:] = False
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        for part in rows:
+            writer.write(part)
+    rlio.convert(tmp_path / "a", tmp_path / "x.hdf5", to="d4rl", prove=True)
+    assert sorted(read(tmp_path / "x.hdf5")["eps_id"].tolist()) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_d4rl_takes_episodes_without_final_observation_only_without_next_observations(tmp_path: Path) -> None:
+    rows = episode(1, 4)
+    rows["new_obs"][-1] = 0
+    rows["new_obs_valid"] = np.arange(4) < 3
+    with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
+        writer.write(rows)
+    with pytest.raises(SchemaError):
+        rlio.convert(tmp_path / "a", tmp_path / "x.hdf5", to="d4rl")
+    rlio.convert(
+        tmp_path / "a", tmp_path / "x.hdf5", to="d4rl", options={"next_observations": False}, prove=True
+    )
+    with h5py.File(tmp_path / "x.hdf5") as file:
+        assert "next_observations" not in file
+
+
+def test_parquet_has_new_obs_in_full_and_vectors_as_lists_of_fixed_size(tmp_path: Path) -> None:
+    made = rlio.concat_samples(record(tmp_path / "a", [3, 4]))
+    rlio.convert(tmp_path / "a", tmp_path / "x", to="parquet")
+    table = pq.read_table(tmp_path / "x")
+    assert str(table.schema.field("obs").type) == "fixed_size_list<element: float>[2]"
+    assert table["new_obs"].to_pylist() == made["new_obs"].tolist()
+    assert table["new_obs_valid"].to_pylist() == [True] * 7
+
+
+# ---- d3rlpy ----
+
+
+def test_what_d3rlpy_wrote_is_read() -> None:
+    rows = read(GOLDEN / "d3rlpy/buffer.h5")
+    assert rows["obs"].tolist() == [[float(n), -float(n)] for n in range(10)]
+    assert rows["eps_id"].tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2, 2]
+    assert np.flatnonzero(rows["terminateds"]).tolist() == [2, 9]
+    assert np.flatnonzero(rows["truncateds"]).tolist() == [4]
+    assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [2, 4, 9]
+
+
+def write_d3rlpy_1(path: Path, terminals: list[int], ends: list[int]) -> None:
+    rows = len(terminals)
+    with h5py.File(path, "w") as file:
+        file["observations"] = np.arange(rows, dtype=np.float32)[:, None]
+        file["actions"], file["rewards"] = np.zeros((rows, 1)), np.arange(rows, dtype=np.float32)[:, None]
+        file["terminals"], file["episode_terminals"] = terminals, ends
+        file["discrete_action"], file["version"] = False, "1.0"
+
+
+def test_ends_of_d3rlpy_1_that_are_no_terminals_are_truncations(tmp_path: Path) -> None:
+    write_d3rlpy_1(tmp_path / "a.h5", [0, 0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0, 0])
+    rows = read(tmp_path / "a.h5")
+    assert rows["eps_id"].tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert rows["rewards"].tolist() == list(range(7))
+    assert np.flatnonzero(rows["terminateds"]).tolist() == [2]
+    assert np.flatnonzero(rows["truncateds"]).tolist() == [4]
+    write_d3rlpy_1(tmp_path / "b.h5", [0, 1, 0], [0, 0, 1])
+    with pytest.raises(CorruptData):
+        read(tmp_path / "b.h5")
+
+
+# ---- Tianshou ----
+
+
+def numbers(name: str) -> tuple[rlio.SampleBatch, list[float]]:
+    rows = read(GOLDEN / f"tianshou/{name}.hdf5")
+    return rows, rows["rewards"].tolist()
+
+
+@pytest.mark.parametrize("name", ["ring", "prioritized", "without_next"])
+def test_valid_rows_of_a_ring_are_read_in_the_order_in_which_they_were_added(name: str) -> None:
+    rows, found = numbers(name)
+    assert found == [4, 5, 6, 7, 8, 9, 10, 11]
+    assert rows["obs"][:, 0].tolist() == found
+    assert (rows["actions"][:, 0] * 10).round().tolist() == found
+    assert rows["eps_id"].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert np.flatnonzero(rows["truncateds"]).tolist() == [4]
+    assert np.flatnonzero(rows["terminateds"]).tolist() == [7]
+    if name == "without_next":
+        assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [4, 7]
+    else:
+        assert rows["new_obs"][:, 0].tolist() == [number + 0.5 for number in found]
+
+
+def test_each_environment_of_a_vector_buffer_has_its_ring() -> None:
+    rows, found = numbers("vector")
+    assert found == [2, 3, 4, 5, 100, 101, 102]
+    assert rows["eps_id"].tolist() == [0, 1, 1, 1, 2, 2, 2]
+    assert rows["infos/speed"].tolist() == [2, 3, 4, 5, 0, 1, 2]
+    assert np.flatnonzero(rows["terminateds"] | rows["truncateds"]).tolist() == [0]
+
+
+class Harm:
+    def __reduce__(self) -> Any:
+        return (Path("harm").touch, ())
+
+
+def test_pickled_arrays_of_tianshou_are_left_out_or_refused_and_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = rlio.convert(GOLDEN / "tianshou/pickled.hdf5", tmp_path / "a")
+    assert [f.text for f in report.findings if f.kind == "note"] == [
+        "The pickled array _meta/info/tag is not read."
+    ]
+    assert "infos/tag" not in rows_of(tmp_path / "a")
+    bad = tmp_path / "bad.hdf5"
+    bad.write_bytes((GOLDEN / "tianshou/ring.hdf5").read_bytes())
+    with h5py.File(bad, "r+") as file:
+        del file["_meta/obs"]
+        file["_meta/obs"] = np.frombuffer(pickle.dumps(Harm()), np.int8)
+        file["_meta/obs"].attrs["__data_type__"] = "pickled_ndarray"
+    with pytest.raises(UnsafeData):
+        read(bad)
+    assert not Path("harm").exists()
+
+
+def test_a_ring_that_does_not_fit_is_damage(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.hdf5"
+    bad.write_bytes((GOLDEN / "tianshou/ring.hdf5").read_bytes())
+    with h5py.File(bad, "r+") as file:
+        file.attrs["_size"] = 100
+    with pytest.raises(CorruptData):
+        read(bad)
+
+
+# ---- Robomimic ----
+
+
+def write_robomimic(path: Path, *, samples: int = 4, has_next: bool = True) -> None:
+    """Twelve demonstrations of four steps by the documented layout; the observation says which."""
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs.update(total=48, env_args=json.dumps({"env_name": "Lift", "type": 1, "env_kwargs": {}}))
+        for demo in range(12):
+            group = data.create_group(f"demo_{demo}")
+            group.attrs["num_samples"] = samples
+            obs = np.stack([np.full(5, demo), np.arange(5)], 1).astype(np.float64)
+            group["obs/eef"], group["obs/grip"] = obs[:4], obs[:4, :1]
+            if has_next:
+                group["next_obs/eef"], group["next_obs/grip"] = obs[1:], obs[1:, :1]
+            group["actions"], group["states"] = np.zeros((4, 7)), np.zeros((4, 32))
+            group["rewards"], group["dones"] = np.arange(1.0, 5), [0, 0, int(demo == 1), int(demo < 6)]
+        file["mask/train"] = np.array([b"demo_1", b"demo_10"])
+
+
+def test_demonstrations_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5")
+    rows = read(tmp_path / "a.hdf5")
+    assert rows["obs"]["eef"][:, 0].tolist() == np.repeat(np.arange(12.0), 4).tolist()
+    assert rows["new_obs"]["eef"][:, 1].tolist() == [1, 2, 3, 4] * 12
+    assert rows["rewards"].tolist() == [1, 2, 3, 4] * 12
+    assert np.flatnonzero(rows["terminateds"]).tolist() == [3, 7, 11, 15, 19, 23]
+    assert rows["states"].shape == (48, 32)
+    report = rlio.convert(tmp_path / "a.hdf5", tmp_path / "b", prove=True)
+    found = {finding.kind: finding for finding in report.findings}
+    assert set(found) == {"unfinished", "no_timeouts", "note"}
+    assert "1 demonstrations" in found["note"].text
+    stored = rlio.open_dataset(tmp_path / "b")
+    assert json.loads(stored.open_shard(stored.segments[0]).provenance["env"])["env_name"] == "Lift"
+    rlio.convert(tmp_path / "b", tmp_path / "c.hdf5", to="robomimic", prove=True)
+    with h5py.File(tmp_path / "c.hdf5") as file:
+        assert json.loads(file["data"].attrs["env_args"])["env_name"] == "Lift"
+        assert file["data"].attrs["total"] == 48
+
+
+def test_a_demonstration_without_next_observations_is_read_beside_others(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        del file["data/demo_3/next_obs"]
+    rows = read(tmp_path / "a.hdf5")
+    assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [15]
+    assert rows["new_obs"]["eef"][12:16, 1].tolist() == [1, 2, 3, 0]
+
+
+def test_a_mask_of_robomimic_chooses_demonstrations(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5", has_next=False)
+    rows = read(tmp_path / "a.hdf5", format_options={"mask": "train"})
+    assert rows["obs"]["eef"][::4, 0].tolist() == [1, 10]
+    assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [3, 7]
+    with pytest.raises(OptionError):
+        read(tmp_path / "a.hdf5", format_options={"mask": "valid"})
+
+
+def test_demonstrations_of_another_length_or_without_observations_are_refused(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5", samples=5)
+    with pytest.raises(CorruptData):
+        read(tmp_path / "a.hdf5")
+    write_robomimic(tmp_path / "b.hdf5")
+    with h5py.File(tmp_path / "b.hdf5", "r+") as file:
+        del file["data/demo_3/obs"]
+    with pytest.raises(MissingColumn):
+        read(tmp_path / "b.hdf5")
+
+
+# ---- NPZ ----
+
+
+def save(path: Path, **arrays: Any) -> None:
+    steps = {"obs": np.zeros((4, 2)), "actions": np.zeros(4), "rewards": np.zeros(4)}
+    np.savez(path, **{**steps, "lengths": np.array([3, 1]), **arrays})
+
+
+def test_damaged_and_pickled_npz_is_refused_and_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "a.npz")
+    assert read(tmp_path / "a.npz")["eps_id"].tolist() == [0, 0, 0, 1]
+    for error, arrays in (
+        (UnknownLayout, {"lengths": np.array([3, 3])}),
+        (UnknownLayout, {"lengths": np.array([5, -1])}),
+        (SchemaError, {"obs": np.zeros((3, 2))}),
+        (UnsafeData, {"infos": np.array([Harm()] * 4, object)}),
+    ):
+        save(tmp_path / "b.npz", **arrays)
+        with pytest.raises(error):
+            read(tmp_path / "b.npz")
+    assert not Path("harm").exists()
+    with np.load(tmp_path / "a.npz") as found:
+        rest = {name: found[name] for name in found if name not in ("lengths", "rewards")}
+    for missing in ({"rewards": np.zeros(4)}, {"lengths": np.array([4])}):
+        np.savez(tmp_path / "c.npz", **rest, **missing)
+        with pytest.raises(UnknownLayout):
+            read(tmp_path / "c.npz")
+    (tmp_path / "d.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-30])
+    with pytest.raises(CorruptData):
+        read(tmp_path / "d.npz")
+    large = rlio.Limits(group_bytes=100)
+    with pytest.raises(UnsafeData):
+        read(tmp_path / "a.npz", limits=large)
+
+
+def test_formats_of_files_are_recognised(tmp_path: Path) -> None:
+    save(tmp_path / "a.npz")
+    write_robomimic(tmp_path / "a.hdf5")
+    write_d3rlpy_1(tmp_path / "a.h5", [1], [1])
+    found = [recognise(tmp_path / name) for name in ("a.npz", "a.hdf5", "a.h5")]
+    assert [one and one.format.name for one in found] == ["npz", "robomimic", "d3rlpy-1"]
+    tianshou = recognise(GOLDEN / "tianshou")
+    assert tianshou is not None
+    assert tianshou.format.name == "tianshou"

@@ -1,0 +1,778 @@
+"""Tables whose columns the user names: every kind of file and frame, ends of episodes, and wrong mappings.
+
+Numbers say where they belong: row t of episode e has x = 100 e + t, y = -x, reward 1000 e + t, action t % 3.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import rlio
+from rlio.cli.main import app
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    MissingColumn,
+    OptionError,
+    RlioError,
+    SchemaError,
+    UnknownLayout,
+    UnsafeData,
+)
+from rlio.formats import mapping, tables, text_table
+from rlio.formats.format import recognise
+from rlio.storage import Storage
+
+LENGTHS = (3, 1, 5)
+COLUMNS = {"obs": ["x", "y"], "actions": "a", "rewards": "r"}
+MAPPING: dict[str, Any] = {
+    "columns": COLUMNS,
+    "episode": "trip",
+    "terminated": "done",
+    "next_obs": "derive",
+    "dtypes": {"obs": "float32"},
+}
+
+
+def log(lengths: tuple[int, ...] = LENGTHS, first: int = 1) -> dict[str, list[Any]]:
+    """Columns of episodes whose ids are 10 times their number; the odd ones are terminated."""
+    rows = [(e, t, steps) for e, steps in enumerate(lengths, first) for t in range(steps)]
+    return {
+        "trip": [10 * e for e, _, _ in rows],
+        "step": [t for _, t, _ in rows],
+        "x": [100.0 * e + t for e, t, _ in rows],
+        "y": [-(100 * e + t) for e, t, _ in rows],
+        "a": [t % 3 for _, t, _ in rows],
+        "r": [1000 * e + t for e, t, _ in rows],
+        "done": [e % 2 == 1 and t == steps - 1 for e, t, steps in rows],
+        "note": [f"{e}/{t}" for e, t, _ in rows],
+    }
+
+
+def rows_of(source: Any, **options: Any) -> rlio.SampleBatch:
+    with rlio.read(source, epochs=1, **options) as reader:
+        return rlio.concat_samples(list(reader))
+
+
+def all_rows(reader: Any) -> rlio.SampleBatch:
+    with reader:
+        return rlio.concat_samples(list(reader))
+
+
+def check(
+    rows: rlio.SampleBatch, lengths: tuple[int, ...] = LENGTHS, *, ids: list[int] | None = None
+) -> None:
+    """Every number is where it belongs."""
+    where = [(e, t) for e, steps in enumerate(lengths, 1) for t in range(steps)]
+    last = np.array([t == lengths[e - 1] - 1 for e, t in where])
+    x = np.array([100 * e + t for e, t in where], np.float32)
+    assert rows["obs"].dtype == np.float32
+    assert rows["obs"].tolist() == np.stack([x, -x], 1).tolist()
+    follow = np.where(last, 0, x + 1)
+    assert rows["new_obs"].dtype == np.float32
+    assert rows["new_obs"].tolist() == np.stack([follow, -follow], 1).tolist()
+    assert rows["new_obs_valid"].tolist() == (~last).tolist()
+    assert rows["actions"].tolist() == [t % 3 for _, t in where]
+    assert rows["rewards"].dtype == np.float64
+    assert rows["rewards"].tolist() == [1000 * e + t for e, t in where]
+    assert rows["terminateds"].tolist() == [
+        bool(end) and e % 2 == 1 for (e, _), end in zip(where, last, strict=True)
+    ]
+    assert rows["truncateds"].tolist() == [
+        bool(end) and e % 2 == 0 for (e, _), end in zip(where, last, strict=True)
+    ]
+    assert rows["eps_id"].tolist() == [(ids or [10 * n for n in range(1, 999)])[e - 1] for e, _ in where]
+    assert rows["t"].tolist() == [t for _, t in where]
+
+
+def write_csv(columns: dict[str, Any], path: Path, delimiter: str = ",") -> Path:
+    path = path.with_suffix(".csv" if delimiter == "," else ".tsv")
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream, delimiter=delimiter)
+        writer.writerows([columns, *zip(*columns.values(), strict=True)])
+    return path
+
+
+def write_tsv(columns: dict[str, Any], path: Path) -> Path:
+    return write_csv(columns, path, "\t")
+
+
+def write_jsonl(columns: dict[str, Any], path: Path) -> Path:
+    names = list(columns)
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    path.with_suffix(".jsonl").write_text("\n".join(lines))
+    return path.with_suffix(".jsonl")
+
+
+def write_parquet(columns: dict[str, Any], path: Path) -> Path:
+    pq.write_table(pa.table(columns), path.with_suffix(".parquet"), row_group_size=2)
+    return path.with_suffix(".parquet")
+
+
+def write_npz(columns: dict[str, Any], path: Path) -> Path:
+    np.savez_compressed(
+        path.with_suffix(".npz"), **{name: np.array(value) for name, value in columns.items()}
+    )
+    return path.with_suffix(".npz")
+
+
+def write_feather(columns: dict[str, Any], path: Path) -> Path:
+    feather.write_feather(pa.table(columns), path.with_suffix(".feather"), compression="zstd", chunksize=4)
+    return path.with_suffix(".feather")
+
+
+def write_polars(columns: dict[str, Any], path: Path) -> Path:
+    frame = pl.DataFrame(columns)
+    pieces = pl.concat([frame[:3], frame[3:]], rechunk=False)  # Several record batches.
+    pieces.write_ipc(path.with_suffix(".ipc"), compression="zstd")
+    return path.with_suffix(".ipc")
+
+
+def write_stream(columns: dict[str, Any], path: Path) -> Path:
+    table = pa.table(columns)
+    with pa.ipc.new_stream(path.with_suffix(".arrow"), table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=2):
+            writer.write_batch(batch)
+    return path.with_suffix(".arrow")
+
+
+FILES = (
+    write_csv,
+    write_tsv,
+    write_jsonl,
+    write_parquet,
+    write_npz,
+    write_feather,
+    write_polars,
+    write_stream,
+)
+FRAMES: tuple[Callable[[dict[str, Any]], Any], ...] = (pd.DataFrame, pl.DataFrame, pa.table)
+
+
+def sources(tmp_path: Path, columns: dict[str, Any]) -> list[Any]:
+    return [*(write(columns, tmp_path / "log") for write in FILES), *(make(columns) for make in FRAMES)]
+
+
+def test_every_kind_of_file_and_frame_gives_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_table, "_BLOCK_BYTES", 50)
+    monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
+    monkeypatch.setattr(mapping, "_SCAN_ROWS", 2)
+    for source in sources(tmp_path, log()):
+        check(rows_of(source, **MAPPING))
+        check(rows_of(source, batch_size=None, **{**MAPPING, "columns": {**COLUMNS, "t": "step"}}))
+    check(all_rows(rlio.from_arrays(log(), epochs=1, **MAPPING)))
+
+
+def test_batches_of_any_size_and_shards_have_every_row_once(tmp_path: Path) -> None:
+    lengths = (3, 1, 5) * 40
+    path = write_csv(log(lengths), tmp_path / "log")
+    with rlio.read(path, epochs=1, batch_size=7, **MAPPING) as reader:
+        batches = list(reader)
+    assert {len(batch) for batch in batches[:-1]} == {7}
+    check(rlio.concat_samples(batches), lengths)
+    parts = [rows_of(path, shuffle=True, seed=3, shard=(rank, 3), **MAPPING) for rank in range(3)]
+    joined = rlio.concat_samples(parts)
+    assert sorted(joined["rewards"].tolist()) == log(lengths)["r"]
+    valid = joined["new_obs_valid"]
+    assert (joined["new_obs"][valid][:, 0] == joined["obs"][valid][:, 0] + 1).all()
+
+
+def test_a_saved_position_continues_and_other_data_or_another_mapping_refuses_it(tmp_path: Path) -> None:
+    path = write_csv(log(), tmp_path / "log")
+    for source, other in ((path, None), (pd.DataFrame(log()), pd.DataFrame({**log(), "a": [2] * 9}))):
+        with rlio.read(source, batch_size=4, epochs=1, **MAPPING) as reader:
+            reader.sample()
+            state = reader.state_dict()
+            rest = [row for batch in reader for row in batch["rewards"].tolist()]
+        with rlio.read(source, batch_size=4, epochs=1, **MAPPING) as reader:
+            reader.load_state_dict(state)
+            assert [row for batch in reader for row in batch["rewards"].tolist()] == rest == log()["r"][4:]
+        wrong = rlio.read(source, batch_size=4, epochs=1, **{**MAPPING, "terminated": None})
+        with wrong, pytest.raises(rlio.errors.StateError):
+            wrong.load_state_dict(state)
+        if other is not None:
+            with (
+                rlio.read(other, batch_size=4, epochs=1, **MAPPING) as reader,
+                pytest.raises(rlio.errors.StateError),
+            ):
+                reader.load_state_dict(state)
+
+
+# ---- columns ----
+
+
+def test_nested_columns_and_parts_of_them_are_read(tmp_path: Path) -> None:
+    columns = log()
+    nested = {
+        **{name: columns[name] for name in ("trip", "r", "done")},
+        "info": [
+            {"speed": float(x), "deep": {"a": a}, "pos": [x, -x]}
+            for x, a in zip(columns["x"], columns["a"], strict=True)
+        ],
+        "state.x": columns["x"],
+    }
+    mapping: dict[str, Any] = {
+        "columns": {
+            "obs": {"pos": "info.pos", "both": ["info.speed", "state.x"]},
+            "actions": "info.deep.a",
+            "rewards": "r",
+            "whole": "info.deep",
+        },
+        "episode": "trip",
+        "next_obs": {"pos": "info.pos", "both": ["state.x", "info.speed"]},
+        "dtypes": {"obs.pos": "float32"},
+    }
+    found = [write_jsonl(nested, tmp_path / "log"), write_parquet(nested, tmp_path / "log"), pa.table(nested)]
+    for source in [*found, pl.DataFrame(nested), pd.DataFrame(nested)]:
+        if isinstance(source, pd.DataFrame):
+            mapping["columns"].pop("whole")  # There, it is a column of dicts.
+            mapping["columns"]["obs"] = {"both": ["info.speed", "state.x"]}
+            mapping |= {"dtypes": {}, "next_obs": None}
+        rows = rows_of(source, **mapping)
+        assert rows["obs"]["both"].tolist() == [[x, x] for x in columns["x"]]
+        assert rows["actions"].tolist() == columns["a"]
+        if "pos" in rows["obs"]:
+            assert rows["obs"]["pos"].dtype == rows["new_obs"]["pos"].dtype == np.float32
+            assert rows["obs"]["pos"].tolist() == [[x, -x] for x in columns["x"]]
+            assert rows["whole"]["a"].tolist() == columns["a"]
+
+
+def test_arrays_of_several_axes_are_columns(tmp_path: Path) -> None:
+    image = np.arange(9 * 4, dtype=np.uint8).reshape(9, 2, 2)
+    columns = {**log(), "image": image, "part/left": image[:, 0], "part/right": image[:, 1]}
+    mapping = {
+        **MAPPING,
+        "dtypes": None,
+        "columns": {"obs": {"eye": "image", "left": "part/left"}, "actions": "a"},
+    }
+    for rows in (
+        rows_of(write_npz(columns, tmp_path / "log"), **mapping),
+        all_rows(rlio.from_arrays(columns, epochs=1, **mapping)),
+    ):
+        assert rows["obs"]["eye"].tolist() == image.tolist()
+        assert rows["obs"]["eye"].dtype == np.uint8
+        assert rows["new_obs"]["left"].tolist()[:2] == image[1:3, 0].tolist()
+        assert not rows["new_obs"]["eye"][2].any()
+
+
+def test_nested_arrays_and_names_that_are_no_text() -> None:
+    nested = {"obs": {"x": log()["x"]}, "actions": log()["a"]}
+    mapping: dict[str, Any] = {"columns": {"obs": {"x": "obs.x"}, "actions": "actions"}, "terminated": True}
+    with rlio.from_arrays({**nested, "trip": log()["trip"]}, epochs=1, episode="trip", **mapping) as reader:
+        assert reader.sample()["obs"]["x"].tolist() == log()["x"]
+    with rlio.from_arrays(nested, epochs=1, **{**mapping, "terminated": None, "per_file": True}) as reader:
+        assert reader.sample()["truncateds"].tolist() == [False] * 8 + [True]
+    with pytest.raises(SchemaError):
+        rlio.read(pd.DataFrame([[0, 1], [0, 2]]), **MAPPING)
+
+
+def test_a_dtype_that_would_change_whole_numbers_is_refused() -> None:
+    frame = pd.DataFrame({**log(), "x": [0.5] * 9})
+    assert (
+        rows_of(frame, **{**MAPPING, "dtypes": {"actions": "uint8", "rewards": "float32"}})["actions"].dtype
+        == np.uint8
+    )
+    for dtypes in ({"obs": "int64"}, {"obs": "uint8"}, {"obs": "nothing"}, {"other": "int8"}):
+        with pytest.raises((SchemaError, OptionError)):
+            rlio.read(frame, **{**MAPPING, "dtypes": dtypes})
+
+
+# ---- ends of episodes ----
+
+
+def test_flags_alone_end_episodes_and_an_unfinished_tail_stays_unfinished(tmp_path: Path) -> None:
+    columns = log((2, 3, 4))
+    columns["done"] = [False, True, False, False, False, False, False, False, False]
+    columns["stop"] = [False] * 4 + [True] + [False] * 4
+    for source in sources(tmp_path, columns):
+        rows = rows_of(source, columns=COLUMNS, terminated="done", truncated="stop", next_obs="derive")
+        assert rows["eps_id"].tolist() == [0] * 2 + [1] * 3 + [2] * 4
+        assert np.flatnonzero(rows["terminateds"]).tolist() == [1]
+        assert np.flatnonzero(rows["truncateds"]).tolist() == [4]
+        assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [1, 4, 8]
+        rows = rows_of(source, columns=COLUMNS, terminated="done")
+        assert np.flatnonzero(rows["terminateds"] | rows["truncateds"]).tolist() == [1]
+        assert "new_obs" not in rows
+
+
+def test_an_end_is_what_the_mapping_says(tmp_path: Path) -> None:
+    frame = pd.DataFrame(log())
+    last = [2, 3, 8]
+
+    def ends(**options: Any) -> tuple[list[int], list[int]]:
+        rows = rows_of(frame, columns=COLUMNS, episode="trip", **options)
+        return np.flatnonzero(rows["terminateds"]).tolist(), np.flatnonzero(rows["truncateds"]).tolist()
+
+    assert ends() == ([], last)
+    assert ends(terminated=True) == (last, [])
+    assert ends(terminated="done", truncated=False) == ([2, 8], [])
+    assert ends(terminated="done", truncated=True) == ends(terminated="done") == ([2, 8], [3])
+    with rlio.read(frame, columns=COLUMNS, episode="trip") as reader:
+        assert any("truncations" in note for note in reader.source.notes)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("write", FILES)
+def test_files_are_episodes_or_tables_in_pieces_as_the_user_says(
+    write: Callable[[dict[str, Any], Path], Path], tmp_path: Path
+) -> None:
+    plain = {"columns": COLUMNS, "next_obs": "derive", "terminated": "done", "dtypes": {"obs": "float32"}}
+    for number in (1, 2, 3):
+        path = write(log((LENGTHS[number - 1],), number), tmp_path / f"{number}")
+    folder = path.parent
+    check(rows_of(folder, per_file=True, **plain), ids=[0, 1, 2])
+    check(rows_of(folder, **MAPPING))
+    # Ids that begin again with each file.
+    for number in (1, 2, 3):
+        write(
+            {**log((LENGTHS[number - 1],), number), "trip": [7] * LENGTHS[number - 1]}, tmp_path / f"{number}"
+        )
+    check(rows_of(folder, per_file=True, **MAPPING), ids=[0, 1, 2])
+    with pytest.raises(SchemaError, match="per_file"):
+        rlio.read(folder, **MAPPING)
+    # One episode over three files.
+    columns = log((9,))
+    for number in (0, 1, 2):
+        part = {name: values[3 * number : 3 * number + 3] for name, values in columns.items()}
+        write(part, tmp_path / f"{number + 1}")
+    check(rows_of(folder, per_file=False, **MAPPING), (9,))
+    with pytest.raises(SchemaError, match="per_file"):
+        rlio.read(folder, **MAPPING)
+
+
+def test_an_id_that_comes_back_is_refused_and_several_columns_are_one_id(tmp_path: Path) -> None:
+    columns = {**log(), "trip": [1, 1, 1, 2, 1, 1, 1, 1, 1], "run": [0, 0, 0, 0, 5, 5, 5, 5, 5]}
+    for source in sources(tmp_path, columns):
+        with pytest.raises(SchemaError, match="row 4") as caught:
+            rlio.read(source, **MAPPING)
+        assert caught.value.column == "trip"
+        check(rows_of(source, **{**MAPPING, "episode": ["run", "trip"]}), ids=[0, 1, 2])
+    text = pd.DataFrame({**log(), "trip": ["a", "a", "a", "b", "c", "c", "c", "c", "c"]})
+    with rlio.read(text, epochs=1, **MAPPING) as reader:
+        assert any("trip" in note for note in reader.source.notes)  # type: ignore[attr-defined]
+        check(rlio.concat_samples(list(reader)), ids=[0, 1, 2])
+
+
+def test_a_flag_in_the_middle_and_a_step_that_is_missing_are_refused(tmp_path: Path) -> None:
+    columns = log()
+    done, step = [False] * 9, [0, 1, 2, 0, 0, 1, 3, 4, 5]
+    done[1] = True
+    for source in sources(tmp_path, {**columns, "done": done}):
+        with pytest.raises(SchemaError, match="row 1"):
+            rlio.read(source, **MAPPING)
+    frame = pd.DataFrame({**columns, "step": step})
+    with pytest.raises(SchemaError, match="step 3") as caught:
+        rows_of(frame, **{**MAPPING, "columns": {**COLUMNS, "t": "step"}})
+    assert caught.value.column == "t"
+
+
+def test_a_final_row_gives_the_last_new_obs(tmp_path: Path) -> None:
+    columns = log()
+    ends = [3, 4, 9]
+    for name, values in columns.items():
+        for number, at in enumerate(reversed(ends)):
+            e = 3 - number
+            final: Any = {"trip": 10 * e, "x": 100.0 * e + 50, "y": -(100 * e + 50)}.get(name)
+            values.insert(at, final)
+    mapping = {**MAPPING, "final_row": True}
+    found = [write(columns, tmp_path / "log") for write in FILES if write is not write_npz]
+    for source in [*found, pl.DataFrame(columns), pa.table(columns)]:
+        rows = rows_of(source, **mapping)
+        assert rows["obs"][:, 0].tolist() == log()["x"]
+        assert rows["actions"].tolist() == log()["a"]
+        assert rows["actions"].dtype == np.int64
+        assert rows["new_obs"][:, 0].tolist() == [101, 102, 150, 250, 301, 302, 303, 304, 350]
+        assert "new_obs_valid" not in rows
+        assert rows["t"].tolist() == log()["step"]
+        assert np.flatnonzero(rows["terminateds"]).tolist() == [2, 8]
+        assert np.flatnonzero(rows["truncateds"]).tolist() == [3]
+        # The flag may be on the final row.
+    moved = pa.table({**columns, "done": [at in (3, 11) for at in range(12)]})
+    assert np.flatnonzero(rows_of(moved, **mapping)["terminateds"]).tolist() == [2, 8]
+    with pytest.raises(OptionError):
+        rlio.read(moved, columns=COLUMNS, terminated="done", next_obs="derive", final_row=True)
+    with pytest.raises(OptionError):
+        rlio.read(moved, **{**mapping, "next_obs": ["x", "y"]})
+
+
+# ---- wrong mappings ----
+
+WRONG: list[tuple[type[RlioError], dict[str, Any]]] = [
+    (MissingColumn, {"columns": {**COLUMNS, "actions": "b"}}),
+    (MissingColumn, {"episode": "journey"}),
+    (MissingColumn, {"terminated": "dones"}),
+    (MissingColumn, {"next_obs": ["x", "z"]}),
+    (SchemaError, {"columns": {**COLUMNS, "actions": "note"}}),
+    (SchemaError, {"columns": {**COLUMNS, "obs": ["x", "note"]}}),
+    (SchemaError, {"terminated": "r"}),
+    (SchemaError, {"terminated": "note"}),
+    (OptionError, {"episode": None, "terminated": None}),
+]
+
+
+def test_a_wrong_mapping_shows_every_column_with_dtype_and_three_values(tmp_path: Path) -> None:
+    for source in sources(tmp_path, log()):
+        for error, change in WRONG:
+            with pytest.raises(error) as caught:
+                rlio.read(source, **{**MAPPING, **change})
+            text = str(caught.value)
+            assert "trip (int64: 10, 10, 10)" in text, text
+            assert "x (float64: 100.0, 101.0, 102.0)" in text
+            assert "done (bool: False, False, True)" in text
+            assert "1/1" in text
+            assert not isinstance(caught.value, CorruptData)
+
+
+def test_columns_of_unlike_length_and_unlike_rows_are_refused(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {**log(), "a": [0] * 8}
+    for make in (
+        lambda: rlio.from_arrays(columns, **MAPPING),
+        lambda: rlio.read(write_npz(columns, tmp_path / "a"), **MAPPING),
+    ):
+        with pytest.raises(SchemaError, match="8 rows") as caught:
+            make()
+        assert caught.value.column == "a"
+        assert "x (float64: 100.0" in str(caught.value)
+    ragged = write_jsonl({**log(), "a": [[0]] * 2 + [[0, 1]] * 7}, tmp_path / "b")
+    with pytest.raises(SchemaError):
+        rlio.read(ragged, **MAPPING)
+
+
+def test_illegal_options_are_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame(log())
+    for change in (
+        {"columns": {**COLUMNS, "eps_id": "trip"}},
+        {"columns": {**COLUMNS, "new_obs": "x"}},
+        {"columns": {}},
+        {"columns": {**COLUMNS, "obs": []}},
+        {"columns": {**COLUMNS, "obs": 3}},
+        {"columns": None},
+        {"per_file": "yes"},
+        {"terminated": 1},
+        {"final_row": True, "next_obs": None},
+        {"columns": {"actions": "a"}},
+        {"epizode": "trip"},
+        {"format": "csv"},
+    ):
+        with pytest.raises(OptionError):
+            rlio.read(frame, **{**MAPPING, **change})
+    path = write_csv(log(), tmp_path / "log")
+    for options in (
+        {"format": "minari"},
+        {"format_options": {"split": "train"}},
+        {"format_options": {"delimiter": "::"}},
+    ):
+        with pytest.raises(OptionError):
+            rlio.read(path, **MAPPING, **options)
+    with pytest.raises(DataNotFound):
+        rlio.read(tmp_path / "nothing.csv", **MAPPING)
+    write_parquet(log(), tmp_path / "log")
+    with pytest.raises(UnknownLayout):
+        rlio.read(tmp_path, **MAPPING)
+    check(rows_of(tmp_path, format="csv", **MAPPING))
+    with pytest.raises(OptionError):
+        rlio.read(pl.LazyFrame(log()), **MAPPING)
+
+
+def test_a_data_set_of_rlio_needs_no_mapping(tmp_path: Path) -> None:
+    rlio.convert(pd.DataFrame(log()), tmp_path / "out", read_options=MAPPING)
+    with pytest.raises(OptionError, match="no mapping"):
+        rlio.read(tmp_path / "out", **MAPPING)
+
+
+def test_files_on_any_filesystem_are_read(tmp_path: Path) -> None:
+    for write in FILES:
+        path = write(log(), tmp_path / "log")
+        Storage.open("memory://mapping").put(path.name, path.read_bytes())
+        check(rows_of(f"memory://mapping/{path.name}", **MAPPING))
+
+
+# ---- text ----
+
+
+def test_types_that_show_late_in_a_text_file_hold_for_the_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_table, "_BLOCK_BYTES", 40)
+    columns = {**log(), "a": [0, 1, 2, 0, 0, 1, 2, 0, 0.5]}
+    for write in (write_csv, write_jsonl):
+        rows = rows_of(write(columns, tmp_path / "log"), **MAPPING)
+        assert rows["actions"].dtype == np.float64
+        assert rows["actions"].tolist() == columns["a"]
+        with pytest.raises((SchemaError, CorruptData), match="a"):
+            rlio.read(write({**log(), "a": [0] * 8 + ["left"]}, tmp_path / "log"), **MAPPING)
+
+
+def test_what_is_empty_in_a_csv_is_nan_among_numbers_with_a_point_and_refused_among_others(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("e,x,a\n1,0.5,1\n1,,2\n2,1.5,3\n")
+    rows = rows_of(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
+    assert np.isnan(rows["obs"][:, 0]).tolist() == [False, True, False]
+    path.write_text("e,x,a\n1,0.5,1\n1,1.0,\n2,1.5,3\n")
+    with pytest.raises(SchemaError) as caught:
+        rows_of(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
+    assert caught.value.column == "a"
+    path.write_text("e,x,a\n1,0.5,1\n,1.0,2\n2,1.5,3\n")
+    with pytest.raises(SchemaError):
+        rlio.read(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
+
+
+def test_damaged_files_and_those_that_ask_for_too_much_are_refused(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"columns": {"obs": "x", "actions": "a"}, "episode": "e"}
+    path = tmp_path / "a.csv"
+    for text in ("", "\n", "e,x,a\n1,2\n", "e,x,x,a\n1,2,3,4\n", 'e,x,a\n1,"2\n3",4\n', "e,x,a\n"):
+        path.write_text(text)
+        with pytest.raises((CorruptData, SchemaError, DataNotFound)):
+            rows_of(path, **plain)
+    path.write_text("e,x,a\n" + "1,2,3\n" * 100)
+    with pytest.raises(UnsafeData):
+        rlio.read(path, limits=rlio.Limits(columns=2), **plain)
+    path.write_text("e,x,a\n1,2," + "3" * 3_000_000 + "\n")
+    with pytest.raises(UnsafeData):
+        rlio.read(path, limits=rlio.Limits(line_bytes=1000), **plain)
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"e": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + ', "a": 1}\n')
+    with pytest.raises(UnsafeData):
+        rlio.read(lines, **plain)
+    lines.write_text("".join(f'{{"k{n}": 1}}\n' for n in range(3000)))
+    with pytest.raises(UnsafeData):
+        rlio.read(lines, **plain)
+    for write in (write_feather, write_polars, write_stream):
+        stored = write(log((3, 90)), tmp_path / "b")
+        whole = stored.read_bytes()
+        for size in (len(whole) // 2, 40, 7):
+            stored.write_bytes(whole[:size])
+            with pytest.raises(CorruptData):
+                rows_of(stored, **MAPPING)
+        stored.write_bytes(whole)
+        with pytest.raises(UnsafeData):
+            rows_of(stored, limits=rlio.Limits(group_bytes=40), **MAPPING)
+        generator = np.random.default_rng(5)
+        for _ in range(40):
+            flipped = bytearray(whole)
+            for at in generator.integers(0, min(len(whole), 3000), 3):
+                flipped[at] ^= int(generator.integers(1, 256))
+            stored.write_bytes(flipped)
+            try:
+                rows_of(stored, **MAPPING)
+            except RlioError:
+                continue
+    categories = tmp_path / "c.arrow"
+    feather.write_feather(pa.table({"e": pa.array(["a", "b"]).dictionary_encode()}), categories)
+    with pytest.raises(UnknownLayout):
+        rlio.read(categories, **plain)
+
+
+# ---- without a mapping ----
+
+
+def own() -> dict[str, Any]:
+    columns = log()
+    return {
+        "obs_0": columns["x"],
+        "obs_1": columns["y"],
+        "actions": columns["a"],
+        "rewards": columns["r"],
+        "terminateds": columns["done"],
+        "eps_id": columns["trip"],
+        "t": columns["step"],
+        "speed": columns["x"],
+    }
+
+
+def test_columns_by_rlios_names_need_no_mapping(tmp_path: Path) -> None:
+    columns = own()
+    written = [
+        write(columns, tmp_path / "own") for write in (write_csv, write_npz, write_feather, write_stream)
+    ]
+    for source in [*written, *(make(columns) for make in FRAMES)]:
+        rows = rows_of(source)
+        assert rows["obs"].tolist() == [[x, -x] for x in log()["x"]]
+        assert rows["eps_id"].tolist() == log()["trip"]
+        assert np.flatnonzero(rows["terminateds"]).tolist() == [2, 8]
+        assert np.flatnonzero(rows["truncateds"]).tolist() == [3]
+        assert rows["speed"].tolist() == log()["x"]
+
+
+def test_a_table_that_may_mean_something_else_is_refused_with_its_columns(tmp_path: Path) -> None:
+    for change in (
+        {"eps_id": None, "terminateds": None},
+        {"eps_id": None, "episode": log()["trip"]},
+        {"rewards": None, "reward": log()["r"]},
+        {"obs_1": None, "obs_2": log()["y"]},
+        {"obs": log()["y"]},
+        {"actions": None},
+        {"timeouts": log()["done"]},
+    ):
+        columns = {name: values for name, values in {**own(), **change}.items() if values is not None}
+        for write in (write_csv, write_npz):
+            with pytest.raises(UnknownLayout, match=r"columns=\{.*speed \(float64: 100\.0, 101\.0, 102\.0\)"):
+                rlio.read(write(columns, tmp_path / "own"))
+
+
+# ---- Hugging Face ----
+
+SAVED = Path(__file__).with_name("golden") / "formats" / "huggingface" / "saved"
+LEROBOT: dict[str, Any] = {
+    "columns": {
+        "obs": {"state": "observation.state", "image": "image"},
+        "actions": "action",
+        "rewards": "next.reward",
+    },
+    "episode": "episode_index",
+    "terminated": "next.done",
+    "next_obs": "derive",
+}
+
+
+def test_a_saved_folder_of_hugging_face_is_read_across_its_files() -> None:
+    rows = rows_of(SAVED / "train", **LEROBOT)
+    assert rows["obs"]["state"].tolist() == [
+        [100 * e + t, e] for e, n in enumerate(LENGTHS, 1) for t in range(n)
+    ]
+    assert rows["obs"]["image"][4].tolist() == [[3, 0], [0, 3]]
+    assert rows["rewards"].tolist() == log()["r"]
+    assert rows["eps_id"].tolist() == [1, 1, 1, 2, 3, 3, 3, 3, 3]
+    assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [2, 3, 8]
+    assert rows["new_obs"]["state"][4].tolist() == [301, 3]
+    assert np.flatnonzero(rows["terminateds"]).tolist() == [3]
+    with pytest.raises(OptionError, match="train"):
+        rlio.read(SAVED, **LEROBOT)
+    one = rows_of(SAVED, format_options={"split": "test"}, **LEROBOT)
+    assert one["rewards"].tolist() == [1000, 1001]
+    with pytest.raises(UnknownLayout, match=r"action \(int32: 0, 1, 2\)"):
+        rlio.read(SAVED / "train")
+    found = recognise(SAVED)
+    assert found is not None
+    assert found.format.name == "huggingface"
+
+
+def test_a_folder_of_hugging_face_names_no_file_outside_and_stored_indices_are_refused(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(SAVED / "test", tmp_path / "a")
+    (tmp_path / "secret.arrow").write_bytes((SAVED / "test/data-00000-of-00001.arrow").read_bytes())
+    state = json.loads((tmp_path / "a/state.json").read_text())
+    for change, error in (
+        ({"_data_files": [{"filename": "../secret.arrow"}]}, CorruptData),
+        ({"_data_files": []}, CorruptData),
+        ({"_data_files": [{"filename": "other.arrow"}]}, DataNotFound),
+        ({"_indices_data_files": [{"filename": "i.arrow"}]}, UnknownLayout),
+    ):
+        (tmp_path / "a/state.json").write_text(json.dumps({**state, **change}))
+        with pytest.raises(error):
+            rlio.read(tmp_path / "a", **LEROBOT)
+
+
+# ---- episodes in memory, conversion ----
+
+
+def episodes(**more: Any) -> list[dict[str, Any]]:
+    columns = log()
+    ends = np.cumsum(LENGTHS)
+    return [
+        {
+            **{
+                name: np.array(values[stop - steps : stop])
+                for name, values in columns.items()
+                if name != "note"
+            },
+            "seed": number,
+            **{name: value(number, steps) for name, value in more.items()},
+        }
+        for number, (stop, steps) in enumerate(zip(ends, LENGTHS, strict=True), 1)
+    ]
+
+
+def test_episodes_from_dicts_have_the_same_rows() -> None:
+    plain = {**MAPPING, "columns": {**COLUMNS, "seed": "seed"}}
+    check(all_rows(rlio.from_episodes(iter(episodes()), epochs=1, **plain)))
+    rows = all_rows(rlio.from_episodes(episodes(), epochs=1, **{**plain, "episode": None}))
+    check(rows, ids=[0, 1, 2])
+    assert rows["seed"].tolist() == [1] * 3 + [2] + [3] * 5
+    single = [{**episode, "done": number % 2 == 1} for number, episode in enumerate(episodes(), 1)]
+    check(all_rows(rlio.from_episodes(single, epochs=1, **plain)))
+
+
+def test_an_observation_more_than_actions_is_the_final_one() -> None:
+    def position(number: int, steps: int) -> Any:
+        return {"x": 100 * number + np.arange(steps + 1.0), "y": np.zeros((steps + 1, 2))}
+
+    found = [
+        {
+            "obs": position(number, steps),
+            "actions": np.arange(steps),
+            "rewards": [0.5] * steps,
+            "terminateds": number == 2,
+        }
+        for number, steps in enumerate(LENGTHS, 1)
+    ]
+    rows = all_rows(rlio.from_episodes(found, epochs=1))
+    assert rows["obs"]["x"].tolist() == log()["x"]
+    assert rows["new_obs"]["x"].tolist() == [x + 1 for x in log()["x"]]
+    assert "new_obs_valid" not in rows
+    assert rows["actions"].tolist() == log()["step"]
+    assert np.flatnonzero(rows["terminateds"]).tolist() == [3]
+    found[1] = {**found[1], "obs": position(2, 0)}
+    for wrong in (found, [], [1], [found[0], {"obs": [0.0]}], [{**found[0], "rewards": [0.5]}]):
+        with pytest.raises((SchemaError, OptionError)):
+            rlio.from_episodes(wrong)  # type: ignore[arg-type]
+
+
+def test_everything_that_a_mapping_reads_converts(tmp_path: Path) -> None:
+    options = {
+        "columns": COLUMNS,
+        "episode": "trip",
+        "terminated": "done",
+        "next_obs": "derive",
+        "dtypes": {"obs": "float32"},
+    }
+    made = [(source, options) for source in sources(tmp_path, log())]
+    made += [(rlio.from_arrays(log(), **MAPPING), {}), (rlio.from_episodes(episodes(), **MAPPING), {})]
+    for number, (source, read_options) in enumerate(made):
+        report = rlio.convert(source, tmp_path / f"out{number}", read_options=read_options, prove=True)
+        assert (report.episodes, report.rows) == (3, 9)
+        check(rows_of(tmp_path / f"out{number}"))
+    missing = next(finding for finding in report.findings if finding.kind == "no_final_obs")
+    assert missing.count == 3
+
+
+def test_the_command_converts_a_table(tmp_path: Path) -> None:
+    source, target = write_csv(log(), tmp_path / "log"), tmp_path / "out"
+    mapped = "--map obs=x,y --map actions=a --map rewards=r --map part=x, --episode trip --terminated done"
+    mapped += " --next-obs derive"
+    dtypes = ["--read-option", 'dtypes={"obs": "float32"}']
+    command = [
+        "convert",
+        str(source),
+        str(target),
+        *mapped.split(),
+        "--next-obs",
+        "derive",
+        *dtypes,
+        "--prove",
+    ]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    rows = rows_of(target)
+    check(rows)
+    assert rows["part"].tolist() == [[x] for x in log()["x"]]
+    command = ["convert", str(source), str(tmp_path / "two"), "--map", "obs", "--episode", "trip"]
+    assert CliRunner().invoke(app, command).exit_code == 2
