@@ -83,8 +83,11 @@ def test_torchrun_trains_with_two_processes_and_one_goes_on(checkout: Path, tmp_
 
 
 def torchrun(folder: Path, *, processes: int) -> list[str]:
-    """Run train.py there; the lines that it printed, sorted."""
+    """Run train.py there; the lines that its processes printed, sorted."""
+    # A file for each process: lines of two processes would run into each other in one pipe.
+    logs = folder / f"logs-{processes}"
     arguments = {"nnodes": "1", "nproc-per-node": str(processes), "rdzv-backend": "c10d"}
+    arguments |= {"redirects": "3", "log-dir": str(logs)}
     arguments |= {"rdzv-conf": "store_type=file", "rdzv-endpoint": f"{folder}/rendezvous-{processes}"}
     options = [f"--{name}={value}" for name, value in arguments.items()]
     loopback = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
@@ -97,8 +100,11 @@ def torchrun(folder: Path, *, processes: int) -> list[str]:
         timeout=200,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return sorted(line for line in done.stdout.splitlines() if line)
+    printed = {name: list(logs.rglob(f"{name}.log")) for name in ("stdout", "stderr")}
+    errors = [done.stderr, *(file.read_text() for file in printed["stderr"])]
+    assert done.returncode == 0, "\n".join(errors)
+    assert len(printed["stdout"]) == processes
+    return sorted(line for file in printed["stdout"] for line in file.read_text().splitlines())
 
 
 def test_processes_record_unlike_episodes_under_their_own_writers(checkout: Path, tmp_path: Path) -> None:
