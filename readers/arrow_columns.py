@@ -131,7 +131,7 @@ def _from_lists(values: Any) -> Array:
         size, left = divmod(len(flat), max(count, 1))
         lengths = None if hasattr(values.type, "list_size") else values.value_lengths().to_numpy()
         if left or (lengths is not None and count and (lengths != size).any()):
-            raise SchemaError("lists of unlike lengths: expected rows of one shape")
+            raise SchemaError("lists of different lengths: expected rows of one shape")
         shape.append(size)
         values = flat
     return _from_numbers(values).reshape(rows, *shape)

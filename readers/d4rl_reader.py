@@ -319,7 +319,7 @@ class _Table:
         for name in columns or ():
             if name not in part.specs and name != Columns.DONES:
                 raise MissingColumn(
-                    f"a column that was asked for is not there; the file has {', '.join(sorted(part.specs))}",
+                    f"a requested column is missing; the file has {', '.join(sorted(part.specs))}",
                     uri=self._handles.files[part.file].uri,
                     column=name,
                 )

@@ -185,7 +185,7 @@ class RowGroups:
     Args:
         files: The files.
         limits: What they may ask for.
-        columns: The columns that were asked for; None: all.
+        columns: The requested columns; None: all.
         refuse: Whether columns of registered extension types are refused.
         mapped: Whether the user says what the columns mean, so that their names do not.
     """
@@ -499,7 +499,7 @@ class _StepRows:
         self._decoder.scaling.scale(columns, DEFAULT_POLICY_ID, is_rllibs=is_rllibs)
         check_asked(self._asked, columns)
         if not columns:
-            raise MissingColumn("the file has none of the columns that were asked for, or only null ones")
+            raise MissingColumn("the file has none of the requested columns, or only null ones")
         return SampleBatch(columns)
 
 

@@ -70,7 +70,7 @@ class DoneFlags:
         others = [flags for flags in (terminateds, truncateds) if flags is not None]
         if any(np.shape(flags) != np.shape(dones) for flags in others):
             raise SchemaError(
-                f"dones has shape {np.shape(dones)}, unlike the flags beside it", column=Columns.DONES
+                f"dones has shape {np.shape(dones)}, unlike the other flags", column=Columns.DONES
             )
         if terminateds is None:
             if truncateds is None and dones.any():
@@ -78,12 +78,12 @@ class DoneFlags:
             columns[Columns.TERMINATEDS] = dones if truncateds is None else dones & ~truncateds
         elif truncateds is not None and not np.array_equal(dones, terminateds | truncateds):
             raise SchemaError(
-                "dones is not terminateds or truncateds: one of them is wrong", column=Columns.DONES
+                "dones differs from terminateds OR truncateds: one of them is wrong", column=Columns.DONES
             )
         elif truncateds is None and not np.array_equal(dones, terminateds):
             # Rows that are done and not terminated are truncated.
             if (terminateds & ~dones).any():
-                raise SchemaError("a row is terminated and not done", column=Columns.DONES)
+                raise SchemaError("a row is terminated, but not done", column=Columns.DONES)
             columns[Columns.TRUNCATEDS] = dones & ~terminateds
 
     def _told_by_infos(self, infos: Any, dones: Array) -> Array:

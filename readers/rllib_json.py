@@ -339,16 +339,16 @@ def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
     first = rows[0]
     if isinstance(first, dict):
         if any(not isinstance(row, dict) or row.keys() != first.keys() for row in rows):
-            raise SchemaError("packed rows of unlike structure")
+            raise SchemaError("packed rows of different structure")
         return {key: stack_rows([row[key] for row in rows], allowance) for key in first}
     if isinstance(first, tuple):
         if any(not isinstance(row, tuple) or len(row) != len(first) for row in rows):
-            raise SchemaError("packed rows of unlike structure")
+            raise SchemaError("packed rows of different structure")
         return tuple(stack_rows([row[i] for row in rows], allowance) for i in range(len(first)))
     arrays = [row if isinstance(row, np.ndarray) else _joined(row, allowance) for row in rows]
     unlike = {(array.dtype.str, array.shape) for array in arrays}
     if len(unlike) > 1:
-        raise SchemaError(f"packed rows of unlike dtype or shape: {sorted(map(str, unlike))[:4]}")
+        raise SchemaError(f"packed rows of different dtype or shape: {sorted(map(str, unlike))[:4]}")
     allowance.spend(arrays[0].nbytes * len(arrays))
     return np.stack(arrays)
 
@@ -420,7 +420,7 @@ def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
         array = np.array(rows)
     except (ValueError, OverflowError) as error:
         raise SchemaError(
-            f"rows of unlike shape, {excerpt(rows, 80)}: expected rows of one shape; if the column is a "
+            f"rows of different shapes, {excerpt(rows, 80)}: expected rows of one shape; if the column is a "
             "tuple of parts, pass spaces="
         ) from error
     kind = array.dtype.kind
@@ -508,7 +508,7 @@ def check_asked(asked: list[str] | None, columns: Mapping[str, Any]) -> None:
             name == Columns.DONES and bool({Columns.TERMINATEDS, Columns.TRUNCATEDS} & columns.keys())
         )
         if not found:
-            raise MissingColumn("a column that was asked for is not there", column=name)
+            raise MissingColumn("a requested column is missing", column=name)
 
 
 def _check_rows(arrays: Mapping[str, Any]) -> int:

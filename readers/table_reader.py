@@ -165,7 +165,7 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **keywords: Unpack[Tabl
         A reader, which `rlio.convert` takes too.
 
     Raises:
-        SchemaError: Episodes have unlike columns, or columns differ in length. Others as in `read_table`.
+        SchemaError: Episodes have different columns, or columns differ in length. Others as in `read_table`.
     """
     mapping, details, rest = _split(dict(keywords))
     found = list(episodes)
@@ -186,7 +186,9 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **keywords: Unpack[Tabl
     if True in further:
         mapping = mapping or own_map(table)
         if mapping.next_obs not in (None, DERIVE):
-            raise OptionError("next_obs: some columns have a row more than others, from which it is derived")
+            raise OptionError(
+                "next_obs: the columns with one row more than the others already give it: leave it out"
+            )
         mapping = replace(mapping, next_obs=DERIVE, final_row=True)
     return _reader(table, mapping, _MEMORY, details, rest)
 
@@ -207,7 +209,7 @@ def _episode(
     rows = max(counts, default=0)
     if not counts or min(counts) < rows - 1:
         shown = {name: len(leaves(column)[0][1]) for name, column in columns.items()}
-        raise SchemaError(f"episode {number}: the columns have unlike lengths: {excerpt(shown)}")
+        raise SchemaError(f"episode {number}: the columns have different lengths: {excerpt(shown)}")
 
     def padded(leaf: Any) -> Any:
         return leaf if len(leaf) == rows else concat_leaves([leaf, zero_leaf(leaf, 1)])
@@ -246,7 +248,7 @@ def _split(keywords: dict[str, Any]) -> tuple[ColumnMap | None, dict[str, Any], 
         if not isinstance(own.get(name, ""), (str, bool)):
             raise OptionError(f"{name}={excerpt(own[name])}: expected a column, True or False")
     if own.get("terminated") is True and own.get("truncated") not in (None, False):
-        raise OptionError("terminated=True: then no episode is truncated")
+        raise OptionError("terminated=True and truncated= contradict each other: leave one out")
     if not isinstance(own.get("dtypes", {}), Mapping):
         raise OptionError(f"dtypes={excerpt(own['dtypes'])}: expected a dict")
     if isinstance(ids := own.get("episode", ()), str):

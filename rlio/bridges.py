@@ -151,8 +151,8 @@ def _check_joined(batch: SampleBatch, starts: Array) -> None:
     for row in starts:
         if times[row] and (*(key[row] for key in keys), times[row]) in stopped:
             raise SchemaError(
-                f"row {row} goes on with an episode whose earlier rows lie elsewhere: pass the rows of an "
-                "episode one after the other, or the rlio.Dataset",
+                f"row {row} continues an episode whose earlier rows are not directly before it: pass the "
+                "rows of each episode together, or the rlio.Dataset",
                 column=Columns.EPS_ID,
             )
 
@@ -236,7 +236,7 @@ def to_d3rlpy(
     if cut or len(kept) < len(episodes):
         logger.warning(
             "d3rlpy does not train on the last step of %d episodes that were truncated or have no end; "
-            "%d of one step are left out",
+            "%d episodes of one step are left out",
             cut,
             len(episodes) - len(kept),
         )
@@ -425,7 +425,7 @@ def torchrl_storage(
     """
     if store.live:
         raise OptionError(
-            "found a live store, whose rows change places, expected one of recorded data: keep live rows "
+            "found a live store, whose rows move, expected a store of recorded data: keep live rows "
             "in a buffer of TorchRL, and join both in a ReplayBufferEnsemble"
         )
     units = store.units(Draw(policy=policy, columns=None if columns is None else frozenset(columns)))
@@ -474,10 +474,10 @@ def _storage_class() -> Any:
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             if state_dict.get("rows") != len(self):
-                raise OptionError(f"the state is of {state_dict.get('rows')} rows, and there are {len(self)}")
+                raise OptionError(f"the state has {state_dict.get('rows')} rows, expected {len(self)}")
 
         def _empty(self) -> None:
-            raise OptionError("recorded rows cannot be emptied: make a buffer over another storage")
+            raise OptionError("recorded rows cannot be removed: make a buffer with another storage")
 
     return StoreStorage
 
@@ -631,8 +631,8 @@ def _sb3_actions(buffer: ReplayBuffer, column: Column) -> Array:
     outside = int((~((rows >= low) & (rows <= high))).any(axis=1).sum())  # NaN lies outside.
     if outside or not np.isfinite(np.asarray(high) - low).all():
         raise SchemaError(
-            f"{outside} actions lie outside {space}, or it has no bounds: pass the actions that the "
-            "environment was given, such as clipped ones",
+            f"{outside} actions are outside {space}, or it has no bounds: pass the actions that the "
+            "environment received, such as clipped ones",
             column=Columns.ACTIONS,
         )
     if isinstance(space, gym.spaces.Box):
@@ -685,7 +685,7 @@ def _minari_class() -> Any:
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OptionError(
-            "a view of a data set of rlio is not written to: record with rlio, or convert it with "
+            "a view of a data set of rlio is read-only: record with rlio, or convert it with "
             "rlio.convert(..., to='minari')"
         )
 

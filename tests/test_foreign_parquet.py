@@ -456,14 +456,14 @@ def test_files_on_other_filesystems_are_read(folder: Path) -> None:
 
 
 BAD_COLUMNS = {
-    "ragged": (pa.array([[1.0], [1.0, 2.0]]), "unlike lengths"),
+    "ragged": (pa.array([[1.0], [1.0, 2.0]]), "different lengths"),
     "null list": (pa.array([[1.0], None]), "null"),
     "null integer": (pa.array([1, None], pa.int64()), "null"),
     "null flag": (pa.array([True, None]), "null"),
     "null struct": (pa.array([{"a": 1}, None]), "null"),
     "decimal": (pa.array([1, 2], pa.decimal128(10, 2)), "decimal"),
     "packed": (pa.array(["BCJNGGhA!!", "BCJNGGhA!!"]), "base64"),
-    "packed unlike": (pa.array([pack(np.zeros(2)), pack(np.zeros(3))]), "unlike"),
+    "packed unlike": (pa.array([pack(np.zeros(2)), pack(np.zeros(3))]), "different"),
 }
 
 

@@ -132,7 +132,7 @@ def test_rows_that_were_packed_one_by_one_are_stacked() -> None:
     rows = [np.float32([1, 2]), np.float32([3, 4])]
     batch = decode({"type": "SampleBatch", "obs": [pack(row) for row in rows], "rewards": [1.0, 2.0]})
     np.testing.assert_array_equal(batch["obs"], np.stack(rows))
-    with pytest.raises(SchemaError, match=r"unlike dtype.*column obs"):
+    with pytest.raises(SchemaError, match=r"different dtype.*column obs"):
         decode({"type": "SampleBatch", "obs": [pack(rows[0]), pack(np.zeros(3))], "rewards": [1.0, 2.0]})
 
 

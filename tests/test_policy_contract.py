@@ -244,7 +244,7 @@ def test_checkpoints_are_stored_and_loaded_by_components(tmp_path: Path) -> None
     for options, message in (
         ({"components": ["nothing"]}, "has no components"),
         ({"components": "weights"}, "as a list"),
-        ({"components": ["weights"], "not_components": ["weights"]}, "asked for and left out"),
+        ({"components": ["weights"], "not_components": ["weights"]}, "both requested and excluded"),
     ):
         with pytest.raises(OptionError, match=message):
             policy.save(tmp_path / "x", **options)  # type: ignore[arg-type]

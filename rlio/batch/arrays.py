@@ -87,7 +87,7 @@ def as_column(name: str, value: Any) -> Column:
     shape.
 
     Raises:
-        SchemaError: ``value`` is not a column, is a list of rows of unlike shape, or a table's column with
+        SchemaError: ``value`` is not a column, is a list of rows of several shapes, or a table's column with
             nulls.
     """
     if isinstance(value, np.ndarray):
@@ -126,7 +126,7 @@ def _from_table(name: str, column: Any) -> Column:
     if not array.dtype.hasobject or not len(array):
         return as_column(name, array)
     if array.ndim > 1:
-        raise SchemaError("several columns of unlike types: expected one type; convert them", column=name)
+        raise SchemaError("several columns of different types: expected one type; convert them", column=name)
     if isinstance(array[0], np.ndarray | list):
         return _from_list(name, [_cell(cell) for cell in array])
     return array
@@ -177,7 +177,7 @@ def _from_list(name: str, rows: list[Any]) -> Column:
         array = np.array(rows)
     except ValueError as error:
         raise SchemaError(
-            f"the {len(rows)} rows of a list have unlike shapes ({error}): give rows of one shape, or an "
+            f"the {len(rows)} rows of a list have different shapes ({error}): give rows of one shape, or an "
             "object array (rlio.batch.object_column)",
             column=name,
         ) from error

@@ -156,7 +156,7 @@ def _unpack(rows: np.ndarray) -> np.ndarray:
         if decoded.shape[1:] != out.shape[1:] or decoded.dtype != out.dtype:
             raise CorruptData(
                 f"a compressed column has rows of {out.dtype}{out.shape[1:]} and of "
-                f"{decoded.dtype}{decoded.shape[1:]}: decompress before joining unlike batches"
+                f"{decoded.dtype}{decoded.shape[1:]}: decompress before joining such batches"
             )
         out[targets] = decoded[sources]
     assert out is not None  # is_compressed: there is a row, and so a block

@@ -167,9 +167,9 @@ def _copies(out: SampleBatch, batch: SampleBatch) -> list[tuple[Any, Any]]:
     """The pairs of leaves to copy, after checks."""
     if out._columns.keys() != batch._columns.keys():
         odd = excerpt(min(map(str, out._columns.keys() ^ batch._columns.keys())))
-        raise SchemaError(f"out and the batch have unlike columns: only one of them has {odd}")
+        raise SchemaError(f"out and the batch have different columns: only one of them has {odd}")
     if (out.time_major, out.zero_padded) != (batch.time_major, batch.zero_padded):
-        raise SchemaError("out and the batch have unlike layouts (time_major, zero_padded)")
+        raise SchemaError("out and the batch have different layouts (time_major, zero_padded)")
     pairs = []
     for name, column in out._columns.items():
         mine, theirs = leaves(column), leaves(batch._columns[name])

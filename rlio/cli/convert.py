@@ -27,7 +27,7 @@ def convert(
     to: Annotated[str | None, typer.Option(help="Name of the format; else a data set of rlio.")] = None,
     policy: Annotated[str | None, typer.Option(help="Whose rows, where there are several policies.")] = None,
     prove: Annotated[
-        bool, typer.Option("--prove", help="Read both sides again and compare them; exit with 1 if unlike.")
+        bool, typer.Option("--prove", help="Read both sides again; exit with 1 if they differ.")
     ] = False,
     skip: Annotated[
         bool, typer.Option("--skip", help="Leave out episodes that are no trajectory or do not fit.")

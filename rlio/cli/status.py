@@ -97,7 +97,7 @@ def _show_followers(report: DatasetStatus) -> None:
 
 
 def _lines(report: DatasetStatus) -> Iterator[str]:
-    """What is to be done, and the sum of it."""
+    """Return what to do next, and the totals."""
     yield from (line for log in report.left if (line := _advice(log)))
     if report.set_aside:
         yield f"{len(report.set_aside):,} damaged log files are set aside: `rlio verify` says what they hold"

@@ -121,11 +121,11 @@ class RandomAccess:
         """Return rows by their numbers in the order of the data set, in the given order, in new memory.
 
         Raises:
-            OptionError: The data is of several agents.
+            OptionError: The data has several agents.
         """
         if not self._by_row:
             raise OptionError(
-                "the data is of several agents, whose rows have no single order: read episode(i), or a "
+                "the data has several agents, whose rows have no single order: read episode(i), or a "
                 "DatasetReader with policy=...",
                 uri=self._dataset.uri,
             )

@@ -117,7 +117,7 @@ class Stats(Mapping[str, LeafStats]):
 
     def __getitem__(self, name: str) -> LeafStats:
         if name not in self._found:
-            raise MissingColumn(f"the statistics are of {', '.join(self._found)}", column=name)
+            raise MissingColumn(f"the statistics have the columns {', '.join(self._found)}", column=name)
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -239,10 +239,10 @@ def _wanted(dataset: DatasetSnapshot, columns: Sequence[str] | None, policy: str
     schemas = list(dataset.schemas.values())
     policies = sorted({pid for schema in schemas for pid in schema.policies})
     if not policies or not len(dataset):
-        raise OptionError(f"no statistics of nothing: {dataset.why_empty()}", uri=dataset.uri)
+        raise OptionError(f"statistics need rows: {dataset.why_empty()}", uri=dataset.uri)
     if len(policies) > 1 if policy is None else policy not in policies:
         raise OptionError(
-            f"policy={excerpt(policy)}: statistics are of one policy, one of {excerpt(policies)}",
+            f"policy={excerpt(policy)}: statistics are those of one policy: pass one of {excerpt(policies)}",
             uri=dataset.uri,
         )
     known = joint_columns(schemas, policy or policies[0])
@@ -509,7 +509,7 @@ class Normaliser:
                 raise OptionError("normalise: new_obs follows obs; name obs alone")
             names = [name for name, (own, _) in stats.columns.items() if own == column]
             if not names:
-                raise MissingColumn(f"the statistics are of {', '.join(stats)}", column=column)
+                raise MissingColumn(f"the statistics have the columns {', '.join(stats)}", column=column)
             for name in names:
                 scales[name] = _scale(stats[name], method, name)
         return cls(columns, scales)
@@ -555,7 +555,7 @@ class Normaliser:
         for name in made.columns if columns is not None else ():
             if name not in (columns or ()):
                 raise MissingColumn(
-                    f"normalise is for a column that columns={columns} leave out", column=name
+                    f"normalise names a column that columns={columns} leaves out", column=name
                 )
         return made
 
@@ -596,7 +596,7 @@ class Normaliser:
             name = leaf_name(column, path)
             one = self._scales.get(name)
             if one is None:
-                raise MissingColumn(f"normalised are {', '.join(self._scales)}", column=name)
+                raise MissingColumn(f"the normalised columns are {', '.join(self._scales)}", column=name)
             array = to_numpy(leaf)
             if array.shape[array.ndim - one.offset.ndim :] != one.offset.shape:
                 raise SchemaError(
@@ -616,7 +616,7 @@ Normalise: TypeAlias = Method | Mapping[str, Method] | Stats | Normaliser
 def _scale(leaf: LeafStats, method: Method, name: str) -> _Scale:
     offset, scale = (leaf.mean, leaf.std) if method == "mean_std" else (leaf.min, leaf.max)
     if not (np.isfinite(offset) & np.isfinite(scale)).all():
-        raise OptionError(f"normalise: {name} has a place without any finite value: leave the column out")
+        raise OptionError(f"normalise: {name} has an element without any finite value: leave the column out")
     if method == "min_max":
         offset, scale = (offset / 2 + scale / 2), (scale / 2 - offset / 2)
     # A constant has a scale of 0, or of the rounding error of its mean.

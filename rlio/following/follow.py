@@ -571,9 +571,9 @@ class FollowPass:
         counting = counting_of(dataset, self._options.columns)
         if counting != reader.counting:
             raise SchemaConflict(
-                f"a writer brings data that counts in {counting.unit} of another kind than the "
-                f"{reader.counting.unit} that were followed so far: keep them in different roots, or begin "
-                "again with a new reader",
+                f"a new writer's data counts in {counting.unit}, which differ from the "
+                f"{reader.counting.unit} read so far: keep such data in different roots, or start again "
+                "with a new reader",
                 uri=self._storage.uri,
             )
         reader.options, reader.dataset = options, dataset

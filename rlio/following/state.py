@@ -210,7 +210,7 @@ def merge_states(states: Sequence[JsonState]) -> JsonState:
             ) from error
     first = found[0]
     if len({(state.world, state.slots) for state in found}) > 1:
-        raise StateError("the states are those of groups of unlike numbers of ranks or slots")
+        raise StateError("the states come from groups with different numbers of ranks or slots")
     ranks = sorted(rank for state in found for rank in state.ranks)
     if ranks != list(range(first.world)):
         raise StateError(f"found states of the ranks {ranks} of {first.world}: pass each rank's state once")

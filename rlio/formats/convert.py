@@ -118,7 +118,7 @@ def convert(
     )
     place = Storage.open(dst, storage_options=into_storage_options).uri.rstrip("/")
     if place == source.uri.rstrip("/"):
-        raise OptionError("the target is the source: name another", uri=place)
+        raise OptionError("the target is the source: name another target", uri=place)
     target = _open_target(source, dst, format, dict(options or {}), into_storage_options, on_error)
     inspector = Inspector(source.parts[0].origin.spaces)
     try:

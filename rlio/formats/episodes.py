@@ -233,8 +233,8 @@ class _StoredEpisodes(Episodes):
             rows = RowFilter.of(options["filter"])
             if rows.quantiles:
                 raise OptionError(
-                    f"filter={excerpt(rows.text)}: quantiles are of the episodes of all writers, and these "
-                    "are read one after the other; pass the value instead of quantile(...)"
+                    f"filter={excerpt(rows.text)}: a quantile needs the episodes of all writers, but a "
+                    "conversion reads one writer after the other; pass the value instead of quantile(...)"
                 )
             known = {name for names in dataset.columns.values() for name in names}
             if {*EPISODE_COLUMNS} & {*(rows.columns or ())} - known:
@@ -395,7 +395,7 @@ def _checked(found: Episodes, policy: str | None, *, keeps_batches: bool) -> Epi
     """Decide by the first rows whether they come as they are."""
     first = next((batch for _, batch in found._batches()), None)
     if first is None:
-        raise OptionError(f"policy={excerpt(policy)}: no row is of that policy", uri=found.uri)
+        raise OptionError(f"policy={excerpt(policy)}: no row belongs to that policy", uri=found.uri)
     if isinstance(first, MultiAgentBatch):
         if not keeps_batches:
             raise OptionError(
@@ -407,7 +407,7 @@ def _checked(found: Episodes, policy: str | None, *, keeps_batches: bool) -> Epi
         return found
     missing = [name for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS) if name not in first]
     if missing and not keeps_batches:
-        raise SchemaError("an episode has obs, actions and rewards", uri=found.uri, column=missing[0])
+        raise SchemaError("an episode needs obs, actions and rewards", uri=found.uri, column=missing[0])
     found.joint = keeps_batches and any(map(is_per_sequence, first))
     return found
 

@@ -91,7 +91,7 @@ class Hdf5Source:
         """
         found = self._member(number, path)
         if not self._handles.is_dataset(found):
-            raise CorruptData(f"{path} is {'absent' if found is None else 'no dataset'}")
+            raise CorruptData(f"{path} is {'absent' if found is None else 'not a dataset'}")
         if found.shape:
             check_dataset(found, path, self.files[number].uri, self._limits)
         return found

@@ -53,7 +53,7 @@ def decode_images(
         except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
             if isinstance(error, RlioError):
                 raise
-            raise CorruptData(f"picture {number} is no {format}: {excerpt(str(error))}") from error
+            raise CorruptData(f"picture {number} is not a {format}: {excerpt(str(error))}") from error
     return np.empty((0, *(shape or ())), np.uint8) if found is None else found
 
 
@@ -95,7 +95,7 @@ def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
                 (4,),
             )
         ):
-            raise SchemaError(f"{picture.dtype} of shape {picture.shape} is no picture")
+            raise SchemaError(f"{picture.dtype} of shape {picture.shape} is not a picture")
         stream = io.BytesIO()
         image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture).save(stream, format="PNG")
         files.append(stream.getvalue())

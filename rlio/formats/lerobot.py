@@ -212,7 +212,7 @@ class LeRobotSource:
                 raise CorruptData("the tasks are not numbered 0, 1, ...")
             texts = [next(value for name, value in row.items() if name != "task_index") for row in found]
             if not all(isinstance(text, str) for text in texts):
-                raise CorruptData("found a task that is no text")
+                raise CorruptData("found a task that is not text")
             return texts
 
         return guarded(file, None, read, format="a table of tasks")
@@ -220,18 +220,18 @@ class LeRobotSource:
     def _in_order(self, found: list[Any], uri: str) -> list[dict[str, Any]]:
         """Episodes by their index, which is 0, 1, ..."""
         if not all(isinstance(about, dict) for about in found):
-            raise CorruptData("found an episode that is no object", uri=uri)
+            raise CorruptData("found an episode that is not an object", uri=uri)
         found.sort(key=lambda about: whole_number(about, EPISODE, uri=uri))
         for number, about in enumerate(found):
             if about[EPISODE] != number:
-                raise CorruptData(f"episode {number} is absent or there twice", uri=uri)
+                raise CorruptData(f"episode {number} is absent, or listed twice", uri=uri)
         return found
 
     def _check_totals(self) -> None:
         for name, count in (("total_episodes", len(self.lengths)), ("total_frames", sum(self.lengths))):
             stated = whole_number(self._info, name, uri=self._where)
             if stated != count:
-                raise CorruptData(f"{name} is {stated}, and the episodes have {count}", uri=self._where)
+                raise CorruptData(f"{name} is {stated}, but the episodes have {count}", uri=self._where)
         if not self._is_v3:
             return
         end = 0
@@ -241,8 +241,8 @@ class LeRobotSource:
             )
             if start != end or stop - start != length:
                 raise CorruptData(
-                    f"episode {number} of {length} frames is said to be the rows {start} to {stop}, expected "
-                    f"{end} to {end + length}",
+                    f"the metadata places episode {number} of {length} frames at the rows {start} to {stop}, "
+                    f"expected {end} to {end + length}",
                     uri=self.uri,
                 )
             end = stop
@@ -362,7 +362,7 @@ class LeRobotSource:
             first += rows
         if first < stop:
             raise CorruptData(
-                f"the file has {first} rows, and episode {episode} is said to end at row {stop}"
+                f"the file has {first} rows, but in the metadata episode {episode} ends at row {stop}"
             )
         return pa.concat_tables(parts) if parts else file.arrow.schema_arrow.empty_table()
 
@@ -404,7 +404,7 @@ class LeRobotSource:
     def _pictures(self, name: str, values: Any) -> np.ndarray:
         rows: list[bytes] = [row["bytes"] for row in values.to_pylist() if row and row["bytes"]]
         if len(rows) < len(values):
-            raise UnknownLayout(f"{name} lies in picture files of its own, which are not read: embed them")
+            raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
         kind = "PNG" if rows and rows[0].startswith(b"\x89PNG") else "JPEG"
         return decode_images(rows, None, format=kind, limits=self._limits)
 

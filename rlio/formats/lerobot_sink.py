@@ -95,8 +95,8 @@ class LeRobotSink:
         """Add one episode; see `EpisodeSink`.
 
         Raises:
-            SchemaError: Its columns are unlike those of the first episode, nested over one level, or nothing
-                that LeRobot has.
+            SchemaError: Its columns differ from those of the first episode, are nested twice, or are objects
+                or of a dtype that LeRobot does not have.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq

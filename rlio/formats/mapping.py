@@ -114,7 +114,7 @@ class MappedSource:
                 raise DataNotFound("found no rows")
             columns = dict(mapping.columns)
             if Columns.NEXT_OBS in columns and mapping.next_obs is not None:
-                raise OptionError("found a column new_obs, which next_obs= says too: leave out one of them")
+                raise OptionError("columns= and next_obs= both name new_obs: leave out one of them")
             if mapping.next_obs is not None and mapping.next_obs != DERIVE:
                 columns[Columns.NEXT_OBS] = mapping.next_obs
             self._specs = {name: self._resolved(spec, name) for name, spec in columns.items()}
@@ -182,7 +182,7 @@ class MappedSource:
                     "truncated=, the flag of its last row; or per_file=True, if each file is an episode"
                 )
             if mapping.final_row:
-                raise OptionError("final_row=True needs episode= or per_file=True: a flag is not on that row")
+                raise OptionError("final_row=True needs episode= or per_file=True: no flag marks that row")
         if mapping.next_obs == DERIVE and Columns.OBS not in self._specs:
             raise OptionError("next_obs='derive' needs columns={'obs': ...}")
         if mapping.final_row and mapping.next_obs != DERIVE:
@@ -353,9 +353,9 @@ class MappedSource:
             return
         file = self._file_starts.index(row)
         raise SchemaError(
-            f"file {file} begins as the one before ended, in the middle of an episode by its columns: pass "
-            "per_file=True if each file has episodes and ids of its own, per_file=False if an episode goes "
-            "on in the next file",
+            f"file {file} begins with the id of the unfinished episode that ends the file before it: pass "
+            "per_file=True if each file has its own ids, per_file=False if an episode continues in the next "
+            "file",
             uri=self._table.files[file].uri,
         )
 
@@ -371,7 +371,7 @@ class MappedSource:
     def _id_column(self, values: Any, path: tuple[str, ...]) -> NDArray[Any]:
         name = ".".join(path)
         if not isinstance(values, np.ndarray) or values.ndim != 1:
-            raise SchemaError("an id is one value a row", column=name)
+            raise SchemaError("an id must be one value a row", column=name)
         is_null = (
             np.array([value is None for value in values]) if values.dtype == object else values != values
         )
@@ -624,9 +624,9 @@ def _own_columns(table: Table) -> dict[str, Any]:
         for parent in parents:
             inner = inner.setdefault(parent, {})
             if not isinstance(inner, dict):
-                raise SchemaError(f"the column {excerpt(name)} is a part of another one")
+                raise SchemaError(f"the column {excerpt(name)} is a part of another column")
         if last in inner:
-            raise SchemaError(f"the column {excerpt(name)} has parts beside it")
+            raise SchemaError(f"the column {excerpt(name)} is also the parent of other columns")
         inner[last] = name
     for name, parts in stacks.items():
         if name in columns or sorted(parts) != list(range(len(parts))):

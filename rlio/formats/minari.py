@@ -140,7 +140,7 @@ class MinariSource:
             total = whole_number(metadata, "total_steps", uri=where)
             if sum(self.lengths) != total:
                 raise CorruptData(
-                    f"total_steps is {total}, and the {count} episodes have {sum(self.lengths)}", uri=where
+                    f"total_steps is {total}, but the {count} episodes have {sum(self.lengths)}", uri=where
                 )
             self._seeds = self._all_seeds()
             self._has_warned = False
@@ -211,7 +211,7 @@ class MinariSource:
             float(stated), rewards.sum(dtype=np.float64), rtol=1e-4, atol=1e-6, equal_nan=True
         ):
             raise CorruptData(
-                f"rewards_sum of episode {episode} is {stated}, and its rewards sum up to {rewards.sum()}",
+                f"rewards_sum of episode {episode} is {stated}, but its rewards sum up to {rewards.sum()}",
                 uri=self.uri,
             )
 
@@ -310,7 +310,7 @@ class _Hdf5Store:
         root = self._handles.file(0).id
         found = sum(1 for name in root if name.startswith(b"episode_"))
         if found != count:
-            raise CorruptData(f"total_episodes is {count}, and the file has {found}")
+            raise CorruptData(f"total_episodes is {count}, but the file has {found}")
         episodes = []
         for episode in range(count):
             group = self._member(root, f"episode_{episode}")
@@ -320,7 +320,7 @@ class _Hdf5Store:
                     attribute = h5a.open(group, name)
                     value = np.empty((), attribute.dtype)
                     if value.dtype.kind not in "iuf" or attribute.shape:
-                        raise CorruptData(f"{name.decode()} of episode {episode} is no number")
+                        raise CorruptData(f"{name.decode()} of episode {episode} is not a number")
                     attribute.read(value)
                     about[name.decode()] = value.item()
             episodes.append(about)
@@ -349,7 +349,7 @@ class _Hdf5Store:
             raise CorruptData(f"{excerpt(name)} has another structure than its space {excerpt(str(space))}")
         if is_group:
             if depth > self._decode.limits.nesting:
-                raise UnsafeData(f"{excerpt(name)} is nested over {self._decode.limits.nesting} deep")
+                raise UnsafeData(f"{excerpt(name)} nests more than {self._decode.limits.nesting} deep")
             if children is None:
                 return self._groups(item, depth)
             parts = {
@@ -384,7 +384,7 @@ class _Hdf5Store:
         return values
 
     def _of_any_length(self, dataset: Any, name: str, space: Any) -> np.ndarray:
-        """Texts, or JPEG files of unlike lengths."""
+        """Texts, or JPEG files of different lengths."""
         is_text = self._h5py.check_string_dtype(dataset.dtype) is not None
         of_bytes = self._h5py.check_vlen_dtype(dataset.dtype) == np.uint8
         is_picture = of_bytes and self._decode.is_jpeg(space)
@@ -425,7 +425,7 @@ class _ArrowStore:
         }
         found = sum(path.endswith(f"/part-0.{kind}") for path in sizes)
         if found != count:
-            raise CorruptData(f"total_episodes is {count}, and there are {found}", uri=place.uri)
+            raise CorruptData(f"total_episodes is {count}, but there are {found}", uri=place.uri)
         files, self.episodes = [], []
         for episode in range(count):
             path = f"{folder}{episode}/part-0.{kind}"

@@ -174,7 +174,7 @@ def spec_of(env: str | None) -> dict[str, str]:
     try:
         return {"env_spec": gym.spec(env).to_json()}
     except gym.error.Error:
-        logger.warning("the environment %s is not registered: Minari gets no spec of it", excerpt(env))
+        logger.warning("the environment %s is not registered: its spec is not written", excerpt(env))
         return {}
 
 
@@ -204,7 +204,7 @@ def columns_of(episode: Episode, spaces: tuple[Any, Any], *, advice: str) -> dic
     if not episode.has_final_observation:
         raise SchemaError(
             f"the observation after the last of {steps} steps of episode {excerpt(episode.id_)} is not "
-            f"known, and Minari has one after each step: {advice}",
+            f"known, but Minari needs one after each step: {advice}",
             column=Columns.NEXT_OBS,
         )
     observations, actions = (

@@ -36,13 +36,13 @@ def space_of_minari(text: str, *, limits: Limits = DEFAULT_LIMITS) -> Any:
     except (CorruptData, SchemaError):
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptData(f"no space of Minari: {error!r} in {excerpt(text)}") from error
+        raise CorruptData(f"not a space of Minari: {error!r} in {excerpt(text)}") from error
 
 
 def _described(found: dict[str, Any], depth: int) -> dict[str, Any]:
     """Rlio's description of a space of Minari."""
     if depth > _MAX_DEPTH:
-        raise CorruptData(f"a space nested over {_MAX_DEPTH} deep")
+        raise CorruptData(f"a space nests more than {_MAX_DEPTH} deep")
     match kind := found["type"]:
         case "Box":
             shape, dtype = found["shape"], _dtype(found["dtype"])

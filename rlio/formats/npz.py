@@ -235,8 +235,8 @@ def _check(rows: SampleBatch) -> None:
     for name, column in rows.items():
         for path, leaf in leaves(column):
             if any(not isinstance(key, str) or "/" in key for key in path):
-                raise SchemaError(
-                    "the format has nested dicts, found a tuple or a key with a slash", column=name
-                )
+                raise SchemaError("found a tuple or a key with a slash, expected nested dicts", column=name)
             if to_numpy(leaf).dtype == object:
-                raise SchemaError("the format has no objects, which would be pickled", column=name)
+                raise SchemaError(
+                    "found objects, which NPZ would pickle: expected numbers or text", column=name
+                )

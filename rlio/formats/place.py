@@ -98,7 +98,7 @@ def locate_format(
     if chosen.root:
         if not alone:
             raise UnknownLayout(
-                f"found files of {chosen.title}, of which a data set is one folder: pass the folder that has "
+                f"found files of {chosen.title}, expected the folder of a data set: pass the folder that has "
                 + " or ".join(chosen.root),
                 uri=os.fspath(values[0]),
             )

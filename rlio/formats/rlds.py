@@ -303,7 +303,7 @@ class RldsSource:
                 self.lengths.append(steps)
             self._empty += not steps
         if records != expected:
-            raise CorruptData(f"{_INFO} says {expected} records, and the file has {records}")
+            raise CorruptData(f"{_INFO} says {expected} records, but the file has {records}")
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
@@ -365,12 +365,12 @@ class RldsSource:
         for name, values in [*found.items(), (_TERMINAL, terminal)]:
             lengths = {len(leaf) for leaf in _arrays(values)}
             if lengths != {len(last)}:
-                raise CorruptData(f"steps/{name} has {sorted(lengths)} steps, and steps/is_last {len(last)}")
+                raise CorruptData(f"steps/{name} has {sorted(lengths)} steps, but steps/is_last {len(last)}")
         for name, flags in ((_LAST, last), (_TERMINAL, terminal)):
             if flags[:-1].any():
                 raise CorruptData(f"{name} is true in step {int(flags.argmax())} of {len(flags)}")
         if terminal[-1] and not last[-1]:
-            raise CorruptData("the last step is_terminal, and not is_last")
+            raise CorruptData("the last step is_terminal, but not is_last")
         first = found.get(_FIRST)
         if first is not None and first[1:].any():
             raise CorruptData(f"is_first is true in step {1 + int(first[1:].argmax())}")

@@ -172,7 +172,7 @@ class RllibEpisodeSource:
         missing = _KEYS - state.keys()
         id_, start, stop = state.get("id_"), state.get("t_started"), state.get("t")
         if missing or not isinstance(id_, str | int):
-            raise CorruptData(f"no state of an episode: {sorted(missing)} absent, id_ {excerpt(id_, 80)}")
+            raise CorruptData(f"not a state of an episode: {sorted(missing)} absent, id_ {excerpt(id_, 80)}")
         if type(start) is not int or type(stop) is not int or not 0 <= start <= stop < 2**40:
             raise CorruptData(f"steps {excerpt(start, 40)} to {excerpt(stop, 40)}")
         return _Chunk(id_, start, stop, file, group, row)
@@ -349,7 +349,7 @@ def _with_tuples(value: Any, space: Any) -> Any:
     """``value`` with tuples where the space has them; msgpack makes them lists."""
     if isinstance(value, list):
         if space is None:
-            raise SchemaError("found a list, and no space that says whether it is a tuple of parts")
+            raise SchemaError("found a list, but no space states whether it is a tuple of parts")
         parts = getattr(space, "spaces", None)
         if isinstance(parts, tuple):
             if len(parts) != len(value):

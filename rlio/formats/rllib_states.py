@@ -180,13 +180,13 @@ def space_from_rllib(described: Any, *, limits: Limits, depth: int = 0) -> Any:
     if described is None:
         return None
     if not isinstance(described, dict) or depth > limits.nesting:
-        raise CorruptData(f"{excerpt(described, 80)} describes no space")
+        raise CorruptData(f"{excerpt(described, 80)} does not describe a space")
     try:
         return _space(described, limits, depth)
     except CorruptData:
         raise
     except (ValueError, TypeError, KeyError, AssertionError, AttributeError) as error:
-        raise CorruptData(f"{excerpt(described, 80)} describes no space: {excerpt(str(error))}") from error
+        raise CorruptData(f"{excerpt(described, 80)} is not a space: {excerpt(str(error))}") from error
 
 
 def _space(described: dict[str, Any], limits: Limits, depth: int) -> Any:

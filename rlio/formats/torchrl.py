@@ -229,7 +229,7 @@ class TorchrlSource:
         about = read_object(storage, path, limits=self._limits)
         valid, cursor = whole_number(about, "len", uri=where), 0
         if valid > rows:
-            raise CorruptData(f"len is {valid}, and there are {rows} rows", uri=where)
+            raise CorruptData(f"len is {valid}, but there are {rows} rows", uri=where)
         if valid == rows and not self._folder:
             raise UnknownLayout(
                 "found the storage of a full buffer, whose oldest row is not known: pass the folder above, "
@@ -241,7 +241,7 @@ class TorchrlSource:
             where = storage.uri_of("writer/metadata.json")
             cursor = whole_number(writer, "cursor", uri=where)
             if cursor > rows:
-                raise CorruptData(f"cursor is {cursor}, and there are {rows} rows", uri=where)
+                raise CorruptData(f"cursor is {cursor}, but there are {rows} rows", uri=where)
         if len(self._batch) > 1 and (valid < rows or cursor % rows):
             raise UnknownLayout(
                 f"found a buffer of {self._batch} rows that is not full, or a ring, expected one dimension",
@@ -260,7 +260,7 @@ class TorchrlSource:
                 found[name] = self._read(leaf, ranges).reshape(rows)
         if "terminated" not in found:
             raise MissingColumn(
-                "next has no terminated, so ends have no reason", column="terminated", uri=self.uri
+                "next has no terminated, which says why an episode ended", column="terminated", uri=self.uri
             )
         none = np.zeros(rows, np.bool_)
         terminated, done = found["terminated"], found.get("done", none)

@@ -206,7 +206,7 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
                 self._writer.write(_rows_of(episode))
                 self.rows_recorded += len(episode)
         if self.rows_recorded == before and any(map(len, samples)):
-            raise PublishError("steps were sampled, and no row was recorded", uri=os.fspath(self._root))
+            raise PublishError("steps were sampled, but no row was recorded", uri=os.fspath(self._root))
         self.metrics.log_value(ROWS_RECORDED, self.rows_recorded - before, reduce="lifetime_sum")
         return samples
 

@@ -264,7 +264,7 @@ def _check_header(storage: Storage, listing: Listing, *, has_logs: bool) -> None
     except DataNotFound:
         if not listing.writers and not has_logs:
             require_header(storage)  # Raises, and says what is there instead.
-        logger.warning("%s has no %s: readers take it for no data set", storage.uri, HEADER)
+        logger.warning("%s has no %s: readers do not recognise a data set there", storage.uri, HEADER)
 
 
 def _recover_command(storage: Storage, spool: Spool, *, has_options: bool) -> list[str]:

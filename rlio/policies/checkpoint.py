@@ -226,7 +226,7 @@ def select_components(
         )
     if components is not None and wanted & set(not_components):
         raise OptionError(
-            f"the components {excerpt(sorted(wanted & set(not_components)))} are asked for and left out"
+            f"the components {excerpt(sorted(wanted & set(not_components)))} are both requested and excluded"
         )
     return {name: part for name, part in state.items() if name in wanted and name not in not_components}
 

@@ -109,7 +109,7 @@ class Policy(ABC):
         ):
             if bound != given:
                 raise OptionError(
-                    f"the policy was made for the {what} space {excerpt(str(bound))}, but is to act in "
+                    f"the policy was made for the {what} space {excerpt(str(bound))}, not for "
                     f"{excerpt(str(given))}: make another policy"
                 )
 

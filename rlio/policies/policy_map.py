@@ -212,8 +212,8 @@ class PolicyMap(MutableMapping[str, Policy]):
         if len(self._cache) >= self.capacity and not any(self._held.values()):
             raise OptionError(
                 f"the PolicyMap has {len(self._cache)} policies in memory and capacity={self.capacity}, and "
-                "none can be put away: without a PolicySpec they could not be made again; add specs, or pass "
-                "a larger capacity or policy_states_are_swappable=True"
+                "none can be moved to disk: without a PolicySpec they could not be recreated; add specs, or "
+                "pass a larger capacity or policy_states_are_swappable=True"
             )
 
     def _shrink(self, policies: int) -> None:

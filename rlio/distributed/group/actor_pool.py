@@ -338,7 +338,7 @@ class ActorPool:
             self._let_go(worker, f"it could not be made: {_line(str(told.__cause__))}")
             self._errors.append(told)
         else:
-            self.lose(worker, f"it could not be made again: {_line(str(told.__cause__))}", cause=told)
+            self.lose(worker, f"it could not be recreated: {_line(str(told.__cause__))}", cause=told)
 
     def _look_for_hanging(self) -> bool:
         """Lose workers that exceeded their time limit; returns whether any did."""
