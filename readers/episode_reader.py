@@ -45,13 +45,13 @@ class EpisodeSource(Protocol):
 
     Attributes:
         uri: Where they are stored, for messages.
-        files: The files that the episodes lie in; their names and sizes are part of a reader's state.
+        files: The files of the episodes; their names and sizes are part of a reader's state.
         lengths: Steps of each episode.
         row_bytes: About how many bytes a row takes in memory.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have two more: ``origin``, the `rlio.formats.sink.Origin` that goes along when it is
-    converted, and ``notes``, sentences about its data for the report (`rlio.formats.report`).
+    A source may have two more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps, and
+    ``notes``, sentences about its data for the report (`rlio.formats.report`).
     """
 
     uri: str
@@ -72,7 +72,7 @@ class EpisodeSource(Protocol):
 
         Raises:
             CorruptData: The episode is damaged.
-            SchemaError: Its columns are no columns of a batch.
+            SchemaError: Its columns are not columns of a batch.
         """
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class EpisodeReader(StoredReader):
         inputs: The data set: a folder, a file, a glob, a URI, or a list of files.
         format: Name of the format, such as ``"minari"``; None: recognise it.
         format_options: Options of the format, see docs/foreign.md.
-        limits: What the files may ask for.
+        limits: Bounds on the files.
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`.
 
@@ -146,7 +146,7 @@ class EpisodeReader(StoredReader):
         DataNotFound: ``inputs`` name nothing, or the data set has no episode.
         UnknownLayout: The format is not known, or rlio does not read it.
         MissingExtra: The library that decodes the files is not installed.
-        CorruptData: The data set is damaged. (UnsafeData: it asks for more than data may.)
+        CorruptData: The data set is damaged. (UnsafeData: it exceeds ``limits``.)
         OptionError: An option is illegal.
     """
 
@@ -180,7 +180,7 @@ class EpisodeReader(StoredReader):
         Args:
             source: The episodes; owned by the reader.
             format: Their format.
-            details: What decides about the rows besides the files, as JSON values: part of states.
+            details: Everything besides the files that determines the rows, as JSON values; part of states.
             keywords: See `ReadOptions`.
         """
         try:

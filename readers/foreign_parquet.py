@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 _SUFFIXES = (".parquet",)
 # Dictionary-encoded text, stored once with a number in each row, can multiply in memory. Rows are therefore
-# read in batches that stay within this limit, whatever the file declares.
+# read in batches that stay within this limit, regardless of the file's declarations.
 _BATCH_BYTES = 64 << 20
 _BATCH_ROWS = 8192
 _OPEN_FILES = 4

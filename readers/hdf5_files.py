@@ -1,6 +1,6 @@
-"""HDF5 files of others, opened so that a file from a stranger stays inside itself.
+"""Opens HDF5 files of others so that an untrusted file cannot reach other files or code.
 
-Links that lead elsewhere, virtual and external data and compression plug-ins are refused. h5py reads HDF5
+Links to other files, virtual and external data and compression plug-ins are refused. h5py reads HDF5
 (extra ``hdf5``).
 
 Example:
@@ -112,7 +112,7 @@ def check_dataset(dataset: Any, path: str, uri: str, limits: Limits) -> tuple[tu
         dataset: h5py's Dataset, or its identifier, which is made in half the time.
         path: What messages call it.
         uri: Of the file.
-        limits: What it may ask for.
+        limits: Bounds on the data.
 
     Returns:
         Its shape and dtype.

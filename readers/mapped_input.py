@@ -27,7 +27,7 @@ __all__ = ["MappedInput"]
 class MappedInput(InputReaderAround):
     """Gives the batches of ``child`` after ``functions``, applied in order.
 
-    Functions always get the child's own batches whole, whatever size the caller asks for. A function that
+    Functions always get the child's own batches whole, for any requested size. A function that
     combines rows (returns of an episode, for example) therefore gives the same rows for any size. Functions
     may add, change and drop columns and rows, and may change the given batch in place. For a resumable reader
     they must be pure: the same batch in, the same batch out.

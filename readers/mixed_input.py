@@ -57,8 +57,8 @@ _KEPT = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
 class MixedInput(InputReader):
     """Gives batches that hold steps of every source in proportion to its weight.
 
-    Shares are exact in steps (or in sequences, if all sources count those), whatever the sizes of the
-    sources' own batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order, so
+    Shares are exact in steps (or in sequences, if all sources count those), for any sizes of the sources' own
+    batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order, so
     sequences and fragments stay whole. A SampleBatch beside a MultiAgentBatch becomes its ``default_policy``.
 
     Args:

@@ -156,7 +156,7 @@ def plain_schema(data: bytes, *, is_file: bool = False) -> tuple[Any, dict[str, 
         is_file: Whether it is a whole file instead.
 
     Raises:
-        CorruptData: The message is no schema.
+        CorruptData: The message is not a schema.
     """
     schema = _plain_schema(data, is_file=is_file)
     return schema, dict(_extensions(schema, ""))

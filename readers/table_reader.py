@@ -80,40 +80,40 @@ def read_table(
 ) -> EpisodeReader:
     """Read a table with one row a step, whose columns have any names. `rlio.read` calls it.
 
-    Row t has the observation, the action, the reward and the flags that followed it. Rows of an episode lie
-    together, in the order of time. A name may be a path to a part of a nested column, such as
+    Row t has the observation, the action, and the reward and the flags that followed it. Rows of an episode
+    are adjacent, in the order of time. A name may be a path to a part of a nested column, such as
     ``"info.speed"``. Without ``columns``, the names must be rlio's.
 
     Args:
         inputs: CSV, JSON lines, Parquet, Arrow (also Feather) or NPZ files, or a folder of Hugging Face's
             `save_to_disk`: a path, URI, glob or a list of those. Or a table in memory: `pandas.DataFrame`,
             `polars.DataFrame`, `pyarrow.Table`, `datasets.Dataset`.
-        format: Name of the format of files; None: their endings say it.
+        format: Name of the format of files; None: by their suffixes.
         format_options: ``delimiter`` of CSV; ``split`` of Hugging Face.
-        limits: What files may ask for.
+        limits: Bounds on the files.
         storage_options: Keywords of the fsspec filesystem.
         keywords: Those of `rlio.readers.read_options.ReadOptions`, and:
 
-            - ``columns``: rlio's column -> a column of the table; or a list of columns with a number a row,
-              which are put side by side; or a dict of such, a nested column.
+            - ``columns``: rlio's column -> a column of the table; or a list of columns with one number a row,
+              joined into one array; or a dict of these, a nested column.
             - ``episode``: The column, or columns, whose value changes where an episode begins. Whole numbers
-              become ``eps_id``; of others, it numbers the episodes.
-            - ``terminated``: The flag of the last row of an episode that reached an end; True: all did.
-            - ``truncated``: Likewise of episodes that were cut off. None: those that are complete and
-              not terminated.
-            - ``next_obs``: What ``new_obs`` is made of, as in ``columns``; or ``"derive"``: from the next row
-              of the episode. The last row of each then has ``new_obs_valid`` False.
+              become ``eps_id``; for others, it numbers the episodes.
+            - ``terminated``: The flag that marks the last row of a terminated episode; True: all terminated.
+            - ``truncated``: The same for truncated episodes. None: complete episodes that are not terminated
+              are truncated.
+            - ``next_obs``: The columns of ``new_obs``, as in ``columns``; or ``"derive"``: from the next row
+              of the episode. The last row of each episode then has ``new_obs_valid`` False.
             - ``dtypes``: rlio's column -> dtype, such as ``{"obs": "float32"}``.
-            - ``per_file``: True: an episode ends with its file, and ids are those of one file; False: an
-              episode may go on in the next file.
+            - ``per_file``: True: an episode ends with its file, and ids are unique only within a file; False:
+              an episode may continue in the next file.
             - ``final_row``: Whether each episode has a further row, with its final observation only.
 
     Raises:
         MissingColumn: There is no such column. The message shows all, with dtype and three values.
-        SchemaError: A column is not of numbers, lengths disagree, an id comes back, or the like.
-        OptionError: Nothing says where episodes end, or another option is illegal.
+        SchemaError: For example, a column is not numeric, lengths differ, or an id returns.
+        OptionError: Nothing shows where episodes end, or another option is illegal.
         DataNotFound: There are no such files.
-        CorruptData: A file is damaged. (UnsafeData: it asks for more than data may.)
+        CorruptData: A file is damaged. (UnsafeData: it exceeds ``limits``.)
     """
     mapping, details, rest = _split(dict(keywords))
     own = dict(format_options or {})
@@ -154,8 +154,8 @@ def from_arrays(arrays: Mapping[str, Any], **keywords: Unpack[TableKeywords]) ->
 def from_episodes(episodes: Iterable[Mapping[str, Any]], **keywords: Unpack[TableKeywords]) -> EpisodeReader:
     """Read episodes in memory, each a dict of columns with a row a step.
 
-    A single value counts for all rows of its episode; as ``terminated`` or ``truncated``, for the last. Where
-    the columns of ``obs`` have a row more than the others in every episode, it is the final observation.
+    A single value applies to all rows of its episode; as ``terminated`` or ``truncated``, to the last row. If
+    the columns of ``obs`` have one row more than the others in every episode, it is the final observation.
 
     Args:
         episodes: The episodes, with the same columns. All are held in memory.

@@ -72,7 +72,7 @@ _ROWS = 1 << 14
 
 
 class Trajectories(NamedTuple):
-    """Where the trajectories of a batch lie.
+    """The positions of the trajectories in a batch.
 
     Attributes:
         starts: First row of each, (N,) int64.
@@ -140,7 +140,7 @@ def _check_chain(batch: SampleBatch, rows: Array) -> None:
 
 
 def _check_joined(batch: SampleBatch, starts: Array) -> None:
-    """Refuse episodes whose rows alternate: a trajectory that goes on elsewhere is not found."""
+    """Refuse episodes whose rows alternate: `trajectories` cannot follow them."""
     if Columns.EPS_ID not in batch:
         return
     times = to_numpy(batch[Columns.T])
@@ -197,7 +197,7 @@ def to_d3rlpy(
 
     Args:
         data: A data set; or rows in order, with ``t`` or ``new_obs``.
-        policy: The policy whose rows to take, of a data set with several.
+        policy: The policy whose rows to take, if the data set has several.
         action_size: Number of discrete actions. None: from the recorded spaces, else the largest plus one.
 
     Raises:
@@ -409,18 +409,18 @@ def torchrl_storage(
     """Return a TorchRL `Storage` over a store of recorded data, for any of TorchRL's buffers and samplers.
 
     Pass it with ``writer=torchrl.data.ImmutableDatasetWriter()`` and ``collate_fn=lambda rows: rows``. Item i
-    is always the i-th recorded row, so priorities stay with their rows. To mix it with live rows, put it
-    beside a buffer of theirs into a ``torchrl.data.ReplayBufferEnsemble``.
+    is always the i-th recorded row, so priorities stay with their rows. To mix it with live rows, put both
+    buffers into a ``torchrl.data.ReplayBufferEnsemble``.
 
     Args:
         store: Made by `rlio.ReplayStore.open`.
-        policy: The policy whose rows to draw, of a data set with several.
+        policy: The policy whose rows to draw, if the data set has several.
         columns: Columns to draw; None: all. Objects (``infos``) must be omitted.
         layout: See `to_tensordict`.
 
     Raises:
         MissingExtra: torchrl is not installed.
-        OptionError: The store is live, and its rows change places; or it has several policies.
+        OptionError: The store is live, and its rows move; or it has several policies.
         SchemaError: See `to_tensordict`; raised as rows are drawn.
     """
     if store.live:
@@ -510,7 +510,7 @@ def fill_sb3(buffer: ReplayBuffer, data: Dataset | SampleBatch, *, policy: str |
         buffer: A `ReplayBuffer` or `DictReplayBuffer` with room for all rows.
         data: Rows with obs, new_obs, actions, rewards and terminateds. Actions are those given to the
             environment.
-        policy: The policy whose rows to take, of a data set with several.
+        policy: The policy whose rows to take, if the data set has several.
 
     Returns:
         What was added, and what was left out. The latter is logged, too.
@@ -645,14 +645,14 @@ def _sb3_actions(buffer: ReplayBuffer, column: Column) -> Array:
 
 
 def to_minari(data: Dataset) -> minari.MinariDataset:
-    """Return a data set as Minari's `MinariDataset`, which reads an episode when it is asked for.
+    """Return a data set as Minari's `MinariDataset`, which reads an episode when you access it.
 
-    Nothing is written, and writing raises. Episode i is ``data.episode(i)``, with an observation more than
-    steps, and without infos. ``minari.split_dataset`` opens a folder of Minari again, and so it refuses this:
-    take ``minari.MinariDataset(view.storage, numbers)``. For one thread at a time.
+    It is read-only. Episode i is ``data.episode(i)``, with one observation more than steps, and without
+    infos. ``minari.split_dataset`` opens a folder of Minari again, so it does not accept this data set: use
+    ``minari.MinariDataset(view.storage, numbers)``. For one thread at a time.
 
     Args:
-        data: Rows of one policy, with recorded spaces. The environment's spec is known where all writers
+        data: Rows of one policy, with recorded spaces. The environment's spec is known if all writers
             recorded the same environment.
 
     Raises:
@@ -745,5 +745,5 @@ _MINARI_SPACED = ("observations", "actions")
 
 
 def _text_as_list(leaf: Array) -> Any:
-    """Minari has texts as lists."""
+    """Return texts as lists, as Minari stores them."""
     return leaf.tolist() if leaf.dtype.kind in "OU" else leaf

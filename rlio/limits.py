@@ -45,7 +45,7 @@ class Limits:
         shard_bytes: Bytes of a JSON shard, which is held in memory as a whole while it is opened.
         line_bytes: Bytes of one line of JSON, unpacked. Parsing takes up to 27 times as many.
         inflation: The largest ratio of decompressed to stored bytes. Pieces below `free_bytes` may exceed it.
-        free_bytes: Decompressed bytes that are always allowed, whatever the size of the stored piece.
+        free_bytes: Decompressed bytes that are always allowed, for stored pieces of any size.
         zstd_window: Bytes that a zstd frame may keep as its look-back window while it is decompressed.
 
     Raises:

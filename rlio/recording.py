@@ -44,7 +44,7 @@ __all__ = ["RecordExperience", "RecordVectorExperience"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-# A write costs as much as some hundred steps, whatever its size. 256 rows are few enough that a crash loses
+# A write of any size costs as much as some hundred steps. 256 rows are few enough that a crash loses
 # little, and enough that writing costs a microsecond a step.
 _MOST_ROWS: Final = 256
 _MOST_SECONDS: Final = 1.0

@@ -207,7 +207,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON; floats that are not finite are strings")
+    raise ValueError(f"{name} is not JSON; floats that are not finite are strings")
 
 
 def _of_length(written: list[Any], rows: int) -> list[Any]:

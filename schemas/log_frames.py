@@ -81,7 +81,7 @@ class LogFrames:
 class _Policy:
     """The columns of one policy's pieces.
 
-    Rows of fixed size are logged as their bytes in memory, whatever their form in shards, because making
+    Rows of fixed size are logged as their bytes in memory, not in the form of shards, because making
     Arrow arrays of them takes longer than logging them.
     """
 

@@ -193,7 +193,7 @@ def _values_to_json(
 ) -> int | float | str | list[Any]:
     """Return one number if all are equal (including the sign: -0.0 is not 0.0), else the flat list.
 
-    Elements marked in ``infinite`` are written as ``name``, whatever the array holds there.
+    Elements marked in ``infinite`` are written as ``name``; their values in the array are ignored.
     """
     flat = array.reshape(-1)
     marks = None if infinite is None else infinite.reshape(-1)

@@ -1,6 +1,6 @@
 """Unpacks one untrusted zstd frame: checks its header before it inflates a byte.
 
-Libraries allocate the size that a frame's header states, whatever limit the caller gave, and a frame may ask
+Libraries allocate the size that a frame's header states, even above the caller's limit, and a frame may ask
 for a window of gigabytes. So size, window and ratio are checked first.
 
 Example:

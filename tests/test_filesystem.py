@@ -586,7 +586,7 @@ def test_a_folder_where_the_object_should_be_is_an_error_that_says_so(tmp_path: 
     storage = Storage.open(tmp_path)
     with pytest.raises(PublishError, match="IsADirectoryError"):
         storage.put("a.bin", b"content")
-    with pytest.raises(UnsafeData, match="no regular file"):
+    with pytest.raises(UnsafeData, match="not a regular file"):
         storage.read("a.bin")
     assert os.listdir(tmp_path / TMP_DIR) == []
 
@@ -671,7 +671,7 @@ def test_a_pipe_or_socket_that_poses_as_an_object_is_neither_listed_nor_waited_f
     storage = Storage.open(tmp_path)
     assert storage.list() == []
     assert not storage.exists("pipe.bin")
-    with pytest.raises(UnsafeData, match="no regular file"):
+    with pytest.raises(UnsafeData, match="not a regular file"):
         storage.read("pipe.bin")
 
 
@@ -740,7 +740,7 @@ def test_a_uri_that_went_through_pathlib_is_recognised() -> None:
 
 @pytest.mark.parametrize("value", ["", "a\0b"])
 def test_an_empty_path_or_a_nul_is_refused(value: str) -> None:
-    with pytest.raises(OptionError, match="is no path"):
+    with pytest.raises(OptionError, match="is not a path"):
         Storage.open(value)
 
 

@@ -464,7 +464,7 @@ class TestUpdate:
             ("maximum", np.array(0.5), "maximum=0.5"),
             ("drawn", np.array(1.0), "drawn has dtype float64"),
             ("values", np.zeros(0), "values is empty"),
-            ("values", np.array([1.0, -1.0]), "no priorities"),
+            ("values", np.array([1.0, -1.0]), "not priorities"),
             ("values", np.array(["1"]), "values has dtype"),
             ("values", None, "values is missing"),
         ],

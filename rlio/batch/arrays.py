@@ -107,8 +107,8 @@ def as_column(name: str, value: Any) -> Column:
         return np.asarray(value).reshape(1)
     if value is None or isinstance(value, str | bytes) or not hasattr(value, "__len__"):
         raise SchemaError(
-            f"{excerpt(value)} ({type(value).__name__}) is no column: expected an array, a tensor, a list of "
-            "rows, or a dict or tuple of these",
+            f"{excerpt(value)} ({type(value).__name__}) is not a column: expected an array, a tensor, a list "
+            "of rows, or a dict or tuple of these",
             column=name,
         )
     return _from_table(name, value)

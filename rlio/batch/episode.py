@@ -308,7 +308,7 @@ class Episode:
                 ``obs``; or the batch has ``seq_lens``, which an episode cannot keep.
         """
         if not len(batch):
-            raise SchemaError("a batch without rows is no trajectory: expected at least a first observation")
+            raise SchemaError("a batch without rows is not a trajectory: expected a first observation")
         if Columns.SEQ_LENS in batch:
             raise SchemaError("an episode has no sequences: unpad() and delete seq_lens and state_in_* first")
         found = _constant_of(batch, Columns.EPS_ID)

@@ -119,7 +119,7 @@ def unflatten(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
         if any(isinstance(part, bool) or not isinstance(part, str | int) for part in path):
             raise SchemaError(f"path {path!r}: its parts are str keys and int positions")
         node = tree
-        # The whole value hangs under one artificial key, so a plain leaf (path ()) is no special case.
+        # The whole value hangs under one artificial key, so a plain leaf (path ()) is not a special case.
         for parent, key in zip(("", *path), path, strict=False):
             node = node.setdefault(parent, _Branch())
             if not isinstance(node, _Branch):

@@ -1,4 +1,4 @@
-"""`rlio convert`: data of one format into another, with the report of what was found."""
+"""`rlio convert`: converts data of one format into another, and reports findings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def convert(
         bool, typer.Option("--prove", help="Read both sides again; exit with 1 if they differ.")
     ] = False,
     skip: Annotated[
-        bool, typer.Option("--skip", help="Leave out episodes that are no trajectory or do not fit.")
+        bool, typer.Option("--skip", help="Leave out episodes that are not a trajectory or do not fit.")
     ] = False,
     option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE: an option of the format, as JSON; repeatable.")
@@ -55,7 +55,7 @@ def convert(
     storage_options: StorageOptions = None,
     into_storage_options: IntoStorageOptions = None,
 ) -> None:
-    """Convert data of any format that rlio reads, and report what it has wrong. Run again, it continues."""
+    """Convert data of any format that rlio reads, and report what looks wrong. Run again, it continues."""
     from rlio.formats.convert import convert as run
 
     mapping = {

@@ -30,19 +30,19 @@ def status(
 ) -> None:
     """Show what writers and followers do while they record. Nothing is written.
 
-    For each writer: whether it lives, the rows that readers see, and the rows that wait in its log. Then the
-    logs that dead writers left on this machine, with the command that publishes them, and how many rows each
-    follower with progress marks is behind. "?" is what this machine cannot know: whether a writer of another
-    host lives, and the rows in its log. Followers without marks, such as DatasetReader(follow=True), are not
-    seen.
+    For each writer: whether it is alive, the rows that readers see, and the rows that wait in its log. Then
+    the logs that dead writers left on this machine, with the command that publishes them, and how many rows
+    each follower with progress marks is behind. "?" means that this machine cannot know: whether a writer of
+    another host is alive, and the rows in its log. Followers without marks, such as
+    DatasetReader(follow=True), are not seen.
 
     Examples:
       rlio status runs/cartpole
       rlio status runs/cartpole --json
       watch -n 5 rlio status s3://bucket/runs --storage-options @options.json
 
-    Exit codes: 0, it is shown (logs may be left); 1, the header of the data set is damaged; 2, there is
-    neither a data set nor a log, the store does not answer, or an option is wrong.
+    Exit codes: 0, the status is shown (logs may remain); 1, the header of the data set is damaged; 2, there
+    is neither a data set nor a log, the store does not answer, or an option is wrong.
     """
     from rlio.maintenance.status import status as run
 
@@ -114,7 +114,7 @@ def _lines(report: DatasetStatus) -> Iterator[str]:
 
 
 def _advice(log: LogStatus) -> str:
-    """What publishes the rows of a log that is left; "" where a warning has said it."""
+    """Return how to publish the rows of a remaining log; "" if a warning has stated it."""
     if log.command is not None and log.owner == "other-host":
         return f"{log.writer}: its host recovers its log, or, if that host is gone for good, `{log.command}`"
     if log.command is not None:
@@ -131,7 +131,7 @@ def _count(number: int | None) -> str:
 
 
 def _ago(then: float | None, now: float) -> str:
-    """How long ago that was. The store's clock may be ahead of this machine's."""
+    """Return how long ago that was. The store's clock may be ahead of this machine's."""
     if then is None:
         return _NOT_KNOWN
     seconds = max(now - then, 0.0)

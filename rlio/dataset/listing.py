@@ -1,7 +1,7 @@
 """Lists the committed shards: the listing is the manifest.
 
 A shard is a range of one writer's rows. Ranges may repeat and overlap (compaction, retries). A reader moves a
-cursor over them, and so gets every row exactly once, whatever shards exist. Each attempt at a part of a job
+cursor over them, and so gets every row exactly once, with any set of shards. Each attempt at a part of a job
 is a writer. Of several attempts at one part, the first sealed one is taken (docs/design/attempts.md).
 
 Example:
@@ -246,7 +246,7 @@ class Listing:
         Takes the first sealed one: among the sealed attempts, the one with the smallest id.
 
         Args:
-            kept: Part -> the attempt to take for it, whatever others there are.
+            kept: Part -> the attempt to take for it, even if others exist.
         """
         torn: dict[str, list[Rejected]] = {}
         for rejected in self.rejected:
@@ -420,7 +420,7 @@ def cover_rows(
         refs: Shards of one writer, in any order.
         trim: First wanted row; rows below it are not missed.
         sealed: Rows that the writer had when it was closed for good; None while it may grow.
-        end: Row after the last wanted one. All rows up to it are expected, whatever ``sealed`` says.
+        end: Row after the last wanted one. All rows up to it are expected, regardless of ``sealed``.
 
     Returns:
         Segments in row order, and the ranges of rows from ``trim`` on that no shard holds although a later

@@ -1,7 +1,7 @@
 """Reads parts of a data set as Arrow tables, one row group at a time, and splits a data set into parts.
 
-A part is a range of rows of each of some writers. It means the same rows whatever is compacted, collected or
-written meanwhile. Exports read a data set as one part; Ray Data reads one part per task.
+A part is a range of rows of each of some writers. It means the same rows even if others compact, collect or
+write meanwhile. Exports read a data set as one part; Ray Data reads one part per task.
 """
 
 from __future__ import annotations

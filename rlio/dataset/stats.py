@@ -73,11 +73,11 @@ class LeafStats:
     """Statistics of one array of a column, for each of its values in a row (shape (): one value a row).
 
     Attributes:
-        count: Finite values, int64. The other statistics are of these, float64; NaN where there are none.
+        count: Finite values, int64. The other statistics are of these, float64; NaN if there are none.
         mean, std: Mean and standard deviation (divided by ``count``).
         min, max: Least and greatest value.
-        q01, q10, q50, q90, q99: Quantiles. Exact for up to 65,536 rows (fewer if a row is wider than 1 KiB);
-            beyond, of a sample of at least half as many rows: their rank then errs by 0.3 % (one standard
+        q01, q10, q50, q90, q99: Quantiles. Exact for up to 65,536 rows (fewer if a row is wider than 1 KiB).
+            Otherwise from a sample of at least half as many rows: their rank then errs by 0.3 % (one standard
             deviation) at the median, and by 0.06 % at q01 and q99.
     """
 
@@ -136,7 +136,7 @@ class Stats(Mapping[str, LeafStats]):
         return "\n".join(lines) + ")"
 
     def normaliser(self, method: Method = "mean_std", *, columns: Sequence[str] | None = None) -> Normaliser:
-        """Return what normalises some columns by these statistics.
+        """Return a normaliser of some columns by these statistics.
 
         Args:
             method: "mean_std": to mean 0 and standard deviation 1. "min_max": to -1 for the least value and 1
@@ -447,7 +447,7 @@ def _load(path: str) -> Stats | None:
 
 
 def _save(path: str, stats: Stats) -> None:
-    """Write the file, atomically. Without a place to write, the next call computes again."""
+    """Write the file, atomically. If that fails, the next call computes the statistics again."""
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         handle, made = tempfile.mkstemp(dir=os.path.dirname(path))
@@ -493,7 +493,7 @@ class Normaliser:
 
     @classmethod
     def of_stats(cls, stats: Stats, columns: Mapping[str, Method]) -> Self:
-        """Return what normalises columns, each by its method.
+        """Return a normaliser of columns, each by its method.
 
         Raises:
             MissingColumn: The statistics lack a column.
@@ -523,7 +523,7 @@ class Normaliser:
         policy: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> Normaliser:
-        """Return what the option ``normalise`` of a reader stands for.
+        """Return the normaliser that the option ``normalise`` of a reader means.
 
         Args:
             value: A method, for ``obs``; or column -> method; or statistics, for ``obs`` by "mean_std"; or a
@@ -533,7 +533,7 @@ class Normaliser:
             columns: The columns that are read; None: all.
 
         Raises:
-            OptionError: ``value`` is none of these; or the rows of several agents are read together.
+            OptionError: ``value`` is none of these; or rows of several agents are read together.
             MissingColumn: A column is not read, or does not exist.
         """
         if dataset is not None and policy is None and any(s.multi_agent for s in dataset.schemas.values()):
@@ -567,7 +567,7 @@ class Normaliser:
 
         Raises:
             MissingColumn: The batch has none of the columns.
-            SchemaError: A column has another shape; or the batch is of several agents.
+            SchemaError: A column has another shape; or the batch has several agents.
         """
         if not isinstance(batch, SampleBatch):
             raise SchemaError("normalise is for the rows of one policy: pass policy=...")

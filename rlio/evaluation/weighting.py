@@ -87,7 +87,7 @@ def rescaled(value: float, log_scale: float) -> float:
 
 @dataclass(frozen=True)
 class EpisodeWeights:
-    """Data for importance sampling of n episodes: a few numbers of each, whatever their length.
+    """Data for importance sampling of n episodes: a few numbers for each, independent of its length.
 
     Attributes:
         returns: Discounted returns, (n,).
@@ -187,7 +187,7 @@ class WeightedSteps:
 def _running_sums(values: Floats, lengths: NDArray[np.int64]) -> Floats:
     """Return the sum up to each step of each episode, (N,), added in the order of the steps.
 
-    The result is the same to the last bit whatever other episodes are present, unlike a sum over all of them
+    The result is the same to the last bit with any other episodes present, unlike a sum over all of them
     minus the earlier part. Long episodes are summed singly, short ones in parallel.
     """
     found = values.copy()

@@ -1,8 +1,9 @@
 """Arrow: files of record batches, as the stream format or the file format (Feather) has them; one row a step.
 
-A stream is a row of messages; a file has a footer that says where they lie. Opening either reads the metadata
-of the messages only. Buffers may be compressed; what they inflate to is known, and bounded, before they are.
-Extension types do not act: their storage is read. Columns with a dictionary (categories) are refused.
+A stream is a sequence of messages; a file also has a footer with their positions. Opening reads only the
+metadata of the messages. Buffers may be compressed; their inflated size is known, and bounded, before they
+are inflated. Code of extension types does not run: their storage is read. Columns with a dictionary
+(categories) are refused.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class ArrowTable(Pieces):
 
     Args:
         place: The files.
-        limits: What they may ask for.
+        limits: Bounds on the files.
         continues: See `rlio.formats.tables.Table`.
     """
 

@@ -1,4 +1,4 @@
-"""`convert`: brings data from anything that `rlio.read` opens into a data set of rlio, or another format.
+"""`convert`: converts any data that `rlio.read` opens into a data set of rlio, or another format.
 
 Example:
     >>> import numpy as np, rlio
@@ -75,35 +75,36 @@ def convert(
 ) -> ImportReport:
     """Convert data into a data set of rlio, or into a format of another library.
 
-    Episodes go whole and in order; spaces, environment, seeds and provenance go along where both sides have
-    them. Memory holds a few episodes, and 128 MiB of rows. Called again after it was interrupted, even by
-    ``kill -9``, it continues: it reads ``src`` from the beginning, for the report, and writes what is not
-    stored yet. (Formats of a single file are written again.) Rows of several policies go only into a data set
-    of rlio, unless ``policy`` names one.
+    Episodes are written whole and in order; spaces, environment, seeds and provenance are kept if both
+    formats have them. Memory holds a few episodes, and 128 MiB of rows. Called again after an interruption,
+    even by ``kill -9``, it continues: it reads ``src`` from the beginning, for the report, and writes only
+    the missing rows. (Formats of a single file are written again.) Only a data set of rlio takes rows of
+    several policies, unless ``policy`` names one.
 
     Args:
         src: What `rlio.read` opens: a path, URI or glob, or a list of those, an open `Dataset`, a table in
             memory; or an `EpisodeReader`, such as `rlio.from_arrays` gives.
         dst: A folder; or, for formats of one file, a file whose ending is one of the format's.
         to: Name of the format; None: a data set of rlio.
-        policy: Whose rows, where there are several policies.
+        policy: The policy whose rows are converted, if there are several.
         prove: Whether to read both sides again, and compare them episode by episode and column by column, in
             what the format holds (`Format.loses` names the rest).
-        on_error: What to do with an episode that is no trajectory, or does not fit the format: "raise", or
+        on_error: What to do with an episode that is not a trajectory or does not fit: "raise", or
             "skip" it, which the report counts. A data set of rlio takes all rows.
-        options: Of the format.
+        options: Options of the format.
         read_options: Keywords of the reader of ``src``.
-        storage_options: Of the filesystem of ``src``.
-        into_storage_options: Of the filesystem of ``dst``.
+        storage_options: For the filesystem of ``src``.
+        into_storage_options: For the filesystem of ``dst``.
         progress: Called after each episode with the rows and the episodes that were read.
 
     Returns:
-        What was read, written and found. In a data set of rlio, the provenance of the last shard has it too.
+        A report of what was read, written and found. A data set of rlio also stores it in the provenance of
+        the last shard.
 
     Raises:
         OptionError: An option is illegal, or ``dst`` holds something else.
         DataNotFound: ``src`` has no data.
-        SchemaError: An episode is no trajectory, or the format cannot hold it.
+        SchemaError: An episode is not a trajectory, or the format cannot hold it.
         CorruptData: ``src`` is damaged; or ``prove`` found a difference, which the message names.
     """
     if on_error not in ("raise", "skip"):
@@ -247,8 +248,8 @@ def _has_files(storage: Storage, *, besides: str | None = None) -> bool:
 class _DatasetTarget:
     """A data set of rlio.
 
-    The ids of its writers say which source the rows are of. A shard is stored once it has 128 MiB of whole
-    episodes; so what a process that died has stored is whole episodes, and their number of rows says which.
+    The ids of its writers identify the source of the rows. A shard is stored once it has 128 MiB of whole
+    episodes. So a process that died has stored whole episodes, and the number of rows shows which ones.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """CSV: one row a step, with the names of the columns on the first line.
 
-Values may be numbers, flags (``true``, ``false``, 0, 1), times and text; a value has no line end. What is
-empty is null: NaN among numbers with a point, and refused among others.
+Values may be numbers, flags (``true``, ``false``, 0, 1), times and text; a value has no line break. An
+empty value is null: NaN in a floating-point column, and refused in others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CsvTable(TextTable):
 
     Args:
         place: The files.
-        limits: What they may ask for.
+        limits: Bounds on the files.
         delimiter: Between values; None: a comma, and a tab in files that end in .tsv.
     """
 

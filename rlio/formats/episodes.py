@@ -1,7 +1,7 @@
-"""Episodes of anything that `rlio.read` opens: the rows of one after the other, in bounded memory.
+"""Episodes of anything that `rlio.read` opens, one after the other, in bounded memory.
 
-Rows of an episode may lie apart: recordings of several environments at once alternate between them. What has
-not ended waits until it has, or until the rows of its writer end.
+Rows of an episode need not be adjacent: recordings of several environments alternate between them. An episode
+that has not ended waits until it ends, or until the rows of its writer end.
 
 Not here: where the episodes go (`rlio.formats.convert`).
 """
@@ -56,10 +56,10 @@ class EpisodeCutter:
     """Cuts batches into episodes.
 
     Args:
-        layout: How the rows lie.
+        layout: How the rows are ordered.
 
     Attributes:
-        given_up: Episodes that were given unfinished because too many rows waited.
+        given_up: Episodes that were returned unfinished because too many rows waited.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -69,7 +69,7 @@ class EpisodeCutter:
         self.given_up: int = 0
 
     def add(self, batch: SampleBatch) -> Iterator[SampleBatch]:
-        """Take rows; gives the episodes that are complete now, each in the order of its rows."""
+        """Take rows; return the episodes that are now complete, each in the order of its rows."""
         keys = [to_numpy(batch[name]) for name in _KEYS if name in batch]
         ends = _ends(batch)
         new = np.zeros(len(batch), np.bool_)
@@ -130,7 +130,7 @@ class Part:
     """Rows with one origin: those of one writer of a data set of rlio, or all rows of another source.
 
     Attributes:
-        origin: What is known of them.
+        origin: What is known of the rows.
         spaces: Policy id -> (observation space, action space).
         provenance: Fields of `rlio.schemas.Provenance`; of a data set of rlio.
     """
@@ -143,14 +143,14 @@ class Part:
 class Episodes:
     """An opened source. Each iteration reads it again, and gives (part, rows of one episode).
 
-    Several agents, and rows in sequences, have no episodes that can be told apart: if `joint`, an iteration
-    gives batches as they are.
+    Episodes of several agents, and of rows in sequences, cannot be separated: if `joint`, an iteration gives
+    batches unchanged.
 
     Attributes:
         uri: Where it is.
         format: Name of its format; "rlio" for a data set of rlio.
-        identity: Hex digits that say which data this is: its files, or its snapshot.
-        parts: Of the rows, in their order.
+        identity: Hex digits that identify the data by its files or its snapshot.
+        parts: Parts of the rows, in order.
         layout: How the rows lie.
         joint: Whether batches are given as they are.
         rows: Rows in all; None: not known.
@@ -332,12 +332,12 @@ def open_episodes(
     Args:
         src: A path, URI or glob, or a list of those; an open `Dataset`; a table in memory; or an
             `EpisodeReader`.
-        policy: Whose rows, where there are several policies.
+        policy: The policy whose rows to read, if there are several.
         keeps_batches: Whether rows of several policies, or in sequences, may come as they are (`joint`).
         layout: How the rows lie; None: as the source has them.
         read_options: Keywords of the reader.
-        storage_options: Of the filesystem.
-        limits: What the data may ask for.
+        storage_options: For the filesystem.
+        limits: Bounds on the data.
 
     Raises:
         OptionError: ``src`` is something else, or has several policies and ``policy`` names none of them.

@@ -1,8 +1,8 @@
-"""`Format`: one way in which a library stores experience, and `recognise`, which names the format of a path.
+"""`Format`: a format in which a library stores experience; `recognise` names the format of a path.
 
-Each module of `rlio.formats` describes one format as its constant ``FORMAT``: what marks it, what opens it,
-what writes it. Adding a format is adding a module. A path whose format is not positively known is refused,
-never guessed at.
+Each module of `rlio.formats` describes one format in its constant ``FORMAT``: how it is recognised, and what
+opens and writes it. To add a format, add a module. A path whose format is not positively known is refused;
+the format is never guessed.
 
 Not here: how a format is read or written (the other modules of `rlio.formats`, `rlio.readers`).
 
@@ -91,7 +91,7 @@ _EPISODE_READER = "rlio.readers.episode_reader:EpisodeReader"
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """What only files of one format have.
+    """Properties that only files of one format have.
 
     Attributes:
         json: Sets of keys; an object with all keys of a set, in a marker file or on the first line of a JSON
@@ -128,11 +128,11 @@ class Marks:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One way in which a library stores experience.
+    """A format in which a library stores experience.
 
     Attributes:
         name: What ``to=`` of `rlio.convert` and ``--to`` take, such as ``"minari"``.
-        title: What its users call it.
+        title: The name that its users know.
         marks: How it is recognised.
         reader: ``module:Class`` of a `rlio.InputReader` of its own that opens it; None: it has none.
         source: ``module:Class`` of the `rlio.readers.episode_reader.EpisodeSource` with which `EpisodeReader`
@@ -142,12 +142,13 @@ class Format:
         writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
             write it.
         loses: Names in `LOSSES`: what does not come back from files that ``writer`` has written.
-        root: Of a format in which one folder is one data set: paths below it, of which each data set has one
-            or more. (): each file is read by itself.
+        root: If a folder is a data set: paths below it, of which each data set has one or more. (): each file
+            is read by itself.
         home: (environment variable, path in its stead) of the folder in which the library keeps data sets
             whose ids are paths below it; None: it has no such folder.
-        advice: What to do with it, as the end of a message.
-        about: What is read, and what the format cannot say, in one or two sentences: for docs and reports.
+        advice: What the user can do, as the end of a message.
+        about: What is read, and what the format does not store, in one or two sentences, for docs and
+            reports.
     """
 
     name: str
@@ -175,7 +176,7 @@ class Format:
         return by_names or any(marks.match_json(found) for found in look.markers())
 
     def recognise(self, look: Look) -> int:
-        """How sure it is that the folder or file belongs to the format, from `NOT_AT_ALL` to `BY_MARKER`."""
+        """Return how sure it is that the files belong to the format, from `NOT_AT_ALL` to `BY_MARKER`."""
         marks = self.marks
         if self.is_marked(look):
             return BY_MARKER
@@ -287,15 +288,15 @@ class Found(NamedTuple):
 def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | None = None) -> Found | None:
     """Name the format of the file or folder at ``place``.
 
-    It lists a few folders and reads a few small files, of large folders too. None therefore does not mean
-    that the folder has nothing of the kind. A data set of rlio has none of these formats.
+    It lists only a few folders and reads only a few small files, so None does not prove that the folder has
+    no such files. A data set of rlio has none of these formats.
 
     Args:
         place: A path or URI.
         storage_options: For fsspec.
 
     Raises:
-        OptionError: ``place`` is no path, or its filesystem is not known.
+        OptionError: ``place`` is not a path, or its filesystem is not known.
     """
     if not isinstance(place, Storage):
         location = locate(place, storage_options)
@@ -405,7 +406,7 @@ class Look:
         return [found for found in self._each(("marker",), names, _json_of) if isinstance(found, Mapping)]
 
     def json_lines(self) -> list[Mapping[str, Any]]:
-        """The first JSON object of the first JSON file that is no marker."""
+        """The first JSON object of the first JSON file that is not a marker."""
         found = self._first((".json", ".jsonl"), _json_of)
         return [one for one in found if isinstance(one, Mapping)]
 

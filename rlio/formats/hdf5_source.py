@@ -25,7 +25,7 @@ class Hdf5Source:
 
     Attributes:
         uri, files, lengths, row_bytes, spaces: See `EpisodeSource`.
-        notes: What to say of the data in a report, each a sentence.
+        notes: Sentences about the data for a report.
     """
 
     spaces: tuple[Any, Any] | None = None
@@ -86,7 +86,7 @@ class Hdf5Source:
         """A dataset, checked.
 
         Raises:
-            CorruptData: It is absent, or no dataset.
+            CorruptData: It is absent, or not a dataset.
             UnsafeData: It leads out of the file, or asks for too much.
         """
         found = self._member(number, path)

@@ -41,7 +41,7 @@ def saved_table(place: Place, *, limits: Limits, split: str | None = None) -> Ar
 
     Args:
         place: The folder.
-        limits: What it may ask for.
+        limits: Bounds on the files.
         split: Name of the split; None: there is only one.
 
     Raises:

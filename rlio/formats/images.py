@@ -35,7 +35,7 @@ def decode_images(
 
     Raises:
         MissingExtra: Pillow is not installed.
-        CorruptData: One is no such picture, or has another shape. (UnsafeData: they are too large.)
+        CorruptData: One is not such a picture, or has another shape. (UnsafeData: they are too large.)
     """
     image = _pillow()
     found: NDArray[np.uint8] | None = None
@@ -79,7 +79,7 @@ def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
 
     Raises:
         MissingExtra: Pillow is not installed.
-        SchemaError: One is no such array.
+        SchemaError: One is not such an array.
     """
     image = _pillow()
     files = []

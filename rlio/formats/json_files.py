@@ -1,4 +1,4 @@
-"""Small JSON files that describe a data set of another library, read within limits."""
+"""Reads small JSON files that describe a data set of another library, within limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parse_json(text: bytes | str, what: str, *, uri: str, limits: Limits) -> Any
     """The value of a JSON text.
 
     Raises:
-        CorruptData: It is no JSON. (UnsafeData: it is too large.)
+        CorruptData: It is not JSON. (UnsafeData: it is too large.)
     """
     try:
         limits.check_json(text, what)
@@ -33,7 +33,7 @@ def read_object(storage: Storage, path: str, *, limits: Limits) -> dict[str, Any
 
     Raises:
         DataNotFound: The file is absent.
-        CorruptData: It is no JSON object. (UnsafeData: it is too large.)
+        CorruptData: It is not a JSON object. (UnsafeData: it is too large.)
     """
     uri = storage.uri_of(path)
     found = parse_json(storage.read(path, limit=limits.schema_bytes), path, uri=uri, limits=limits)

@@ -1,7 +1,7 @@
-"""JSON lines: one object a line, which is one step. Lists are arrays, and objects nested columns.
+"""JSON lines: one object a line, which is one step. Lists are arrays, and objects are nested columns.
 
-RLlib's JSON, which has batches or RLlib's columns, has a reader of its own, `rlio.JsonReader`. It opens such
-files unless a mapping is given.
+`rlio.JsonReader` reads RLlib's JSON, which has batches or RLlib's columns. It opens such files unless a
+mapping is given.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JsonlTable(TextTable):
         )
 
     def _check(self, text: bytes) -> None:
-        """Refuse a block that would take many times its size: nesting, and columns that few lines have."""
+        """Refuse a block that needs many times its size in memory: deep nesting, or sparse columns."""
         raw = np.frombuffer(text, np.uint8)
         line_ends = np.flatnonzero(raw == ord("\n"))
         places = np.flatnonzero(_DEPTH[raw])

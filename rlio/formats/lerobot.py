@@ -6,9 +6,9 @@ False. ``next.observation.final``, a feature that rlio adds, holds it in the las
 
 ``observation.<key>`` are the parts of ``obs`` (``observation.state`` or ``observation.image`` alone is
 ``obs`` itself), ``action`` or ``action.<key>`` are ``actions``. ``next.terminated`` and ``next.truncated``,
-which rlio adds, are the ends. Without them ``next.done`` is ``terminateds``, and an episode that does not end
-done is truncated, because the record ends there. Other features keep their names;
-``timestamp``, and ``task_index`` of a lone task, are read only if they are asked for.
+which rlio adds, are the ends. Without them ``next.done`` is ``terminateds``, and an episode whose last row
+is not done is truncated, because the record ends there. Other features keep their names;
+``timestamp``, and ``task_index`` of a single task, are read only if they are requested.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LeRobotSource:
 
     Args:
         place: The data set.
-        limits: What the files may ask for.
+        limits: Bounds on the files.
         videos: ``"decode"`` frames (PyAV, extra ``video``), or ``"skip"`` the features that are videos.
 
     Attributes:

@@ -48,13 +48,13 @@ class LeRobotSink:
 
     Observations are the features ``observation.state``, or ``observation.image`` (a picture), or one feature
     ``observation.<key>`` for each key of a dict; pictures are PNG in the Parquet files. Each file is built in
-    memory and has about 100 MB. A sink for a folder of an interrupted one begins again.
+    memory and has about 100 MB. A sink for the folder of an interrupted sink begins again.
 
     Args:
         storage: The folder.
         origin: ``extra`` may have ``fps`` and ``tasks``, as those of `LeRobotSource` have.
         fps: Frames a second; None: the origin's, or else 1, so that seconds are steps.
-        task: What the episodes are of, in words, where the origin states no tasks.
+        task: The task of the episodes in words, if the origin states none.
         final_obs: Whether ``next.observation.final`` keeps the observation after the last step of each
             episode; None: if the first episode has one.
 
@@ -208,7 +208,7 @@ class LeRobotSink:
         self._paths.add(path)
 
     def close(self) -> None:
-        """Write what describes the whole; nothing if there is no episode."""
+        """Write the metadata of the data set; nothing if there is no episode."""
         import pyarrow as pa
 
         if not self.episodes:

@@ -1,7 +1,7 @@
-"""`MappedSource`: the episodes of a table, by a `ColumnMap` that says what its columns mean.
+"""`MappedSource`: the episodes of a table, by a `ColumnMap` that states what its columns mean.
 
-Row t has the observation, the action, the reward and the flags that followed it. Rows of an episode lie
-together. An episode ends where its id changes, where a flag is true, or with its file.
+Row t has the observation, the action, and the reward and the flags that followed it. Rows of an episode are
+adjacent. An episode ends where its id changes, where a flag is true, or with its file.
 
 Example:
     >>> from rlio.formats.tables import ArrayTable
@@ -64,15 +64,15 @@ class ColumnMap:
     """What the columns of a table mean.
 
     Attributes:
-        columns: rlio's column -> what it is made of.
+        columns: rlio's column -> the columns of the table that it consists of.
         episode: Columns whose value changes where an episode begins; (): none.
-        terminated: Flag of the last row of an episode that reached an end; or whether all episodes did.
-        truncated: Flag of the last row of an episode that was cut off; or whether all others were; None:
-            those that are known to be complete, and are not terminated.
-        next_obs: `DERIVE`, what ``new_obs`` is made of, or None.
+        terminated: Flag that marks the last row of a terminated episode; or whether all episodes terminated.
+        truncated: Flag that marks the last row of a truncated episode; or whether all others were truncated;
+            None: complete episodes that are not terminated are truncated.
+        next_obs: `DERIVE`, the columns of ``new_obs``, or None.
         dtypes: Column of rlio, or part of one (``obs.position``) -> dtype.
-        per_file: Whether episodes, and their ids, are those of one file; None: not known.
-        final_row: Whether the last row of an episode has its final observation, and nothing else.
+        per_file: Whether episodes end with their file and ids are unique only within a file; None: not known.
+        final_row: Whether the last row of an episode has only its final observation.
     """
 
     columns: Mapping[str, Spec]
@@ -88,7 +88,7 @@ class ColumnMap:
 class MappedSource:
     """The episodes of a table; an `EpisodeSource` that reads many short ones at once.
 
-    Opening reads the columns that say where episodes end.
+    Opening reads the columns that show where episodes end.
 
     Args:
         table: The table; owned by the source.
@@ -96,9 +96,9 @@ class MappedSource:
 
     Raises:
         MissingColumn: The table has no such column.
-        SchemaError: A column is not of numbers, rows of an episode lie apart, or the like. The message shows
-            the columns of the table.
-        OptionError: Nothing says where episodes end.
+        SchemaError: For example, a column is not numeric, or rows of an episode are not adjacent. The message
+            shows the columns of the table.
+        OptionError: Nothing shows where episodes end.
     """
 
     spaces = None
@@ -178,8 +178,8 @@ class MappedSource:
         if not self._ids and not mapping.per_file and table.lengths is None:
             if not any(self._flags):
                 raise OptionError(
-                    "nothing says where an episode ends: pass episode=, the column of its id; terminated= or "
-                    "truncated=, the flag of its last row; or per_file=True, if each file is an episode"
+                    "nothing shows where an episode ends: pass episode=, the column of its id; terminated= "
+                    "or truncated=, the flag of its last row; or per_file=True, if each file is an episode"
                 )
             if mapping.final_row:
                 raise OptionError("final_row=True needs episode= or per_file=True: no flag marks that row")
@@ -255,7 +255,7 @@ class MappedSource:
         return map_structure(lambda leaf: self._cast(leaf, name), value)
 
     def _cast(self, array: NDArray[Any], name: str) -> NDArray[Any]:
-        """The array in the dtype that was asked for; always fresh."""
+        """Return the array in the requested dtype, as a copy."""
         own = name.replace(Columns.NEXT_OBS, Columns.OBS, 1) if name.startswith(Columns.NEXT_OBS) else name
         dtypes = self._map.dtypes
         wanted = next((dtypes[key] for key in (name, own, own.partition(".")[0]) if key in dtypes), None)
@@ -281,7 +281,7 @@ class MappedSource:
         """First row of each episode."""
         table, mapping, ids = self._table, self._map, self._ids
         own_lengths = table.lengths is not None and not ids and mapping.per_file is None
-        #: Rows at which an episode begins, whatever the columns say.
+        #: Rows at which an episode begins, independent of the columns.
         forced = list(accumulate(table.lengths or ())) if own_lengths else []
         forced += self._file_starts if mapping.per_file else []
         begin_rows = np.unique(np.array([0, *forced], np.int64))
@@ -348,7 +348,7 @@ class MappedSource:
         return np.concatenate(starts), np.concatenate(flagged)
 
     def _refuse_boundary(self, row: int) -> None:
-        """Refuse an episode that seems to go on in the next file, unless that is known."""
+        """Refuse an episode that may continue in the next file, unless an option states whether it does."""
         if self._table.continues or self._map.per_file is False:
             return
         file = self._file_starts.index(row)

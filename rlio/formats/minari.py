@@ -4,8 +4,8 @@ Alignment: an episode of N steps has N+1 observations; action, reward, terminati
 the step from observation t to observation t+1. In Arrow and Parquet files all columns have N+1 rows, and the
 last row of all but the observations is padding, which is left out.
 
-Written are HDF5 and Arrow (`rlio.formats.minari_sink`), with raw pictures. An episode whose final observation
-is not known is refused, unless an option says what to do.
+`rlio.formats.minari_sink` writes HDF5 and Arrow, with raw pictures. It refuses an episode whose final
+observation is not known, unless an option states what to do.
 
 ``seed`` of an episode is the column ``env_seed``. Infos and the options of resets are not read. Episodes are
 in the order of their ids, which are 0, 1, ...
@@ -153,7 +153,7 @@ class MinariSource:
             raise
 
     def _all_seeds(self) -> np.ndarray | None:
-        """The seed of each episode, -1 where it has none; None: no episode has one."""
+        """The seed of each episode, -1 if it has none; None: no episode has one."""
         seeds = [about.get("seed") for about in self._store.episodes]
         given = [seed for seed in seeds if seed is not None]
         for seed in given:

@@ -41,9 +41,9 @@ _NUMBERS: Final = ("ref_min_score", "ref_max_score", "num_episodes_average_score
 class MinariSink:
     """Writes episodes as a Minari data set; an `EpisodeSink`.
 
-    Minari opens it by its id if the folder is ``$MINARI_DATASETS_PATH/<id>``, and else with
-    ``minari.MinariDataset(folder + "/data")``. A sink for a folder of an interrupted one begins again. HDF5
-    is written to a temporary file (in ``TMPDIR``) and stored by `close`.
+    Minari opens it by its id if the folder is ``$MINARI_DATASETS_PATH/<id>``, and otherwise with
+    ``minari.MinariDataset(folder + "/data")``. A sink for the folder of an interrupted sink begins again.
+    HDF5 is written to a temporary file (in ``TMPDIR``) and stored by `close`.
 
     Where the origin states no spaces, they are Boxes over all values of each column's dtype.
 
@@ -52,10 +52,10 @@ class MinariSink:
         origin: Spaces, environment, and Minari's own fields, which are kept.
         data_format: ``"hdf5"`` or ``"arrow"``.
         dataset_id: Minari's id of the data set, such as ``"D4RL/pen/human-v2"``; None: that of the folder.
-        final_obs: What to do with an episode whose last observation is not known, because Minari has one
-            after each step: ``"error"``; ``"repeat"``, put the observation before it there, which is not what
-            was observed; or ``"drop-step"``, leave out the last step, so that the episode is truncated before
-            it.
+        final_obs: What to do with an episode whose last observation is not known, because Minari needs one
+            after each step: ``"error"``; ``"repeat"``: write the previous observation again, although it was
+            not observed there; or ``"drop-step"``: leave out the last step, so that the episode is truncated
+            before it.
 
     Raises:
         OptionError: An option is illegal.
@@ -94,7 +94,7 @@ class MinariSink:
         """Add one episode; see `EpisodeSink`.
 
         Raises:
-            SchemaError: Its columns do not fit the spaces, are nothing that Minari has, or its final
+            SchemaError: Its columns do not fit the spaces or Minari's types, or its final
                 observation is not known and ``final_obs`` is ``"error"``.
         """
         if not episode.has_final_observation:
@@ -123,7 +123,7 @@ class MinariSink:
             self.left_out[Columns.INFOS] = None
 
     def close(self) -> None:
-        """Write what describes the whole; nothing if there is no episode."""
+        """Write the metadata of the data set; nothing if there is no episode."""
         if not self.episodes:
             self.abort()
             return

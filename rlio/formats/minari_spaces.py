@@ -27,8 +27,8 @@ def space_of_minari(text: str, *, limits: Limits = DEFAULT_LIMITS) -> Any:
     """The space that Minari wrote as ``text``.
 
     Raises:
-        CorruptData: It is no space. (UnsafeData: it is too large.)
-        SchemaError: It is a space that Minari has not.
+        CorruptData: It is not a space. (UnsafeData: it is too large.)
+        SchemaError: It is a space that Minari does not have.
     """
     limits.check_json(text, "space")
     try:

@@ -22,7 +22,7 @@ __all__ = ["GrowingColumns", "NewFile", "NewHdf5", "array_of"]
 class NewFile:
     """A new file in a folder: it has its name once it is complete.
 
-    What an earlier process has left unfinished is replaced.
+    Unfinished files of earlier processes are replaced.
 
     Args:
         storage: The folder.
@@ -76,7 +76,7 @@ class NewFile:
             getattr(fs, move)(partial, final)
 
     def abort(self) -> None:
-        """Remove what was not put under its name."""
+        """Remove the file if it is not under its name yet."""
         with contextlib.suppress(FileNotFoundError):
             os.remove(self.path)
         if self._temporary is not None:
@@ -161,7 +161,7 @@ class GrowingColumns:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write the collected rows."""
         for name, parts in self._parts.items():
             if not parts:
                 continue

@@ -1,11 +1,11 @@
-"""NPZ: files of NumPy's arrays, one row a step; an episode does not go on in the next file.
+"""NPZ: files of NumPy's arrays, one row a step; an episode does not continue in the next file.
 
 An array is a column, under rlio's name (``obs``, ``new_obs``, ``actions``, ``rewards``, ``terminateds``,
 ``truncateds``, ``eps_id``, ``t``, ...), or a part of a nested column (``obs/position``). Row t has the
 observation, the action, the reward and the flags that followed it, and the observation after it;
-``new_obs_valid`` is False where that is not known. ``lengths`` has the rows of each episode, one after the
-other; without it, ``eps_id`` or the flags say where episodes end. Arrays of objects would be pickled: they
-are neither written nor read.
+``new_obs_valid`` is False if that is not known. ``lengths`` has the rows of each episode, one after the
+other; without it, ``eps_id`` or the flags show where episodes end. Arrays of objects are neither written nor
+read, because they would be pickled.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ T = TypeVar("T")
 
 
 class NpzTable:
-    """NPZ files; a `rlio.formats.tables.Table`. What a mapping needs of a file is decoded as a whole.
+    """NPZ files; a `rlio.formats.tables.Table`. The arrays of a file that a mapping needs are decoded whole.
 
     The array ``lengths``, if its sum is the number of rows, has the steps of each episode. A file has as many
     rows as most of its arrays.
 
     Args:
         place: The files.
-        limits: What they may ask for; the arrays of a file together take `Limits.group_bytes` at most.
+        limits: Bounds on the files; the arrays of a file together take `Limits.group_bytes` at most.
     """
 
     continues: bool | None = None
@@ -106,7 +106,7 @@ class NpzTable:
         return shapes
 
     def _arrays(self, number: int, names: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Arrays of a file, kept until those of another are asked for."""
+        """Return arrays of a file; they are kept until those of another file are needed."""
         if self._kept[0] != number:
             self._kept = (number, {})
         kept = self._kept[1]
@@ -183,7 +183,7 @@ class NpzSink:
         storage: The folder.
         origin: What is known of the data.
         compressed: Whether arrays are deflated.
-        episodes_per_file: Whole episodes in a file; None: as many as have 64 MiB.
+        episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
     """
 
     def __init__(

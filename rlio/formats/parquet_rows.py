@@ -1,7 +1,7 @@
 """Parquet with a row a step, and ``new_obs`` in full, for other tools. `rlio.ForeignParquetReader` reads it.
 
 Row t has the observation, the action, the reward and the flags that followed it, and the observation after
-it; ``new_obs_valid`` is False where that is not known. A file has whole episodes. A row of several values
+it; ``new_obs_valid`` is False if that is not known. A file has whole episodes. A row of several values
 is a list of fixed size; columns of dicts are structs.
 """
 
@@ -46,7 +46,7 @@ class ParquetRowsSink:
         storage: The folder.
         origin: What is known of the data.
         compression: Codec of the pages.
-        episodes_per_file: Whole episodes in a file; None: as many as have 64 MiB.
+        episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
     """
 
     def __init__(

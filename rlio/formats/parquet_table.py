@@ -20,7 +20,7 @@ class ParquetTable(Pieces):
 
     Args:
         place: The files.
-        limits: What they may ask for.
+        limits: Bounds on the files.
     """
 
     def __init__(self, place: Place, *, limits: Limits) -> None:

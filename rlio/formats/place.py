@@ -1,4 +1,4 @@
-"""Where a data set of another library lies: its format, its root, and its files.
+"""Finds a data set of another library: its format, its root, and its files.
 
 Example:
     >>> from rlio.storage import Storage
@@ -31,11 +31,11 @@ _MAGIC = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Place:
-    """What a source opens.
+    """The files that a source opens.
 
     Attributes:
         uri: The root or the first file, for messages.
-        storage: The root of a data set that is a folder; None: it is files.
+        storage: The root of a data set that is a folder; None: the data set consists of files.
         files: The files of a format whose files are read one by one.
     """
 
@@ -62,13 +62,13 @@ def locate_format(
     storage_options: Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[Format, Place]:
-    """The format of ``inputs``, and where its data set begins.
+    """Return the format of ``inputs``, and the place of its data set.
 
     Args:
         inputs: A folder, file, glob or URI, a list of files, or an id, see `Format.home`.
         format: Name of the format; None: recognise it.
         storage_options: Keywords of the fsspec filesystem.
-        limits: How many files there may be.
+        limits: Bounds on the number of files.
 
     Raises:
         OptionError: There is no format of that name.

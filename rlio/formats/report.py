@@ -1,6 +1,6 @@
-"""The report of an import: what a data set has, lacks and seems to have wrong, counted episode by episode.
+"""The report of an import: what a data set holds, lacks and may have wrong, counted episode by episode.
 
-A finding states a fact, or says that it is a suspicion. Clean data gives no suspicion.
+A finding is a fact or a suspicion. Clean data gives no suspicion.
 
 Example:
     >>> import numpy as np
@@ -59,7 +59,7 @@ KINDS: Final[Mapping[str, tuple[str, str, bool]]] = {
     "dtype_change": ("episodes", "The dtype of the column is not that of the first episode.", False),
     "space_dtype": ("columns", "The dtype of the column is not that of its space.", False),
     "left_out": ("columns", "The column was left out: the target cannot hold it.", False),
-    "refused": ("episodes", "The episode was left out: it is no trajectory.", False),
+    "refused": ("episodes", "The episode was left out: it is not a trajectory.", False),
     "sorted": ("episodes", "The rows were put in the order of their step numbers.", False),
     "note": ("data sets", "", False),
     "repeated_rows": (
@@ -100,16 +100,16 @@ _MIN_ACTIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     Attributes:
         kind: One of `KINDS`.
         count: How often.
         unit: Of ``count``: "rows", "episodes", "columns" or "data sets".
-        text: What it is, in one sentence.
-        first: Where it was found first; None: in the whole.
-        column: Where it is a matter of one column.
-        suspicion: Whether it may be wrong: the data only look so.
+        text: The finding in one sentence.
+        first: The first place; None: it concerns the whole.
+        column: The column, if it concerns one.
+        suspicion: Whether the data may be right although it looks wrong.
     """
 
     kind: str
@@ -123,15 +123,15 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportReport:
-    """What a conversion has read and written, and found.
+    """What a conversion read, wrote and found.
 
     Attributes:
         source, target: URIs.
         source_format, target_format: Names of formats.
-        episodes, rows: Read. Of several agents, ``episodes`` is 0: their rows are copied as they are.
-        written: Rows that this call has written; fewer than ``rows`` where an earlier one was interrupted.
+        episodes, rows: Read. With several agents, ``episodes`` is 0: their rows are copied unchanged.
+        written: Rows that this call wrote; fewer than ``rows`` if it continued an interrupted one.
         findings: What was found.
-        proved: Whether both sides were read again and are equal; None: not asked for.
+        proved: Whether both sides were read again and are equal; None: not requested.
     """
 
     source: str
@@ -146,7 +146,7 @@ class ImportReport:
 
     @property
     def suspicions(self) -> tuple[Finding, ...]:
-        """The findings that may be wrong."""
+        """The findings that are suspicions."""
         return tuple(finding for finding in self.findings if finding.suspicion)
 
     def to_json(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class ImportReport:
 
 
 class Inspector:
-    """Looks at each episode of a data set.
+    """Checks each episode of a data set.
 
     Args:
         spaces: (observation space, action space); None: not known.
@@ -197,14 +197,14 @@ class Inspector:
             )
 
     def add_batch(self, batch: MultiAgentBatch | SampleBatch, *, place: str) -> None:
-        """Look at rows that are no episodes: only at their values."""
+        """Check rows that are not episodes: only their values."""
         parts = batch.items() if isinstance(batch, MultiAgentBatch) else [("", batch)]
         for policy, rows in parts:
             self.rows += len(rows)
             self._values(rows, f"{place}, policy {policy}" if policy else place)
 
     def add(self, rows: SampleBatch, *, place: str) -> None:
-        """Look at the rows of one episode, in the order in which they are stored."""
+        """Check the rows of one episode, in stored order."""
         self.episodes += 1
         self.rows += len(rows)
         self._values(rows, place)
@@ -390,7 +390,7 @@ class _ShiftedRewards:
 
 
 class _ActionRange:
-    """What the actions are in relation to their space."""
+    """Compares the actions with their space."""
 
     def __init__(self, spaces: tuple[Any, Any] | None) -> None:
         self._space = spaces[1] if spaces is not None else None
@@ -434,7 +434,7 @@ class _ActionRange:
 
 
 class _Jumps:
-    """Steps of the observation that are far beyond the others, as where two episodes were joined.
+    """Finds steps of the observation that are far larger than others, as between two joined episodes.
 
     The size of a step is measured by the 99th percentile of each number of the observation, over the first
     rows. A step is a jump where half of the numbers that change go far beyond theirs; or where one does, and

@@ -4,9 +4,9 @@ A folder has ``features.json``, ``dataset_info.json`` and ``<name>-<split>.tfrec
 an episode: its feature ``steps`` is flattened to lists over all steps, such as ``steps/observation/state``.
 
 Alignment: step t has the observation, the action, and the reward and discount that followed that action. The
-last step (``is_last``) has the observation after the last action, and an action, reward and discount that
-mean nothing. An episode of N + 1 steps thus gives N rows, and all observations are known. ``is_terminal`` of
-the last step says that the episode terminated; otherwise it was truncated. An episode whose last step is not
+last step (``is_last``) has the observation after the last action, and an action, reward and discount without
+meaning. So an episode of N + 1 steps gives N rows, and all observations are known. If the last step has
+``is_terminal``, the episode terminated; otherwise it was truncated. An episode whose last step is not
 ``is_last`` has not ended: all its steps have actions, and the observation after the last one is not known.
 Some data sets store an action that was taken and its reward in the last step too; ``last_step="action"``
 reads it as a row without a final observation.
@@ -104,12 +104,12 @@ class RldsSource:
 
     Args:
         place: The data set.
-        limits: What the files may ask for.
+        limits: Bounds on the files.
         split: Name of the split that is read; None: all of them, in the order of ``dataset_info.json``.
         leave_out: Features of steps that are not read, with all below them, such as
             ``["observation/image"]``.
-        last_step: What the step with ``is_last`` has: the final ``"observation"`` alone, as RLDS says, or
-            an ``"action"`` and reward that count.
+        last_step: What the step with ``is_last`` has: only the final ``"observation"``, as RLDS defines, or
+            a real ``"action"`` and reward too.
 
     Attributes:
         origin: Name, version and config of the data set, as ``extra``.

@@ -9,8 +9,8 @@ read. A buffer may begin with ``lookback`` values of earlier steps, which belong
 
 With its defaults, RLlib's recorder writes all earlier episodes again at each call. An episode that is stored
 several times with the same bytes is read once; `RllibEpisodeSource.notes` counts the copies. Chunks of one
-episode that follow each other are joined. Chunks with a gap between them are episodes of their own with the
-same ``eps_id``, and ``t`` says where they begin.
+episode that follow each other are joined. Chunks with a gap between them are separate episodes with the
+same ``eps_id``, and ``t`` shows where they begin.
 """
 
 from __future__ import annotations

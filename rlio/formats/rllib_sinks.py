@@ -1,4 +1,4 @@
-"""`FilesOfEpisodes`: what RLlib's JSON and its episode Parquet share when they are written.
+"""`FilesOfEpisodes`: the shared part of the sinks of RLlib's JSON and episode Parquet.
 
 Files are ``episodes-000000.json`` and so on, each with whole episodes. A file appears when it is complete.
 """
@@ -89,7 +89,7 @@ def with_final_obs(episode: Episode, *, repeats: bool) -> Episode:
     """The episode with N+1 observations; the last one comes twice if the final one is missing.
 
     Raises:
-        SchemaError: It is missing, and is not to be repeated; or the episode has no step.
+        SchemaError: It is missing, and ``final_obs`` is "raise"; or the episode has no step.
     """
     if episode.has_final_observation and len(episode):
         return episode

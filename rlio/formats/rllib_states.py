@@ -110,12 +110,12 @@ def unpack(data: bytes, *, limits: Limits) -> Any:
 
 
 def read_keys(data: bytes, wanted: Collection[str], *, limits: Limits) -> dict[str, Any]:
-    """The values of some keys of a message that is a map; what other keys have is passed over.
+    """Return the values of some keys of a message that is a map; the values of other keys are skipped.
 
     Keys that are not wanted and stand there have the value None.
 
     Raises:
-        CorruptData: It is damaged, or no map.
+        CorruptData: It is damaged, or not a map.
     """
     module = msgpack()
     found: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def space_from_rllib(described: Any, *, limits: Limits, depth: int = 0) -> Any:
     """The gymnasium space that RLlib described; None for None, and for kinds that only RLlib has.
 
     Raises:
-        CorruptData: It describes no space.
+        CorruptData: It does not describe a space.
     """
     if described is None:
         return None

@@ -56,7 +56,7 @@ class RobomimicSource(Hdf5Source):
 
     Args:
         place: The files.
-        limits: What they may ask for.
+        limits: Bounds on the files.
         mask: Name of a list of demonstrations in ``mask``, such as ``"train"``; None: all.
     """
 
@@ -139,7 +139,7 @@ class RobomimicSource(Hdf5Source):
     def _observations(self, number: int, path: str, steps: int) -> Any:
         group = self._member(number, path)
         if not self._handles.is_group(group):
-            raise CorruptData(f"{path} is no group")
+            raise CorruptData(f"{path} is not a group")
         self._check_rows(number, [f"{path}/{name}" for name in group], steps)
         found = {name: np.asarray(self._dataset(number, f"{path}/{name}")[()]) for name in group}
         plain = self._member(number, "data").attrs.get(_PLAIN)
@@ -149,7 +149,7 @@ class RobomimicSource(Hdf5Source):
 class RobomimicSink:
     """Writes one file; an `EpisodeSink`.
 
-    Observations are an array, or a dict of arrays. ``next_obs`` is written where the final observation is
+    Observations are an array, or a dict of arrays. ``next_obs`` is written if the final observation is
     known.
 
     Args:

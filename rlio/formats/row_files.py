@@ -1,6 +1,6 @@
-"""`RowFiles`: what sinks share that write a folder of files, each with the rows of some whole episodes.
+"""`RowFiles`: the shared part of sinks that write a folder of files, each with whole episodes.
 
-A file is named by its first episode and their number, so that a sink which continues knows where to.
+A file's name has the number of its first episode and of its episodes, so that a later sink can continue.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class RowFiles:
 
     Args:
         storage: The folder.
-        ending: Of the files' names.
+        ending: Suffix of the files' names.
         check: Raises if the format cannot hold the rows of an episode.
-        encode: Rows of whole episodes, which have passed, -> the bytes of a file.
-        episodes_per_file: How many; None: as many as have 64 MiB.
+        encode: Turns checked rows of whole episodes into the bytes of a file.
+        episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
 
     Attributes:
         episodes: Whole episodes that are stored.
@@ -75,7 +75,7 @@ class RowFiles:
             self.flush()
 
     def flush(self) -> None:
-        """Store what is collected."""
+        """Store the collected episodes."""
         if self._pending:
             name = f"episodes-{self.episodes:09d}-{len(self._pending)}{self._ending}"
             self._storage.put(name, self._encode(self._pending))

@@ -1,4 +1,4 @@
-"""`EpisodeSink`: what writes episodes in the format of another library.
+"""`EpisodeSink`: writes episodes in the format of another library.
 
 Not here: which episodes are written, in which order, and how often (`rlio.formats.convert`).
 """
@@ -24,7 +24,7 @@ class Origin:
     """What is known of the data that a sink writes.
 
     Attributes:
-        uri: Where the data come from.
+        uri: Where the data comes from.
         spaces: (observation space, action space); None: not known.
         env: Id, or JSON of the spec, of the environment; None: not known.
         extra: More that the source states, as JSON values.
@@ -50,10 +50,10 @@ class EpisodeSink(Protocol):
     folder looks complete before `close`.
     `rlio.convert` keeps `MARKER` in the folder until it is done, and refuses a folder that has other files.
 
-    What an episode has that the format cannot hold, and that `Format.loses` names, is left out; anything else
-    raises. A sink may have an attribute ``loses`` of its own, where that depends on its options; ``keeps``,
-    the names of further columns that it can hold although it loses "extra"; and ``left_out``, the names of
-    columns that it was given and did not write.
+    A sink leaves out what the format cannot hold and `Format.loses` names; anything else raises. A sink may
+    have three more attributes: ``loses``, if that depends on its options; ``keeps``, the names of further
+    columns that it can hold although it loses "extra"; and ``left_out``, the names of columns that it
+    received and did not write.
 
     Attributes:
         episodes: Whole episodes that are stored safely.
@@ -71,7 +71,7 @@ class EpisodeSink(Protocol):
         """
 
     def close(self) -> None:
-        """Write what describes the whole, so that the other library opens it."""
+        """Write the metadata of the data set, so that the other library can open it."""
 
     def abort(self) -> None:
-        """Release everything, and leave the folder to a sink that continues."""
+        """Release everything; another sink can continue in the folder."""

@@ -1,4 +1,4 @@
-"""`Table`: columns by name that a mapping reads (`rlio.formats.mapping`), and the tables that are in memory.
+"""`Table`: columns by name that a mapping reads (`rlio.formats.mapping`), and tables in memory.
 
 Example:
     >>> table = ArrayTable("arrays", {"x": [1.0, 2.0], "y": [3.0, 4.0]})
@@ -59,8 +59,8 @@ class Table(Protocol):
         names: The columns that every file has.
         rows: Rows of each file.
         continues: Whether the files are one table in pieces; None: not known.
-        lengths: Steps of the episodes, if the table says them; None: it does not.
-        together: Columns that will be read of the same rows, set by who reads: they are decoded at once.
+        lengths: Steps of the episodes; None: the table does not state them.
+        together: Columns that the caller will read for the same rows; they are decoded at once.
     """
 
     uri: str
@@ -216,7 +216,7 @@ class Pieces:
         return table
 
     def close(self) -> None:
-        """Forget what was decoded."""
+        """Drop the decoded pieces."""
         self._kept.clear()
 
 

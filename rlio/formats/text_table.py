@@ -29,7 +29,7 @@ class TextTable(Pieces):
 
     Args:
         place: The files.
-        limits: What they may ask for.
+        limits: Bounds on the files.
     """
 
     #: Of the format, for messages.

@@ -2,8 +2,8 @@
 
 A record is its length (8 bytes, little-endian), the masked CRC-32C of the length (4), the bytes, and their
 masked CRC-32C (4). google-crc32c computes the sums (extra ``rlds``). An Example is a protobuf message: a map
-of names to lists of bytes, of float32 or of int64. The parts of protobuf's wire format that it needs are read
-here. An Example names no types, and nothing runs.
+of names to lists of bytes, of float32 or of int64. This module
+reads the parts of protobuf's wire format that it needs. An Example names no types, and no code runs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Example:
         features: Name -> its list; a feature without a list is absent.
 
     Raises:
-        CorruptData: It is no Example. (UnsafeData: it has too many features.)
+        CorruptData: It is not an Example. (UnsafeData: it has too many features.)
     """
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, limits: Limits) -> None:
@@ -176,7 +176,7 @@ def floats_of(pieces: list[bytes]) -> NDArray[np.float32]:
     """The values of a list of floats.
 
     Raises:
-        CorruptData: They are no floats.
+        CorruptData: They are not floats.
     """
     data = b"".join(pieces)
     if len(data) % 4:
@@ -192,7 +192,7 @@ def ints_of(pieces: list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
     """The values of a list of whole numbers.
 
     Raises:
-        CorruptData: They are no numbers, or ``dtype`` does not hold them.
+        CorruptData: They are not numbers, or ``dtype`` cannot hold them.
     """
     raw = np.frombuffer(b"".join(pieces), np.uint8)
     found: list[NDArray[Any]] = [np.empty(0, dtype)]

@@ -3,10 +3,10 @@
 `ReplayBuffer.save_hdf5` writes the arrays of ``_meta`` at the full capacity: ``obs``, ``act``, ``rew``,
 ``terminated``, ``truncated``, ``done``, ``info``, and ``obs_next`` unless the buffer ignores it. Row t has
 the observation, the action, and the reward and the flags that followed it. The buffer is a ring: the
-attributes ``_size`` and ``_index`` say how many rows are valid, and where the next one would go. A buffer
+attributes ``_size`` and ``_index`` are the number of valid rows, and the place of the next one. A buffer
 of several environments has a ring for each: ``_offset`` is where it begins, ``_lengths`` its valid rows,
 ``last_index`` the newest one. Only valid rows are read, in the order in which they were added. The oldest
-episode may lack its first steps, and the newest its last; the file does not say.
+episode may lack its first steps, and the newest its last; the file does not state it.
 
 Without ``obs_next``, the observation after the last step of an episode is not stored. Arrays that are
 pickled are not read: as a column they are left out, with a note.

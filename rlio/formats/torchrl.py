@@ -10,7 +10,7 @@ cursor says where the oldest row is. Rows are read from the oldest to the newest
 collector's trajectories (``traj_ids``) together. The oldest episode may lack its first steps, and the newest
 its last. Of a TensorDict of several dimensions, the last one is time.
 
-What is no tensor (texts, pickles) is not read.
+Values that are not tensors (texts, pickles) are not read.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class TorchrlSource:
     Args:
         place: The data set.
         limits: What the files may ask for.
-        observations: Keys that are parts of the observation; None: those that stand at the root and under
-            ``next``, but for counters such as ``step_count``. A lone one is ``obs`` itself.
+        observations: Keys that are parts of the observation; None: those both at the root and under ``next``,
+            except counters such as ``step_count``. A single one is ``obs`` itself.
 
     Attributes:
         notes: What is not read.

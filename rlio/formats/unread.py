@@ -1,4 +1,4 @@
-"""What to do with data in a format that is recognised and not read."""
+"""Advice for data in a format that is recognised but not read."""
 
 from typing import Final
 

@@ -11,7 +11,7 @@ With its old stack, `input_creator` and `output_creator` do:
 
     config.offline_data(input_=input_creator("runs/cartpole"), output=output_creator("runs/copy"))
 
-What is read may be anything that `rlio.read` opens, of one agent.
+They read anything that `rlio.read` opens, of one agent.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class EpisodePreLearner(OfflinePreLearner):
 class RlioOfflineData(OfflineData):
     """Reads what ``config.input_`` names (a path, URI or glob, or a list) by whole episodes.
 
-    The data are read once, when the algorithm is built, into Ray's object store, an episode a row.
+    The data is read once, when the algorithm is built, into Ray's object store, one episode a row.
     ``config.input_config`` has keywords of `rlio.read`. An episode whose final observation is not stored is
     refused, unless ``config.ignore_final_observation`` is set: the last observation then stands in for it.
 
@@ -106,7 +106,7 @@ class RlioOfflineData(OfflineData):
 
     Raises:
         DataNotFound: There is no data.
-        SchemaError: Rows are no trajectories, or a final observation is missing.
+        SchemaError: Rows are not trajectories, or a final observation is missing.
         OptionError: Rows are of several policies.
     """
 
@@ -164,8 +164,8 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
 
     ``config.output_config`` has keywords of `rlio.ParquetWriter`. Chunks of episodes are written as they are
     sampled, in any ``batch_mode``. Rows have the observations and actions that the module saw and chose, and
-    its outputs; infos are not recorded. What RLlib's runner samples and drops (episodes of other environments
-    that have not ended when enough have, with ``batch_mode="complete_episodes"``) is not recorded. The metric
+    its outputs; infos are not recorded. Steps that RLlib's runner samples and drops are not recorded (with
+    ``batch_mode="complete_episodes"``, unfinished episodes once enough others have ended). The metric
     ``rlio_rows_recorded`` counts the rows. Runners of an evaluation record nothing. A failed write raises in
     `sample`. `stop` closes the writer.
 
@@ -173,7 +173,7 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
         rows_recorded: Rows that were written.
 
     Raises:
-        OptionError: ``config.output`` is no path.
+        OptionError: ``config.output`` is not a path.
     """
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
@@ -189,10 +189,10 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
             )
 
     def sample(self, **kwargs: Any) -> list[Any]:
-        """Sample, and record what was sampled.
+        """Sample, and record the samples.
 
         Raises:
-            PublishError: Steps were sampled, and no row was written.
+            PublishError: Steps were sampled, but no row was written.
         """
         samples: list[Any] = super().sample(**kwargs)
         if not self._records:
@@ -251,14 +251,14 @@ def _numpy_copy(episode: Any) -> Any:
 
 
 def input_creator(src: Any, **options: Any) -> Callable[[Any], Any]:
-    """A function for ``config.offline_data(input_=...)`` of the old stack.
+    """Return a function for ``config.offline_data(input_=...)`` of the old stack.
 
     Each worker reads batches of ``train_batch_size`` rows: its share of the rows, shuffled. With
     ``postprocess_inputs=True`` it reads whole episodes in their order, at least as many rows, and the policy
     postprocesses each of them, which MARWIL's advantages need.
 
     Args:
-        src: What `rlio.read` opens.
+        src: Anything that `rlio.read` opens.
         options: Keywords of `rlio.read`.
     """
 
@@ -313,12 +313,12 @@ class _Input(InputReader):
 
 
 def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
-    """A function for ``config.offline_data(output=...)`` of the old stack.
+    """Return a function for ``config.offline_data(output=...)`` of the old stack.
 
     Each worker owns a `rlio.ParquetWriter`, which is closed when the worker stops.
 
     Args:
-        root: Of the data set.
+        root: Root of the data set.
         options: Keywords of `rlio.ParquetWriter`.
     """
 
@@ -349,7 +349,7 @@ class _Output(OutputWriter):
         self.writer = writer
 
     def write(self, sample_batch: Any) -> None:
-        """Write the rows; those of a lone policy as a `SampleBatch`."""
+        """Write the rows; those of a single policy as a `SampleBatch`."""
         self.writer.write(_from_rllib(sample_batch))
 
     def close(self) -> None:

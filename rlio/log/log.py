@@ -150,7 +150,7 @@ class Log:
             self._changed.notify_all()
 
     def secure(self, row: int) -> None:
-        """Sync the rows below ``row``, whatever `Spool.sync` is. The caller can then drop its copy of them.
+        """Sync the rows below ``row``, regardless of `Spool.sync`. The caller can then drop its copy of them.
 
         Raises:
             PublishError: A segment with such rows could not be synced, or had failed earlier.

@@ -96,8 +96,8 @@ def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> No
     Args:
         storage: The root.
         schema: Schema of rows to be stored there.
-        again: Accept a schema that is already stored there, whatever the others are, because more rows of the
-            same schema make nothing worse.
+        again: Accept a schema that is already stored there, regardless of the others, because more rows of
+            the same schema make nothing worse.
 
     Raises:
         SchemaConflict: A column has another type; the message names both schemas.

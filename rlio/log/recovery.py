@@ -480,7 +480,7 @@ class _Recovery:
         position, whole = stored, True
         if not self._may_lack_files(segments):
             # A segment is removed once its rows are stored, so the rows before the first segment are stored,
-            # whatever a listing shows. This needs the first file: an unreadable file may hold rows.
+            # even if no listing shows them. This needs the first file: an unreadable file may hold rows.
             position = max([stored, *map(first_row, paths[:1])])
         begun = False
         for index, segment in enumerate(segments):

@@ -1,4 +1,4 @@
-"""Checks that shards with the same rows of a writer hold the same values, whatever their row groups.
+"""Checks that shards with the same rows of a writer hold the same values, even with other row groups.
 
 Compares 64-bit digests of the rows' columns, so memory is 8 bytes per row of the shards that overlap with a
 later one. Digests find accidents, not forgeries.

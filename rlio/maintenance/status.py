@@ -101,10 +101,10 @@ class LogStatus:
         pid: Process id of the owner on its host; None: not known.
         rows: Rows in it that are in no shard; None: it may not be read.
         bytes: Bytes of its files; None: they may not be listed.
-        unread_bytes: Bytes behind the last whole frames of its files: a frame that is being written, one
-            that was cut by a crash, or damage, which `rlio.verify` tells apart.
-        command: What publishes its rows; None: its owner does, or the text of the command is not known. With
-            owner "other-host", only for a host that is gone for good.
+        unread_bytes: Bytes after the last whole frames of its files: a frame that is being written, one
+            that a crash cut, or damage; `rlio.verify` distinguishes them.
+        command: The command that publishes its rows; None: its owner publishes them, or the command is not
+            known. With owner "other-host", only for a host that is gone for good.
     """
 
     writer: str
@@ -203,17 +203,18 @@ def status(
     spool: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetStatus:
-    """Say what the writers and followers of a data set do. Nothing is written; safe at any time.
+    """Return what the writers and followers of a data set do. Writes nothing; safe at any time.
 
     The cost is that of two listings, of ``data/`` and of the progress marks, and of one small read for each
-    frame in the logs on this machine. What is not written down anywhere is not known: whether writers of
-    other hosts live, rows in their logs, and followers without progress marks, such as
-    ``rlio.DatasetReader(root, follow=True)``, whose positions are in their states alone.
+    frame in the logs on this machine. It cannot know whether writers of other hosts are alive, which rows are
+    in their logs, and where followers without progress marks are, such as
+    ``rlio.DatasetReader(root, follow=True)``, whose positions are only in their states.
 
     Args:
         root: The data set: a path or any fsspec URL.
-        spool: Folder of the writers' logs, where they were given one.
-        storage_options: For fsspec. Logs lie apart by server: give what the writers were given.
+        spool: Folder of the writers' logs, if it was passed to them.
+        storage_options: For fsspec. Logs are separate for each server: pass the same options as to the
+            writers.
 
     Raises:
         DataNotFound: There is neither a data set nor a log of one.
@@ -254,7 +255,7 @@ def status(
 
 
 def _check_header(storage: Storage, listing: Listing, *, has_logs: bool) -> None:
-    """Raise unless the root is that of a data set, or its writers could not make it yet.
+    """Raise unless the root is a data set, or one whose writers could not create it yet.
 
     Raises:
         DataNotFound: Neither is the case.

@@ -1,9 +1,9 @@
 """`trim`: removes the oldest rows of writers for good.
 
 It first puts a marker, then removes the shards that lie wholly below it. The marker is enough: readers never
-serve rows below it, whatever shards exist or come back. So an interruption, a late retry of a writer and a
-reader in the middle of a trim are harmless. A shard that the marker cuts keeps its hidden rows on disk until
-it is merged with later shards or fully trimmed.
+serve rows below it, even if shards with them exist or return. So an interruption, a late retry of a writer
+and a reader in the middle of a trim are harmless. A shard that the marker cuts keeps its hidden rows on disk
+until it is merged with later shards or fully trimmed.
 
 Example:
     >>> import numpy as np, rlio

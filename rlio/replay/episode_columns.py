@@ -1,9 +1,9 @@
 """Columns derived from whole episodes: returns to go, discounted returns, episode returns and lengths.
 
-An episode is all of its rows in the store, across fragments and shards. Sums are in float64. NaN marks what
-is not known: ``returns_to_go`` and ``mc_return`` in an episode whose end was not recorded; ``episode_return``
-and ``episode_length`` also in one whose first rows were not (``t`` does not begin at 0; without ``t``, any
-episode of a writer that was trimmed).
+An episode is all of its rows in the store, across fragments and shards. Sums are in float64. NaN marks
+unknown values: ``returns_to_go`` and ``mc_return`` in an episode whose end was not recorded;
+``episode_return`` and ``episode_length`` also in one whose first rows were not (``t`` does not begin at 0;
+without ``t``, any episode of a writer that was trimmed).
 """
 
 from __future__ import annotations

@@ -436,7 +436,7 @@ def _joined(op: ast.boolop, parts: list[ast.expr]) -> ast.expr:
     for part in map(_canonical, parts):
         if isinstance(part, ast.Constant):
             raise _refusal(
-                part, "a constant is no condition; & | bind closer than comparisons: (a > 0) & (b < 1)"
+                part, "a constant is not a condition; & | bind closer than comparisons: (a > 0) & (b < 1)"
             )
         flat += part.values if isinstance(part, ast.BoolOp) and type(part.op) is type(op) else [part]
     return ast.BoolOp(op, flat)

@@ -481,8 +481,8 @@ def _checked_values(values: Values) -> Values:
     wrong = ~((given == 0.0) | ((given >= LEAST) & (given <= LARGEST)))  # NaN is wrong
     if wrong.any():
         raise StateError(
-            f"{np.count_nonzero(wrong)} of {given.size} values are no priorities, such as {given[wrong][0]}: "
-            f"expected 0, or {LEAST:.0e} to {LARGEST:.0e}"
+            f"{np.count_nonzero(wrong)} of {given.size} values are not priorities, such as {given[wrong][0]}"
+            f": expected 0, or {LEAST:.0e} to {LARGEST:.0e}"
         )
     return given
 

@@ -1,9 +1,9 @@
 """Splits of the episodes of a data set, by a stable hash: an episode always stays on the same side.
 
-Neither rows that are added nor compaction move an episode. The hash is of ``eps_id`` alone if the id was
-drawn at random (a number from 2^32 on, a text of 16 characters or more), so that runs repeated with one seed
-are on one side; else also of the writer, because other writers use small numbers for other episodes. All
-agents of an episode are on one side. A conversion has other writers: in it, an episode with a small id may
+Added rows and compaction do not move an episode. The hash is of ``eps_id`` alone if the id was drawn at
+random (a number from 2^32 on, a text of 16 characters or more), so that runs repeated with one seed are on
+one side. Otherwise it is also of the writer, because other writers use small numbers for other episodes. All
+agents of an episode are on one side. A conversion changes the writer, so an episode with a small id may
 change sides.
 
 Example:

@@ -210,7 +210,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             num_episodes: Sample exactly this many whole episodes (at least this many from external loops).
                 Abandons running episodes whose first rows were handed out before.
             explore: Overrides the config's ``explore``.
-            random_actions: Act at random, whatever the policies are. The extra columns are then those of
+            random_actions: Act at random instead of by the policies. The extra columns are then those of
                 `RandomPolicy`, and no rows are postprocessed. If the value differs from the last call's, new
                 episodes begin when rows are waiting or when the policy depends on earlier steps.
             force_reset: Abandon the running episodes and begin new ones.

@@ -193,7 +193,7 @@ class LocalFolder:
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise UnsafeData(
-                        f"{excerpt(path)} is no regular file: a folder, pipe or device is never read",
+                        f"{excerpt(path)} is not a regular file: a folder, pipe or device is never read",
                         uri=self.root,
                     )
                 yield fd

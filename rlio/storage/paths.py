@@ -106,7 +106,7 @@ def check_path(path: str, *, uri: str | None = None) -> str:
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts) or (os.name == "nt" and "\\" in path):
         raise OptionError(
-            f"{excerpt(path)} is no path below the root: expected names joined by single slashes, none of "
+            f"{excerpt(path)} is not a path below the root: expected names joined by single slashes, none of "
             "them '.' or '..'",
             uri=uri,
         )
@@ -128,7 +128,7 @@ def locate(value: StrPath, storage_options: Mapping[str, Any] | None = None) -> 
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
     if not isinstance(text, str) or not text or "\0" in text:
-        raise OptionError(f"{excerpt(value)} is no path: expected a non-empty str or os.PathLike of str")
+        raise OptionError(f"{excerpt(value)} is not a path: expected a non-empty str or os.PathLike of str")
     if isinstance(value, str) and is_uri(text):
         return _locate_uri(text, dict(storage_options or {}))
     merged = _MERGED.match(text)

@@ -361,7 +361,7 @@ class FileSystemTests(ABC):
             lambda: storage.put(path, b"content"),
             lambda: storage.remove(path),
         ):
-            with pytest.raises(OptionError, match="no path below the root"):
+            with pytest.raises(OptionError, match="not a path below the root"):
                 refused()
 
     def test_a_put_leaves_nothing_but_its_object(self, storage: Storage) -> None:

@@ -57,7 +57,7 @@ class _Asked(NamedTuple):
 
 
 class ActorPool:
-    """Workers in separate processes, on whatever machines Ray puts them.
+    """Workers in separate processes, on the machines that Ray chooses.
 
     Args:
         spec: Arguments of each worker.

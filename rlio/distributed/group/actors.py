@@ -54,7 +54,7 @@ class Broadcast:
 
     Attributes:
         weights: As `RolloutWorker.get_weights` returned them.
-        seq_no: Their version; 0: set them whatever version the worker has.
+        seq_no: Their version; 0: set them even if the worker has a newer version.
         global_vars: For `RolloutWorker.set_global_vars`; None: none.
     """
 

@@ -398,7 +398,7 @@ class WorkerGroup(InputReader):
     def sync_filters(self) -> dict[str, list[MeanStdFilter]]:
         """Add up the running statistics of all workers, and send the sum to all of them.
 
-        Each observation counts once, however often you call this and whatever workers sample meanwhile. When
+        Each observation counts once, however often you call this, and even if workers sample meanwhile. When
         a worker is lost, so is what it saw since the last call; its replacement starts with the sum.
 
         Returns:
