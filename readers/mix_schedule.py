@@ -32,8 +32,8 @@ _PLACES = 1024
 class Schedule:
     """Deals steps to sources by integer weights, each within one step of its share at any time.
 
-    After T steps, source i of weight w_i (of 1 in all) has had more than ``w_i T - 1`` and fewer than
-    ``w_i T + 1`` of them, for any T and any sizes of `deal`. A source must have had floor(w_i T). The
+    The weights w_i add up to 1. After T steps, source i has had more than ``w_i T - 1`` and fewer than
+    ``w_i T + 1`` steps, for any T and any sizes of `deal`. A source must have had floor(w_i T). The
     remaining steps go to the sources with the earliest deadline (count + 1) / w_i. All numbers are exact
     integers.
 

@@ -32,7 +32,7 @@ def run(setup: Setup) -> Section:
     scale = setup.scale
     section = Section(
         "resume",
-        f"Resuming amid {scale.resumed_rows:,} synthetic rows; opening {scale.shards:,} shards",
+        f"Resuming within {scale.resumed_rows:,} synthetic rows; opening {scale.shards:,} shards",
         unit="call",
     )
     root = write_dataset(setup.scratch / "resumed", _zeros(scale.resumed_rows))

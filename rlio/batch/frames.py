@@ -29,11 +29,10 @@ _MOST_CHANNELS: Final = 128
 
 
 def in_c_order(values: NDArray[Any]) -> NDArray[Any]:
-    """The same values with the last axis densest in memory, as `numpy.ascontiguousarray` returns them.
+    """Return the same values with the last axis densest in memory, as `numpy.ascontiguousarray` does.
 
-    If ``values`` are stacks whose frames lie one after the other, as readers return them, and OpenCV is
-    installed (`pip install 'rlio[atari]'`), this takes a sixteenth of NumPy's time (256 stacks of 4 x 84 x 84
-    bytes).
+    Readers return stacks frame by frame. For these, with OpenCV installed (`pip install 'rlio[atari]'`), this
+    takes a sixteenth of NumPy's time (256 stacks of 4 x 84 x 84 bytes).
 
     Args:
         values: Shape (rows, *frame, depth) for the fast path; any array is accepted.

@@ -1,8 +1,8 @@
 """`gc`: removes objects that no reader needs any more, but never the only copy of a row.
 
-It removes shards whose rows larger shards have, shards below a trim marker, torn objects whose rows have
-another copy, attempts at a part of a job that are not taken, unfinished files, and indexes of early versions.
-It removes only objects with names of the rlio grammar, one by one, under ``data/``, ``_tmp/`` and
+It removes shards whose rows larger shards have, and shards below a trim marker. It removes torn objects whose
+rows have another copy, attempts at a part of a job that are not taken, unfinished files, and indexes of early
+versions. It removes only objects with names of the rlio grammar, one by one, under ``data/``, ``_tmp/`` and
 ``_index/``.
 
 An attempt is removed if, during the grace period, nothing was stored in it and no other attempt was sealed.
