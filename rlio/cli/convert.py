@@ -22,10 +22,14 @@ _SECONDS = 3.0
 
 
 def convert(
-    src: Annotated[str, typer.Argument(help="What to read: a file, folder, glob or any fsspec URL.")],
-    dst: Annotated[str, typer.Argument(help="What to write: a folder, or a file where the format is one.")],
-    to: Annotated[str | None, typer.Option(help="Name of the format; else a data set of rlio.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Whose rows, where there are several policies.")] = None,
+    src: Annotated[str, typer.Argument(help="The data to read: a file, folder, glob or any fsspec URL.")],
+    dst: Annotated[str, typer.Argument(help="The target: a folder, or a file for formats of one file.")],
+    to: Annotated[
+        str | None, typer.Option(help="Name of the target's format; default: a data set of rlio.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy whose rows to convert, if there are several.")
+    ] = None,
     prove: Annotated[
         bool, typer.Option("--prove", help="Read both sides again; exit with 1 if they differ.")
     ] = False,
@@ -42,14 +46,14 @@ def convert(
     column: Annotated[
         list[str] | None,
         typer.Option(
-            "--map", help="COLUMN=NAME[,NAME...]: what a column is in SRC, such as obs=x,y; repeatable."
+            "--map", help="COLUMN=NAME[,NAME...]: the columns of SRC for it, such as obs=x,y; repeatable."
         ),
     ] = None,
     episode: Annotated[str | None, typer.Option(help="Column of SRC with the id of the episode.")] = None,
-    terminated: Annotated[str | None, typer.Option(help="Column of SRC: the episode reached an end.")] = None,
-    truncated: Annotated[str | None, typer.Option(help="Column of SRC: the episode was cut off.")] = None,
+    terminated: Annotated[str | None, typer.Option(help="Column of SRC: the episode terminated.")] = None,
+    truncated: Annotated[str | None, typer.Option(help="Column of SRC: the episode was truncated.")] = None,
     next_obs: Annotated[
-        str | None, typer.Option(help="NAME[,NAME...], or derive: from the next row.")
+        str | None, typer.Option(help="Columns of SRC for new_obs, or derive: from the next row.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     storage_options: StorageOptions = None,
@@ -103,12 +107,12 @@ def _mapped(text: str) -> tuple[str, str | list[str]]:
 
 
 def _names(text: str) -> str | list[str]:
-    """One name, or those between commas: ``x,`` is a list of one."""
+    """Return one name, or a list of the names between commas; ``x,`` is a list of one."""
     return [name for name in text.split(",") if name] if "," in text else text
 
 
 class _Lines:
-    """A line of progress every few seconds, on standard error."""
+    """Prints a line of progress every few seconds, on standard error."""
 
     def __init__(self) -> None:
         self._begun = self._last = time.monotonic()

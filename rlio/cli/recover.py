@@ -26,7 +26,7 @@ _SAID: Final = {
 def recover(
     uri: Uri,
     spool: Annotated[
-        str | None, typer.Option(help="Folder of the writers' logs, if they have one of their own.")
+        str | None, typer.Option(help="Folder of the writers' logs, if it was passed to them.")
     ] = None,
     all_hosts: Annotated[
         bool,

@@ -23,7 +23,7 @@ _NOT_KNOWN = "?"
 def status(
     uri: Uri,
     spool: Annotated[
-        str | None, typer.Option(help="Folder of the writers' logs, where they were given one.")
+        str | None, typer.Option(help="Folder of the writers' logs, if it was passed to them.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     storage_options: StorageOptions = None,
@@ -120,9 +120,9 @@ def _advice(log: LogStatus) -> str:
     if log.command is not None:
         return f"{log.writer}: its process is dead; `{log.command}` publishes its rows"
     if log.owner == "other-user":
-        return f"{log.writer}: its log is another user's, who must recover it"
+        return f"{log.writer}: its log belongs to another user, who must recover it"
     if log.owner == "ownerless":
-        return f"{log.writer}: its log has no owner file: restore it, or copy the log once more, whole"
+        return f"{log.writer}: its log has no owner file: restore it, or copy the complete log again"
     return ""
 
 

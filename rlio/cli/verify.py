@@ -42,7 +42,7 @@ def verify(
         bool, typer.Option("--repair", help="Repair what can be repaired without loss, then verify again.")
     ] = False,
     spool: Annotated[
-        str | None, typer.Option(help="Folder of the writers' logs, if they have one of their own.")
+        str | None, typer.Option(help="Folder of the writers' logs, if it was passed to them.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also for warnings.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Findings to show; the rest are counted.")] = 1000,

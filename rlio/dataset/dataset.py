@@ -223,7 +223,7 @@ class Dataset(DatasetSnapshot):
 
         Raises:
             IndexError: There is no such row.
-            OptionError: The data is of several agents; or ``rows`` are not whole numbers, or none.
+            OptionError: The data has several agents; or ``rows`` are not whole numbers, or none.
             CorruptData: A row group is damaged. (HoleError: rows are missing.)
         """
         numbers = np.asarray(rows)
@@ -291,7 +291,7 @@ class Dataset(DatasetSnapshot):
         """Return mean, std, min, max, quantiles and count of columns, for each value of a row.
 
         Reads the columns once, in bounded memory. Keeps the result in a small file, which the next call for
-        the same rows reads; rows that were added, trimmed or compacted are other rows.
+        the same rows reads; after rows were added, trimmed or compacted, it computes again.
 
         Args:
             columns: Logical columns with numbers. None: all of these except the ones that name rows

@@ -131,7 +131,7 @@ class LeRobotSource:
         if REWARD not in names:
             self.notes.append("There are no rewards.")
         if not names.intersection(_FLAGS):
-            self.notes.append("It is not known why episodes ended: they are truncated.")
+            self.notes.append("The data does not state why episodes ended: they are truncated.")
         self._has_final = any(name == FINAL or name.startswith(FINAL + ".") for name in names)
         try:
             self.row_bytes: int = 1

@@ -193,7 +193,7 @@ class MappedSource:
         if unknown:
             raise OptionError(f"dtypes={excerpt(unknown)}: expected columns of rlio that are mapped")
         if self._ids and mapping.terminated is None and mapping.truncated is None:
-            self.notes.append("No column says how episodes end: all ends are truncations.")
+            self.notes.append("No column states how episodes end: all ends are truncations.")
 
     def _paths(self) -> set[tuple[str, ...]]:
         """All that is read."""

@@ -170,8 +170,8 @@ class RldsSource:
             notes.append(f"{self._empty} episodes have no step with an action, and give no rows.")
         if self._doubtful:
             notes.append(
-                f"The last steps of {len(self._doubtful)} episodes have rewards other than zero. RLDS calls "
-                "them meaningless, and they are not read; last_step='action' reads them."
+                f"The last steps of {len(self._doubtful)} episodes have rewards other than zero. RLDS gives "
+                "them no meaning, so they are not read; last_step='action' reads them."
             )
         if self._headless:
             notes.append(

@@ -98,8 +98,8 @@ class RobomimicSource(Hdf5Source):
                 yield name, steps
         if done_before:
             self.notes.append(
-                f"Rows before the last are marked as done in {done_before} demonstrations: they are taken "
-                "for steps at which the task was done, and for no ends."
+                f"Rows before the last are marked as done in {done_before} demonstrations: rlio "
+                "reads them as steps at which the task was done, not as ends."
             )
 
     def _named(self, number: int, mask: str) -> set[str]:

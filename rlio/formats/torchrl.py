@@ -107,7 +107,7 @@ class TorchrlSource:
             self.close()
             raise
         if self._left_out:
-            self.notes.append(f"What is not read: {excerpt(self._left_out)}.")
+            self.notes.append(f"Not read: {excerpt(self._left_out)}.")
 
     # ---- what describes the whole ----
 
