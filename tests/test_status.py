@@ -172,7 +172,7 @@ def test_logs_of_other_users_and_without_an_owner_are_shown_as_such(
     (log,) = status(tmp_path).left
     assert (log.owner, log.rows, log.bytes) == ("other-user", None, None)
     assert by_writer(tmp_path) == {ONE: ("unknown", 4, None)}
-    assert "another user's" in run(tmp_path).output
+    assert "belongs to another user" in run(tmp_path).output
 
 
 def test_a_writer_that_has_published_nothing_is_shown(tmp_path: Path) -> None:
