@@ -162,7 +162,8 @@ class MappedSource:
             for end in range(len(parts) - 1, 0, -1):
                 if (top := ".".join(parts[:end])) in self._table.names:
                     return (top, *parts[end:])
-            raise MissingColumn(f"{option}: the table has no column {excerpt(name)}", column=name)
+            lacks = "only some of the files have" if name in self._table.uneven else "the table has no"
+            raise MissingColumn(f"{option}: {lacks} column {excerpt(name)}", column=name)
         raise OptionError(f"{option}={excerpt(name)}: expected the name of a column")
 
     def _resolved(self, spec: Any, name: str) -> Any:
@@ -320,7 +321,7 @@ class MappedSource:
             ids = [self._id_column(columns[path], path) for path in self._ids]
             end = np.zeros(stop - start, np.bool_)
             for path in flags:
-                end |= _flag(columns[path], path)
+                end |= _flag(columns[path], path, fills=self._map.final_row)
             new = np.zeros(stop - start, np.bool_)
             for values in ids:
                 new[1:] |= values[1:] != values[:-1]
@@ -372,12 +373,12 @@ class MappedSource:
         name = ".".join(path)
         if not isinstance(values, np.ndarray) or values.ndim != 1:
             raise SchemaError("an id is one value a row", column=name)
-        is_null = (
-            np.array([value is None for value in values]) if values.dtype == object else values != values
-        )
+        is_text = values.dtype.kind in "OU"
+        is_null = np.array([value in ("", None) for value in values]) if is_text else values != values
         if is_null.any():
             raise SchemaError("an id is missing in some rows", column=name)
-        if values.dtype.kind not in "iu" or len(self._ids) > 1:
+        is_whole = values.dtype.kind in "iu" and values.max(initial=0) <= np.iinfo(np.int64).max
+        if not is_whole or len(self._ids) > 1:
             self._numbers_ids = True
         return values
 
@@ -457,7 +458,8 @@ class MappedSource:
         for option, path in zip((self._map.terminated, self._map.truncated), self._flags, strict=True):
             flags = last.copy() if option is True else np.zeros(len(last), np.bool_)
             if path is not None:
-                flags = _flag(self._read(start, end, [path], fills=self._map.final_row)[path], path)
+                fills = self._map.final_row
+                flags = _flag(self._read(start, end, [path], fills=fills)[path], path, fills=fills)
             found.append(flags)
         ends = last.copy()
         if not is_complete:
@@ -536,9 +538,9 @@ def _kind_of(value: Any) -> str:
     return "no value" if dtype is None else "text or objects" if dtype == np.dtype(object) else str(dtype)
 
 
-def _flag(value: Any, path: tuple[str, ...]) -> NDArray[np.bool_]:
+def _flag(value: Any, path: tuple[str, ...], *, fills: bool) -> NDArray[np.bool_]:
     array = _numbers(value, path, "a flag", is_flat=True)
-    if array.dtype.kind == "f":
+    if array.dtype.kind == "f" and fills:
         array = np.nan_to_num(array, nan=0.0)  # A final row has no flag.
     try:
         return np.array(standard_dtype(Columns.TERMINATEDS, array), np.bool_)
@@ -613,11 +615,16 @@ def own_map(table: Table) -> ColumnMap:
 
 
 def _own_columns(table: Table) -> dict[str, Any]:
+    if table.uneven:
+        raise SchemaError(f"only some of the files have the columns {excerpt(sorted(table.uneven))}")
     stacks: dict[str, dict[int, str]] = {}
     columns: dict[str, Any] = {}
     for name in table.names:
         if match := _NUMBERED.fullmatch(name):
-            stacks.setdefault(match[1], {})[int(match[2])] = name
+            stack = stacks.setdefault(match[1], {})
+            if int(match[2]) in stack:
+                raise SchemaError(f"{stack[int(match[2])]} and {name} have the same number")
+            stack[int(match[2])] = name
             continue
         *parents, last = name.split("/")
         inner = columns
