@@ -292,6 +292,15 @@ def test_a_dtype_that_would_change_whole_numbers_is_refused() -> None:
     for dtypes in ({"obs": "int64"}, {"obs": "uint8"}, {"obs": "nothing"}, {"other": "int8"}):
         with pytest.raises((SchemaError, OptionError)):
             rlio.read(frame, **{**MAPPING, "dtypes": dtypes})
+    for value, dtype in ((2**24 + 1, "float32"), (2**53 + 1, "float64"), (70_000, "float16")):
+        with pytest.raises(SchemaError, match="does not hold all values"):
+            rlio.read(pd.DataFrame({**log(), "r": [value] * 9}), **{**MAPPING, "dtypes": {"rewards": dtype}})
+
+
+def test_new_obs_of_another_shape_than_obs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="shapes") as caught:
+        rlio.read(write_csv(log(), tmp_path / "log"), **{**MAPPING, "next_obs": ["x"]})
+    assert caught.value.column == "new_obs"
 
 
 # ---- ends of episodes ----
@@ -627,8 +636,12 @@ def test_damaged_files_and_those_that_ask_for_too_much_are_refused(tmp_path: Pat
                 continue
     categories = tmp_path / "c.arrow"
     feather.write_feather(pa.table({"e": pa.array(["a", "b"]).dictionary_encode()}), categories)
-    with pytest.raises(UnknownLayout):
+    with pytest.raises(UnknownLayout, match=r"c\.arrow"):
         rlio.read(categories, **plain)
+    stream = write_stream(log(), tmp_path / "d")
+    stream.write_bytes(stream.read_bytes() * 2)
+    with pytest.raises(CorruptData, match="end of the stream"):
+        rlio.read(stream, **MAPPING)
 
 
 # ---- without a mapping ----

@@ -205,8 +205,17 @@ class MappedSource:
         """Read the first rows, so that a wrong mapping is found at once; gives the bytes of a row."""
         rows = min(3, self._rows)
         keep = ~np.isin(np.arange(rows), np.array(self._starts[1:]) - 1) if self._map.final_row else None
-        columns = [self._built(name, 0, rows, keep) for name in self._specs]
-        size = sum(to_numpy(leaf).nbytes for column in columns for _, leaf in leaves(column))
+        columns = {name: self._built(name, 0, rows, keep) for name in self._specs}
+        now, after = (
+            {path: leaf.shape[1:] for path, leaf in leaves(columns[name])} if name in columns else None
+            for name in (Columns.OBS, Columns.NEXT_OBS)
+        )
+        if now is not None and after is not None and now != after:
+            raise SchemaError(
+                f"found rows of the shapes {excerpt(after)}, expected {excerpt(now)} as in obs",
+                column=Columns.NEXT_OBS,
+            )
+        size = sum(to_numpy(leaf).nbytes for column in columns.values() for _, leaf in leaves(column))
         return max(1, size // max(1, rows))
 
     def _read(
@@ -271,7 +280,9 @@ class MappedSource:
                 cast = array.astype(kind)
         except (TypeError, ValueError) as error:
             raise SchemaError(f"dtypes: {excerpt(wanted)}: {excerpt(str(error))}", column=name) from error
-        is_kept = cast == array if kind.kind in "biu" else np.isinf(cast) == np.isinf(array)
+        is_whole = kind.kind in "biu" or array.dtype.kind in "biu"
+        with np.errstate(all="ignore"):
+            is_kept = cast.astype(array.dtype) == array if is_whole else np.isinf(cast) == np.isinf(array)
         if not np.all(is_kept):
             raise SchemaError(f"dtypes: {kind} does not hold all values of the column", column=name)
         return cast
