@@ -557,10 +557,16 @@ def test_an_id_or_a_flag_that_is_empty_is_refused_whatever_its_type(tmp_path: Pa
         rlio.read(path, terminated="e", **plain)
 
 
-def test_ids_that_int64_cannot_hold_are_numbered(tmp_path: Path) -> None:
-    ids = np.array([2**63 + 5, 2**63 + 5, 7], np.uint64)
-    table = pa.table({"e": ids, "x": [0.0, 1.0, 2.0], "a": [0, 1, 2]})
-    assert rows_of(table, columns={"obs": ["x"], "actions": "a"}, episode="e")["eps_id"].tolist() == [0, 0, 1]
+def test_ids_that_int64_cannot_hold_are_numbered_and_those_that_a_text_file_rounds_are_refused(
+    tmp_path: Path,
+) -> None:
+    columns = {"e": [2**63 + 5, 2**63 + 5, 2**63 + 6], "x": [0.0, 1.0, 2.0], "a": [0, 1, 2]}
+    plain: dict[str, Any] = {"columns": {"obs": ["x"], "actions": "a"}, "episode": "e"}
+    table = pa.table({**columns, "e": np.array(columns["e"], np.uint64)})
+    assert rows_of(table, **plain)["eps_id"].tolist() == [0, 0, 1]
+    for write in (write_csv, write_jsonl):
+        with pytest.raises(SchemaError, match=r"2\*\*53"):
+            rlio.read(write(columns, tmp_path / "a"), **plain)
 
 
 @pytest.mark.parametrize("size", [*range(5, 60), 1 << 20])
@@ -712,6 +718,8 @@ def test_a_table_that_may_mean_something_else_is_refused_with_its_columns(tmp_pa
         {"obs_1": None, "obs_2": log()["y"]},
         {"obs": log()["y"]},
         {"obs_01": log()["y"]},
+        {"dones": log()["done"]},
+        {"state_in_0": log()["x"]},
         {"actions": None},
         {"timeouts": log()["done"]},
     ):

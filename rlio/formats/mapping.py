@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import concat_leaves, to_numpy, zero_leaf
-from rlio.batch.columns import Columns
+from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.step_columns import check_other_names
 from rlio.errors import (
@@ -388,6 +388,14 @@ class MappedSource:
         is_null = np.array([value in ("", None) for value in values]) if is_text else values != values
         if is_null.any():
             raise SchemaError("an id is missing in some rows", column=name)
+        if values.dtype.kind == "f":
+            digits = np.finfo(values.dtype).nmant + 1
+            if np.abs(values).max(initial=0) >= 2.0**digits:
+                raise SchemaError(
+                    f"found ids of 2**{digits} or more as {values.dtype}, which rounds them: write whole "
+                    "numbers below 2**63, or text that is no number",
+                    column=name,
+                )
         is_whole = values.dtype.kind in "iu" and values.max(initial=0) <= np.iinfo(np.int64).max
         if not is_whole or len(self._ids) > 1:
             self._numbers_ids = True
@@ -651,6 +659,8 @@ def _own_columns(table: Table) -> dict[str, Any]:
             raise SchemaError(f"{name} is not numbered from 0, each number once: {excerpt(sorted(parts))}")
         columns[name] = [parts[number] for number in range(len(parts))]
     check_other_names(columns)
+    if refused := sorted(name for name in columns if name == Columns.DONES or is_per_sequence(name)):
+        raise SchemaError(f"{excerpt(refused)} are no columns of steps")
     missing = [name for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS) if name not in columns]
     if missing:
         raise SchemaError(f"found no column {missing[0]}")
