@@ -196,6 +196,14 @@ def test_only_the_last_frame_ends_an_episode_and_earlier_ones_that_are_done_are_
     assert not [f for f in report.findings if f.kind == "rows_after_end"]
 
 
+def test_a_data_file_of_no_episode_is_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "v3.0", tmp_path / "a")
+    shutil.copy(tmp_path / "a" / DATA, tmp_path / "a/data/chunk-000/file-001.parquet")
+    source = open_source(tmp_path / "a")
+    source.close()
+    assert source.notes == ["Data files of no episode are not read: ['data/chunk-000/file-001.parquet']."]
+
+
 @pytest.mark.parametrize(
     ("name", "terminated", "truncated"),
     [("next.terminated", [4], [2, 8]), ("next.truncated", [2, 8], [4])],

@@ -141,11 +141,7 @@ class LeRobotSource:
         self.origin: Origin = Origin(
             uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
         )
-        names = set(self._features)
-        if REWARD not in names:
-            self._notes.append("There are no rewards.")
-        if not names.intersection(_FLAGS):
-            self._notes.append("It is not known why episodes ended: they are truncated.")
+        self._note_absences()
         try:
             self.row_bytes: int = 1
             if any(self.lengths):
@@ -170,6 +166,15 @@ class LeRobotSource:
         ]
 
     # ---- what describes the whole ----
+
+    def _note_absences(self) -> None:
+        data = {path for path in self._sizes if path.startswith("data/") and path.endswith(".parquet")}
+        if unused := sorted(data.difference(self._paths)):
+            self._notes.append(f"Data files of no episode are not read: {excerpt(unused)}.")
+        if REWARD not in self._features:
+            self._notes.append("There are no rewards.")
+        if self._features.keys().isdisjoint(_FLAGS):
+            self._notes.append("It is not known why episodes ended: they are truncated.")
 
     def _read_features(self) -> dict[str, dict[str, Any]]:
         found = self._info.get("features")
