@@ -702,6 +702,17 @@ def test_a_column_that_only_one_file_has_is_refused_by_name(
         rlio.read(tmp_path, columns={"obs": name, "actions": "actions"}, per_file=True)
 
 
+def test_episodes_of_npz_files_that_share_an_id_are_numbered(tmp_path: Path) -> None:
+    columns = {**own(), "lengths": list(LENGTHS)}
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", **{column: np.array(value) for column, value in columns.items()})
+    numbers = np.repeat(range(6), LENGTHS * 2).tolist()
+    assert rows_of(tmp_path / "a.npz")["eps_id"].tolist() == log()["trip"]
+    assert rows_of(tmp_path)["eps_id"].tolist() == numbers
+    report = rlio.convert(tmp_path, tmp_path / "out")
+    assert ["same stored id" in f.text for f in report.findings if f.kind == "note"] == [True]
+
+
 def test_two_arrays_of_one_name_are_refused(tmp_path: Path) -> None:
     path = write_npz(own(), tmp_path / "own")
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:

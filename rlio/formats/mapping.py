@@ -126,6 +126,7 @@ class MappedSource:
             self._check_options()
             #: First row of each episode, and the number of rows.
             self._starts = [*self._find_starts(), self._rows]
+            self._check_stored_ids()
             steps = [stop - start for start, stop in pairwise(self._starts)]
             self.lengths: list[int] = [count - 1 for count in steps] if mapping.final_row else steps
             table.together = frozenset(path[0] for path in self._paths())
@@ -400,6 +401,20 @@ class MappedSource:
         if not is_whole or len(self._ids) > 1:
             self._numbers_ids = True
         return values
+
+    def _check_stored_ids(self) -> None:
+        """Number the episodes of a table with `Table.lengths` whose ``eps_id`` is that of several."""
+        path = self._specs.get(Columns.EPS_ID)
+        if not isinstance(path, tuple):
+            return
+        begins, ids = np.array(self._starts[:-1]), list[Any]()
+        for start, stop in _stretches(self._file_starts):
+            low, high = np.searchsorted(begins, (start, stop))
+            values = self._id_column(self._read(start, stop, [path])[path], path)
+            ids += values[begins[low:high] - start].tolist()
+        if len(set(ids)) < len(ids):
+            del self._specs[Columns.EPS_ID]
+            self.notes.append("eps_id numbers the episodes in their order: several have the same stored id.")
 
     def _in_memory(self) -> InputFile:
         """Stands for a table in memory: its checksum is part of a reader's state."""
