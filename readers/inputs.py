@@ -40,6 +40,7 @@ from rlio.errors import (
     RlioError,
     SchemaError,
     StateError,
+    UnknownLayout,
     excerpt,
 )
 from rlio.formats.format import refuse_known
@@ -110,7 +111,7 @@ def guarded(
     damage: tuple[type[Exception], ...] = (OSError, KeyError, ValueError, TypeError, *also)
     try:
         return action()
-    except (SchemaError, CorruptData) as error:
+    except (SchemaError, CorruptData, UnknownLayout) as error:
         raise_at(error, uri=file.uri, record=record)
     except RlioError:
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,53 @@ def test_pickled_arrays_of_tianshou_are_left_out_or_refused_and_nothing_runs(
     with pytest.raises(UnsafeData):
         read(bad)
     assert not Path("harm").exists()
+
+
+def changed_ring(path: Path, change: Callable[[h5py.File], None]) -> Path:
+    path.write_bytes((GOLDEN / "tianshou/ring.hdf5").read_bytes())
+    with h5py.File(path, "r+") as file:
+        change(file)
+    return path
+
+
+def test_a_buffer_of_single_frames_is_refused_and_one_that_stacks_observations_is_noted(
+    tmp_path: Path,
+) -> None:
+    stacked = changed_ring(tmp_path / "a.hdf5", lambda file: file.attrs.update(stack_num=4))
+    report = rlio.convert(stacked, tmp_path / "a")
+    assert [f.text for f in report.findings if f.kind == "note"] == [
+        "The buffer stacks 4 observations when it is sampled; a row has one."
+    ]
+    frames = changed_ring(tmp_path / "b.hdf5", lambda file: file.attrs.update(_save_only_last_obs=True))
+    with pytest.raises(UnknownLayout, match=r"save_only_last_obs.*b\.hdf5"):
+        read(frames)
+
+
+def test_members_of_tianshou_that_are_not_read_are_named(tmp_path: Path) -> None:
+    def add(file: h5py.File) -> None:
+        file["_meta/policy/hidden"] = np.zeros(8)
+
+    report = rlio.convert(changed_ring(tmp_path / "a.hdf5", add), tmp_path / "a")
+    assert ["policy" in f.text for f in report.findings if f.kind == "note"] == [True]
+
+
+def test_the_ring_of_tianshou_2_begins_at_its_insertion_idx(tmp_path: Path) -> None:
+    def rename(file: h5py.File) -> None:
+        file.attrs["_insertion_idx"] = file.attrs.pop("_index")
+
+    rows = read(changed_ring(tmp_path / "a.hdf5", rename))
+    assert rows["rewards"].tolist() == [4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_flags_of_several_agents_are_refused(tmp_path: Path) -> None:
+    def widen(file: h5py.File) -> None:
+        for name in ("terminated", "truncated"):
+            values = file[f"_meta/{name}"][()]
+            del file[f"_meta/{name}"]
+            file[f"_meta/{name}"] = np.stack([values, values], 1)
+
+    with pytest.raises(UnknownLayout, match="flags"):
+        read(changed_ring(tmp_path / "a.hdf5", widen))
 
 
 def test_a_ring_that_does_not_fit_is_damage(tmp_path: Path) -> None:

@@ -107,6 +107,13 @@ def change_table(path: str, column: str, values: list[int]) -> Callable[[Path], 
     return change
 
 
+def lengthen(path: Path) -> None:
+    """Add a row, of an episode that the metadata does not have."""
+    table = pq.read_table(path)
+    row = table.slice(8).set_column(table.column_names.index("episode_index"), "episode_index", [[3]])
+    pq.write_table(pa.concat_tables([table, row.cast(table.schema)]), path)
+
+
 EPISODES, DATA = "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/file-000.parquet"
 
 
@@ -128,6 +135,7 @@ EPISODES, DATA = "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/fil
         (change_table(DATA, "episode_index", [0, 0, 0, 1, 1, 1, 2, 2, 2]), CorruptData),
         (change_table(DATA, "frame_index", [0, 1, 2, 1, 0, 0, 1, 2, 3]), CorruptData),
         (lambda root: pq.write_table(pq.read_table(root / DATA).slice(0, 8), root / DATA), CorruptData),
+        (lambda root: lengthen(root / DATA), CorruptData),
         (lambda root: (root / DATA).write_bytes((root / DATA).read_bytes()[:-20]), CorruptData),
         (lambda root: (root / DATA).unlink(), CorruptData),
     ],
@@ -151,6 +159,88 @@ def test_row_groups_of_many_episodes_and_several_files_are_read_alike(tmp_path: 
     before, after = all_rows(GOLDEN / "v3.0"), all_rows(tmp_path / "a")
     for name in before:
         np.testing.assert_equal(after[name], before[name])
+
+
+def set_features(root: Path, change: Callable[[dict[str, Any]], None], **columns: Any) -> Path:
+    """A copy of a fixture with other features, and these columns of its data."""
+    shutil.copytree(GOLDEN / "v3.0", root)
+    info = json.loads((root / "meta/info.json").read_text())
+    change(info["features"])
+    (root / "meta/info.json").write_text(json.dumps(info))
+    table = pq.read_table(root / DATA)
+    for name, values in columns.items():
+        table = table.append_column(name.replace("__", "."), pa.array(values))
+    pq.write_table(table, root / DATA)
+    return root
+
+
+FLAG = {"dtype": "bool", "shape": [1], "names": None}
+
+
+def test_only_the_last_frame_ends_an_episode_and_earlier_ones_that_are_done_are_counted(
+    tmp_path: Path,
+) -> None:
+    done = [True, True, True, True, False, False, True, True, True]
+    root = set_features(tmp_path / "a", lambda features: None)
+    table = pq.read_table(root / DATA)
+    at = table.column_names.index("next.done")
+    pq.write_table(table.set_column(at, "next.done", pa.array(done)), root / DATA)
+    rows = all_rows(root)
+    assert np.flatnonzero(rows["terminateds"]).tolist() == [2, 8]
+    assert np.flatnonzero(rows["truncateds"]).tolist() == [4]
+    report = rlio.convert(root, tmp_path / "b", prove=True)
+    assert [f.text for f in report.findings if f.kind == "note"] == [
+        "next.done is true in 5 frames before the last one of their episodes (3 episodes): these frames do "
+        "not end an episode."
+    ]
+    assert not [f for f in report.findings if f.kind == "rows_after_end"]
+
+
+def test_a_data_file_of_no_episode_is_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "v3.0", tmp_path / "a")
+    shutil.copy(tmp_path / "a" / DATA, tmp_path / "a/data/chunk-000/file-001.parquet")
+    source = open_source(tmp_path / "a")
+    source.close()
+    assert source.notes == ["Data files of no episode are not read: ['data/chunk-000/file-001.parquet']."]
+
+
+@pytest.mark.parametrize(
+    ("name", "terminated", "truncated"),
+    [("next.terminated", [4], [2, 8]), ("next.truncated", [2, 8], [4])],
+)
+def test_one_of_the_two_ends_alone_counts(
+    name: str, terminated: list[int], truncated: list[int], tmp_path: Path
+) -> None:
+    flags = (np.arange(9) == 4).tolist()
+    root = set_features(
+        tmp_path / "a", lambda features: features.update({name: FLAG}), **{name.replace(".", "__"): flags}
+    )
+    rows = all_rows(root)
+    assert np.flatnonzero(rows["terminateds"]).tolist() == terminated
+    assert np.flatnonzero(rows["truncateds"]).tolist() == truncated
+
+
+@pytest.mark.parametrize(
+    "name", ["obs", "new_obs", "actions", "rewards", "dones", "terminateds", "t", "eps_id", "seq_lens"]
+)
+def test_a_feature_named_like_a_column_of_rlio_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    root = set_features(tmp_path / "a", lambda features: features.update({name: FLAG}), **{name: [False] * 9})
+    with pytest.raises(UnknownLayout, match=rf"\['{name}'\]"):
+        all_rows(root)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [("next.observation.final.state", "observation.grid"), ("next.observation.final.x", "final.x")],
+)
+def test_parts_of_observations_without_a_final_one_are_named_and_the_reverse(
+    changed: str, named: str, tmp_path: Path
+) -> None:
+    root = set_features(
+        tmp_path / "a", lambda features: features.update({changed: features["observation.state"]})
+    )
+    with pytest.raises(UnknownLayout, match=named):
+        all_rows(root)
 
 
 def test_the_path_is_the_root_or_an_id_in_lerobots_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,15 @@ def test_a_dtype_that_would_change_whole_numbers_is_refused() -> None:
     for dtypes in ({"obs": "int64"}, {"obs": "uint8"}, {"obs": "nothing"}, {"other": "int8"}):
         with pytest.raises((SchemaError, OptionError)):
             rlio.read(frame, **{**MAPPING, "dtypes": dtypes})
+    for value, dtype in ((2**24 + 1, "float32"), (2**53 + 1, "float64"), (70_000, "float16")):
+        with pytest.raises(SchemaError, match="does not hold all values"):
+            rlio.read(pd.DataFrame({**log(), "r": [value] * 9}), **{**MAPPING, "dtypes": {"rewards": dtype}})
+
+
+def test_new_obs_of_another_shape_than_obs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="shapes") as caught:
+        rlio.read(write_csv(log(), tmp_path / "log"), **{**MAPPING, "next_obs": ["x"]})
+    assert caught.value.column == "new_obs"
 
 
 # ---- ends of episodes ----
@@ -534,6 +544,62 @@ def test_what_is_empty_in_a_csv_is_nan_among_numbers_with_a_point_and_refused_am
         rlio.read(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
 
 
+def test_an_id_or_a_flag_that_is_empty_is_refused_whatever_its_type(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    plain: dict[str, Any] = {"columns": {"obs": ["x"], "actions": "a"}}
+    for text in ("e,x,a\nu,0,1\n,1,2\nv,2,3\n", "e,x,a\n0.5,0,1\n,1,2\n1.5,2,3\n"):
+        path.write_text(text)
+        with pytest.raises(SchemaError, match="missing") as caught:
+            rlio.read(path, episode="e", **plain)
+        assert caught.value.column == "e"
+    path.write_text("e,x,a\n0.0,0,1\n,1,2\n1.0,2,3\n")
+    with pytest.raises(SchemaError, match="nan"):
+        rlio.read(path, terminated="e", **plain)
+
+
+def test_ids_that_int64_cannot_hold_are_numbered_and_those_that_a_text_file_rounds_are_refused(
+    tmp_path: Path,
+) -> None:
+    columns = {"e": [2**63 + 5, 2**63 + 5, 2**63 + 6], "x": [0.0, 1.0, 2.0], "a": [0, 1, 2]}
+    plain: dict[str, Any] = {"columns": {"obs": ["x"], "actions": "a"}, "episode": "e"}
+    table = pa.table({**columns, "e": np.array(columns["e"], np.uint64)})
+    assert rows_of(table, **plain)["eps_id"].tolist() == [0, 0, 1]
+    for write in (write_csv, write_jsonl):
+        with pytest.raises(SchemaError, match=r"2\*\*53"):
+            rlio.read(write(columns, tmp_path / "a"), **plain)
+
+
+@pytest.mark.parametrize("size", [*range(5, 60), 1 << 20])
+def test_quoted_text_with_line_ends_does_not_part_rows_wherever_a_block_ends(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_table, "_BLOCK_BYTES", size)
+    # The second line of each of these values looks like a row, or ends and begins further values.
+    notes = ["1\n10,2", '"\n10,2', "\n\n", 'u"\n",v\n', "plain", '6" wide', "", '"""', "\r\n"]
+    columns = {"trip": log()["trip"], "note": notes, **log()}
+    columns["note"] = notes
+    check(rows_of(write_csv(columns, tmp_path / "log"), **MAPPING))
+    rows = rows_of(tmp_path / "log.csv", **{**MAPPING, "columns": {**COLUMNS, "note": "note"}})
+    assert rows["note"].tolist() == notes
+
+
+def test_text_of_which_rows_would_be_lost_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for text in ('e,x,a,n\n1,2,3,"open\n1,3,4,b\n1,4,5,c\n', "e,x,a\r1,2,3\n1,3,4\n"):
+        path.write_bytes(text.encode())
+        with pytest.raises(CorruptData):
+            rlio.read(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
+    path.write_text('e,x,a,n\n1,2,3,6" wide\n1,3,4,b\n')  # Within a value, a quote is a character.
+    assert len(rows_of(path, columns={"obs": ["x"], "actions": "a"}, episode="e")) == 2
+
+
+def test_a_file_of_lines_that_is_empty_names_no_column(tmp_path: Path) -> None:
+    write_jsonl(log(), tmp_path / "b")
+    for name in ("a.jsonl", "c.jsonl"):
+        (tmp_path / name).write_text("")
+    check(rows_of(tmp_path, **MAPPING))
+
+
 def test_damaged_files_and_those_that_ask_for_too_much_are_refused(tmp_path: Path) -> None:
     plain: dict[str, Any] = {"columns": {"obs": "x", "actions": "a"}, "episode": "e"}
     path = tmp_path / "a.csv"
@@ -576,8 +642,12 @@ def test_damaged_files_and_those_that_ask_for_too_much_are_refused(tmp_path: Pat
                 continue
     categories = tmp_path / "c.arrow"
     feather.write_feather(pa.table({"e": pa.array(["a", "b"]).dictionary_encode()}), categories)
-    with pytest.raises(UnknownLayout):
+    with pytest.raises(UnknownLayout, match=r"c\.arrow"):
         rlio.read(categories, **plain)
+    stream = write_stream(log(), tmp_path / "d")
+    stream.write_bytes(stream.read_bytes() * 2)
+    with pytest.raises(CorruptData, match="end of the stream"):
+        rlio.read(stream, **MAPPING)
 
 
 # ---- without a mapping ----
@@ -611,6 +681,46 @@ def test_columns_by_rlios_names_need_no_mapping(tmp_path: Path) -> None:
         assert rows["speed"].tolist() == log()["x"]
 
 
+def test_a_list_column_obs_in_an_arrow_file_is_no_file_of_rllib(tmp_path: Path) -> None:
+    columns = {**own(), "obs": [[x, -x] for x in log()["x"]]}
+    del columns["obs_0"], columns["obs_1"]
+    assert rows_of(write_stream(columns, tmp_path / "own"))["obs"].tolist() == columns["obs"]
+
+
+@pytest.mark.parametrize("write", [write_csv, write_npz, write_stream])
+@pytest.mark.parametrize("name", ["terminateds", "obs_1", "eps_id", "speed"])
+def test_a_column_that_only_one_file_has_is_refused_by_name(
+    write: Callable[[dict[str, Any], Path], Path], name: str, tmp_path: Path
+) -> None:
+    others = {column: values for column, values in own().items() if column != name}
+    for first, second in ((own(), others), (others, own())):
+        write(first, tmp_path / "a")
+        write(second, tmp_path / "b")
+        with pytest.raises(UnknownLayout, match=rf"only some of the files have the columns \['{name}'\]"):
+            rlio.read(tmp_path)
+    with pytest.raises(MissingColumn, match="only some of the files"):
+        rlio.read(tmp_path, columns={"obs": name, "actions": "actions"}, per_file=True)
+
+
+def test_episodes_of_npz_files_that_share_an_id_are_numbered(tmp_path: Path) -> None:
+    columns = {**own(), "lengths": list(LENGTHS)}
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", **{column: np.array(value) for column, value in columns.items()})
+    numbers = np.repeat(range(6), LENGTHS * 2).tolist()
+    assert rows_of(tmp_path / "a.npz")["eps_id"].tolist() == log()["trip"]
+    assert rows_of(tmp_path)["eps_id"].tolist() == numbers
+    report = rlio.convert(tmp_path, tmp_path / "out")
+    assert ["same stored id" in f.text for f in report.findings if f.kind == "note"] == [True]
+
+
+def test_two_arrays_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = write_npz(own(), tmp_path / "own")
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("speed.npy", archive.read("t.npy"))
+    with pytest.raises(SchemaError, match="two arrays"):
+        rlio.read(path)
+
+
 def test_a_table_that_may_mean_something_else_is_refused_with_its_columns(tmp_path: Path) -> None:
     for change in (
         {"eps_id": None, "terminateds": None},
@@ -618,6 +728,9 @@ def test_a_table_that_may_mean_something_else_is_refused_with_its_columns(tmp_pa
         {"rewards": None, "reward": log()["r"]},
         {"obs_1": None, "obs_2": log()["y"]},
         {"obs": log()["y"]},
+        {"obs_01": log()["y"]},
+        {"dones": log()["done"]},
+        {"state_in_0": log()["x"]},
         {"actions": None},
         {"timeouts": log()["done"]},
     ):

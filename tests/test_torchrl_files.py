@@ -89,6 +89,46 @@ def test_the_storage_of_a_full_ring_alone_is_refused_and_that_of_another_buffer_
         all_rows(GOLDEN / "ring/storage/next")
 
 
+def test_a_full_buffer_without_its_cursor_is_refused_and_another_is_read(tmp_path: Path) -> None:
+    for name in ("ring", "woven"):
+        shutil.copytree(GOLDEN / name, tmp_path / name)
+        shutil.rmtree(tmp_path / name / "writer")
+    with pytest.raises(UnknownLayout, match=r"writer/metadata\.json"):
+        all_rows(tmp_path / "ring")
+    assert len(all_rows(tmp_path / "woven")) == 8
+
+
+def test_writers_that_keep_no_order_or_are_unknown_are_refused_by_name(tmp_path: Path) -> None:
+    top: dict[str, Any] = {"rank_key": ["next", "reward"], "dtype": "torch.float32", "shape": [8, 2]}
+    generations = {"generation_shape": [10], "generation_dtype": "torch.int64"}
+    for number, (fields, named) in enumerate(
+        ((top, "TensorDictMaxValueWriter"), ({"rank": 1}, r"\['rank'\]"))
+    ):
+        for name in ("ring", "woven"):
+            root = tmp_path / f"{name}{number}"
+            shutil.copytree(GOLDEN / name, root)
+            change(root / "writer/metadata.json", **fields)
+            with pytest.raises(UnknownLayout, match=named):
+                all_rows(root)
+    shutil.copytree(GOLDEN / "ring", tmp_path / "x")
+    change(tmp_path / "x/writer/metadata.json", **generations)
+    check(all_rows(tmp_path / "x"), list(range(4, 14)), [3, 3, 4])
+
+
+def test_a_buffer_of_several_dimensions_is_refused_also_if_its_ring_begins_at_0(tmp_path: Path) -> None:
+    root = tmp_path / "x"
+    shutil.copytree(GOLDEN / "ring", root)
+    for path in (root / "storage/meta.json", root / "storage/next/meta.json"):
+        meta = json.loads(path.read_text())
+        for about in meta.values():
+            if isinstance(about, dict) and "shape" in about:
+                about["shape"] = [5, 2, *about["shape"][1:]]
+        path.write_text(json.dumps(meta | {"shape": [5, 2]}))
+    change(root / "writer/metadata.json", cursor=0)
+    with pytest.raises(UnknownLayout, match="dimension"):
+        all_rows(root)
+
+
 def test_a_dump_is_recognised_and_converted(tmp_path: Path) -> None:
     for place in ("ring", "ring/storage", "woven", "tensors", "tensors/next"):
         found = recognise(GOLDEN / place)
@@ -120,8 +160,6 @@ def test_every_file_that_is_cut_or_absent_is_an_error_that_names_it(tmp_path: Pa
             data = copy.read_bytes()
             for content in (data[:-1], data + b"\0", b""):
                 copy.write_bytes(content)
-                if file.name == "metadata.json" and name == "woven":
-                    continue  # The cursor of a buffer that is not full says nothing.
                 with pytest.raises(CorruptData) as caught:
                     all_rows(tmp_path / "x", format="torchrl")
                 assert caught.value.uri == str(copy), (file, content)

@@ -233,6 +233,8 @@ def _messages(
         prefix = stream.read(8)
         marker, length = struct.unpack("<Ii", prefix) if len(prefix) == 8 else (0, 0)
         if marker == _CONTINUES and length == 0 and starts is None:
+            if start + len(prefix) < size:
+                raise CorruptData(f"bytes follow the end of the stream at byte {start}: expected one stream")
             return
         if marker != _CONTINUES or not 0 < length <= limits.footer_bytes:
             raise CorruptData(f"found no message at byte {start}")

@@ -1,12 +1,14 @@
 """CSV: one row a step, with the names of the columns on the first line.
 
-Values may be numbers, flags (``true``, ``false``, 0, 1), times and text; a value has no line break. An
-empty value is null: NaN in a floating-point column, and refused in others.
+Values may be numbers, flags (``true``, ``false``, 0, 1), times and text, which may have line ends if it is
+quoted. An empty value is null: NaN in a floating-point column, and refused in others.
 """
 
 from __future__ import annotations
 
 import io
+import re
+from collections import deque
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -53,9 +55,23 @@ class CsvTable(TextTable):
             raise CorruptData("the first line is empty, expected the names of the columns")
         if line.count(self._parse_options(len(self._names)).delimiter.encode()) >= self.limits.columns:
             raise UnsafeData(f"more than {self.limits.columns} columns")
-        names = self._read(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None).column_names
-        self._names.append(names)
-        return list(names)
+        table = self._read(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
+        if len(table):
+            raise CorruptData(
+                "the first line has several rows, parted by carriage returns: expected line feeds, as after "
+                "other lines"
+            )
+        self._names.append(table.column_names)
+        return list(table.column_names)
+
+    def is_open(self, text: bytes, file: int) -> bool:
+        """See `TextTable`. As for pyarrow, a quote has a meaning only at the beginning of a value."""
+        if b'"' not in text:
+            return False
+        delimiter = re.escape(self._parse_options(file).delimiter.encode())
+        quoted = re.compile(rb'(?:^|[\r\n]|%s)"[^"]*+(?:""[^"]*+)*+("?)' % delimiter)
+        last = deque(quoted.finditer(text), maxlen=1)
+        return bool(last) and not last[0][1]
 
     def _parse_options(self, file: int) -> Any:
         from pyarrow import csv

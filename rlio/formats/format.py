@@ -182,7 +182,7 @@ class Format:
             return BY_MARKER
         if (
             any(marks.match_json(found) for found in look.json_lines())
-            or any(marks.match_columns(names) for names in look.columns())
+            or any(marks.match_columns(names) for names in look.columns(marks.endings))
             or (marks.hdf5 is not None and any(marks.hdf5(paths) for paths in look.hdf5()))
         ):
             return BY_CONTENT
@@ -410,9 +410,19 @@ class Look:
         found = self._first((".json", ".jsonl"), _json_of)
         return [one for one in found if isinstance(one, Mapping)]
 
-    def columns(self) -> list[frozenset[str]]:
-        """Top-level columns of the first Parquet file, and of the first Arrow file."""
-        return self._first((".parquet",), _parquet_columns) + self._first((".arrow",), _arrow_columns)
+    def columns(self, endings: tuple[str, ...] = ()) -> list[frozenset[str]]:
+        """Top-level columns of the first Parquet file, and of the first Arrow file.
+
+        Args:
+            endings: Endings of the names of a format's files; (): any.
+        """
+        kinds = ((".parquet", _parquet_columns), (".arrow", _arrow_columns))
+        return [
+            names
+            for ending, look in kinds
+            if not endings or ending in endings
+            for names in self._first((ending,), look)
+        ]
 
     def hdf5(self) -> list[frozenset[str]]:
         """Paths in the first HDF5 file, two levels deep."""

@@ -6,9 +6,11 @@ False. ``next.observation.final``, a feature that rlio adds, holds it in the las
 
 ``observation.<key>`` are the parts of ``obs`` (``observation.state`` or ``observation.image`` alone is
 ``obs`` itself), ``action`` or ``action.<key>`` are ``actions``. ``next.terminated`` and ``next.truncated``,
-which rlio adds, are the ends. Without them ``next.done`` is ``terminateds``, and an episode whose last row
-is not done is truncated, because the record ends there. Other features keep their names;
-``timestamp``, and ``task_index`` of a single task, are read only if they are requested.
+which rlio adds, are the ends. Without them an episode is terminated if ``next.done`` is true in its last
+frame, and truncated otherwise, because the record ends there. In earlier frames ``next.done`` ends nothing:
+data of robots often have it in every frame in which the task is done. Other features keep their names, which
+must not be those of rlio's own columns; ``timestamp``, and ``task_index`` of a single task, are read only if
+they are requested.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from rlio.batch import SampleBatch
-from rlio.batch.columns import Columns
+from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import map_structure
 from rlio.errors import CorruptData, MissingExtra, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
@@ -58,7 +60,7 @@ FORMAT = Format(
     root=("meta/info.json",),
     home=("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"),
     advice="read it with rlio.read",
-    about="Frames after the last action are usually absent. Ends are those of next.done.",
+    about="Frames after the last action are usually absent. Ends are those of next.done in the last frame.",
 )
 
 #: The file that describes the whole, and names of features.
@@ -67,6 +69,14 @@ FINAL: Final = "next.observation.final"
 TERMINATED, TRUNCATED, DONE, REWARD = "next.terminated", "next.truncated", "next.done", "next.reward"
 FRAME, EPISODE, INDEX = "frame_index", "episode_index", "index"
 _FLAGS: Final = (TERMINATED, TRUNCATED, DONE)
+#: Columns of rlio that no feature may be: the reader makes them, or episodes have no such column.
+_OURS: Final = frozenset(
+    (
+        *(Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.ACTIONS, Columns.REWARDS),
+        *(Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES, Columns.T, Columns.EPS_ID),
+        *(Columns.AGENT_INDEX, "agent_id", Columns.INFOS),
+    )
+)
 _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
 _OPEN_FILES = 4
 #: ``observation.<key>`` that is ``obs`` itself if it is the only one.
@@ -104,11 +114,15 @@ class LeRobotSource:
         self._is_v3 = version.startswith("v3")
         self._sizes = {entry.path: entry.size for entry in storage.list(limit=limits.listed_names)}
         self._features = self._read_features()
-        self.notes: list[str] = []
+        self._check_names()
+        self._notes: list[str] = []
+        #: Frames before the last one in which next.done is true, of each episode read that has some.
+        self._early_dones: dict[int, int] = {}
         self._videos = [name for name, about in self._features.items() if about["dtype"] == "video"]
         if self._videos and videos == "skip":
-            self.notes.append(f"Videos are not read: {excerpt(self._videos)}.")
-            self._features = {n: about for n, about in self._features.items() if n not in self._videos}
+            self._notes.append(f"Videos are not read: {excerpt(self._videos)}.")
+            skipped = {*self._videos, *(FINAL + name.removeprefix("observation") for name in self._videos)}
+            self._features = {n: about for n, about in self._features.items() if n not in skipped}
             self._videos = []
         if self._videos:
             _av(self._videos)
@@ -120,30 +134,47 @@ class LeRobotSource:
             place.file(path, self._sizes[path]) for path in dict.fromkeys(self._paths)
         ]
         self._numbers = {path: number for number, path in enumerate(dict.fromkeys(self._paths))}
-        self._starts = self._starts_in_files()
+        self._starts, self._file_rows = self._rows_of_files()
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
         self._group: tuple[int, int, frozenset[str], Any] | None = None
         self._task_texts = self._tasks()
         self.origin: Origin = Origin(
             uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
         )
-        names = set(self._features)
-        if REWARD not in names:
-            self.notes.append("There are no rewards.")
-        if not names.intersection(_FLAGS):
-            self.notes.append("The data does not state why episodes ended: they are truncated.")
-        self._has_final = any(name == FINAL or name.startswith(FINAL + ".") for name in names)
+        self._note_absences()
         try:
             self.row_bytes: int = 1
             if any(self.lengths):
                 shortest = min((n for n in self.lengths if n), default=0)
                 rows = self.load(self.lengths.index(shortest), None)
                 self.row_bytes = max(1, rows.size_bytes() // shortest)
+                self._early_dones.clear()
         except BaseException:
             self.close()
             raise
 
+    @property
+    def notes(self) -> list[str]:
+        """What is not read or not known, each a sentence."""
+        if not self._early_dones:
+            return list(self._notes)
+        frames, episodes = sum(self._early_dones.values()), len(self._early_dones)
+        return [
+            *self._notes,
+            f"next.done is true in {frames} frames before the last one of their episodes ({episodes} "
+            "episodes): these frames do not end an episode.",
+        ]
+
     # ---- what describes the whole ----
+
+    def _note_absences(self) -> None:
+        data = {path for path in self._sizes if path.startswith("data/") and path.endswith(".parquet")}
+        if unused := sorted(data.difference(self._paths)):
+            self._notes.append(f"Data files of no episode are not read: {excerpt(unused)}.")
+        if REWARD not in self._features:
+            self._notes.append("There are no rewards.")
+        if self._features.keys().isdisjoint(_FLAGS):
+            self._notes.append("It is not known why episodes ended: they are truncated.")
 
     def _read_features(self) -> dict[str, dict[str, Any]]:
         found = self._info.get("features")
@@ -160,6 +191,23 @@ class LeRobotSource:
                 raise CorruptData(f"feature {excerpt(name)} is {excerpt(about)}", uri=self._where)
             features[name] = {"dtype": about["dtype"], "shape": tuple(shape)}
         return features
+
+    def _check_names(self) -> None:
+        """Refuse features that cannot be told from rlio's columns, and parts without a final observation."""
+        if taken := sorted(name for name in self._features if name in _OURS or is_per_sequence(name)):
+            raise UnknownLayout(
+                f"found the features {excerpt(taken)}, whose names mean something else in rlio: rename them",
+                uri=self._where,
+            )
+        now, final = (set(_parts(self._features, prefix)) for prefix in ("observation", FINAL))
+        if final and now != final:
+            lone = [*(f"observation.{key}" for key in sorted(now - final))]
+            lone += [f"{FINAL}.{key}" for key in sorted(final - now)]
+            raise UnknownLayout(
+                f"found {excerpt([name.rstrip('.') for name in lone])} without its counterpart, expected the "
+                f"same keys of observation and of {FINAL}: add the absent features, or leave out {FINAL}",
+                uri=self._where,
+            )
 
     def _episodes_v2(self) -> list[dict[str, Any]]:
         path = "meta/episodes.jsonl"
@@ -275,13 +323,13 @@ class LeRobotSource:
             raise CorruptData(f"the file of episode {episode} is absent: {excerpt(path)}", uri=self.uri)
         return path
 
-    def _starts_in_files(self) -> list[int]:
-        """The row in its file at which each episode begins."""
+    def _rows_of_files(self) -> tuple[list[int], list[int]]:
+        """The row in its file at which each episode begins, and the rows of each file."""
         starts, rows = [], dict.fromkeys(self._paths, 0)
         for path, length in zip(self._paths, self.lengths, strict=True):
             starts.append(rows[path])
             rows[path] += length
-        return starts
+        return starts, list(rows.values())
 
     # ---- one episode ----
 
@@ -316,17 +364,22 @@ class LeRobotSource:
             rows[Columns.ACTIONS] = next(iter(actions.values())) if list(actions) == [""] else actions
         if REWARD in found:
             rows[Columns.REWARDS] = found[REWARD]
-        ends = np.zeros((2, steps), np.bool_)
-        if TERMINATED in found and TRUNCATED in found:
-            ends = np.stack([found[TERMINATED], found[TRUNCATED]]).astype(np.bool_)
-        else:
-            if DONE in found:
-                ends[0] = found[DONE]
-            ends[1, -1:] = ~ends[0, -1:]
-        rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = ends
+        rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(found, episode)
         rows[Columns.T] = np.arange(steps)
         rows |= {name: column for name, column in found.items() if _is_extra(name)}
         return SampleBatch(rows)
+
+    def _ends(self, found: dict[str, Any], episode: int) -> tuple[np.ndarray, np.ndarray]:
+        """The flags terminateds and truncateds of an episode."""
+        none = np.zeros(self.lengths[episode], np.bool_)
+        terminated, truncated, done = (found.get(name, none).astype(np.bool_) for name in _FLAGS)
+        if TERMINATED not in found:
+            terminated[-1:] = done[-1:] & ~truncated[-1:]
+            if early := int(np.count_nonzero(done[:-1])):
+                self._early_dones[episode] = early
+        if TERMINATED not in found or TRUNCATED not in found:
+            truncated[-1:] = ~terminated[-1:]
+        return terminated, truncated
 
     def _is_wanted(self, name: str, columns: frozenset[str] | None) -> bool:
         if name in (INDEX, EPISODE, FRAME):
@@ -360,10 +413,8 @@ class LeRobotSource:
                 begin = max(0, start - first)
                 parts.append(table.slice(begin, min(rows, stop - first) - begin))
             first += rows
-        if first < stop:
-            raise CorruptData(
-                f"the file has {first} rows, but in the metadata episode {episode} ends at row {stop}"
-            )
+        if first != self._file_rows[number]:
+            raise CorruptData(f"the file has {first} rows, and its episodes have {self._file_rows[number]}")
         return pa.concat_tables(parts) if parts else file.arrow.schema_arrow.empty_table()
 
     def _row_group(self, file: ForeignFile, number: int, group: int, names: frozenset[str]) -> Any:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import concat_leaves, to_numpy, zero_leaf
-from rlio.batch.columns import Columns
+from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.step_columns import check_other_names
 from rlio.errors import (
@@ -126,6 +126,7 @@ class MappedSource:
             self._check_options()
             #: First row of each episode, and the number of rows.
             self._starts = [*self._find_starts(), self._rows]
+            self._check_stored_ids()
             steps = [stop - start for start, stop in pairwise(self._starts)]
             self.lengths: list[int] = [count - 1 for count in steps] if mapping.final_row else steps
             table.together = frozenset(path[0] for path in self._paths())
@@ -162,7 +163,8 @@ class MappedSource:
             for end in range(len(parts) - 1, 0, -1):
                 if (top := ".".join(parts[:end])) in self._table.names:
                     return (top, *parts[end:])
-            raise MissingColumn(f"{option}: the table has no column {excerpt(name)}", column=name)
+            lacks = "only some of the files have" if name in self._table.uneven else "the table has no"
+            raise MissingColumn(f"{option}: {lacks} column {excerpt(name)}", column=name)
         raise OptionError(f"{option}={excerpt(name)}: expected the name of a column")
 
     def _resolved(self, spec: Any, name: str) -> Any:
@@ -204,8 +206,17 @@ class MappedSource:
         """Read the first rows, so that a wrong mapping is found at once; gives the bytes of a row."""
         rows = min(3, self._rows)
         keep = ~np.isin(np.arange(rows), np.array(self._starts[1:]) - 1) if self._map.final_row else None
-        columns = [self._built(name, 0, rows, keep) for name in self._specs]
-        size = sum(to_numpy(leaf).nbytes for column in columns for _, leaf in leaves(column))
+        columns = {name: self._built(name, 0, rows, keep) for name in self._specs}
+        now, after = (
+            {path: leaf.shape[1:] for path, leaf in leaves(columns[name])} if name in columns else None
+            for name in (Columns.OBS, Columns.NEXT_OBS)
+        )
+        if now is not None and after is not None and now != after:
+            raise SchemaError(
+                f"found rows of the shapes {excerpt(after)}, expected {excerpt(now)} as in obs",
+                column=Columns.NEXT_OBS,
+            )
+        size = sum(to_numpy(leaf).nbytes for column in columns.values() for _, leaf in leaves(column))
         return max(1, size // max(1, rows))
 
     def _read(
@@ -270,7 +281,9 @@ class MappedSource:
                 cast = array.astype(kind)
         except (TypeError, ValueError) as error:
             raise SchemaError(f"dtypes: {excerpt(wanted)}: {excerpt(str(error))}", column=name) from error
-        is_kept = cast == array if kind.kind in "biu" else np.isinf(cast) == np.isinf(array)
+        is_whole = kind.kind in "biu" or array.dtype.kind in "biu"
+        with np.errstate(all="ignore"):
+            is_kept = cast.astype(array.dtype) == array if is_whole else np.isinf(cast) == np.isinf(array)
         if not np.all(is_kept):
             raise SchemaError(f"dtypes: {kind} does not hold all values of the column", column=name)
         return cast
@@ -320,7 +333,7 @@ class MappedSource:
             ids = [self._id_column(columns[path], path) for path in self._ids]
             end = np.zeros(stop - start, np.bool_)
             for path in flags:
-                end |= _flag(columns[path], path)
+                end |= _flag(columns[path], path, fills=self._map.final_row)
             new = np.zeros(stop - start, np.bool_)
             for values in ids:
                 new[1:] |= values[1:] != values[:-1]
@@ -372,14 +385,36 @@ class MappedSource:
         name = ".".join(path)
         if not isinstance(values, np.ndarray) or values.ndim != 1:
             raise SchemaError("an id must be one value a row", column=name)
-        is_null = (
-            np.array([value is None for value in values]) if values.dtype == object else values != values
-        )
+        is_text = values.dtype.kind in "OU"
+        is_null = np.array([value in ("", None) for value in values]) if is_text else values != values
         if is_null.any():
             raise SchemaError("an id is missing in some rows", column=name)
-        if values.dtype.kind not in "iu" or len(self._ids) > 1:
+        if values.dtype.kind == "f":
+            digits = np.finfo(values.dtype).nmant + 1
+            if np.abs(values).max(initial=0) >= 2.0**digits:
+                raise SchemaError(
+                    f"found ids of 2**{digits} or more as {values.dtype}, which rounds them: write whole "
+                    "numbers below 2**63, or text that is no number",
+                    column=name,
+                )
+        is_whole = values.dtype.kind in "iu" and values.max(initial=0) <= np.iinfo(np.int64).max
+        if not is_whole or len(self._ids) > 1:
             self._numbers_ids = True
         return values
+
+    def _check_stored_ids(self) -> None:
+        """Number the episodes of a table with `Table.lengths` whose ``eps_id`` is that of several."""
+        path = self._specs.get(Columns.EPS_ID)
+        if not isinstance(path, tuple):
+            return
+        begins, ids = np.array(self._starts[:-1]), list[Any]()
+        for start, stop in _stretches(self._file_starts):
+            low, high = np.searchsorted(begins, (start, stop))
+            values = self._id_column(self._read(start, stop, [path])[path], path)
+            ids += values[begins[low:high] - start].tolist()
+        if len(set(ids)) < len(ids):
+            del self._specs[Columns.EPS_ID]
+            self.notes.append("eps_id numbers the episodes in their order: several have the same stored id.")
 
     def _in_memory(self) -> InputFile:
         """Stands for a table in memory: its checksum is part of a reader's state."""
@@ -457,7 +492,8 @@ class MappedSource:
         for option, path in zip((self._map.terminated, self._map.truncated), self._flags, strict=True):
             flags = last.copy() if option is True else np.zeros(len(last), np.bool_)
             if path is not None:
-                flags = _flag(self._read(start, end, [path], fills=self._map.final_row)[path], path)
+                fills = self._map.final_row
+                flags = _flag(self._read(start, end, [path], fills=fills)[path], path, fills=fills)
             found.append(flags)
         ends = last.copy()
         if not is_complete:
@@ -536,9 +572,9 @@ def _kind_of(value: Any) -> str:
     return "no value" if dtype is None else "text or objects" if dtype == np.dtype(object) else str(dtype)
 
 
-def _flag(value: Any, path: tuple[str, ...]) -> NDArray[np.bool_]:
+def _flag(value: Any, path: tuple[str, ...], *, fills: bool) -> NDArray[np.bool_]:
     array = _numbers(value, path, "a flag", is_flat=True)
-    if array.dtype.kind == "f":
+    if array.dtype.kind == "f" and fills:
         array = np.nan_to_num(array, nan=0.0)  # A final row has no flag.
     try:
         return np.array(standard_dtype(Columns.TERMINATEDS, array), np.bool_)
@@ -613,11 +649,16 @@ def own_map(table: Table) -> ColumnMap:
 
 
 def _own_columns(table: Table) -> dict[str, Any]:
+    if table.uneven:
+        raise SchemaError(f"only some of the files have the columns {excerpt(sorted(table.uneven))}")
     stacks: dict[str, dict[int, str]] = {}
     columns: dict[str, Any] = {}
     for name in table.names:
         if match := _NUMBERED.fullmatch(name):
-            stacks.setdefault(match[1], {})[int(match[2])] = name
+            stack = stacks.setdefault(match[1], {})
+            if int(match[2]) in stack:
+                raise SchemaError(f"{stack[int(match[2])]} and {name} have the same number")
+            stack[int(match[2])] = name
             continue
         *parents, last = name.split("/")
         inner = columns
@@ -633,6 +674,8 @@ def _own_columns(table: Table) -> dict[str, Any]:
             raise SchemaError(f"{name} is not numbered from 0, each number once: {excerpt(sorted(parts))}")
         columns[name] = [parts[number] for number in range(len(parts))]
     check_other_names(columns)
+    if refused := sorted(name for name in columns if name == Columns.DONES or is_per_sequence(name)):
+        raise SchemaError(f"{excerpt(refused)} are no columns of steps")
     missing = [name for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS) if name not in columns]
     if missing:
         raise SchemaError(f"found no column {missing[0]}")

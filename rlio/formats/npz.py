@@ -30,7 +30,7 @@ from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
 from rlio.formats.row_files import RowFiles
 from rlio.formats.sink import Origin
-from rlio.formats.tables import Rows
+from rlio.formats.tables import Rows, shared_names
 from rlio.limits import Limits
 from rlio.readers.inputs import guarded
 from rlio.storage.filesystem import InputFile, Storage, open_input
@@ -72,6 +72,7 @@ class NpzTable:
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
         self.rows: Sequence[int] = []
         self.names: Sequence[str] = ()
+        self.uneven: frozenset[str] = frozenset()
         lengths: list[Any] = []
         for number in range(len(self.files)):
             shapes = self._guarded(number, self._shapes)
@@ -79,7 +80,7 @@ class NpzTable:
             rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
             self.rows = [*self.rows, rows]
             names = [name for name, shape in shapes.items() if shape]
-            self.names = [name for name in names if not number or name in self.names]
+            self.names, self.uneven = shared_names(self.names, self.uneven, names)
             steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
             is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
             lengths.append(steps.tolist() if is_lengths and steps.sum() == self.rows[-1] else None)
@@ -99,10 +100,13 @@ class NpzTable:
         return guarded(self.files[number], None, opened, format="NPZ", also=damage)
 
     def _shapes(self, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
-        shapes = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in shapes:
+                raise SchemaError("found two arrays of this name: expected each name once", column=name)
             with archive.open(info) as member:
-                shapes[info.filename.removesuffix(".npy")] = _header(member)[0]
+                shapes[name] = _header(member)[0]
         return shapes
 
     def _arrays(self, number: int, names: Collection[str]) -> dict[str, NDArray[Any]]:

@@ -25,7 +25,7 @@ from rlio.readers.arrow_columns import to_column
 from rlio.readers.parquet_footer import Extension, plain_schema
 from rlio.storage import InputFile
 
-__all__ = ["ArrayTable", "Pieces", "Rows", "Table", "table_in_memory"]
+__all__ = ["ArrayTable", "Pieces", "Rows", "Table", "shared_names", "table_in_memory"]
 
 # Bytes of decoded pieces that are kept: a table that has no more is decoded once.
 _KEPT_BYTES: Final = 256 << 20
@@ -57,6 +57,7 @@ class Table(Protocol):
         uri: What it is, for messages.
         files: Its files; part of a reader's state. (): it is in memory.
         names: The columns that every file has.
+        uneven: The columns that only some of the files have.
         rows: Rows of each file.
         continues: Whether the files are one table in pieces; None: not known.
         lengths: Steps of the episodes; None: the table does not state them.
@@ -66,6 +67,7 @@ class Table(Protocol):
     uri: str
     files: Sequence[InputFile]
     names: Sequence[str]
+    uneven: frozenset[str]
     rows: Sequence[int]
     continues: bool | None
     lengths: Sequence[int] | None
@@ -97,6 +99,7 @@ class ArrayTable:
     """
 
     files: Sequence[InputFile] = ()
+    uneven: frozenset[str] = frozenset()
     continues: bool | None = None
     together: frozenset[str] = frozenset()
 
@@ -161,6 +164,7 @@ class Pieces:
         self.files: Sequence[InputFile] = files
         self.continues: bool | None = continues
         self.names: Sequence[str] = ()
+        self.uneven: frozenset[str] = frozenset()
         self.rows: Sequence[int] = []
         #: Of each file: rows before each piece, and all rows.
         self._starts: list[list[int]] = []
@@ -172,7 +176,8 @@ class Pieces:
         if len(set(names)) < len(names):
             twice = next(name for name in names if list(names).count(name) > 1)
             raise SchemaError(f"found two columns {excerpt(twice)}: expected each name once", column=twice)
-        self.names = [name for name in self.names if name in names] if self._starts else list(names)
+        if names:  # An empty file of lines names no column.
+            self.names, self.uneven = shared_names(self.names, self.uneven, names)
         self._starts.append([0, *accumulate(pieces)])
         self.rows = [*self.rows, self._starts[-1][-1]]
 
@@ -240,6 +245,15 @@ def _column(name: str, parts: Sequence[Any], extensions: Mapping[str, Extension]
         return to_column(kept, values, {kept + path.removeprefix(name): one for path, one in own.items()})
     except (CorruptData, SchemaError) as error:
         raise type(error)(str(error), column=name) from error
+
+
+def shared_names(
+    names: Sequence[str], uneven: frozenset[str], more: Sequence[str]
+) -> tuple[Sequence[str], frozenset[str]]:
+    """`Table.names` and `Table.uneven` after another file, which has the columns ``more``."""
+    if not names and not uneven:
+        return list(more), uneven
+    return [name for name in names if name in more], uneven | {*names} ^ {*more}
 
 
 class _ArrowTable(Pieces):

@@ -6,7 +6,7 @@ block, and the parsed blocks that `Pieces` keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, Final
 
@@ -62,13 +62,18 @@ class TextTable(Pieces):
         """
         raise NotImplementedError
 
+    def is_open(self, text: bytes, file: int) -> bool:
+        """Whether a value that begins in ``text`` goes on after it."""
+        return False
+
     def _index(self, number: int) -> list[Any]:
         """Find the blocks of a file; gives the schema of each."""
         blocks, rows, schemas = [], [], []
         with open_input(self.files[number]) as stream:
             head = self.header(stream)
             names = dict.fromkeys(head)
-            for start, text in _blocks(stream, self.limits.line_bytes):
+            is_open = partial(self.is_open, file=number)
+            for start, text in _blocks(stream, self.limits.line_bytes, is_open):
                 table = self.parse(text, number, None, None)
                 if len(table):
                     blocks.append((start, len(text)))
@@ -98,19 +103,33 @@ class TextTable(Pieces):
         self._open.close()
 
 
-def _blocks(stream: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, whole lines) of a stream from where it is."""
+def _blocks(stream: IO[bytes], most: int, is_open: Callable[[bytes], bool]) -> Iterator[tuple[int, bytes]]:
+    """(offset, whole lines) of a stream from where it is. No block ends within a value."""
     while True:
         start = stream.tell()
         text = stream.read(_BLOCK_BYTES)
         if not text:
             return
         if not text.endswith(b"\n"):
-            rest = stream.readline(most + 1)
-            if len(rest) > most:
-                raise UnsafeData(f"a line of more than {most} bytes: raise Limits.line_bytes if it is yours")
-            text += rest
+            text += _line(stream, most)
+        if is_open(text):
+            lines, size = [text], 0
+            while True:
+                lines.append(_line(stream, most - size))
+                size += len(lines[-1])
+                if not lines[-1]:
+                    raise CorruptData("a quoted value does not end")
+                if not is_open(b'"' + lines[-1]):
+                    break
+            text = b"".join(lines)
         yield start, text
+
+
+def _line(stream: IO[bytes], most: int) -> bytes:
+    line = stream.readline(most + 1)
+    if len(line) > most:
+        raise UnsafeData(f"a line of more than {most} bytes: raise Limits.line_bytes if it is yours")
+    return line
 
 
 def _joined(schemas: Sequence[Any]) -> Any:

@@ -3,13 +3,17 @@
 `ReplayBuffer.save_hdf5` writes the arrays of ``_meta`` at the full capacity: ``obs``, ``act``, ``rew``,
 ``terminated``, ``truncated``, ``done``, ``info``, and ``obs_next`` unless the buffer ignores it. Row t has
 the observation, the action, and the reward and the flags that followed it. The buffer is a ring: the
-attributes ``_size`` and ``_index`` are the number of valid rows, and the place of the next one. A buffer
-of several environments has a ring for each: ``_offset`` is where it begins, ``_lengths`` its valid rows,
-``last_index`` the newest one. Only valid rows are read, in the order in which they were added. The oldest
-episode may lack its first steps, and the newest its last; the file does not state it.
+attributes ``_size`` and ``_index`` (since version 2 ``_insertion_idx``) are the number of valid rows, and the
+place of the next one. A buffer of several environments has a ring for each: ``_offset`` is where it begins,
+``_lengths`` its valid rows, ``last_index`` the newest one. Only valid rows are read, in the order in which
+they were added. The oldest episode may lack its first steps, and the newest its last; the file does not
+state it.
 
 Without ``obs_next``, the observation after the last step of an episode is not stored. Arrays that are
 pickled are not read: as a column they are left out, with a note.
+
+A buffer with ``save_only_last_obs`` has one frame of each observation, and puts the observations together
+when it is sampled: it is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
-from rlio.errors import CorruptData, UnsafeData
+from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, rows_at
 from rlio.readers.episode_reader import without_final_obs
@@ -38,12 +42,14 @@ FORMAT = Format(
     advice="read it with rlio.read",
     about=(
         "The valid rows of the ring, in the order in which they were added. Episodes at its ends may be "
-        "parts. Pickled arrays are left out."
+        "parts. Pickled arrays are left out. Buffers with save_only_last_obs are refused."
     ),
 )
 
 _COLUMNS = {"obs": Columns.OBS, "act": Columns.ACTIONS, "rew": Columns.REWARDS}
 _FLAGS = ("terminated", "truncated")
+#: Other members of ``_meta`` of which no note is needed.
+_ALSO = ("obs_next", "info", "done")
 _Ranges = list[tuple[int, int]]
 _Key = tuple[_Ranges, bool, bool]
 
@@ -53,10 +59,16 @@ class TianshouSource(Hdf5Source):
 
     def _index(self, number: int) -> Iterator[tuple[_Key, int]]:
         rows = self._dataset(number, "_meta/rew").shape[0]
+        self._check_frames(number)
         self._check_rows(number, [f"_meta/{name}" for name in ("act", *_FLAGS)], rows)
         terminated, truncated = (
             np.asarray(self._dataset(number, f"_meta/{name}")[()]).astype(np.bool_) for name in _FLAGS
         )
+        if terminated.ndim != 1 or truncated.ndim != 1:
+            raise UnknownLayout(
+                f"found flags of the shapes {terminated.shape} and {truncated.shape}, expected one a row",
+                uri=self.files[number].uri,
+            )
         for first, size, valid, begin in self._rings(number, rows):
             order = first + (begin + np.arange(valid)) % size
             ends = np.flatnonzero((terminated | truncated)[order]) + 1
@@ -65,6 +77,26 @@ class TianshouSource(Hdf5Source):
                 ranges = _ranges(order[start:stop])
                 if start < stop:
                     yield (ranges, bool(terminated[last]), bool(truncated[last])), stop - start
+
+    def _check_frames(self, number: int) -> None:
+        """Refuse a buffer that has one frame of each observation, and note what is not read."""
+        options = self._handles.file(number).attrs
+        if options.get("_save_only_last_obs"):
+            raise UnknownLayout(
+                "found a buffer with save_only_last_obs=True, which has the last frame of each observation, "
+                "expected whole observations: load it with Tianshou, and write what buffer[indices] gives "
+                "with rlio.ParquetWriter",
+                uri=self.files[number].uri,
+            )
+        if (stacked := int(options.get("stack_num", 1))) > 1:
+            self._note(f"The buffer stacks {stacked} observations when it is sampled; a row has one.")
+        unread = sorted({*self._member(number, "_meta")} - {*_COLUMNS, *_FLAGS, *_ALSO})
+        if unread:
+            self._note(f"These members of _meta are not read: {excerpt(unread)}.")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _rings(self, number: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
         """First row, capacity, valid rows, and the oldest of them, of each ring."""
@@ -81,9 +113,10 @@ class TianshouSource(Hdf5Source):
             ]
         else:
             about = self._handles.file(number).attrs
-            if "_size" not in about or "_index" not in about:
-                raise CorruptData("the attributes _size and _index are absent")
-            valid, next_ = int(about["_size"]), int(about["_index"])
+            cursor = "_index" if "_index" in about else "_insertion_idx"
+            if "_size" not in about or cursor not in about:
+                raise CorruptData("the attributes _size, and _index or _insertion_idx, are absent")
+            valid, next_ = int(about["_size"]), int(about[cursor])
             rings = [(0, rows, valid, next_ if valid == rows else 0)]
         for first, size, valid, begin in rings:
             if not (first >= 0 and size > 0 and first + size <= rows and 0 <= valid <= size and begin >= 0):
@@ -114,9 +147,7 @@ class TianshouSource(Hdf5Source):
                 except UnsafeData as error:
                     if "pickled" not in str(error):
                         raise
-                    note = f"The pickled array _meta/info/{name} is not read."
-                    if note not in self.notes:
-                        self.notes.append(note)
+                    self._note(f"The pickled array _meta/info/{name} is not read.")
         return SampleBatch(columns)
 
     def _column(self, number: int, path: str, ranges: _Ranges) -> Any:

@@ -10,6 +10,10 @@ cursor says where the oldest row is. Rows are read from the oldest to the newest
 collector's trajectories (``traj_ids``) together. The oldest episode may lack its first steps, and the newest
 its last. Of a TensorDict of several dimensions, the last one is time.
 
+Refused are a full buffer without a cursor, a buffer of several dimensions (``ndim``, or trajectories as
+items), and writers other than the round-robin ones, such as ``TensorDictMaxValueWriter``: it replaces the row
+of the lowest rank, so the order of the rows means nothing.
+
 Values that are not tensors (texts, pickles) are not read.
 """
 
@@ -42,10 +46,15 @@ FORMAT = Format(
     source="rlio.formats.torchrl:TorchrlSource",
     root=("storage/meta.json", "meta.json"),
     advice="read it with rlio.read",
-    about="A dumped buffer or a TensorDict with the keys of TED. Episodes at a ring's ends may be parts.",
+    about=(
+        "A dumped buffer or a TensorDict with the keys of TED. Episodes at a ring's ends may be parts. "
+        "Buffers of several dimensions, and those of other writers than the round-robin one, are refused."
+    ),
 )
 
-_META, _NEXT, _STORAGE = "meta.json", "next", "storage/storage_metadata.json"
+_META, _NEXT, _STORAGE, _WRITER = "meta.json", "next", "storage/storage_metadata.json", "writer/metadata.json"
+#: What the round-robin writers store.
+_ROUND_ROBIN: Final = frozenset(("cursor", "write_count", "generation_shape", "generation_dtype"))
 _DTYPES: Final = frozenset(
     ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
 )
@@ -227,27 +236,47 @@ class TorchrlSource:
             return np.arange(rows)
         where = storage.uri_of(path)
         about = read_object(storage, path, limits=self._limits)
-        valid, cursor = whole_number(about, "len", uri=where), 0
+        valid = whole_number(about, "len", uri=where)
         if valid > rows:
             raise CorruptData(f"len is {valid}, but there are {rows} rows", uri=where)
-        if valid == rows and not self._folder:
+        if len(self._batch) > 1:
             raise UnknownLayout(
-                "found the storage of a full buffer, whose oldest row is not known: pass the folder above, "
-                "which has the writer's cursor",
-                uri=storage.uri,
-            )
-        if valid == rows and "writer/metadata.json" in self._sizes:
-            writer = read_object(storage, "writer/metadata.json", limits=self._limits)
-            where = storage.uri_of("writer/metadata.json")
-            cursor = whole_number(writer, "cursor", uri=where)
-            if cursor > rows:
-                raise CorruptData(f"cursor is {cursor}, but there are {rows} rows", uri=where)
-        if len(self._batch) > 1 and (valid < rows or cursor % rows):
-            raise UnknownLayout(
-                f"found a buffer of {self._batch} rows that is not full, or a ring, expected one dimension",
+                f"found a buffer of the shape {self._batch}, whose dimension of time is not stored, expected "
+                "one dimension: extend a buffer of one dimension with the rows of each trajectory",
                 uri=self.uri,
             )
+        cursor = self._cursor(rows, is_full=valid == rows)
         return (cursor + np.arange(valid)) % max(1, rows)
+
+    def _cursor(self, rows: int, *, is_full: bool) -> int:
+        """The oldest row of a buffer."""
+        if not self._folder or _WRITER not in self._sizes:
+            if not is_full:
+                return 0
+            raise UnknownLayout(
+                f"found the storage of a full buffer without {_WRITER}, whose cursor says which row is the "
+                "oldest: pass the folder of ReplayBuffer.dumps; or, if the rows lie in their order, save "
+                "them alone: buffer[:].memmap(folder)",
+                uri=self.uri,
+            )
+        where = self._place.root().uri_of(_WRITER)
+        writer = read_object(self._place.root(), _WRITER, limits=self._limits)
+        if "rank_key" in writer:
+            raise UnknownLayout(
+                "found a buffer of TensorDictMaxValueWriter, which keeps the rows of the highest rank, in no "
+                "order, expected a round-robin writer: write its trajectories with rlio.ParquetWriter",
+                uri=where,
+            )
+        if unknown := sorted(writer.keys() - _ROUND_ROBIN):
+            raise UnknownLayout(
+                f"found a writer with {excerpt(unknown)}, expected a round-robin writer, which has a cursor "
+                "and no more",
+                uri=where,
+            )
+        cursor = whole_number(writer, "cursor", uri=where)
+        if cursor > rows:
+            raise CorruptData(f"cursor is {cursor}, and there are {rows} rows", uri=where)
+        return cursor if is_full else 0
 
     def _ends(self, ranges: Sequence[tuple[int, int]], rows: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The flags terminateds and truncateds of rows."""
