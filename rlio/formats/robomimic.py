@@ -112,8 +112,8 @@ class RobomimicSource(Hdf5Source):
             )
         if done_last and done_last == seen:
             self.notes.append(
-                f"The last row of each of {seen} demonstrations is marked as done. robomimic's done_mode 1 and "
-                "2 do so whether or not the task was done: terminateds may be ends of the recording alone."
+                f"The last row of each of {seen} demonstrations is marked as done. robomimic's done_mode 1 "
+                "and 2 mark it whether or not the task was done: terminateds may be ends of the recording."
             )
 
     def _named(self, number: int, mask: str, known_demos: set[str]) -> set[str]:
@@ -124,8 +124,8 @@ class RobomimicSource(Hdf5Source):
         chosen = {name.decode() if isinstance(name, bytes) else str(name) for name in found}
         if absent := sorted(chosen - known_demos):
             raise CorruptData(
-                f"mask/{mask} names demonstrations that are absent: {excerpt(absent)}; expected those in data: "
-                "write the list again (robomimic's split_train_val.py), or leave out mask="
+                f"mask/{mask} names demonstrations that are absent: {excerpt(absent)}; expected those in "
+                "data: write the list again (robomimic's split_train_val.py), or leave out mask="
             )
         return chosen
 
