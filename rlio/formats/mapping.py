@@ -54,6 +54,8 @@ Spec: TypeAlias = str | Sequence[str] | Mapping[str, Any]
 
 DERIVE: Final = "derive"
 _SCAN_ROWS: Final = 65_536
+# From here on, float64 does not hold each whole number.
+_INEXACT: Final = float(1 << 53)
 _SHOWN_COLUMNS: Final = 30
 _NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
 _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
@@ -377,7 +379,15 @@ class MappedSource:
         )
         if is_null.any():
             raise SchemaError("an id is missing in some rows", column=name)
-        if values.dtype.kind not in "iu" or len(self._ids) > 1:
+        kind = values.dtype.kind
+        if kind == "f" and (np.abs(values.astype(np.float64)) >= _INEXACT).any():
+            raise SchemaError(
+                "found ids of 2**53 or more as floats, in which two ids may have become one (so CSV and JSON "
+                "lines are parsed from 2**63 on): write them as text with a letter, or as smaller numbers",
+                column=name,
+            )
+        is_too_large = kind == "u" and int(values.max(initial=0)) >= 1 << 63  # eps_id is int64.
+        if kind not in "iu" or len(self._ids) > 1 or is_too_large:
             self._numbers_ids = True
         return values
 
