@@ -112,6 +112,10 @@ def test_what_disagrees_is_damage(tmp_path: Path) -> None:
     observations = unpack(second, limits=DEFAULT_LIMITS)["observations"]
     damaged: Mapping[str, list[bytes]] = {
         "other content": [first, changed(first, is_terminated=True)],
+        "after the end": [changed(first, is_terminated=True), second],
+        "after a truncation": [changed(first, is_truncated=True), second],
+        "long after the end": [changed(first, is_terminated=True), changed(second, t_started=4, t=8)],
+        "no ends": [msgpack.packb({k: v for k, v in msgpack.unpackb(first).items() if k != "is_terminated"})],
         "overlap": [first, changed(second, t_started=2, t=6)],
         "lengths": [changed(second, t=8)],
         "lookback": [changed(second, observations={**observations, "lookback": 1})],
