@@ -417,7 +417,7 @@ def test_the_command_prints_a_table_or_one_json_object(tmp_path: Path) -> None:
     assert "2 episodes, 8 rows, 8 written now, proved equal" in plain.output
     ran = CliRunner().invoke(app, ["convert", str(tmp_path / "d4rl.hdf5"), str(tmp_path / "c"), "--json"])
     found = json.loads(ran.stdout)
-    assert {f["kind"] for f in found["findings"]} == {"no_final_obs", "unfinished", "no_timeouts"}
+    assert {f["kind"] for f in found["findings"]} == {"no_final_obs", "unfinished", "no_timeouts", "note"}
     assert set(found) - {"warnings"} == set(ImportReport.__annotations__)
     none = CliRunner().invoke(app, ["convert", str(tmp_path / "none"), str(tmp_path / "d")])
     assert none.exit_code == 2
