@@ -242,6 +242,23 @@ def test_seeds_of_64_bits_are_kept_without_a_sign(tmp_path: Path) -> None:
     assert all_rows(tmp_path / "a")["env_seed"].tolist() == [2**64 - 5] * 6 + [4] * 6
 
 
+def test_minaris_own_fields_come_back_by_way_of_a_data_set_of_rlio(tmp_path: Path) -> None:
+    shutil.copytree(COLLECTED, tmp_path / "a")
+    own = {
+        "author": ["A", "B"],
+        "author_email": ["a@b.c"],
+        "algorithm_name": "SAC",
+        "code_permalink": "https://x.y",
+        "description": "Runs.",
+        "ref_max_score": 9.5,
+    }
+    change_json(**own)(tmp_path / "a")
+    rlio.convert(tmp_path / "a", tmp_path / "b")
+    rlio.convert(tmp_path / "b", tmp_path / "c", to="minari", prove=True)
+    found = json.loads((tmp_path / "c/data/metadata.json").read_text())
+    assert {name: found.get(name) for name in own} == own
+
+
 @pytest.mark.parametrize("name", ["cart/collected-v0", "nested/arrow-v0"])
 def test_the_seed_none_as_text_is_no_seed_and_other_texts_are_damage(name: str, tmp_path: Path) -> None:
     def write(seed: str) -> None:

@@ -331,7 +331,7 @@ class _DatasetTarget:
         self._pending, self._bytes = [], 0
 
     def _open_writer(self, part: Part, room: int, report: ImportReport | None) -> ParquetWriter:
-        known = {"env": part.origin.env, **part.origin.extra, **part.provenance}
+        known = dict(part.provenance) or {"env": part.origin.env, **part.origin.extra}
         known.pop("versions", None)
         extra = {**known.pop("extra", {})}
         for name in [name for name in known if name not in _PROVENANCE]:

@@ -247,11 +247,12 @@ class _StoredEpisodes(Episodes):
             provenance = dict(dataset.open_shard(dataset.part(at).segments[0]).provenance)
             provenance.pop("versions", None)
             env = provenance.get("env")
+            own = {name: value for name, value in provenance.items() if name not in ("env", "extra")}
             origin = Origin(
                 uri=dataset.uri,
                 spaces=next(iter(chosen.values())) if len(chosen) == 1 else None,
                 env=env if isinstance(env, str) else None,
-                extra={name: value for name, value in provenance.items() if name != "env"},
+                extra={**provenance.get("extra", {}), **own},
             )
             parts.append(Part(origin=origin, spaces=chosen, provenance=provenance))
         super().__init__(
