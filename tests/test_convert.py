@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio.cli.main import app
-from rlio.errors import CorruptData, OptionError, SchemaError, UnknownName
+from rlio.errors import CorruptData, OptionError, PublishError, SchemaError, UnknownName
 from rlio.formats import convert as module
 from rlio.formats.d3rlpy_2 import D3rlpySink
 from rlio.formats.episodes import EpisodeCutter
@@ -201,6 +201,27 @@ def test_a_place_that_holds_something_else_is_refused_and_left_alone(tmp_path: P
         rlio.convert(tmp_path / "a", tmp_path / "b.h5", to="d3rlpy", options={"level": 9})
     with pytest.raises(OptionError):
         rlio.convert({"a": 1.0}, tmp_path / "b")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("to", [None, "npz", "minari", "d3rlpy"])
+def test_a_second_conversion_into_the_same_place_is_refused_while_the_first_one_runs(
+    to: str | None, tmp_path: Path
+) -> None:
+    record(tmp_path / "a", [3, 30, 4])
+    dst = tmp_path / ("b.h5" if to == "d3rlpy" else "b")
+    refused = []
+
+    def again(rows: int, episodes: int) -> None:
+        if episodes == 2:
+            with pytest.raises((OptionError, PublishError), match="another conversion") as caught:
+                rlio.convert(tmp_path / "a", dst, to=to)
+            refused.append(caught.value)
+
+    rlio.convert(tmp_path / "a", dst, to=to, progress=again, prove=True)
+    assert len(refused) == 1
+    assert "b" in str(refused[0].uri)
+    if to is None:
+        assert rlio.convert(tmp_path / "a", dst).written == 0  # The lock has ended.
 
 
 def test_spaces_environment_and_report_are_in_the_provenance(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any, Literal, Protocol
@@ -36,6 +37,7 @@ from rlio.dataset.names import DATA_DIR, HEADER
 from rlio.errors import CorruptData, OptionError, RlioError, SchemaError, UnknownName, excerpt
 from rlio.formats.episodes import Episodes, Part, open_episodes
 from rlio.formats.format import Format, by_name, formats, load
+from rlio.formats.hold import hold_folder
 from rlio.formats.report import ImportReport, Inspector
 from rlio.formats.sink import MARKER, EpisodeSink
 from rlio.schemas.provenance import Provenance
@@ -101,7 +103,8 @@ def convert(
         What was read, written and found. In a data set of rlio, the provenance of the last shard has it too.
 
     Raises:
-        OptionError: An option is illegal, or ``dst`` holds something else.
+        OptionError: An option is illegal, ``dst`` holds something else, or another conversion writes into it
+            (which is found out where ``dst`` is a local folder).
         DataNotFound: ``src`` has no data.
         SchemaError: An episode is no trajectory, or the format cannot hold it.
         CorruptData: ``src`` is damaged; or ``prove`` found a difference, which the message names.
@@ -116,10 +119,24 @@ def convert(
         read_options=read_options,
         storage_options=storage_options,
     )
-    place = Storage.open(dst, storage_options=into_storage_options).uri.rstrip("/")
-    if place == source.uri.rstrip("/"):
-        raise OptionError("the target is the source: name another", uri=place)
-    target = _open_target(source, dst, format, dict(options or {}), into_storage_options, on_error)
+    storage = Storage.open(dst, storage_options=into_storage_options)
+    if storage.uri.rstrip("/") == source.uri.rstrip("/"):
+        raise OptionError("the target is the source: name another", uri=storage.uri)
+    with nullcontext() if _is_one_file(format) else hold_folder(storage):
+        target = _open_target(source, dst, format, dict(options or {}), into_storage_options, on_error)
+        report = _copy(source, target, format, progress)
+        if prove:
+            if format is not None and isinstance(target, _SinkTarget):
+                format = replace(format, loses=target.lost)
+            _prove(source, dst, format, into_storage_options, target.refused)
+            report = replace(report, proved=True)
+    return report
+
+
+def _copy(
+    source: Episodes, target: _Target, format: Format | None, progress: Progress | None
+) -> ImportReport:
+    """Write all episodes into the target, and close it."""
     inspector = Inspector(source.parts[0].origin.spaces)
     try:
         for number, (part, rows) in enumerate(source):
@@ -151,11 +168,6 @@ def convert(
     except BaseException:
         target.abort()
         raise
-    if prove:
-        if format is not None and isinstance(target, _SinkTarget):
-            format = replace(format, loses=target.lost)
-        _prove(source, dst, format, into_storage_options, target.refused)
-        report = replace(report, proved=True)
     return report
 
 
@@ -168,6 +180,12 @@ def _format(name: str | None) -> Format | None:
         names = ", ".join(["rlio", *(format.name for format in formats() if format.writer)])
         raise UnknownName(f"to={excerpt(name)}: rlio writes {names}")
     return found
+
+
+def _is_one_file(format: Format | None) -> bool:
+    if format is None or format.writer is None:
+        return False
+    return "file" in (option_names(load(format.writer)) or ())
 
 
 def _place(number: int, rows: SampleBatch) -> str:
