@@ -336,6 +336,18 @@ def test_the_proof_tells_infos_apart_whose_keys_and_values_join_to_one_text() ->
     assert len(digests) == 2
 
 
+def test_the_proof_tells_arrays_in_infos_apart_by_dtype_and_shape() -> None:
+    infos = [np.zeros(2, np.float32), np.zeros(2, np.float64), np.zeros((0, 2)), np.zeros((0, 3)), [0.0, 0.0]]
+    infos += [np.float32(0), np.float16(0), 0.0]
+    lists = [np.array([{"a": info}], object) for info in infos]
+    assert len({module._digest(each, frozenset()) for each in lists}) == len(infos)
+    by_value = {module._digest(each, frozenset(("dtypes",))) for each in lists}
+    assert len(by_value) == 3  # Two zeros, none, and one.
+    big = np.arange(3.0).astype(">f8")
+    for pair in ([np.arange(3.0), big], [np.float64("nan"), float("nan")], [np.str_("x"), "x"]):
+        assert len({module._digest(np.array([{"a": info}], object), frozenset()) for info in pair}) == 1
+
+
 def test_the_source_as_target_and_an_option_that_is_refused_leave_nothing_behind(tmp_path: Path) -> None:
     record(tmp_path / "a", [3])
     with pytest.raises(OptionError, match="is the source"):

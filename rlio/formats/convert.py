@@ -631,27 +631,33 @@ def _digest(column: Any, lost: frozenset[str]) -> str:
             array = array.astype(np.float64)
         digest.update(f"{path_text(path)}|{array.dtype.str}|{array.shape}".encode())
         if array.dtype == object:
-            _feed(digest, array.tolist())
+            _feed(digest, array.tolist(), by_value="dtypes" in lost)
         else:
             digest.update(np.ascontiguousarray(array).data if array.dtype.kind != "U" else array.tobytes())
     return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any) -> None:
-    """Add a Python value, such as an info."""
+def _feed(digest: Any, value: Any, *, by_value: bool = False) -> None:
+    """Add a Python value, such as an info; ``by_value``: arrays and NumPy's numbers without their dtypes."""
     if isinstance(value, Mapping):
         digest.update(f"{{{len(value)}".encode())
         for key in sorted(value, key=str):
             digest.update(f"{str(key)!r}:".encode())
-            _feed(digest, value[key])
+            _feed(digest, value[key], by_value=by_value)
     elif isinstance(value, (list, tuple)):
         digest.update(f"[{len(value)}".encode())
         for one in value:
-            _feed(digest, one)
+            _feed(digest, one, by_value=by_value)
     elif isinstance(value, np.ndarray):
-        _feed(digest, value.tolist())
+        if not by_value:
+            kind = value.dtype.newbyteorder("=").str  # The order of bytes is no matter of content.
+            digest.update(f"{kind}{value.shape}".encode())
+        _feed(digest, value.tolist(), by_value=by_value)
     else:
-        digest.update(f"{_plain(value)!r},".encode())
+        # np.float64 and np.str_ are Python's types, too, and are stored as such.
+        is_plain = by_value or isinstance(value, (float, complex, str, bytes))
+        kind = value.dtype.str if isinstance(value, np.generic) and not is_plain else ""
+        digest.update(f"{kind}{_plain(value)!r},".encode())
 
 
 def _hash_all(episodes: Episodes) -> dict[str, str]:
