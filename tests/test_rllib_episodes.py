@@ -240,6 +240,18 @@ def test_episodes_are_converted_and_proved(tmp_path: Path) -> None:
         rlio.convert(GOLDEN / "nested", tmp_path / "nested", to="rllib-episodes")
 
 
+@pytest.mark.parametrize("info", [{"a": {1: 2}}, {"a": [{b"b": 2}]}, {"a": np.longdouble(1.5)}])
+def test_infos_that_rllib_could_not_read_again_are_not_written(info: Any, tmp_path: Path) -> None:
+    rows = rlio.SampleBatch(
+        obs=[[0.0]], new_obs=[[1.0]], actions=[0], rewards=[1.0], eps_id=[5], t=[0], terminateds=[True]
+    )
+    rows["infos"] = np.array([info], object)
+    with rlio.ParquetWriter(tmp_path / "own") as writer:
+        writer.write(rows)
+    with pytest.raises(SchemaError, match=r"key|longdouble"):
+        rlio.convert(tmp_path / "own", tmp_path / "out", to="rllib-episodes")
+
+
 def test_a_missing_final_observation_is_refused_or_repeated_on_request(tmp_path: Path) -> None:
     rows = rlio.SampleBatch(
         obs=np.arange(3.0), actions=[0, 1, 0], rewards=np.ones(3), eps_id=[5] * 3, t=range(3),
