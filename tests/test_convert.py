@@ -350,8 +350,10 @@ def test_the_proof_tells_arrays_in_infos_apart_by_dtype_and_shape() -> None:
 
 def test_the_source_as_target_and_an_option_that_is_refused_leave_nothing_behind(tmp_path: Path) -> None:
     record(tmp_path / "a", [3])
-    with pytest.raises(OptionError, match="is the source"):
-        rlio.convert(tmp_path / "a", tmp_path / "a", to="npz")
+    for inside in ("a", "a/b", "a/b.h5"):
+        with pytest.raises(OptionError, match="is the source"):
+            rlio.convert(tmp_path / "a", tmp_path / inside, to="d3rlpy" if inside.endswith("5") else "npz")
+    assert not (tmp_path / "a/b").exists()
     with pytest.raises(OptionError, match="episodes_per_file"):
         rlio.convert(tmp_path / "a", tmp_path / "b", to="npz", options={"episodes_per_file": 0})
     rlio.convert(tmp_path / "a", tmp_path / "b", to="npz", prove=True)

@@ -120,8 +120,9 @@ def convert(
         storage_options=storage_options,
     )
     storage = Storage.open(dst, storage_options=into_storage_options)
-    if storage.uri.rstrip("/") == source.uri.rstrip("/"):
-        raise OptionError("the target is the source: name another", uri=storage.uri)
+    if f"{storage.uri.rstrip('/')}/".startswith(f"{source.uri.rstrip('/')}/"):
+        # What is written would be read as a part of the source: by the proof, and when it is called again.
+        raise OptionError("the target is the source, or lies in it: name another place", uri=storage.uri)
     with nullcontext() if _is_one_file(format) else hold_folder(storage):
         target = _open_target(source, dst, format, dict(options or {}), into_storage_options, on_error)
         report = _copy(source, target, format, progress)
