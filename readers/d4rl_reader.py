@@ -105,6 +105,9 @@ class D4RLReader(StoredReader):
         keywords: ``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``shard``, ``columns``, ``on_error`` and
             ``drop_last``: see `ReadOptions`. Each rank gets its share of every stretch of rows.
 
+    Attributes:
+        notes: What to say of the data in a report (`rlio.formats.report`), each a sentence.
+
     Raises:
         MissingExtra: h5py is not installed.
         DataNotFound: ``inputs`` name no file, or the files hold no row.
@@ -128,9 +131,11 @@ class D4RLReader(StoredReader):
             raise OptionError(f"max_episode_steps={max_episode_steps}: expected at least 1, or None")
         files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         self._handles = Hdf5Files(files)
+        self.notes: list[str] = []
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             table = _Table(self._handles, failures, options, max_episode_steps, limits)
+            self.notes = table.notes
             return TableCursor(table, options, seed=seed, failures=failures)
 
         try:
@@ -177,6 +182,7 @@ class _Table:
         self._wanted = wanted_columns(options.columns)
         self._unlike = options.unlike
         self._max_steps = max_episode_steps
+        self.notes: list[str] = []
         self._parts: list[_Part] = []
         for number in range(len(handles.files)):
             try:
@@ -228,11 +234,8 @@ class _Table:
         kept = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
         if self._unlike == "intersect":
             specs = {name: spec for name, spec in specs.items() if not lacking[name] or name in kept}
-        if lacking.get(Columns.TRUNCATEDS):
-            logger.warning(
-                "%s has no timeouts, as other files have: truncateds is False in its rows",
-                self._handles.files[lacking[Columns.TRUNCATEDS][0].file].uri,
-            )
+        if without := lacking.get(Columns.TRUNCATEDS):
+            self._warn(without[0], "has no timeouts, as other files have: truncateds is False in its rows")
         self._parts = [
             replace(part, specs=specs, paths={k: path for k, path in part.paths.items() if k in specs})
             for part in self._parts
@@ -329,12 +332,16 @@ class _Table:
         unknown = {Columns.TRUNCATEDS, Columns.NEXT_OBS}
         for part in self._parts:
             if unknown.isdisjoint(part.paths) and self._max_steps is None:
-                logger.warning(
-                    "%s has no timeouts and no next observations: an episode that a time limit cut is joined "
+                self._warn(
+                    part,
+                    "has no timeouts and no next observations: an episode that a time limit cut is joined "
                     "with the next one; if the environment has a limit, pass max_episode_steps=",
-                    self._handles.files[part.file].uri,
                 )
                 return
+
+    def _warn(self, part: _Part, text: str) -> None:
+        self.notes.append(f"{self._handles.files[part.file].uri} {text}")
+        logger.warning("%s", self.notes[-1])
 
     # ---- episodes ----
 

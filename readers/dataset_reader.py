@@ -127,12 +127,12 @@ class DatasetReader(InputReader):
             also if they are not derived, and compare them with quantiles of the episodes:
             ``"episode_return >= quantile(0.9)"`` reads the best tenth. This needs a store.
         split: ("train", share) or ("test", share): only the episodes of that side. A hash of ``eps_id``
-            decides, with the writer's id unless the ids were drawn at random: an episode never changes sides,
-            also when data is added or compacted. None: all.
-        derive: Columns to add, float32: "returns_to_go" (sum of the rewards from the row on), "mc_return"
-            (discounted by ``gamma``), "episode_return", "episode_length". NaN if rows are missing: the first
-            two in an unfinished episode, the others also if the first rows are missing. Episodes are whole,
-            across shards; a truncated episode ends without a bootstrapped value.
+            decides, with the writer's id unless the ids were drawn at random: in a data set an episode never
+            changes sides, also when data is added or compacted. A conversion has other writers. None: all.
+        derive: Columns to add, float32: "returns_to_go" (undiscounted sum of the rewards from the row on),
+            "mc_return" (discounted by ``gamma``), "episode_return", "episode_length". NaN if rows are
+            missing: the first two in an unfinished episode, the others also if the first rows are missing.
+            Episodes are whole, across shards; a truncated episode ends without a bootstrapped value.
         starts: "strided": sequences begin ``sequence_length - overlap`` rows apart. "all": one begins at each
             row; the last ones of an episode are short.
         padding: Side of the zeros in a short sequence; "left" only with ``layout="time"``.

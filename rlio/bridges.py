@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -34,7 +34,7 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.dataset import Dataset
 from rlio.errors import EndOfData, MissingColumn, MissingExtra, OptionError, SchemaError, excerpt
-from rlio.formats.minari_sink import about_episode, columns_of, id_of, spec_of
+from rlio.formats.minari_sink import about_episode, columns_of, id_of, kept_fields, spec_of
 from rlio.formats.minari_spaces import space_to_minari
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.replay.draws import Draw
@@ -653,7 +653,8 @@ def to_minari(data: Dataset) -> minari.MinariDataset:
 
     Args:
         data: Rows of one policy, with recorded spaces. The environment's spec is known if all writers
-            recorded the same environment.
+            recorded the same environment. Minari's own fields (author, algorithm_name, description, ...) are
+            those in the provenance (``extra``), if all writers have the same.
 
     Raises:
         MissingExtra: Minari is not installed.
@@ -700,9 +701,13 @@ def _minari_class() -> Any:
             super().__init__(Path(data.uri), *data.spaces)
             self._data = data
             firsts = {segment.ref.writer: segment for segment in reversed(data.segments)}
-            envs = [data.open_shard(segment).provenance.get("env") for segment in firsts.values()]
-            env = envs[0] if envs and all(each == envs[0] for each in envs) else None
+            recorded = [data.open_shard(segment).provenance for segment in firsts.values()]
+            fields = _common(
+                [{"env": each.get("env"), **kept_fields(each.get("extra", {}))} for each in recorded]
+            )
+            env = fields.pop("env", None)
             self._about = {
+                **fields,
                 "dataset_id": id_of(data.storage),
                 "minari_version": minari.__version__,
                 "total_episodes": data.episode_count,
@@ -742,6 +747,12 @@ def _minari_class() -> Any:
 
 
 _MINARI_SPACED = ("observations", "actions")
+
+
+def _common(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries that all have."""
+    first = each[0] if each else {}
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in each)}
 
 
 def _text_as_list(leaf: Array) -> Any:

@@ -111,9 +111,10 @@ def test_its_example_of_a_format_is_one_module_that_rlio_reads_and_converts(
     formats.cache_clear()
     try:
         lines = [[t, t + 0.5, t % 2, 1] for t in range(7)]
+        (runs := tmp_path / "runs").mkdir()
         for name, part in (("a", lines[:3]), ("b", lines[3:])):
-            np.savetxt(tmp_path / f"{name}.run", part)
-        report = rlio.convert(tmp_path, tmp_path / "out", prove=True)
+            np.savetxt(runs / f"{name}.run", part)
+        report = rlio.convert(runs, tmp_path / "out", prove=True)
         assert (report.source_format, report.episodes, report.rows) == ("run", 2, 7)
         with rlio.read(tmp_path / "out", epochs=1) as reader:
             rows = concat_samples(list(reader))
@@ -121,9 +122,9 @@ def test_its_example_of_a_format_is_one_module_that_rlio_reads_and_converts(
         assert rows["obs"].tolist() == [line[:2] for line in lines]
         assert np.flatnonzero(rows["terminateds"]).tolist() == [2, 6]
         assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [2, 6]
-        (tmp_path / "c.run").write_text("1 2 3\n")
+        (runs / "c.run").write_text("1 2 3\n")
         with pytest.raises(rlio.errors.CorruptData):
-            rlio.read(tmp_path, epochs=1)
+            rlio.read(runs, epochs=1)
     finally:
         sys.modules.pop("rlio.formats.run_files", None)
         formats.cache_clear()

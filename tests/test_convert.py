@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio.cli.main import app
-from rlio.errors import CorruptData, OptionError, SchemaError, UnknownName
+from rlio.errors import CorruptData, OptionError, PublishError, SchemaError, UnknownName
 from rlio.formats import convert as module
 from rlio.formats.d3rlpy_2 import D3rlpySink
 from rlio.formats.episodes import EpisodeCutter
@@ -203,6 +203,27 @@ def test_a_place_that_holds_something_else_is_refused_and_left_alone(tmp_path: P
         rlio.convert({"a": 1.0}, tmp_path / "b")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("to", [None, "npz", "minari", "d3rlpy"])
+def test_a_second_conversion_into_the_same_place_is_refused_while_the_first_one_runs(
+    to: str | None, tmp_path: Path
+) -> None:
+    record(tmp_path / "a", [3, 30, 4])
+    dst = tmp_path / ("b.h5" if to == "d3rlpy" else "b")
+    refused = []
+
+    def again(rows: int, episodes: int) -> None:
+        if episodes == 2:
+            with pytest.raises((OptionError, PublishError), match="another conversion") as caught:
+                rlio.convert(tmp_path / "a", dst, to=to)
+            refused.append(caught.value)
+
+    rlio.convert(tmp_path / "a", dst, to=to, progress=again, prove=True)
+    assert len(refused) == 1
+    assert "b" in str(refused[0].uri)
+    if to is None:
+        assert rlio.convert(tmp_path / "a", dst).written == 0  # The lock has ended.
+
+
 def test_spaces_environment_and_report_are_in_the_provenance(tmp_path: Path) -> None:
     about = Provenance(env="Count-v0", seed=7, policy="random", extra={"lab": "north"})
     record(tmp_path / "a", [3, 30], spaces={"default_policy": SPACES}, provenance=about)
@@ -315,10 +336,24 @@ def test_the_proof_tells_infos_apart_whose_keys_and_values_join_to_one_text() ->
     assert len(digests) == 2
 
 
+def test_the_proof_tells_arrays_in_infos_apart_by_dtype_and_shape() -> None:
+    infos = [np.zeros(2, np.float32), np.zeros(2, np.float64), np.zeros((0, 2)), np.zeros((0, 3)), [0.0, 0.0]]
+    infos += [np.float32(0), np.float16(0), 0.0]
+    lists = [np.array([{"a": info}], object) for info in infos]
+    assert len({module._digest(each, frozenset()) for each in lists}) == len(infos)
+    by_value = {module._digest(each, frozenset(("dtypes",))) for each in lists}
+    assert len(by_value) == 3  # Two zeros, none, and one.
+    big = np.arange(3.0).astype(">f8")
+    for pair in ([np.arange(3.0), big], [np.float64("nan"), float("nan")], [np.str_("x"), "x"]):
+        assert len({module._digest(np.array([{"a": info}], object), frozenset()) for info in pair}) == 1
+
+
 def test_the_source_as_target_and_an_option_that_is_refused_leave_nothing_behind(tmp_path: Path) -> None:
     record(tmp_path / "a", [3])
-    with pytest.raises(OptionError, match="is the source"):
-        rlio.convert(tmp_path / "a", tmp_path / "a", to="npz")
+    for inside in ("a", "a/b", "a/b.h5"):
+        with pytest.raises(OptionError, match="is the source"):
+            rlio.convert(tmp_path / "a", tmp_path / inside, to="d3rlpy" if inside.endswith("5") else "npz")
+    assert not (tmp_path / "a/b").exists()
     with pytest.raises(OptionError, match="episodes_per_file"):
         rlio.convert(tmp_path / "a", tmp_path / "b", to="npz", options={"episodes_per_file": 0})
     rlio.convert(tmp_path / "a", tmp_path / "b", to="npz", prove=True)
@@ -417,7 +452,7 @@ def test_the_command_prints_a_table_or_one_json_object(tmp_path: Path) -> None:
     assert "2 episodes, 8 rows, 8 written now, proved equal" in plain.output
     ran = CliRunner().invoke(app, ["convert", str(tmp_path / "d4rl.hdf5"), str(tmp_path / "c"), "--json"])
     found = json.loads(ran.stdout)
-    assert {f["kind"] for f in found["findings"]} == {"no_final_obs", "unfinished", "no_timeouts"}
+    assert {f["kind"] for f in found["findings"]} == {"no_final_obs", "unfinished", "no_timeouts", "note"}
     assert set(found) - {"warnings"} == set(ImportReport.__annotations__)
     none = CliRunner().invoke(app, ["convert", str(tmp_path / "none"), str(tmp_path / "d")])
     assert none.exit_code == 2

@@ -339,6 +339,30 @@ def test_a_mask_of_robomimic_chooses_demonstrations(tmp_path: Path) -> None:
         read(tmp_path / "a.hdf5", format_options={"mask": "valid"})
 
 
+def test_a_mask_of_robomimic_that_names_absent_demonstrations_is_refused(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        file["mask/more"] = np.array([b"demo_1", b"demo_12", b"other"])
+    with pytest.raises(CorruptData, match=r"mask/more.*\['demo_12', 'other'\]"):
+        read(tmp_path / "a.hdf5", format_options={"mask": "more"})
+
+
+def test_the_report_says_that_done_at_each_last_row_may_be_no_termination(tmp_path: Path) -> None:
+    def notes(name: str) -> list[str]:
+        report = rlio.convert(tmp_path / "a.hdf5", tmp_path / name)
+        return [finding.text for finding in report.findings if "done_mode" in finding.text]
+
+    write_robomimic(tmp_path / "a.hdf5")  # Half of its last rows are done: these are successes.
+    assert notes("b") == []
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        for demo in range(6, 12):
+            file[f"data/demo_{demo}/dones"][3] = 1
+    found = notes("c")
+    assert len(found) == 1
+    assert "12 demonstrations" in found[0]
+    assert read(tmp_path / "c")["terminateds"].sum() == 12
+
+
 def test_demonstrations_of_another_length_or_without_observations_are_refused(tmp_path: Path) -> None:
     write_robomimic(tmp_path / "a.hdf5", samples=5)
     with pytest.raises(CorruptData):

@@ -239,6 +239,7 @@ def test_every_kind_has_a_planted_defect() -> None:
 
 def write_d4rl(path: Path, episodes: Episodes, *, timeouts: bool = True, new_obs: bool = False) -> None:
     rows = rlio.concat_samples(episodes)
+    path.parent.mkdir(exist_ok=True)
     with h5py.File(path, "w") as file:
         file["observations"], file["rewards"] = rows["obs"], rows["rewards"].astype(np.float32)
         file["actions"], file["terminals"] = rows["actions"], rows["terminateds"]
@@ -258,10 +259,20 @@ def test_d4rl_without_timeouts_joins_episodes_and_the_report_says_so(tmp_path: P
     assert kinds_of(tmp_path / "v2.hdf5", tmp_path / "a") == set()
     write_d4rl(tmp_path / "v0.hdf5", episodes, timeouts=False)
     found = kinds_of(tmp_path / "v0.hdf5", tmp_path / "b")
-    assert {"no_timeouts", "unfinished", "no_final_obs"} <= found
+    assert {"no_timeouts", "unfinished", "no_final_obs", "note"} <= found
     new_obs_crossed(episodes)
     write_d4rl(tmp_path / "crossed.hdf5", episodes, new_obs=True)
     assert kinds_of(tmp_path / "crossed.hdf5", tmp_path / "c") == {"unlike_new_obs"}
+
+
+def test_the_report_says_which_d4rl_file_of_several_lacks_timeouts(tmp_path: Path) -> None:
+    episodes = copies("HalfCheetah-v5", 4)
+    write_d4rl(tmp_path / "d/a.hdf5", episodes[:2])
+    write_d4rl(tmp_path / "d/b.hdf5", episodes[2:], timeouts=False)
+    report = rlio.convert(tmp_path / "d", tmp_path / "out", read_options={"columns": "fill"})
+    notes = [finding.text for finding in report.findings if finding.kind == "note"]
+    assert ["b.hdf5 has no timeouts" in note for note in notes] == [True, True]
+    assert report.episodes == 3  # The time limit cut all four: those of b.hdf5 are joined.
 
 
 def test_rows_that_a_format_numbers_are_sorted_and_that_is_said(tmp_path: Path) -> None:

@@ -378,6 +378,24 @@ def test_an_id_that_comes_back_is_refused_and_several_columns_are_one_id(tmp_pat
         check(rlio.concat_samples(list(reader)), ids=[0, 1, 2])
 
 
+def test_ids_from_2_to_the_63_stay_apart_or_are_refused(tmp_path: Path) -> None:
+    large = [2**63 + 1 + e for e, steps in enumerate(LENGTHS) for _ in range(steps)]
+    columns: dict[str, Any] = {**log(), "trip": np.array(large, np.uint64)}
+    np.savez(tmp_path / "a.npz", **columns)
+    for source in (tmp_path / "a.npz", pd.DataFrame(columns), pa.table(columns)):
+        check(rows_of(source, **MAPPING), ids=[0, 1, 2])
+    # Parsed as floats, the three ids are one.
+    pd.DataFrame(columns).to_csv(tmp_path / "a.csv", index=False)
+    pd.DataFrame(columns).to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    for name in ("a.csv", "a.jsonl"):
+        with pytest.raises(SchemaError, match="two ids may have become one") as caught:
+            rlio.read(tmp_path / name, **MAPPING)
+        assert caught.value.column == "trip"
+    exact = {**log(), "trip": [number - 2**62 for number in large]}  # Floats do not hold these.
+    pd.DataFrame(exact).to_csv(tmp_path / "b.csv", index=False)
+    check(rows_of(tmp_path / "b.csv", **MAPPING), ids=[2**62 + 1, 2**62 + 2, 2**62 + 3])
+
+
 def test_a_flag_in_the_middle_and_a_step_that_is_missing_are_refused(tmp_path: Path) -> None:
     columns = log()
     done, step = [False] * 9, [0, 1, 2, 0, 0, 1, 3, 4, 5]

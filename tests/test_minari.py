@@ -242,6 +242,56 @@ def test_seeds_of_64_bits_are_kept_without_a_sign(tmp_path: Path) -> None:
     assert all_rows(tmp_path / "a")["env_seed"].tolist() == [2**64 - 5] * 6 + [4] * 6
 
 
+def test_minaris_own_fields_come_back_by_way_of_a_data_set_of_rlio(tmp_path: Path) -> None:
+    shutil.copytree(COLLECTED, tmp_path / "a")
+    own = {
+        "author": ["A", "B"],
+        "author_email": ["a@b.c"],
+        "algorithm_name": "SAC",
+        "code_permalink": "https://x.y",
+        "description": "Runs.",
+        "ref_max_score": 9.5,
+    }
+    change_json(**own)(tmp_path / "a")
+    rlio.convert(tmp_path / "a", tmp_path / "b")
+    rlio.convert(tmp_path / "b", tmp_path / "c", to="minari", prove=True)
+    found = json.loads((tmp_path / "c/data/metadata.json").read_text())
+    assert {name: found.get(name) for name in own} == own
+
+
+@pytest.mark.parametrize("name", ["cart/collected-v0", "nested/arrow-v0"])
+def test_the_seed_none_as_text_is_no_seed_and_other_texts_are_damage(name: str, tmp_path: Path) -> None:
+    def write(seed: str) -> None:
+        if name.startswith("cart"):
+            with h5py.File(tmp_path / "a/data/main_data.hdf5", "r+") as file:
+                file["episode_0"].attrs["seed"] = seed
+            return
+        path = tmp_path / "a/data/0/metadata.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"seed": seed}))
+
+    shutil.copytree(GOLDEN / name, tmp_path / "a")
+    write("None")
+    rows = all_rows(tmp_path / "a")
+    assert set(rows["env_seed"][rows["eps_id"] == 0].tolist() if "env_seed" in rows else [-1]) == {-1}
+    write("7x")
+    with pytest.raises(CorruptData, match="7x"):
+        all_rows(tmp_path / "a")
+
+
+@pytest.mark.parametrize("flag", ["terminations", "truncations"])
+def test_an_end_in_the_middle_of_an_episode_is_in_the_report(flag: str, tmp_path: Path) -> None:
+    shutil.copytree(COLLECTED, tmp_path / "a")
+    with h5py.File(tmp_path / "a/data/main_data.hdf5", "r+") as file:
+        file[f"episode_1/{flag}"][2] = True
+    report = rlio.convert(tmp_path / "a", tmp_path / "b")
+    found = {finding.kind: finding for finding in report.findings if finding.kind != "note"}
+    after = found["rows_after_end"]
+    assert (after.count, after.first) == (3, "episode 1 (eps_id 1), row 3")
+    notes = [finding.text for finding in report.findings if finding.kind == "note"]
+    assert [note for note in notes if "after one that ends them" in note] == notes[1:]
+    assert len(notes) == 2
+
+
 def test_text_that_repeats_few_bytes_is_bounded(tmp_path: Path) -> None:
     shutil.copytree(NESTED[0], tmp_path / "a")
     with h5py.File(tmp_path / "a/data/main_data.hdf5", "r+") as file:

@@ -112,6 +112,10 @@ def test_what_disagrees_is_damage(tmp_path: Path) -> None:
     observations = unpack(second, limits=DEFAULT_LIMITS)["observations"]
     damaged: Mapping[str, list[bytes]] = {
         "other content": [first, changed(first, is_terminated=True)],
+        "after the end": [changed(first, is_terminated=True), second],
+        "after a truncation": [changed(first, is_truncated=True), second],
+        "long after the end": [changed(first, is_terminated=True), changed(second, t_started=4, t=8)],
+        "no ends": [msgpack.packb({k: v for k, v in msgpack.unpackb(first).items() if k != "is_terminated"})],
         "overlap": [first, changed(second, t_started=2, t=6)],
         "lengths": [changed(second, t=8)],
         "lookback": [changed(second, observations={**observations, "lookback": 1})],
@@ -234,6 +238,18 @@ def test_episodes_are_converted_and_proved(tmp_path: Path) -> None:
     rlio.convert(tmp_path / "own", tmp_path / "back", to="rllib-episodes", prove=True)
     with pytest.raises(SchemaError, match="dict"):
         rlio.convert(GOLDEN / "nested", tmp_path / "nested", to="rllib-episodes")
+
+
+@pytest.mark.parametrize("info", [{"a": {1: 2}}, {"a": [{b"b": 2}]}, {"a": np.longdouble(1.5)}])
+def test_infos_that_rllib_could_not_read_again_are_not_written(info: Any, tmp_path: Path) -> None:
+    rows = rlio.SampleBatch(
+        obs=[[0.0]], new_obs=[[1.0]], actions=[0], rewards=[1.0], eps_id=[5], t=[0], terminateds=[True]
+    )
+    rows["infos"] = np.array([info], object)
+    with rlio.ParquetWriter(tmp_path / "own") as writer:
+        writer.write(rows)
+    with pytest.raises(SchemaError, match=r"key|longdouble"):
+        rlio.convert(tmp_path / "own", tmp_path / "out", to="rllib-episodes")
 
 
 def test_a_missing_final_observation_is_refused_or_repeated_on_request(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any, Literal, Protocol
@@ -36,6 +37,7 @@ from rlio.dataset.names import DATA_DIR, HEADER
 from rlio.errors import CorruptData, OptionError, RlioError, SchemaError, UnknownName, excerpt
 from rlio.formats.episodes import Episodes, Part, open_episodes
 from rlio.formats.format import Format, by_name, formats, load
+from rlio.formats.hold import hold_folder
 from rlio.formats.report import ImportReport, Inspector
 from rlio.formats.sink import MARKER, EpisodeSink
 from rlio.schemas.provenance import Provenance
@@ -102,7 +104,8 @@ def convert(
         the last shard.
 
     Raises:
-        OptionError: An option is illegal, or ``dst`` holds something else.
+        OptionError: An option is illegal, ``dst`` holds something else, or another conversion writes into it
+            (which is found out where ``dst`` is a local folder).
         DataNotFound: ``src`` has no data.
         SchemaError: An episode is not a trajectory, or the format cannot hold it.
         CorruptData: ``src`` is damaged; or ``prove`` found a difference, which the message names.
@@ -117,10 +120,25 @@ def convert(
         read_options=read_options,
         storage_options=storage_options,
     )
-    place = Storage.open(dst, storage_options=into_storage_options).uri.rstrip("/")
-    if place == source.uri.rstrip("/"):
-        raise OptionError("the target is the source: name another target", uri=place)
-    target = _open_target(source, dst, format, dict(options or {}), into_storage_options, on_error)
+    storage = Storage.open(dst, storage_options=into_storage_options)
+    if f"{storage.uri.rstrip('/')}/".startswith(f"{source.uri.rstrip('/')}/"):
+        # What is written would be read as a part of the source: by the proof, and when it is called again.
+        raise OptionError("the target is the source, or lies in it: name another place", uri=storage.uri)
+    with nullcontext() if _is_one_file(format) else hold_folder(storage):
+        target = _open_target(source, dst, format, dict(options or {}), into_storage_options, on_error)
+        report = _copy(source, target, format, progress)
+        if prove:
+            if format is not None and isinstance(target, _SinkTarget):
+                format = replace(format, loses=target.lost)
+            _prove(source, dst, format, into_storage_options, target.refused)
+            report = replace(report, proved=True)
+    return report
+
+
+def _copy(
+    source: Episodes, target: _Target, format: Format | None, progress: Progress | None
+) -> ImportReport:
+    """Write all episodes into the target, and close it."""
     inspector = Inspector(source.parts[0].origin.spaces)
     try:
         for number, (part, rows) in enumerate(source):
@@ -152,11 +170,6 @@ def convert(
     except BaseException:
         target.abort()
         raise
-    if prove:
-        if format is not None and isinstance(target, _SinkTarget):
-            format = replace(format, loses=target.lost)
-        _prove(source, dst, format, into_storage_options, target.refused)
-        report = replace(report, proved=True)
     return report
 
 
@@ -169,6 +182,12 @@ def _format(name: str | None) -> Format | None:
         names = ", ".join(["rlio", *(format.name for format in formats() if format.writer)])
         raise UnknownName(f"to={excerpt(name)}: rlio writes {names}")
     return found
+
+
+def _is_one_file(format: Format | None) -> bool:
+    if format is None or format.writer is None:
+        return False
+    return "file" in (option_names(load(format.writer)) or ())
 
 
 def _place(number: int, rows: SampleBatch) -> str:
@@ -332,7 +351,7 @@ class _DatasetTarget:
         self._pending, self._bytes = [], 0
 
     def _open_writer(self, part: Part, room: int, report: ImportReport | None) -> ParquetWriter:
-        known = {"env": part.origin.env, **part.origin.extra, **part.provenance}
+        known = dict(part.provenance) or {"env": part.origin.env, **part.origin.extra}
         known.pop("versions", None)
         extra = {**known.pop("extra", {})}
         for name in [name for name in known if name not in _PROVENANCE]:
@@ -614,27 +633,33 @@ def _digest(column: Any, lost: frozenset[str]) -> str:
             array = array.astype(np.float64)
         digest.update(f"{path_text(path)}|{array.dtype.str}|{array.shape}".encode())
         if array.dtype == object:
-            _feed(digest, array.tolist())
+            _feed(digest, array.tolist(), by_value="dtypes" in lost)
         else:
             digest.update(np.ascontiguousarray(array).data if array.dtype.kind != "U" else array.tobytes())
     return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any) -> None:
-    """Add a Python value, such as an info."""
+def _feed(digest: Any, value: Any, *, by_value: bool = False) -> None:
+    """Add a Python value, such as an info; ``by_value``: arrays and NumPy's numbers without their dtypes."""
     if isinstance(value, Mapping):
         digest.update(f"{{{len(value)}".encode())
         for key in sorted(value, key=str):
             digest.update(f"{str(key)!r}:".encode())
-            _feed(digest, value[key])
+            _feed(digest, value[key], by_value=by_value)
     elif isinstance(value, (list, tuple)):
         digest.update(f"[{len(value)}".encode())
         for one in value:
-            _feed(digest, one)
+            _feed(digest, one, by_value=by_value)
     elif isinstance(value, np.ndarray):
-        _feed(digest, value.tolist())
+        if not by_value:
+            kind = value.dtype.newbyteorder("=").str  # The order of bytes is no matter of content.
+            digest.update(f"{kind}{value.shape}".encode())
+        _feed(digest, value.tolist(), by_value=by_value)
     else:
-        digest.update(f"{_plain(value)!r},".encode())
+        # np.float64 and np.str_ are Python's types, too, and are stored as such.
+        is_plain = by_value or isinstance(value, (float, complex, str, bytes))
+        kind = value.dtype.str if isinstance(value, np.generic) and not is_plain else ""
+        digest.update(f"{kind}{_plain(value)!r},".encode())
 
 
 def _hash_all(episodes: Episodes) -> dict[str, str]:

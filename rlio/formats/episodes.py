@@ -247,11 +247,12 @@ class _StoredEpisodes(Episodes):
             provenance = dict(dataset.open_shard(dataset.part(at).segments[0]).provenance)
             provenance.pop("versions", None)
             env = provenance.get("env")
+            own = {name: value for name, value in provenance.items() if name not in ("env", "extra")}
             origin = Origin(
                 uri=dataset.uri,
                 spaces=next(iter(chosen.values())) if len(chosen) == 1 else None,
                 env=env if isinstance(env, str) else None,
-                extra={name: value for name, value in provenance.items() if name != "env"},
+                extra={**provenance.get("extra", {}), **own},
             )
             parts.append(Part(origin=origin, spaces=chosen, provenance=provenance))
         super().__init__(
@@ -292,7 +293,7 @@ class _ReadEpisodes(Episodes):
                 parts=[Part(origin=origin, spaces=policies)],
                 layout="whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed",
                 rows=sum(source.lengths) if source is not None else None,
-                notes=getattr(source, "notes", ()),
+                notes=_notes_of(reader),
             )
 
     def _open(self) -> Any:
@@ -306,8 +307,14 @@ class _ReadEpisodes(Episodes):
         with self._open() as reader:
             yield from ((0, rows) for batch in reader for rows in _of(batch, self._policy))
             self._note_skipped(reader, "records")
-            for note in getattr(getattr(reader, "source", None), "notes", ()):
+            for note in _notes_of(reader):
                 self._note(note)
+
+
+def _notes_of(reader: Any) -> Sequence[str]:
+    """What a source of episodes, or a reader without one, says of its data."""
+    found: Sequence[str] = getattr(getattr(reader, "source", reader), "notes", ())
+    return found
 
 
 def _of(batch: Batch, policy: str | None) -> list[Batch]:

@@ -96,7 +96,7 @@ class MinariSource:
 
     Attributes:
         origin: Spaces, the JSON of the environment's spec, and the fields `KEPT` of the metadata.
-        notes: What is not read.
+        notes: What is not read, and, once such an episode was read, that steps follow the end of one.
     """
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
@@ -154,7 +154,9 @@ class MinariSource:
 
     def _all_seeds(self) -> np.ndarray | None:
         """The seed of each episode, -1 if it has none; None: no episode has one."""
-        seeds = [about.get("seed") for about in self._store.episodes]
+        # Some versions of Minari write str(None) if there was no seed.
+        found = (about.get("seed") for about in self._store.episodes)
+        seeds = [None if seed == "None" else seed for seed in found]
         given = [seed for seed in seeds if seed is not None]
         for seed in given:
             if type(seed) is not int or not 0 <= seed < 1 << 64:
@@ -192,6 +194,9 @@ class MinariSource:
         terminated, truncated = (found[name].astype(np.bool_, copy=False) for name in _ENDS)
         if not self._has_warned and (terminated[:-1].any() or truncated[:-1].any()):
             self._has_warned = True
+            self.notes.append(
+                "Some episodes have steps after one that ends them: all their steps are read, as one episode."
+            )
             logger.warning("%s: episode %d has steps after one that ends it", self.uri, episode)
         columns_found = with_next_obs(found["observations"]) if "observations" in found else {}
         if "actions" in found:
@@ -319,6 +324,9 @@ class _Hdf5Store:
                 if h5a.exists(group, name):
                     attribute = h5a.open(group, name)
                     value = np.empty((), attribute.dtype)
+                    if name == b"seed" and value.dtype.kind == "O" and not attribute.shape:
+                        about["seed"] = self._h5py.Group(group).attrs["seed"]  # Text: `_all_seeds` checks it.
+                        continue
                     if value.dtype.kind not in "iuf" or attribute.shape:
                         raise CorruptData(f"{name.decode()} of episode {episode} is not a number")
                     attribute.read(value)

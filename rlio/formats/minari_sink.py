@@ -26,7 +26,9 @@ from rlio.formats.minari_spaces import space_to_minari
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
 
-__all__ = ["MinariSink", "about_episode", "columns_of", "id_of", "spec_of", "unbounded_space"]
+__all__ = [
+    *("MinariSink", "about_episode", "columns_of", "id_of", "kept_fields", "spec_of", "unbounded_space"),
+]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -141,7 +143,7 @@ class MinariSink:
             "observation_space": spaces[0],
             "action_space": spaces[1],
             **spec_of(self._origin.env),
-            **_kept(self._origin.extra),
+            **kept_fields(self._origin.extra),
             "dataset_id": self._id,
             "minari_version": _VERSION,
             "dataset_size": round(size / 1e6, 1),
@@ -178,7 +180,7 @@ def spec_of(env: str | None) -> dict[str, str]:
         return {}
 
 
-def _kept(extra: Mapping[str, Any]) -> dict[str, Any]:
+def kept_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
     """Minari's fields among what a source states, of the types that Minari expects."""
 
     def is_legal(name: str, value: Any) -> bool:

@@ -88,6 +88,10 @@ class NewHdf5(NewFile):
 
     Attributes:
         file: The open h5py file.
+
+    Raises:
+        MissingExtra: h5py is not installed.
+        PublishError: The file could not be made, or another conversion writes it.
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
@@ -96,7 +100,13 @@ class NewHdf5(NewFile):
         except ImportError as error:
             raise MissingExtra("h5py", "hdf5") from error
         super().__init__(storage, name)
-        self.file: Any = h5py.File(self.path, "w")
+        try:
+            self.file: Any = h5py.File(self.path, "w")
+        except OSError as error:  # HDF5 locks the file.
+            raise PublishError(
+                f"the file could not be made: {error}; if another conversion writes it, wait for it",
+                uri=storage.uri_of(name),
+            ) from error
 
     def commit(self) -> None:
         """See `NewFile`."""

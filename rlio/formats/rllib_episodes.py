@@ -10,7 +10,8 @@ read. A buffer may begin with ``lookback`` values of earlier steps, which belong
 With its defaults, RLlib's recorder writes all earlier episodes again at each call. An episode that is stored
 several times with the same bytes is read once; `RllibEpisodeSource.notes` counts the copies. Chunks of one
 episode that follow each other are joined. Chunks with a gap between them are separate episodes with the
-same ``eps_id``, and ``t`` shows where they begin.
+same ``eps_id``, and ``t`` shows where they begin. A chunk after one that is terminated or truncated is
+damage: RLlib's ``concat_episode`` refuses it, too.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ FORMAT = Format(
     "read. Multi-agent episodes are refused.",
 )
 
-_KEYS: Final = frozenset(("id_", "agent_id", "multi_agent_episode_id", "t_started", "t"))
+_KEYS: Final = frozenset(
+    ("id_", "agent_id", "multi_agent_episode_id", "t_started", "t", "is_terminated", "is_truncated")
+)
 #: In what `RllibEpisodeSink` writes of an episode without infos, for RLlib's episodes always have them.
 _NO_INFOS: Final = {"has_infos": False}
 _RUN: Final = re.compile(r"(.*)/run-\d+-\d+/[^/]+")
@@ -84,6 +87,7 @@ class _Chunk:
     file: int
     group: int
     row: int
+    is_done: bool
 
 
 class RllibEpisodeSource:
@@ -175,7 +179,8 @@ class RllibEpisodeSource:
             raise CorruptData(f"not a state of an episode: {sorted(missing)} absent, id_ {excerpt(id_, 80)}")
         if type(start) is not int or type(stop) is not int or not 0 <= start <= stop < 2**40:
             raise CorruptData(f"steps {excerpt(start, 40)} to {excerpt(stop, 40)}")
-        return _Chunk(id_, start, stop, file, group, row)
+        is_done = bool(state["is_terminated"] or state["is_truncated"])
+        return _Chunk(id_, start, stop, file, group, row, is_done)
 
     def _joined(self, chunks: Iterable[_Chunk]) -> list[list[_Chunk]]:
         """The chunks of each episode that follow each other."""
@@ -192,6 +197,14 @@ class RllibEpisodeSource:
                         f"episode {excerpt(part.id_, 80)} is stored twice with different content: steps "
                         f"{part.start} to {part.stop} here, {before.start} to {before.stop} in "
                         f"{self.files[before.file].uri}; remove one of the files",
+                        uri=self.files[part.file].uri,
+                        record=part.row,
+                    )
+                if before is not None and before.is_done:
+                    raise CorruptData(
+                        f"episode {excerpt(part.id_, 80)} goes on with step {part.start} after it ended with "
+                        f"step {before.stop - 1} in {self.files[before.file].uri}; expected another id_ for "
+                        "another episode: remove one of the two, or change its id_",
                         uri=self.files[part.file].uri,
                         record=part.row,
                     )

@@ -145,13 +145,26 @@ def pack(value: Any) -> bytes:
     """Encode as RLlib does, with `msgpack_numpy`'s form of arrays.
 
     Raises:
-        SchemaError: A value is neither plain nor an array of numbers or texts.
+        SchemaError: A value is neither plain nor an array of numbers or texts, or a key is no text, which
+            RLlib does not read.
     """
+    _check_keys(value)
     try:
         packed: bytes = msgpack().packb(value, default=_encode)
     except (TypeError, ValueError, OverflowError) as error:
         raise SchemaError(f"msgpack cannot hold a value: {excerpt(str(error))}") from error
     return packed
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise SchemaError(f"found the key {excerpt(key, 40)}, expected a text: RLlib reads no other")
+            _check_keys(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _check_keys(part)
 
 
 def _encode(value: Any) -> Any:
@@ -163,7 +176,7 @@ def _encode(value: Any) -> Any:
             b"shape": value.shape,
             b"data": value.tobytes(),
         }
-    if isinstance(value, np.bool_ | np.number):
+    if isinstance(value, np.bool_ | np.number) and _DTYPE.fullmatch(value.dtype.str):
         return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
     raise TypeError(f"{type(value).__name__} {excerpt(value, 80)}")
 

@@ -6,8 +6,10 @@ the groups ``obs`` and ``next_obs``, a dataset for each key. ``mask`` has lists 
 Row t has the observation, the action, and the reward that followed it; row t of ``next_obs`` is the
 observation after it.
 
-``dones`` is 1 on the last row, and, in some files, on every row at which the task is done: a demonstration
-is one episode, which is terminated if its last row is done. Truncation is not stored.
+A demonstration is one episode, which is terminated if its last row is done. Truncation is not stored. What
+``dones`` means depends on the option ``done_mode`` of robomimic's dataset_states_to_obs.py, which files do
+not keep: 0, the row led to a success; 1, it is the last one; 2, both. So if all last rows are done, the
+report says that terminations are not known.
 """
 
 from __future__ import annotations
@@ -58,6 +60,10 @@ class RobomimicSource(Hdf5Source):
         place: The files.
         limits: Bounds on the files.
         mask: Name of a list of demonstrations in ``mask``, such as ``"train"``; None: all.
+
+    Raises:
+        OptionError: There is no such list.
+        CorruptData: The list names demonstrations that are absent.
     """
 
     def __init__(self, place: Place, *, limits: Limits, mask: str | None = None) -> None:
@@ -72,8 +78,8 @@ class RobomimicSource(Hdf5Source):
         if isinstance(about, str) and number == 0:
             self.origin = Origin(uri=self.uri, env=about)
         demos = sorted((int(found[1]), name) for name in data if (found := _DEMO.fullmatch(name)))
-        chosen = None if self._mask is None else self._named(number, self._mask)
-        done_before = 0
+        chosen = None if self._mask is None else self._named(number, self._mask, {name for _, name in demos})
+        done_before = done_last = seen = 0
         for _, name in demos:
             if chosen is not None and name not in chosen:
                 continue
@@ -92,8 +98,11 @@ class RobomimicSource(Hdf5Source):
             self._some_without_next |= "next_obs" not in group
             names = [one for one in ("rewards", "dones") if one in group]
             self._check_rows(number, [f"data/{name}/{one}" for one in names], steps)
+            seen += int(steps > 0)
             if "dones" in group:
-                done_before += int(np.any(self._dataset(number, f"data/{name}/dones")[:-1]))
+                dones = np.asarray(self._dataset(number, f"data/{name}/dones")[()])
+                done_before += int(dones[:-1].any())
+                done_last += int(dones[-1:].any())
             if steps:
                 yield name, steps
         if done_before:
@@ -101,13 +110,24 @@ class RobomimicSource(Hdf5Source):
                 f"Rows before the last are marked as done in {done_before} demonstrations: rlio "
                 "reads them as steps at which the task was done, not as ends."
             )
+        if done_last and done_last == seen:
+            self.notes.append(
+                f"The last row of each of {seen} demonstrations is marked as done. robomimic's done_mode 1 "
+                "and 2 mark it whether or not the task was done: terminateds may be ends of the recording."
+            )
 
-    def _named(self, number: int, mask: str) -> set[str]:
+    def _named(self, number: int, mask: str, known_demos: set[str]) -> set[str]:
         if self._member(number, f"mask/{mask}") is None:
             known = self._member(number, "mask")
             raise OptionError(f"mask={excerpt(mask)}: expected one of {excerpt(list(known or ()))}")
         found = self._dataset(number, f"mask/{mask}")[()].tolist()
-        return {name.decode() if isinstance(name, bytes) else str(name) for name in found}
+        chosen = {name.decode() if isinstance(name, bytes) else str(name) for name in found}
+        if absent := sorted(chosen - known_demos):
+            raise CorruptData(
+                f"mask/{mask} names demonstrations that are absent: {excerpt(absent)}; expected those in "
+                "data: write the list again (robomimic's split_train_val.py), or leave out mask="
+            )
+        return chosen
 
     def _rows(self, number: int, key: str) -> SampleBatch:
         root = f"data/{key}"

@@ -1,9 +1,10 @@
 """Columns derived from whole episodes: returns to go, discounted returns, episode returns and lengths.
 
-An episode is all of its rows in the store, across fragments and shards. Sums are in float64. NaN marks
-unknown values: ``returns_to_go`` and ``mc_return`` in an episode whose end was not recorded;
-``episode_return`` and ``episode_length`` also in one whose first rows were not (``t`` does not begin at 0;
-without ``t``, any episode of a writer that was trimmed).
+An episode is all of its rows in the store, across fragments and shards. Sums are in float64. A truncated
+episode has ended: its sums are those of its recorded rewards, without a value of the state after the last one
+(no bootstrap). NaN marks unknown values: ``returns_to_go`` and ``mc_return`` in an episode whose end was not
+recorded; ``episode_return`` and ``episode_length`` also in one whose first rows were not (``t`` does not
+begin at 0; without ``t``, any episode of a writer that was trimmed).
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ RETURNS_TO_GO: Final = "returns_to_go"
 MC_RETURN: Final = "mc_return"
 EPISODE_RETURN: Final = "episode_return"
 EPISODE_LENGTH: Final = "episode_length"
-#: The derived columns. ``returns_to_go``: sum of the rewards from the row on. ``mc_return``: the same,
-#: discounted. ``episode_return``, ``episode_length``: sum of the rewards, and number of rows, of the episode.
+#: The derived columns. ``returns_to_go``: undiscounted sum of the rewards from the row to the last row of the
+#: episode. ``mc_return``: the same, discounted by ``gamma``. Neither adds a value after a truncated end.
+#: ``episode_return``, ``episode_length``: sum of the rewards, and number of rows, of the episode.
 EPISODE_COLUMNS: Final = (RETURNS_TO_GO, MC_RETURN, EPISODE_RETURN, EPISODE_LENGTH)
 
 

@@ -1,4 +1,4 @@
-"""Splits of the episodes of a data set, by a stable hash: an episode always stays on the same side.
+"""Splits of the episodes of a data set, by a stable hash: in it, an episode always stays on the same side.
 
 Added rows and compaction do not move an episode. The hash is of ``eps_id`` alone if the id was drawn at
 random (a number from 2^32 on, a text of 16 characters or more), so that runs repeated with one seed are on

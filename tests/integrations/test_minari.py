@@ -18,6 +18,7 @@ from rlio.formats.minari import MinariSource  # noqa: E402
 from rlio.formats.minari_sink import MinariSink  # noqa: E402
 from rlio.formats.place import locate_format  # noqa: E402
 from rlio.limits import DEFAULT_LIMITS  # noqa: E402
+from rlio.schemas.provenance import Provenance  # noqa: E402
 from rlio.storage import Storage  # noqa: E402
 
 GOLDEN = Path(__file__).parents[1] / "golden/formats/minari"
@@ -177,6 +178,32 @@ def test_a_view_is_the_data_set_that_a_conversion_writes(name: str, tmp_path: Pa
         same(one, other)
     assert [episode.id for episode in view.iterate_episodes([3, 1])] == [3, 1]
     same(view[2], minari.MinariDataset(view.storage, np.array([4, 2]))[1])
+
+
+def test_a_view_has_the_fields_that_the_provenance_of_all_writers_has(tmp_path: Path) -> None:
+    own = {
+        "author": ["A"],
+        "author_email": ["a@b.c"],
+        "algorithm_name": "SAC",
+        "code_permalink": "https://x.y",
+    }
+    rows = {
+        "obs": np.zeros((1, 1), np.float32),
+        "new_obs": np.ones((1, 1), np.float32),
+        "terminateds": [True],
+    }
+    for number, description in enumerate(["Runs.", "Other runs."]):
+        with rlio.ParquetWriter(
+            tmp_path / "a",
+            spaces={"default_policy": (gym.spaces.Box(-9, 9), gym.spaces.Discrete(2))},
+            provenance=Provenance(extra={**own, "description": description, "lab": "north"}),
+        ) as writer:
+            writer.write(rlio.SampleBatch(rows, actions=[0], rewards=[1.0], eps_id=[number], t=[0]))
+    view = rlio.bridges.to_minari(rlio.open_dataset(tmp_path / "a"))
+    found = view.storage.metadata
+    assert {name: found.get(name) for name in own} == own
+    assert "description" not in found
+    assert "lab" not in found
 
 
 def test_a_view_refuses_what_it_cannot_show_and_all_writes(tmp_path: Path) -> None:
