@@ -101,7 +101,7 @@ def test_an_example_runs_in_an_interpreter_of_its_own(example: Path, folder: Pat
         env={**os.environ, "OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if LINUX else {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,  # Seconds on an idle machine; the margin is for a busy one.
     )
     assert done.returncode == 0, done.stderr
     assert PRINTS[example.name] in done.stdout
