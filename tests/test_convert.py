@@ -348,6 +348,17 @@ def test_the_proof_tells_arrays_in_infos_apart_by_dtype_and_shape() -> None:
         assert len({module._digest(np.array([{"a": info}], object), frozenset()) for info in pair}) == 1
 
 
+def test_the_proof_compares_whole_numbers_exactly_also_where_dtypes_are_lost() -> None:
+    def digests(*columns: np.ndarray) -> int:
+        return len({module._digest(column, frozenset(("dtypes",))) for column in columns})
+
+    assert digests(np.array([2**53]), np.array([2**53 + 1]), np.array([2.0**53 + 2])) == 3
+    large = np.array([2**53 + 1, 2**63 - 1])
+    assert digests(large, large.astype(np.uint64)) == 1
+    assert digests(large, large.astype(np.float64)) == 2
+    assert digests(np.arange(3), np.arange(3.0), np.arange(3, dtype=np.uint8)) == 1
+
+
 def test_the_source_as_target_and_an_option_that_is_refused_leave_nothing_behind(tmp_path: Path) -> None:
     record(tmp_path / "a", [3])
     for inside in ("a", "a/b", "a/b.h5"):

@@ -23,6 +23,7 @@ from itertools import zip_longest
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.arrays import take_leaf, to_numpy
@@ -630,13 +631,21 @@ def _digest(column: Any, lost: frozenset[str]) -> str:
         if "row_shape" in lost and array.ndim > 1 and array[0:1].size == 1:
             array = array.reshape(len(array))
         if "dtypes" in lost and array.dtype.kind in "biuf":
-            array = array.astype(np.float64)
+            array = _without_dtype(array)
         digest.update(f"{path_text(path)}|{array.dtype.str}|{array.shape}".encode())
         if array.dtype == object:
             _feed(digest, array.tolist(), by_value="dtypes" in lost)
         else:
             digest.update(np.ascontiguousarray(array).data if array.dtype.kind != "U" else array.tobytes())
     return digest.hexdigest()
+
+
+def _without_dtype(array: NDArray[Any]) -> NDArray[Any]:
+    """The values as float64, or as objects if float64 does not hold the whole numbers."""
+    wide = array.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        is_exact = array.dtype.kind not in "iu" or np.array_equal(wide.astype(array.dtype), array)
+    return wide if is_exact else array.astype(object)
 
 
 def _feed(digest: Any, value: Any, *, by_value: bool = False) -> None:
