@@ -69,7 +69,8 @@ class CsvTable(TextTable):
         if b'"' not in text:
             return False
         delimiter = re.escape(self._parse_options(file).delimiter.encode())
-        quoted = re.compile(rb'(?:^|[\r\n]|%s)"[^"]*+(?:""[^"]*+)*+("?)' % delimiter)
+        # The look behind comes after the quote: searching for a quote first is four times as fast.
+        quoted = re.compile(rb'"(?<![^\r\n%s]")[^"]*+(?:""[^"]*+)*+("?)' % delimiter)
         last = deque(quoted.finditer(text), maxlen=1)
         return bool(last) and not last[0][1]
 
