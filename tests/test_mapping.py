@@ -373,7 +373,15 @@ def test_ids_from_2_to_the_63_stay_apart_or_are_refused(tmp_path: Path) -> None:
     columns: dict[str, Any] = {**log(), "trip": np.array(large, np.uint64)}
     np.savez(tmp_path / "a.npz", **columns)
     for source in (tmp_path / "a.npz", pd.DataFrame(columns), pa.table(columns)):
-        check(rows_of(source, **MAPPING), ids=[0, 1, 2])
+        check(rows_of(source, **MAPPING), ids=[2**63 + 1, 2**63 + 2, 2**63 + 3])
+    # Beside a file of small ids, all are of one dtype; no dtype holds them and negative ones.
+    both = [tmp_path / "0.npz", tmp_path / "a.npz"]
+    small: dict[str, Any] = {**log((2, 2)), "trip": np.array([10, 10, 20, 20], np.uint64)}
+    np.savez(both[0], **small)
+    ids = rows_of(both, per_file=False, **MAPPING)["eps_id"]
+    assert (ids.dtype, ids[0], ids[-1]) == (np.uint64, 10, 2**63 + 3)
+    np.savez(both[0], **{**small, "trip": np.array([-1, -1, 7, 7])})
+    assert set(rows_of(both, per_file=False, **MAPPING)["eps_id"].tolist()) == set(range(5))
     # Parsed as floats, the three ids are one.
     pd.DataFrame(columns).to_csv(tmp_path / "a.csv", index=False)
     pd.DataFrame(columns).to_json(tmp_path / "a.jsonl", orient="records", lines=True)

@@ -288,6 +288,7 @@ class MappedSource:
         forced += self._file_starts if mapping.per_file else []
         begin_rows = np.unique(np.array([0, *forced], np.int64))
         self._numbers_ids = not ids
+        self._least_id = self._most_id = 0
         #: Whether the last episode is known to be complete.
         self._is_closed = bool(ids or forced)
         if not ids and not any(self._flags):
@@ -303,6 +304,8 @@ class MappedSource:
                 f"row {int(flagged[wrong.argmax()])} ends an episode, and more rows of it follow: expected "
                 "a flag on the last row of each; leave out episode= if the flags alone say where episodes end"
             )
+        if self._least_id < 0 and self._most_id >= 1 << 63:  # No dtype holds both.
+            self._numbers_ids = True
         if ids and self._numbers_ids:
             names = ", ".join(mapping.episode)
             self.notes.append(f"eps_id numbers the episodes in their order, not as {names} does.")
@@ -386,9 +389,11 @@ class MappedSource:
                 "lines are parsed from 2**63 on): write them as text with a letter, or as smaller numbers",
                 column=name,
             )
-        is_too_large = kind == "u" and int(values.max(initial=0)) >= 1 << 63  # eps_id is int64.
-        if kind not in "iu" or len(self._ids) > 1 or is_too_large:
+        if kind not in "iu" or len(self._ids) > 1:
             self._numbers_ids = True
+        else:
+            self._least_id = min(self._least_id, int(values.min()))
+            self._most_id = max(self._most_id, int(values.max()))
         return values
 
     def _in_memory(self) -> InputFile:
@@ -438,7 +443,9 @@ class MappedSource:
         starts = np.cumsum(steps) - steps
         if not self._numbers_ids:
             values = self._read(start, end, self._ids, keep=keep)[self._ids[0]]
-            found[Columns.EPS_ID] = values.astype(np.int64) if values.dtype.kind == "u" else values
+            kind = np.uint64 if self._most_id >= 1 << 63 else np.int64  # One for all files.
+            is_kept = values.dtype.kind == "i" and kind == np.int64
+            found[Columns.EPS_ID] = values if is_kept else values.astype(kind)
         elif Columns.EPS_ID not in self._specs:
             found[Columns.EPS_ID] = np.repeat(np.arange(first, stop), steps)
         if Columns.T not in self._specs:
