@@ -722,12 +722,14 @@ def test_a_column_that_only_one_file_has_is_refused_by_name(
 
 def test_episodes_of_npz_files_that_share_an_id_are_numbered(tmp_path: Path) -> None:
     columns = {**own(), "lengths": list(LENGTHS)}
+    source = tmp_path / "source"
+    source.mkdir()
     for name in "ab":
-        np.savez(tmp_path / f"{name}.npz", **{column: np.array(value) for column, value in columns.items()})
+        np.savez(source / f"{name}.npz", **{column: np.array(value) for column, value in columns.items()})
     numbers = np.repeat(range(6), LENGTHS * 2).tolist()
-    assert rows_of(tmp_path / "a.npz")["eps_id"].tolist() == log()["trip"]
-    assert rows_of(tmp_path)["eps_id"].tolist() == numbers
-    report = rlio.convert(tmp_path, tmp_path / "out")
+    assert rows_of(source / "a.npz")["eps_id"].tolist() == log()["trip"]
+    assert rows_of(source)["eps_id"].tolist() == numbers
+    report = rlio.convert(source, tmp_path / "out")
     assert ["same stored id" in f.text for f in report.findings if f.kind == "note"] == [True]
 
 

@@ -393,8 +393,8 @@ class MappedSource:
             digits = np.finfo(values.dtype).nmant + 1
             if np.abs(values).max(initial=0) >= 2.0**digits:
                 raise SchemaError(
-                    f"found ids of 2**{digits} or more as {values.dtype}, which rounds them: write whole "
-                    "numbers below 2**63, or text that is no number",
+                    f"found ids of 2**{digits} or more as {values.dtype}, in which two ids may have become "
+                    "one: write whole numbers below 2**63, or text with a letter",
                     column=name,
                 )
         is_whole = values.dtype.kind in "iu" and values.max(initial=0) <= np.iinfo(np.int64).max
