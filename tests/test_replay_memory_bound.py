@@ -143,14 +143,14 @@ with rlio.ParquetWriter(root, spool=None) as writer:
 
 _FLAT = """
 root, batches, cache, options = sys.argv[1], int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
-gc_every = batches // 10
+every = batches // 100
 with rlio.DatasetReader(root, cache=cache, shuffle=True, seed=0, **options) as reader:
     found = []
     for number in range(batches):
         batch = reader.sample()
         if number % 7 == 0:
             kept = batch  # The user holds one for a while.
-        if number % gc_every == gc_every - 1:
+        if number % every == every - 1:
             found.append(anonymous())
 print(*found)
 """
@@ -183,7 +183,7 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_memory_is_flat_over_a_hundred_thousand_batches(
     episodes: Path, tmp_path: Path, cache: str, options: dict[str, Any], batches: int
 ) -> None:
-    """The first tenth of the batches fills what is kept. Single figures miss what was just freed."""
+    """The first tenth of the batches fills what is kept. A figure varies by 5 MB with what was just freed."""
     found = python(_FLAT, episodes, batches, cache, options, cache=tmp_path / "cache")
-    assert len(found) == 10
-    assert max(found[5:]) - max(found[1:5]) < 4, found
+    assert len(found) == 100
+    assert max(found[50:]) - max(found[10:50]) < 4, found
