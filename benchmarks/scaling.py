@@ -128,7 +128,7 @@ def _peak_of(call: Callable[[], Any]) -> int | None:
     """Bytes by which this process's memory grew at most during a call; None: unknown."""
     machine.resident()  # Gives back what was freed.
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: begin the high-water mark anew.
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the high-water mark.
         before = _status("VmRSS")
     except OSError:
         call()

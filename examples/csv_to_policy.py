@@ -14,7 +14,7 @@ from rlio.sampling.evaluate import evaluate
 
 
 def write_log(path: str, trips: int = 6) -> None:
-    """The log of somebody's controller: a row a step, a trip an episode."""
+    """The log of a controller: each row is a step, each trip an episode."""
     env = gym.make("CartPole-v1")
     with open(path, "w", newline="") as stream:
         writer = csv.writer(stream)

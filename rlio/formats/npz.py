@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import to_numpy
-from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
-from rlio.formats.row_files import RowFiles
+from rlio.formats.row_files import RowFilesSink
 from rlio.formats.sink import Origin
 from rlio.formats.tables import Rows, shared_names
 from rlio.limits import Limits
@@ -180,7 +179,7 @@ def _array(data: bytes, name: str) -> NDArray[Any]:
     return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
 
 
-class NpzSink:
+class NpzSink(RowFilesSink):
     """Writes a folder of files; an `EpisodeSink`.
 
     Args:
@@ -199,27 +198,19 @@ class NpzSink:
         episodes_per_file: int | None = None,
     ) -> None:
         self._save = np.savez_compressed if compressed else np.savez
-        self._files = RowFiles(storage, ".npz", _check, self._encoded, episodes_per_file=episodes_per_file)
+        super().__init__(storage, ".npz", episodes_per_file=episodes_per_file)
 
-    @property
-    def episodes(self) -> int:
-        """See `EpisodeSink`."""
-        return self._files.episodes
-
-    def check(self, episode: Episode) -> None:
-        """See `EpisodeSink`."""
-        self._files.check(episode)
-
-    def write(self, episode: Episode) -> None:
-        """See `EpisodeSink`."""
-        self._files.write(episode)
-
-    def close(self) -> None:
-        """See `EpisodeSink`."""
-        self._files.flush()
-
-    def abort(self) -> None:
-        """See `EpisodeSink`."""
+    def _check(self, rows: SampleBatch) -> None:
+        for name, column in rows.items():
+            for path, leaf in leaves(column):
+                if any(not isinstance(key, str) or "/" in key for key in path):
+                    raise SchemaError(
+                        "found a tuple or a key with a slash, expected nested dicts", column=name
+                    )
+                if to_numpy(leaf).dtype == object:
+                    raise SchemaError(
+                        "found objects, which NPZ would pickle: expected numbers or text", column=name
+                    )
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         rows = concat_samples(episodes)
@@ -233,14 +224,3 @@ class NpzSink:
             found, allow_pickle=False, **arrays, **{_LENGTHS: np.array([len(one) for one in episodes])}
         )
         return found.getvalue()
-
-
-def _check(rows: SampleBatch) -> None:
-    for name, column in rows.items():
-        for path, leaf in leaves(column):
-            if any(not isinstance(key, str) or "/" in key for key in path):
-                raise SchemaError("found a tuple or a key with a slash, expected nested dicts", column=name)
-            if to_numpy(leaf).dtype == object:
-                raise SchemaError(
-                    "found objects, which NPZ would pickle: expected numbers or text", column=name
-                )

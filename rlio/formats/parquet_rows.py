@@ -16,12 +16,11 @@ import pyarrow.parquet as pq
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import Column, to_numpy
-from rlio.batch.episode import Episode
 from rlio.batch.frames import in_c_order
 from rlio.dataset.arrow_tables import nested_lists
 from rlio.errors import SchemaError
 from rlio.formats.format import Format, Marks
-from rlio.formats.row_files import RowFiles
+from rlio.formats.row_files import RowFilesSink
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
 
@@ -39,7 +38,7 @@ FORMAT = Format(
 )
 
 
-class ParquetRowsSink:
+class ParquetRowsSink(RowFilesSink):
     """Writes a folder of files; an `EpisodeSink`.
 
     Args:
@@ -58,29 +57,10 @@ class ParquetRowsSink:
         episodes_per_file: int | None = None,
     ) -> None:
         self._compression = compression
-        self._files = RowFiles(
-            storage, ".parquet", _table, self._encoded, episodes_per_file=episodes_per_file
-        )
+        super().__init__(storage, ".parquet", episodes_per_file=episodes_per_file)
 
-    @property
-    def episodes(self) -> int:
-        """See `EpisodeSink`."""
-        return self._files.episodes
-
-    def check(self, episode: Episode) -> None:
-        """See `EpisodeSink`."""
-        self._files.check(episode)
-
-    def write(self, episode: Episode) -> None:
-        """See `EpisodeSink`."""
-        self._files.write(episode)
-
-    def close(self) -> None:
-        """See `EpisodeSink`."""
-        self._files.flush()
-
-    def abort(self) -> None:
-        """See `EpisodeSink`."""
+    def _check(self, rows: SampleBatch) -> None:
+        _table(rows)
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         found = BytesIO()
