@@ -112,7 +112,7 @@ class EnvRunner(Runner[Episode]):
         #: The part of `timesteps` that the metrics already include.
         self._counted = 0
         self._made_loop: VectorLoop | None = None
-        self._look_back = LookBack(self.config.episode_lookback_horizon)
+        self._look_back: LookBack[Episode] = LookBack(self.config.episode_lookback_horizon)
         self._envs = RunnerEnvs(
             env,
             config=self.config,

@@ -40,6 +40,7 @@ from rlio.sampling.agent_parts import AgentPart, cut, joined
 from rlio.sampling.agent_rows import EPISODE
 from rlio.sampling.callbacks import CallbacksLike
 from rlio.sampling.config import RolloutConfig
+from rlio.sampling.lookback import LookBack
 from rlio.sampling.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.sampling.multi_agent_episode import MultiAgentEpisode
 from rlio.sampling.multi_agent_loop import MultiAgentLoop, PlayedEpisode
@@ -131,8 +132,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._ready = False
         #: Whether rows of running episodes were handed out.
         self._is_cut = False
-        #: The last steps of unfinished episodes, by number, for the chunks that follow.
-        self._tails: dict[int, MultiAgentEpisode] = {}
+        self._look_back: LookBack[MultiAgentEpisode] = LookBack(self.config.episode_lookback_horizon)
         self._envs = self._new_envs()
         try:
             self._loop = MultiAgentLoop(
@@ -309,18 +309,17 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         for _, parts in taken.parts.values():
             for part in parts:
                 by_episode[part.number].append(part)
-        chunks = []
-        for number, parts in by_episode.items():
-            episode = taken.episodes[number]
-            if parts or taken.fresh[number]:
-                chunks.append(self._chunk(episode, parts, taken.fresh[number]))
-            if episode.is_over:
-                self._tails.pop(number, None)
-        return chunks
+        chunks = [
+            self._chunk(taken.episodes[number], parts, taken.fresh[number])
+            for number, parts in by_episode.items()
+            if parts or taken.fresh[number]
+        ]
+        running = {episode.shown.eps_id for episode in self._loop.playing.values()}
+        return self._look_back.follow(chunks, running=running)
 
     def _chunk(self, episode: PlayedEpisode, parts: list[AgentPart], fresh: int) -> MultiAgentEpisode:
         agents = {episode.agent_id(part.agent_index): part for part in parts}
-        chunk = MultiAgentEpisode(
+        return MultiAgentEpisode(
             episode.shown.eps_id,
             {agent: part.to_episode(agent) for agent, part in agents.items()},
             env_ts={agent: part.env_ts() for agent, part in agents.items()},
@@ -331,12 +330,6 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             terminated=episode.terminated,
             truncated=episode.truncated,
         )
-        chunk.lookback = self._tails.get(episode.number)
-        if chunk.lookback is not None and not chunk.lookback.leads_to(chunk):
-            chunk.lookback = None  # steps in between were handed out
-        if self.config.episode_lookback_horizon and not episode.is_over:
-            self._tails[episode.number] = chunk.tail(self.config.episode_lookback_horizon)
-        return chunk
 
     def _sampled(self, steps: int | None, *, episodes: int = 0, at_random: bool = False) -> _Taken:
         """Sample fragments of ``steps`` of each environment, or whole episodes, and take out their rows."""
@@ -361,7 +354,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             self._envs.start_from(seed=seeds.seed, worker_index=self.worker_index, restart=seeds.restarts)
             self._episode_ids = seeds.episode_ids()
             self._is_seeded = True
-        self._tails.clear()
+        self._look_back.forget()
         self._loop.begin()
         self._is_cut = False
         self._ready = True
