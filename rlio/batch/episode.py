@@ -263,7 +263,7 @@ class Episode:
             and (self.infos is None) == (next_chunk.infos is None)
         )
 
-    def tail(self, steps: int) -> Self:
+    def tail(self, steps: int) -> Episode:
         """The last ``steps`` steps, including those of the `lookback`, in fresh memory."""
         whole = self if len(self) >= steps else self.with_lookback()
         part = whole.slice(max(0, len(whole) - steps))

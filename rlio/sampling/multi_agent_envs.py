@@ -5,7 +5,7 @@ Example:
     >>> from rlio.sampling.config import RolloutConfig
     >>> make = make_multi_agent("CartPole-v1")
     >>> envs = MultiAgentEnvs(make, config=RolloutConfig(num_envs=2, env_config={"num_agents": 3}))
-    >>> envs.start_from(seed=0, worker_index=0, restart=0)
+    >>> envs.seeds = EpisodeSeeds(0, num_envs=2)
     >>> step = envs.reset(1)
     >>> sorted(step.observations), envs.seeds.current
     ([0, 1, 2], [None, 1038405988])
@@ -58,7 +58,7 @@ class MultiAgentEnvs:
         on_made: Called for each environment.
 
     Attributes:
-        seeds: Seeds of the episodes.
+        seeds: Seeds of the episodes that follow; set it before the first `reset`.
         restarts: Environments that are down.
         errors: Last error of each failed environment.
 
@@ -176,15 +176,7 @@ class MultiAgentEnvs:
         """The environments, including failed ones."""
         return [stepper.env for stepper in self._steppers]
 
-    def context(self, index: int) -> EnvContext:
-        """The context passed to an environment's maker."""
-        return self._context.with_index(index)
-
     # ---- stepping ----
-
-    def start_from(self, *, seed: int, worker_index: int, restart: int) -> None:
-        """Seed the following episodes; see `EpisodeSeeds`."""
-        self.seeds = EpisodeSeeds(seed, worker_index=worker_index, restart=restart, num_envs=len(self))
 
     @property
     def up(self) -> list[int]:

@@ -34,7 +34,7 @@ from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import Policy
 from rlio.reader import JsonState
 from rlio.sampling.actor import Actor
-from rlio.sampling.agent_group import AgentGroup
+from rlio.sampling.agent_group import AgentGroup, PlayedEpisode
 from rlio.sampling.agent_mapping import AgentMapping, MappingFn
 from rlio.sampling.agent_parts import AgentPart, cut, joined
 from rlio.sampling.agent_rows import EPISODE
@@ -43,7 +43,7 @@ from rlio.sampling.config import RolloutConfig
 from rlio.sampling.lookback import LookBack
 from rlio.sampling.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.sampling.multi_agent_episode import MultiAgentEpisode
-from rlio.sampling.multi_agent_loop import MultiAgentLoop, PlayedEpisode
+from rlio.sampling.multi_agent_loop import MultiAgentLoop
 from rlio.sampling.progress import Progress, whole_number
 from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
@@ -318,15 +318,15 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         return self._look_back.follow(chunks, running=running)
 
     def _chunk(self, episode: PlayedEpisode, parts: list[AgentPart], fresh: int) -> MultiAgentEpisode:
-        agents = {episode.agent_id(part.agent_index): part for part in parts}
+        agents = {episode.ids[part.agent_index]: part for part in parts}
         return MultiAgentEpisode(
             episode.shown.eps_id,
             {agent: part.to_episode(agent) for agent, part in agents.items()},
             env_ts={agent: part.env_ts() for agent, part in agents.items()},
             policy_ids={agent: part.policy_id for agent, part in agents.items()},
             agent_indexes={agent: part.agent_index for agent, part in agents.items()},
-            env_t_started=episode.rows.t - fresh,
-            env_t=episode.rows.t,
+            env_t_started=episode.t - fresh,
+            env_t=episode.t,
             terminated=episode.terminated,
             truncated=episode.truncated,
         )
@@ -350,9 +350,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     def _begin(self) -> None:
         self._ready = False
         if not self._is_seeded:
-            seeds = self._seeds
-            self._envs.start_from(seed=seeds.seed, worker_index=self.worker_index, restart=seeds.restarts)
-            self._episode_ids = seeds.episode_ids()
+            self._envs.seeds = self._seeds.of_episodes(num_envs=self.num_envs)
+            self._episode_ids = self._seeds.episode_ids()
             self._is_seeded = True
         self._look_back.forget()
         self._loop.begin()
@@ -395,7 +394,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             self._step()
 
     def _size(self, episode: PlayedEpisode) -> int:
-        return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.rows.t
+        return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.t
 
     # ---- handing out rows ----
 
@@ -451,14 +450,14 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
         for _, own in parts.values():
             for part in own:
-                agent = episodes[part.number].agent_id(part.agent_index)
+                agent = episodes[part.number].ids[part.agent_index]
                 by_episode.setdefault(part.number, {})[agent] = part.policy_id, part.rows
         made = dict(parts)
         for policy_id in wanted:
             _, own = parts[policy_id]
             for part in own:
                 episode = episodes[part.number]
-                agent = episode.agent_id(part.agent_index)
+                agent = episode.ids[part.agent_index]
                 # A copy, because the other agents must not see changes made in place.
                 rows = part.rows.copy()
                 part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
@@ -483,7 +482,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         for policy_id, (_, parts) in taken.parts.items():
             for part in parts:
                 rows[policy_id] += len(part.rows)
-                of_agents[str(taken.episodes[part.number].agent_id(part.agent_index))] += len(part.rows)
+                of_agents[str(taken.episodes[part.number].ids[part.agent_index])] += len(part.rows)
         self.metrics.sampled(
             taken.env_steps,
             agent_steps=rows.total(),
