@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import gymnasium as gym
@@ -68,16 +69,18 @@ def test_an_action_that_comes_at_the_last_moment_counts() -> None:
 
     episodes.policy.compute_actions = slowly  # type: ignore[method-assign]
 
-    class Late(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
+    class Late(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            if timeout is None:
+                return super().result()
             acting.wait(5)
             timed_out.set()
-            return False
+            raise TimeoutError
 
     name = episodes.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "rlio.sampling.external_episodes._Request", lambda *given: _Request(*given, answered=Late())
+            "rlio.sampling.external_episodes._Request", lambda *given: _Request(*given, answer=Late())
         )
         thread, found = in_thread(lambda: episodes.get_action(name, [0.0, 0.0]))
         until_waiting(episodes)

@@ -28,6 +28,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -36,6 +37,7 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import RECORDED, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import map_structure, path_text
 from rlio.connectors.connector import Streams
@@ -106,18 +108,14 @@ class _Request:
         obs: The observation, (1, ...), nested as the space.
         logged: The action that the loop chose, (1, ...); None requests one.
         columns: Columns that the loop passed for that action.
-        answered: Set when a result is available.
-        action: The result.
-        error: Why there is no result.
+        answer: The action, or why there is none.
     """
 
     episode: _Episode
     obs: Any
     logged: Any
     columns: Mapping[str, Any]
-    answered: threading.Event = field(default_factory=threading.Event)
-    action: Any = None
-    error: BaseException | None = None
+    answer: Future[Any] = field(default_factory=Future)
 
 
 class ExternalEpisodes:
@@ -322,10 +320,12 @@ class ExternalEpisodes:
         """Wake the loop that waits for an action of an ended episode, because its row would stay open."""
         for request in [request for request in self._waiting if request.episode is episode]:
             self._waiting.remove(request)
-            request.error = OptionError(
-                f"episode {excerpt(episode.name)} was ended by another caller while it waited for an action"
+            request.answer.set_exception(
+                OptionError(
+                    f"episode {excerpt(episode.name)} was ended by another caller while it waited for an "
+                    "action"
+                )
             )
-            request.answered.set()
 
     def abandon(self, episode_id: str, *, keep_rows: bool = True) -> None:
         """Give up an episode whose loop is gone; it gets no end, and its last action's row is dropped.
@@ -411,7 +411,9 @@ class ExternalEpisodes:
             else:
                 self._waiting.append(request)
                 self.changed.notify_all()
-        if not self._immediate and not request.answered.wait(self._timeout):
+        try:
+            return request.answer.result(self._timeout)
+        except TimeoutError as error:
             with self.changed:
                 # The request may have been answered since. Then its row is open, and the action counts.
                 if request in self._waiting:
@@ -419,10 +421,8 @@ class ExternalEpisodes:
                     raise EnvError(
                         f"no action was chosen for episode {excerpt(episode_id)} within {self._timeout} s: "
                         "call sample(), or give loops more time (timeout=)"
-                    )
-        if request.error is not None:
-            raise request.error
-        return request.action
+                    ) from error
+        return request.answer.result()
 
     def _episode(self, episode_id: str) -> _Episode:
         self._check_open()
@@ -482,14 +482,14 @@ class ExternalEpisodes:
         except BaseException as error:
             # The loops must not wait without end; the sampler gets the error as well.
             for request in requests:
-                request.error = request.error or error
+                if not request.answer.done():
+                    request.answer.set_exception(error)
             if not self._immediate:
                 raise
         finally:
             now = time.monotonic()
             for request in requests:
                 request.episode.heard = now
-                request.answered.set()
 
     def _act(self, requests: list[_Request]) -> None:
         episodes = [request.episode for request in requests]
@@ -502,7 +502,7 @@ class ExternalEpisodes:
             self.policy,
             obs,
             Streams(np.array([each.slot for each in episodes]), np.array([not each.t for each in episodes])),
-            _known_of(episodes) if self.policy.input_columns else {},
+            _integers_of(episodes),
             explore=self.explore,
             timestep=self.progress.timesteps,
             own=_RECORDED,
@@ -517,9 +517,8 @@ class ExternalEpisodes:
         acted = acted._replace(extras=columns)
         if len(kept) < len(requests):
             # One loop's mistake must not affect the others, so they are answered.
-            obs, columns, actions, state = (
-                map_structure(lambda leaf: np.asarray(leaf)[kept], value)
-                for value in (obs, columns, acted.actions, acted.state)
+            obs, columns, actions, state = map_structure(
+                lambda leaf: np.asarray(leaf)[kept], (obs, columns, acted.actions, acted.state)
             )
             acted = acted._replace(actions=actions, extras=columns, state=state)
         if kept:
@@ -534,17 +533,14 @@ class ExternalEpisodes:
                 _fill_in(columns, i, request.columns)
         columns[LOGGED] = np.array([request.logged is not None for request in requests], bool)
         acted = acted._replace(actions=_joined(parts))
-        integers: dict[str, Any] = {
-            Columns.EPS_ID: [episode.running.eps_id for episode in episodes],
-            Columns.T: [episode.t for episode in episodes],
-            Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
-        }
+        integers = _integers_of(episodes)
+        integers[Columns.WEIGHTS_SEQ_NO] = acted.weights_seq_no
         first = self._rows.open(obs, acted.actions, columns, integers)
         # Nothing may fail from here on, because a row that no episode knows would stay open.
         self.actor.keep(np.array([episode.slot for episode in episodes]), acted)
         for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
             episode.row, episode.t, episode.action = first + i, episode.t + 1, parts[i]
-            request.action = map_structure(lambda leaf: leaf[0], parts[i])
+            request.answer.set_result(map_structure(lambda leaf: leaf[0], parts[i]))
 
     def _call(self, name: str, episode: RunningEpisode) -> None:
         if name in self._wanted:
@@ -603,8 +599,6 @@ class ExternalEpisodes:
         self._metrics.rows_dropped(len(order) - len(kept))
         whole = SampleBatch({name: column for name, column in columns.items() if name != NEXT_T})
         batch: SampleBatch = whole[kept]
-        batch[Columns.AGENT_INDEX] = np.zeros(len(batch), np.int64)
-        batch[Columns.ENV_ID] = np.zeros(len(batch), np.int64)
         batch[Columns.UNROLL_ID] = self.unroll_ids(eps_id[kept])
         return batch
 
@@ -646,20 +640,19 @@ class ExternalEpisodes:
         with self.changed:
             self._closed = True
             for request in self._waiting:
-                request.error = ClosedError("the runner is stopped: no more actions are chosen")
-                request.answered.set()
+                request.answer.set_exception(ClosedError("the runner is stopped: no more actions are chosen"))
             self._waiting = []
             self.changed.notify_all()
 
 
-def _known_of(episodes: list[_Episode]) -> dict[str, NDArray[np.int64]]:
-    """The input columns that a policy may request for new steps."""
-    nothing = np.zeros(len(episodes), np.int64)
+def _integers_of(episodes: list[_Episode]) -> dict[str, Any]:
+    """The integer columns of new steps, known before the policy acts."""
+    zeros = [0] * len(episodes)
     return {
-        Columns.T: np.array([episode.t for episode in episodes]),
-        Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
-        Columns.ENV_ID: nothing,
-        Columns.AGENT_INDEX: nothing,
+        Columns.EPS_ID: [episode.running.eps_id for episode in episodes],
+        Columns.T: [episode.t for episode in episodes],
+        Columns.ENV_ID: zeros,
+        Columns.AGENT_INDEX: zeros,
     }
 
 
@@ -671,8 +664,7 @@ def _one(specs: list[Leaf], value: Any, column: str) -> Any:
         if leaf.is_object:
             if isinstance(leaf.space, Text) and not leaf.space.contains(part):
                 raise _misfit(leaf, excerpt(part), column)
-            made = np.empty(1, object)
-            made[0] = part
+            made = object_column([part])
         else:
             made = _array(leaf, part, column)[None]
         found.append(made)
@@ -771,7 +763,7 @@ def _is_sound(request: _Request, known: _Known) -> bool:
     try:
         _check_known(request.columns, known)
     except SchemaError as error:
-        request.error = error
+        request.answer.set_exception(error)
         return False
     return True
 
