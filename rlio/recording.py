@@ -21,7 +21,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, SupportsFloat
 
 import gymnasium as gym
@@ -30,6 +31,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from rlio.batch import Column, SampleBatch
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, RECORDED, Columns, is_per_sequence
 from rlio.batch.nested import path_text, unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
@@ -241,9 +243,7 @@ class _Rows:
             Columns.TRUNCATEDS: self._truncateds[:rows],
         }
         if self._infos is not None:
-            infos = np.empty(rows, object)
-            infos[:] = self._infos
-            columns[Columns.INFOS] = infos
+            columns[Columns.INFOS] = object_column(self._infos)
         columns[Columns.EPS_ID] = np.repeat(ids, lengths)
         columns[Columns.T] = np.arange(rows) + np.repeat(offsets, lengths)
         if self._seeds:
@@ -420,7 +420,50 @@ def _let_go(recorder: _Recorder) -> None:
 getattr(threading, "_register_atexit", atexit.register)(_write_all)
 
 
-class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
+class _Recording:
+    """The rows of a wrapped environment, and the writer that gets them."""
+
+    _rows: _Rows | _VectorRows
+
+    def _start_recording(
+        self,
+        env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any],
+        writer: OutputWriter | str | os.PathLike[str],
+        storage_options: Mapping[str, Any] | None,
+        *,
+        seeds: bool,
+        close_writer: bool,
+    ) -> None:
+        self.writer: OutputWriter = _writer_of(writer, env, storage_options)
+        self._recorder = _Recorder(self._rows, self.writer)
+        self._seeds, self._close_writer = seeds, close_writer
+        self._extras: dict[str, Any] = {}
+        #: Whether a step failed since the last reset: the state of the environment is then unknown.
+        self._failed = False
+        # The rows of an environment that was dropped without close() are written too.
+        self._finalizer = weakref.finalize(self, _let_go, self._recorder)
+        self._finalizer.atexit = False
+
+    def _check_state(self) -> None:
+        if self._failed:
+            raise OptionError(
+                "the last step failed, and the state of the environment is unknown: call reset() first"
+            )
+
+    def flush(self) -> None:
+        """Pass the waiting rows to the writer."""
+        self._recorder.write()
+
+    def _finish(self, close_env: Callable[[], None]) -> None:
+        try:
+            self._recorder.finish()
+        finally:
+            close_env()
+        if self._close_writer:
+            self.writer.close()
+
+
+class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
     """Steps ``env`` unchanged, and records every transition.
 
     A row is one transition: ``obs, actions, rewards`` (float32), ``new_obs, terminateds, truncateds, eps_id``
@@ -467,21 +510,12 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(env)
-        self.writer: OutputWriter = _writer_of(writer, env, storage_options)
-        self._rows = _Rows(env, infos=infos, seeds=seeds)
-        self._recorder = _Recorder(self._rows, self.writer)
-        self._seeds = seeds
+        self._rows: _Rows = _Rows(env, infos=infos, seeds=seeds)
+        self._start_recording(env, writer, storage_options, seeds=seeds, close_writer=close_writer)
         self._autoreset = _has_autoreset(env) if autoreset is None else autoreset
-        self._close_writer = close_writer
         self._ids = np.random.default_rng(seed)
-        self._extras: dict[str, Any] = {}
         #: Whether an episode is running, with an observation to act on.
         self._running = False
-        #: Whether a step failed since the last reset: the state of the environment is then unknown.
-        self._failed = False
-        # The rows of an environment that was dropped without close() are written too.
-        self._finalizer = weakref.finalize(self, _let_go, self._recorder)
-        self._finalizer.atexit = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -523,10 +557,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
             PublishError: Rows could not be written; they are kept.
         """
         rows = self._rows
-        if self._failed:
-            raise OptionError(
-                "the last step failed, and the state of the environment is unknown: call reset() first"
-            )
+        self._check_state()
         if not self._running:
             return self._step_outside(action)
         if rows.full:  # The previous write failed.
@@ -557,21 +588,12 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         self._failed = False
         return result
 
-    def flush(self) -> None:
-        """Pass the waiting rows to the writer."""
-        self._recorder.write()
-
     def close(self) -> None:
         """Write the waiting rows, and close the environment and the writer. May be called again."""
-        try:
-            self._recorder.finish()
-        finally:
-            super().close()
-        if self._close_writer:
-            self.writer.close()
+        self._finish(super().close)
 
 
-class RecordVectorExperience(VectorWrapper):
+class RecordVectorExperience(_Recording, VectorWrapper):
     """Steps the vector environment ``envs`` unchanged, and records every transition.
 
     Rows are like those of `RecordExperience`; ``env_id`` is the number of the environment. They are written
@@ -606,18 +628,11 @@ class RecordVectorExperience(VectorWrapper):
     ) -> None:
         super().__init__(envs)
         self._stepper = VectorStepper(envs)
-        self.writer: OutputWriter = _writer_of(writer, envs, storage_options)
-        self._rows = _VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
-        self._recorder = _Recorder(self._rows, self.writer)
-        self._infos, self._seeds = infos, seeds
-        self._close_writer = close_writer
-        self._extras: dict[str, Any] = {}
+        self._infos = infos
+        self._rows: _VectorRows = _VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
+        self._start_recording(envs, writer, storage_options, seeds=seeds, close_writer=close_writer)
         #: Which environments have an observation to act on.
         self._running = np.zeros(envs.num_envs, bool)
-        #: Whether a step failed since the last reset of all environments.
-        self._failed = False
-        self._finalizer = weakref.finalize(self, _let_go, self._recorder)
-        self._finalizer.atexit = False
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -658,10 +673,7 @@ class RecordVectorExperience(VectorWrapper):
             SchemaError: A value does not fit the environment's spaces, or differs from earlier steps.
             PublishError: Rows could not be written; they are kept.
         """
-        if self._failed:
-            raise OptionError(
-                "the last step failed, and the state of the environments is unknown: call reset() first"
-            )
+        self._check_state()
         if not self._running.all():
             raise OptionError(
                 f"step() was called, but environments {excerpt(np.flatnonzero(~self._running).tolist())} "
@@ -682,20 +694,10 @@ class RecordVectorExperience(VectorWrapper):
         self._recorder.write_if_due(ended=bool(step.starts.any()))
         return result
 
-    def flush(self) -> None:
-        """Pass the waiting rows to the writer."""
-        self._recorder.write()
-
     def close(self, **kwargs: Any) -> None:
         """Write the waiting rows, and close the environments and the writer. May be called again."""
-        if not hasattr(self, "_recorder"):
-            return  # gymnasium also closes a wrapper whose __init__ failed.
-        try:
-            self._recorder.finish()
-        finally:
-            super().close(**kwargs)
-        if self._close_writer:
-            self.writer.close()
+        if hasattr(self, "_recorder"):  # gymnasium also closes a wrapper whose __init__ failed.
+            self._finish(partial(super().close, **kwargs))
 
 
 def _check_names(columns: dict[str, Any], *, seeds: bool) -> None:
