@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlio.envs.context import EnvContext
+from rlio.envs.restarts import RestartPolicy
 from rlio.errors import OptionError, excerpt
 from rlio.support.options import checked_keywords, expected_mapping
 
@@ -311,6 +313,25 @@ class RolloutConfig:
         steps, rest = divmod(self.train_batch_size, envs * workers)
         takes_more = max(worker_index - 1, 0) * envs < rest
         return replace(self, rollout_fragment_length=max(steps + takes_more, 1), train_batch_size=None)
+
+    def context(
+        self, *, worker_index: int = 0, num_workers: int = 0, recreated_worker: bool = False
+    ) -> EnvContext:
+        """The context passed to functions that make the environments of a worker."""
+        return EnvContext(
+            self.env_config,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            remote=self.remote_worker_envs or self.vectorize_mode == "async",
+            recreated_worker=recreated_worker,
+        )
+
+    @property
+    def restart_policy(self) -> RestartPolicy | None:
+        """When to recreate failed environments; None raises their failures."""
+        if not self.restart_failed_sub_environments:
+            return None
+        return RestartPolicy(max_restarts=self.max_env_restarts)
 
     def refuse_others(self, who: str, used: Collection[str]) -> None:
         """Raise if fields other than ``used`` were set, because ``who`` would ignore them silently.

@@ -4,7 +4,8 @@ Example:
     >>> from rlio.envs.multi_agent import make_multi_agent
     >>> from rlio.sampling.config import RolloutConfig
     >>> make = make_multi_agent("CartPole-v1")
-    >>> envs = MultiAgentEnvs(make, config=RolloutConfig(num_envs=2, env_config={"num_agents": 3}))
+    >>> config = RolloutConfig(num_envs=2, env_config={"num_agents": 3})
+    >>> envs = MultiAgentEnvs(make, config=config, context=config.context())
     >>> envs.seeds = EpisodeSeeds(0, num_envs=2)
     >>> step = envs.reset(1)
     >>> sorted(step.observations), envs.seeds.current
@@ -15,7 +16,6 @@ Example:
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,11 +23,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.context import EnvContext, create
+from rlio.envs.make import set_environs
 from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv
 from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
 from rlio.envs.pettingzoo import as_multi_agent_env
-from rlio.envs.restarts import RestartPolicy, Restarts
+from rlio.envs.restarts import Restarts
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied
 from rlio.errors import OptionError, RlioError, excerpt
@@ -52,9 +53,7 @@ class MultiAgentEnvs:
         env: A `MultiAgentEnv` or a PettingZoo environment, which cannot be copied; or a function that makes
             one and may take an `EnvContext`.
         config: Number of environments, and how to handle failures.
-        worker_index: Passed to the function.
-        num_workers: Passed to the function.
-        recreated_worker: Passed to the function.
+        context: Passed to the function.
         on_made: Called for each environment.
 
     Attributes:
@@ -73,29 +72,16 @@ class MultiAgentEnvs:
         env: MultiAgentEnvLike,
         *,
         config: RolloutConfig,
-        worker_index: int = 0,
-        num_workers: int = 0,
-        recreated_worker: bool = False,
+        context: EnvContext,
         on_made: OnMade | None = None,
     ) -> None:
         _check_mode(config)
         self._config = config
         self._on_made = on_made
-        self._context = EnvContext(
-            config.env_config,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            recreated_worker=recreated_worker,
-            remote=config.vectorize_mode == "async",
-        )
+        self._context = context
         self._build = partial(_build, self._maker(env), self._context, config)
-        os.environ.update(config.extra_python_environs)
-        policy = (
-            RestartPolicy(max_restarts=config.max_env_restarts)
-            if config.restart_failed_sub_environments
-            else None
-        )
-        self.restarts: Restarts = Restarts(policy, num_envs=config.num_envs)
+        set_environs(config.extra_python_environs)
+        self.restarts: Restarts = Restarts(config.restart_policy, num_envs=config.num_envs)
         self.errors: dict[int, Exception] = {}
         self._steppers: list[MultiAgentStepper | MultiAgentProcess] = []
         #: Actions of the steps that are running.

@@ -125,7 +125,9 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         )
         self._mapping.set_function(policy_mapping_fn)
         self._given_env = env
-        self._num_workers, self._recreated = num_workers, recreated_worker
+        self._env_context = self.config.context(
+            worker_index=worker_index, num_workers=num_workers, recreated_worker=recreated_worker
+        )
         #: Whether environments and ids use the current seeds.
         self._is_seeded = False
         #: Whether the next step can be taken: False at first, and after a step that failed halfway.
@@ -156,9 +158,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         return MultiAgentEnvs(
             self._given_env,
             config=self.config,
-            worker_index=self.worker_index,
-            num_workers=self._num_workers,
-            recreated_worker=self._recreated,
+            context=self._env_context,
             on_made=self._on_made,
         )
 
