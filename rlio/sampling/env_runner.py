@@ -347,13 +347,13 @@ class EnvRunner(Runner[Episode]):
 
     def _handed_out(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
         """Take the rows ``chosen``, shape (steps, N), or None for all, out of the recorder as a batch."""
-        loop, hooks = self._loop, self._loop.hooks
-        loop.settle()
+        loop, episodes = self._loop, self._loop.episodes
+        episodes.update()
         batch = self._wanted(self._numbered(chosen))
         if len(batch) and not loop.at_random:  # postprocessing needs the policy's own extra columns
-            batch = self._postprocessed(batch, None if hooks is None else hooks.known)
-        if hooks is not None:
-            hooks.keep(np.unique(loop.recorder.scalar(Columns.EPS_ID)).tolist())
+            batch = self._postprocessed(batch, episodes.known if episodes.are_shown else None)
+        if episodes.are_shown:
+            episodes.keep(np.unique(loop.recorder.scalar(Columns.EPS_ID)).tolist())
         self.metrics.sampled(self.timesteps - self._counted, weights_seq_no=self.policy.weights_seq_no)
         self._counted = self.timesteps
         failures = self._stepper.failures - self._failures_counted
@@ -372,8 +372,7 @@ class EnvRunner(Runner[Episode]):
 
     def _wanted(self, batch: SampleBatch) -> SampleBatch:
         """``batch`` without the episodes that callbacks exclude from training."""
-        hooks = self._loop.hooks
-        unwanted = () if hooks is None else hooks.not_for_training
+        unwanted = self._loop.episodes.not_for_training
         if not unwanted:
             return batch
         kept = np.flatnonzero(~np.isin(batch[Columns.EPS_ID], unwanted))

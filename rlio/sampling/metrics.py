@@ -22,7 +22,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.errors import OptionError, StateError, excerpt
@@ -341,7 +341,10 @@ class MetricsCollector:
     # ---- called by runners ----
 
     def episodes_ended(
-        self, returns: ArrayLike, lengths: ArrayLike, durations: ArrayLike | None = None
+        self,
+        returns: Sequence[float] | NDArray[Any],
+        lengths: Sequence[int] | NDArray[Any],
+        durations: Sequence[float] | NDArray[Any] | None = None,
     ) -> None:
         """Count episodes without further details.
 
@@ -350,11 +353,10 @@ class MetricsCollector:
             lengths: Environment steps, shape (E,).
             durations: Seconds, shape (E,).
         """
-        totals = np.asarray(returns, np.float64).tolist()
-        seconds = repeat(math.nan) if durations is None else np.asarray(durations).tolist()
+        seconds = repeat(math.nan) if durations is None else durations
         with self._lock:
-            self._now.counts.episodes += len(totals)
-            self._episodes.extend(zip(totals, np.asarray(lengths).tolist(), seconds, strict=False))
+            self._now.counts.episodes += len(returns)
+            self._episodes.extend(zip(returns, lengths, seconds, strict=False))
 
     def episode_ended(self, episode: RunningEpisode, *, duration: float = math.nan) -> None:
         """Count one episode with the data of callbacks and agents; copies it, so it may change later."""

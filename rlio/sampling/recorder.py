@@ -216,7 +216,8 @@ class StepRecorder(RowStore):
         """A scalar column's values in the rows that were not handed out, unordered."""
         if not self._rows:
             return np.zeros(0, np.int64)
-        return self._integers[name][: self.steps][self._own[_VALID][: self.steps]]
+        values: NDArray[np.int64] = self._integers[name][: self.steps][self._own[_VALID][: self.steps]]
+        return values
 
     # ---- handing out ----
 
@@ -233,7 +234,8 @@ class StepRecorder(RowStore):
     @property
     def ended(self) -> NDArray[np.bool_]:
         """Mask of the `valid` rows that are the last of an episode, shape (steps, N)."""
-        return self._own[_ENDS][: self.steps] & self._own[_VALID][: self.steps]
+        ended: NDArray[np.bool_] = self._own[_ENDS][: self.steps] & self._own[_VALID][: self.steps]
+        return ended
 
     def take(self, chosen: NDArray[np.bool_] | None = None) -> Rows:
         """Hand out rows, and keep the others for the next `take`.
