@@ -230,17 +230,17 @@ class AgentGroup:
         """The observations of ``agents`` in one batch."""
         try:
             return stacked(self._env_leaves, [agent.seen for agent in agents])
-        except SchemaError as error:
-            odd = [agent for agent in agents if not self._fits(agent.seen)]
-            where = f"agent {excerpt(odd[0].id_)} in environment {odd[0].episode.env_index}: " if odd else ""
-            raise SchemaError(f"{where}{error}") from error
-
-    def _fits(self, obs: Any) -> bool:
-        try:
-            stacked(self._env_leaves, [obs])
         except SchemaError:
-            return False
-        return True
+            for agent in agents:
+                self._check(agent)
+            raise
+
+    def _check(self, agent: Agent) -> None:
+        try:
+            stacked(self._env_leaves, [agent.seen])
+        except SchemaError as error:
+            where = f"agent {excerpt(agent.id_)} in environment {agent.episode.env_index}"
+            raise SchemaError(f"{where}: {error}") from error
 
     def _close(
         self, agents: Sequence[Agent], *, new_obs: Any = None, ended: list[tuple[bool, bool]] | None = None

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.arrays import Column
+from rlio.batch.arrays import Column, object_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import path_text
 from rlio.envs.leaves import Leaf, leaf_of
@@ -225,36 +225,36 @@ class AgentRows(RowStore):
         return moved
 
 
-def stacked(specs: Sequence[Leaf], values: Sequence[Any]) -> Any:
+def stacked(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
     """Copy observations of several agents into one batch, (N, ...).
 
     Args:
-        specs: The leaves of the agents' space.
+        leaves: The leaves of the agents' space.
         values: The observations.
 
     Raises:
-        SchemaError: An observation does not fit the space; the message gives its position.
+        SchemaError: An observation does not fit the space.
     """
-    return nested(specs, [_stacked_leaf(leaf, values) for leaf in specs])
+    return nested(leaves, [_stacked_leaf(leaf, values) for leaf in leaves])
 
 
 def _stacked_leaf(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
-    made = np.empty((len(values), *leaf.shape), leaf.dtype)
-    for i, value in enumerate(values):
-        part = leaf_of(value, leaf.path) if leaf.path else value
-        if not leaf.is_object and np.shape(part) != leaf.shape:
-            raise _misfit(leaf, i, part)
-        try:
-            made[i] = part
-        except (TypeError, ValueError) as error:
-            raise _misfit(leaf, i, part) from error
+    parts = [leaf_of(value, leaf.path) for value in values]
+    if leaf.is_object:
+        return object_column(parts)
+    try:
+        made = np.array(parts, leaf.dtype)
+    except (TypeError, ValueError) as error:
+        raise _misfit(leaf, parts[0]) from error
+    if made.shape != (len(parts), *leaf.shape):
+        raise _misfit(leaf, parts[0])
     return made
 
 
-def _misfit(leaf: Leaf, position: int, part: Any) -> SchemaError:
+def _misfit(leaf: Leaf, part: Any) -> SchemaError:
     found = getattr(part, "dtype", type(part).__name__)
     return SchemaError(
-        f"observation {position} has {found} {np.shape(part)}, but its space {excerpt(str(leaf.space))} has "
+        f"an observation has {found} {np.shape(part)}, but its space {excerpt(str(leaf.space))} has "
         f"{leaf.dtype} {leaf.shape}",
         column="/".join(filter(None, (Columns.OBS, path_text(leaf.path)))),
     )

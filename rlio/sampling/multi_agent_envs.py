@@ -40,6 +40,13 @@ __all__ = ["MultiAgentEnvLike", "MultiAgentEnvs"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
+#: Options that an environment object cannot have, and their defaults.
+_OF_MAKERS = {
+    "vectorize_mode": "sync",
+    "num_envs": 1,
+    "restart_failed_sub_environments": False,
+    "env_config": {},
+}
 #: A MultiAgentEnv, a PettingZoo environment, or a function that makes one. Any: PettingZoo's classes.
 MultiAgentEnvLike = Any
 #: Called for each environment made, with its index, the environment and the context of its maker.
@@ -108,26 +115,13 @@ class MultiAgentEnvs:
             )
         if not callable(env) or isinstance(env, MultiAgentEnv):
             given = as_multi_agent_env(env)
-            if self._config.vectorize_mode == "async":
-                raise OptionError(
-                    "vectorize_mode='async' makes each environment in its own process, but env is one "
-                    f"environment, {excerpt(env)}: pass a function that makes it"
-                )
-            if self._config.num_envs != 1:
-                raise OptionError(
-                    f"num_envs={self._config.num_envs}, but env is one environment, {excerpt(env)}: pass a "
-                    "function that makes it"
-                )
-            if self._config.restart_failed_sub_environments:
-                raise OptionError(
-                    "restart_failed_sub_environments=True recreates environments, but env is one "
-                    "environment: pass a function that makes it"
-                )
-            if self._config.env_config:
-                raise OptionError(
-                    f"env_config={excerpt(dict(self._config.env_config))} is used to make environments, but "
-                    "env is one environment: pass a function that makes it"
-                )
+            for name, usual in _OF_MAKERS.items():
+                value = getattr(self._config, name)
+                if value != usual:
+                    raise OptionError(
+                        f"{name}={excerpt(value)} requires a function that makes environments, but env is "
+                        f"one environment, {excerpt(env)}: pass a function that makes it"
+                    )
             return lambda _: given
         return partial(create, env)
 

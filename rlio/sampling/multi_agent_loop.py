@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.connectors.clip import clip_rewards
 from rlio.envs.multi_agent import COMMON_INFO, AgentId
 from rlio.envs.multi_agent_stepping import MultiAgentStep
 from rlio.errors import SchemaError, excerpt
@@ -274,7 +275,7 @@ class MultiAgentLoop:
         agents, clips = episode.agents, self._config.clip_rewards
         for agent_id, given in rewards.items():
             reward = float(given)
-            recorded = self._clipped(reward) if clips else reward
+            recorded = clip_rewards(np.array([reward]), clips).item() if clips else reward
             agent = agents.get(agent_id)
             if agent is None:
                 before, recorded_before = episode.early.get(agent_id, (0.0, 0.0))
@@ -302,14 +303,6 @@ class MultiAgentLoop:
                 excerpt(agent_id), env_index, reward,
             )  # fmt: skip
         self.late_rewards += reward
-
-    def _clipped(self, reward: float) -> float:
-        how = self._config.clip_rewards
-        if how is None or how is False:
-            return reward
-        if how is True:
-            return float((reward > 0) - (reward < 0))
-        return min(max(reward, -how), how)
 
     def _inform(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
         """Keep the infos for open rows."""
@@ -447,15 +440,13 @@ class MultiAgentLoop:
             shown.last_action, shown.last_reward = sent, of_its_agents(step.rewards)
         _sum_up(episode)
 
-    def _call(self, name: str, shown: RunningEpisode) -> None:
+    def _call(self, name: str, shown: RunningEpisode, **more: Any) -> None:
         if name in self._hooks:
             env = self.envs.envs[shown.env_index]
-            getattr(self._callbacks, name)(runner=self._runner, env=env, episode=shown)
+            getattr(self._callbacks, name)(runner=self._runner, env=env, episode=shown, **more)
 
     def _call_end(self, shown: RunningEpisode, error: Exception | None) -> None:
-        if "on_episode_end" in self._hooks:
-            env = self.envs.envs[shown.env_index]
-            self._callbacks.on_episode_end(runner=self._runner, env=env, episode=shown, error=error)
+        self._call("on_episode_end", shown, error=error)
         shown.last_observation = shown.last_action = shown.last_reward = shown.last_info = None
 
 

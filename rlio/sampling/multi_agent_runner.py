@@ -55,8 +55,8 @@ __all__ = ["MultiAgentEnvRunner"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-#: Policy id -> (batch of its rows, or None if a part was changed; the parts).
-_Parts: TypeAlias = "dict[str, tuple[SampleBatch | None, list[AgentPart]]]"
+#: Policy id -> the parts of its rows.
+_Parts: TypeAlias = dict[str, list[AgentPart]]
 
 
 class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
@@ -306,7 +306,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     def _chunks(self, taken: _Taken) -> list[MultiAgentEpisode]:
         by_episode: dict[int, list[AgentPart]] = {number: [] for number in taken.episodes}
-        for _, parts in taken.parts.values():
+        for parts in taken.parts.values():
             for part in parts:
                 by_episode[part.number].append(part)
         chunks = [
@@ -448,30 +448,24 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         if not wanted or self._loop.at_random:
             return parts
         by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
-        for _, own in parts.values():
+        for own in parts.values():
             for part in own:
                 agent = episodes[part.number].ids[part.agent_index]
                 by_episode.setdefault(part.number, {})[agent] = part.policy_id, part.rows
-        made = dict(parts)
         for policy_id in wanted:
-            _, own = parts[policy_id]
-            for part in own:
+            for part in parts[policy_id]:
                 episode = episodes[part.number]
                 agent = episode.ids[part.agent_index]
                 # A copy, because the other agents must not see changes made in place.
                 rows = part.rows.copy()
                 part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
-            made[policy_id] = None, own
-        return made
+        return parts
 
     def _joined(self, parts: _Parts) -> dict[str, SampleBatch]:
         batches = {}
-        for policy_id, (whole, own) in parts.items():
+        for policy_id, own in parts.items():
             batches[policy_id] = joined(
-                own,
-                unrolls=self._progress.unrolls,
-                whole=whole,
-                max_seq_len=self.policies[policy_id].max_seq_len,
+                own, unrolls=self._progress.unrolls, max_seq_len=self.policies[policy_id].max_seq_len
             )
             self._progress.unrolls += len(own)
         return batches
@@ -479,7 +473,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     def _count(self, taken: _Taken) -> None:
         rows: Counter[str] = Counter()
         of_agents: Counter[str] = Counter()
-        for policy_id, (_, parts) in taken.parts.items():
+        for policy_id, parts in taken.parts.items():
             for part in parts:
                 rows[policy_id] += len(part.rows)
                 of_agents[str(taken.episodes[part.number].ids[part.agent_index])] += len(part.rows)
@@ -520,7 +514,7 @@ class _Taken(NamedTuple):
     """Rows that are handed out.
 
     Attributes:
-        parts: Policy id -> (batch, or None if a part was changed; its parts).
+        parts: Policy id -> the parts of its rows.
         episodes: Number -> episode, for episodes used in training.
         fresh: Number -> environment steps that are handed out.
     """
