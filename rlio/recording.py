@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, SupportsFloat
+from typing import Any, Final, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -129,22 +129,6 @@ def _copy(leaf: Leaf, value: Any) -> Any:
     return value if leaf.is_object else np.array(value)
 
 
-class _Episode(NamedTuple):
-    """The first row of an episode, and the values that its rows repeat.
-
-    Attributes:
-        first: Its first row in this buffer.
-        eps_id: Its id.
-        t: The step of that row.
-        seed: The seed of its reset; -1: none.
-    """
-
-    first: int
-    eps_id: int
-    t: int
-    seed: int
-
-
 class _Rows:
     """The steps of one environment since the last write."""
 
@@ -163,8 +147,9 @@ class _Rows:
         self._begun = False
         #: Number of rows.
         self.count = 0
-        #: First row, id and step of each episode; the last one is running, or has ended.
-        self._episodes: list[_Episode] = []
+        #: Id, step and seed of each row's episode; and those of the next row.
+        self._keys: list[tuple[int, int, int]] = []
+        self._next = (0, 0, -1)
         #: Last rows of episodes and their final observations: the next episode's first observation follows
         #: there.
         self._finals: list[tuple[int, list[Any]]] = []
@@ -177,13 +162,11 @@ class _Rows:
     def start(self, obs: Any, eps_id: int, seed: int | None) -> None:
         """Begin an episode."""
         at = self.count
-        if self._episodes and self._episodes[-1].first == at:
-            self._episodes.pop()  # The episode has no rows here.
         # Only once: a later observation that did not fit may have overwritten part of that row.
-        elif at and not (self._finals and self._finals[-1][0] == at - 1):
+        if at and not (self._finals and self._finals[-1][0] == at - 1):
             self._finals.append((at - 1, self._obs.row(at)))
         self._obs.put(at, obs)
-        self._episodes.append(_Episode(at, eps_id, 0, -1 if seed is None else seed))
+        self._next = eps_id, 0, -1 if seed is None else seed
 
     def add(self, action: Any, result: tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]) -> None:
         """Record a step: the action, and the environment's result."""
@@ -196,6 +179,9 @@ class _Rows:
         self._truncateds[at] = truncated
         if self._infos is not None:
             self._infos.append(dict(info))
+        self._keys.append(self._next)
+        eps_id, t, seed = self._next
+        self._next = eps_id, t + 1, seed
         self.count = at + 1
         self._begun = True
 
@@ -230,10 +216,7 @@ class _Rows:
     def batch(self) -> SampleBatch:
         """The rows: views, except for ``eps_id`` and ``t``."""
         rows = self.count
-        starts = np.array([episode.first for episode in self._episodes])
-        lengths = np.diff(starts, append=rows)
-        offsets = np.array([episode.t for episode in self._episodes]) - starts
-        ids = np.array([episode.eps_id for episode in self._episodes], np.int64)
+        eps_ids, ts, seeds = np.array(self._keys, np.int64).T.copy()
         columns: dict[str, Any] = {
             Columns.OBS: self._obs.columns(0, rows),
             Columns.ACTIONS: self._actions.columns(0, rows),
@@ -244,11 +227,9 @@ class _Rows:
         }
         if self._infos is not None:
             columns[Columns.INFOS] = object_column(self._infos)
-        columns[Columns.EPS_ID] = np.repeat(ids, lengths)
-        columns[Columns.T] = np.arange(rows) + np.repeat(offsets, lengths)
+        columns[Columns.EPS_ID], columns[Columns.T] = eps_ids, ts
         if self._seeds:
-            seeds = np.array([episode.seed for episode in self._episodes], np.int64)
-            columns[Columns.ENV_SEED] = np.repeat(seeds, lengths)
+            columns[Columns.ENV_SEED] = seeds
         for name, buffer in self.extras.items():
             columns[name] = buffer[:rows]
         # As vector environments and runners record it: all of them may share a data set.
@@ -258,8 +239,7 @@ class _Rows:
     def written(self) -> None:
         """Drop the rows; the episode continues."""
         rows = self.count
-        last = self._episodes[-1]
-        self._episodes = [last._replace(first=0, t=last.t + rows - last.first)]
+        self._keys.clear()
         self._finals.clear()
         self._obs.move(rows, 0)
         if self._infos is not None:

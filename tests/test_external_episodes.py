@@ -45,7 +45,7 @@ def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 def left_in(episodes: ExternalEpisodes) -> list[int]:
     """What it keeps, which is to be nothing where no episode runs and all rows are taken."""
-    return [len(kept) for kept in (episodes._rows, episodes._over, episodes._unwanted, episodes._episodes)]
+    return [len(kept) for kept in (episodes._rows, episodes._over, episodes._episodes)]
 
 
 def until_waiting(episodes: ExternalEpisodes, requests: int = 1) -> None:
@@ -170,7 +170,7 @@ def test_many_threads_that_ask_end_and_stop_at_once_leave_nothing() -> None:
     assert_array_equal(truncated, (obs[:, 0] % 3 == 0) & (obs[:, 1] == obs[:, 0] % 7 - 1))
     assert len(obs) == sum(number % 7 for number in range(200))
     assert not len(episodes._rows)
-    assert left_in(episodes) == [0, 0, 0, 0]
+    assert left_in(episodes) == [0, 0, 0]
 
 
 # ---- what fails takes nobody with it, and leaves nothing ----
@@ -355,7 +355,7 @@ def test_memory_does_not_grow_with_the_number_of_episodes() -> None:
             episodes.get_action(name, [0.0, float(t)])
         episodes.end(name)
         episodes.take()
-    assert left_in(episodes) == [0, 0, 0, 0]
+    assert left_in(episodes) == [0, 0, 0]
 
 
 # ---- the runner ----

@@ -412,7 +412,8 @@ class EnvRunner(Runner[Episode]):
         # Waiting rows have other extra columns, and a policy with memory must see whole episodes.
         if loop.recorder.rows or remembers(self.policy):
             self._abandon()
-        loop.act_at_random(at_random)
+        loop.recorder.forget_extras()
+        loop.at_random = at_random
 
     # ---- state ----
 

@@ -30,7 +30,7 @@ import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
@@ -64,8 +64,6 @@ _OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
 # Rewards are summed in float64, but batches hold float32.
 _MOST_REWARD: Final = float(np.finfo(np.float32).max)
 _STATES: Final = (STATE_BEFORE_PREFIX, STATE_OUT_PREFIX)
-#: Column name -> dtype and shape of one row.
-_Known: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 @dataclass(eq=False)
@@ -176,11 +174,10 @@ class ExternalEpisodes:
         self._worker_index = worker_index
         self._episodes: dict[str, _Episode] = {}
         self._waiting: list[_Request] = []
-        #: Ids of ended episodes with rows, and of those whose rows are excluded.
-        self._over: set[int] = set()
-        self._unwanted: set[int] = set()
-        #: The policy's columns, once it has acted.
-        self._known: _Known | None = None
+        #: Ids of ended episodes with rows -> whether these go into batches.
+        self._over: dict[int, bool] = {}
+        #: The policy's columns, without rows; None before it has acted.
+        self._known: dict[str, NDArray[Any]] | None = None
         self._closed = False
 
     # ---- called by loops ----
@@ -307,9 +304,7 @@ class ExternalEpisodes:
         self._remove(episode)
         eps_id = episode.running.eps_id
         if np.any(self._rows.integers(Columns.EPS_ID) == eps_id):
-            self._over.add(eps_id)
-            if not episode.running.training_enabled:
-                self._unwanted.add(eps_id)
+            self._over[eps_id] = episode.running.training_enabled
         self.changed.notify_all()
 
     def _remove(self, episode: _Episode) -> None:
@@ -508,9 +503,9 @@ class ExternalEpisodes:
             own=_RECORDED,
         )
         columns = {name: np.array(value) for name, value in acted.extras.items()}
-        own = columns.keys() - {name for name in columns if name.startswith(_STATES)}
+        own = {name for name in columns if not name.startswith(_STATES)}
         if self._known is None or self._known.keys() != own:
-            self._known = {name: (columns[name].dtype, columns[name].shape[1:]) for name in own}
+            self._known = {name: columns[name][:0] for name in own}
         kept = [
             i for i, request in enumerate(requests) if not request.columns or _is_sound(request, self._known)
         ]
@@ -572,14 +567,12 @@ class ExternalEpisodes:
             chosen = self._chosen(whole=whole)
             columns, moved = self._rows.take(chosen)
             self._moved(moved)
-            unwanted = self._unwanted | {
-                e.running.eps_id for e in self._episodes.values() if not e.running.training_enabled
-            }
+            running = [episode.running for episode in self._episodes.values()]
+            wanted = self._over | {each.eps_id: each.training_enabled for each in running}
             # Forget episodes without rows, because the number of episodes grows without limit.
             left = set(self._rows.integers(Columns.EPS_ID).tolist())
-            self._over &= left
-            self._unwanted &= left
-            return self._finished(columns, unwanted)
+            self._over = {eps_id: enabled for eps_id, enabled in self._over.items() if eps_id in left}
+            return self._finished(columns, [eps_id for eps_id in wanted if not wanted[eps_id]])
 
     def _chosen(self, *, whole: bool) -> NDArray[np.bool_]:
         chosen = self._rows.closed
@@ -587,14 +580,14 @@ class ExternalEpisodes:
             chosen &= np.isin(self._rows.integers(Columns.EPS_ID), list(self._over))
         return chosen
 
-    def _finished(self, columns: dict[str, Any], unwanted: set[int]) -> SampleBatch:
+    def _finished(self, columns: dict[str, Any], unwanted: list[int]) -> SampleBatch:
         if Columns.EPS_ID not in columns:  # No action yet.
             return SampleBatch(columns)
         eps_id = columns[Columns.EPS_ID]
         # Rows lie in time order, and episodes run side by side.
         _, first, episode = np.unique(eps_id, return_index=True, return_inverse=True)
         order = np.argsort(first[episode], kind="stable")
-        kept = order[~np.isin(eps_id[order], list(unwanted))]
+        kept = order[~np.isin(eps_id[order], unwanted)]
         self.progress.dropped += len(order) - len(kept)
         self._metrics.rows_dropped(len(order) - len(kept))
         whole = SampleBatch({name: column for name, column in columns.items() if name != NEXT_T})
@@ -631,7 +624,7 @@ class ExternalEpisodes:
             known = dict.fromkeys([*(each.eps_id for each in running), *eps_id.tolist()])
             new = {old: self._new_id() for old in known}
             eps_id[:] = [new[old] for old in eps_id.tolist()]
-            self._over, self._unwanted = ({new[old] for old in own} for own in (self._over, self._unwanted))
+            self._over = {new[old]: enabled for old, enabled in self._over.items()}
             for each in running:
                 each.eps_id = new[each.eps_id]
 
@@ -739,14 +732,14 @@ def _row_of(values: Any, i: int) -> Any:
     return map_structure(lambda leaf: np.array(np.asarray(leaf)[i : i + 1]), values)
 
 
-def _check_known(given: Mapping[str, Any], known: _Known) -> None:
+def _check_known(given: Mapping[str, Any], known: Mapping[str, NDArray[Any]]) -> None:
     for name, value in given.items():
         if name not in known:
             raise SchemaError(
                 f"log_action() got a column that the policy does not have: expected some of {sorted(known)}",
                 column=name,
             )
-        dtype, shape = known[name]
+        dtype, shape = known[name].dtype, known[name].shape[1:]
         try:
             found = np.asarray(value)
         except ValueError as error:
@@ -758,7 +751,7 @@ def _check_known(given: Mapping[str, Any], known: _Known) -> None:
             )
 
 
-def _is_sound(request: _Request, known: _Known) -> bool:
+def _is_sound(request: _Request, known: Mapping[str, NDArray[Any]]) -> bool:
     """Whether a request can be answered; sets its error if not."""
     try:
         _check_known(request.columns, known)

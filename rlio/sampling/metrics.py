@@ -180,6 +180,9 @@ class Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
 
 
+_SUMS = ("seconds", "between", "calls", "weights_seq_no", "perf_steps")
+
+
 @dataclass
 class RolloutMetrics:
     """Metrics since the last request, of one runner or of several (`merge`).
@@ -233,11 +236,7 @@ class RolloutMetrics:
         given = list(parts)
         merged = cls(
             details=[episode for part in given for episode in part.details],
-            seconds=sum(part.seconds for part in given),
-            between=sum(part.between for part in given),
-            calls=sum(part.calls for part in given),
-            weights_seq_no=sum(part.weights_seq_no for part in given),
-            perf_steps=sum(part.perf_steps for part in given),
+            **{name: sum(getattr(part, name) for part in given) for name in _SUMS},
         )
         for part in given:
             merged.counts = merged.counts.plus(part.counts)
@@ -249,10 +248,8 @@ class RolloutMetrics:
                 merged.off_policy[policy_id] = judged if before is None else before.plus(judged)
             for name, mean in part.perf.items():
                 merged.perf[name] = merged.perf.get(name, 0.0) + mean * part.perf_steps / merged.perf_steps
-        if given:
-            merged.returns = np.concatenate([part.returns for part in given])
-            merged.lengths = np.concatenate([part.lengths for part in given])
-            merged.durations = np.concatenate([part.durations for part in given])
+        for name in ("returns", "lengths", "durations") if given else ():
+            setattr(merged, name, np.concatenate([getattr(part, name) for part in given]))
         return merged
 
     def summarise(self, *, keep_custom_metrics: bool = False) -> dict[str, Any]:

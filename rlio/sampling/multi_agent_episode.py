@@ -276,7 +276,7 @@ class MultiAgentEpisode:
         if agent not in self.agent_episodes:
             return None
         episode = self.agent_episodes[agent]
-        if what in ("observations", "actions", "rewards", "infos"):
+        if what in _COLUMNS:
             column: Column | None = getattr(episode, what)
             return column
         return episode.extra_outputs.get(what)
@@ -499,10 +499,7 @@ class MultiAgentEpisode:
         """The whole episode as nested dicts and lists of arrays and JSON values; see `save_state`."""
         return {
             "id": self.id_,
-            "env_t_started": self.env_t_started,
-            "env_t": self.env_t,
-            "terminated": self.terminated,
-            "truncated": self.truncated,
+            **{name: getattr(self, name) for name in _NUMBERS},
             "agents": [
                 {
                     "id": agent,
@@ -532,10 +529,7 @@ class MultiAgentEpisode:
                 env_ts={agent: each["env_ts"] for agent, each in agents.items()},
                 policy_ids={agent: each["policy_id"] for agent, each in agents.items()},
                 agent_indexes={agent: each["index"] for agent, each in agents.items()},
-                env_t_started=state["env_t_started"],
-                env_t=state["env_t"],
-                terminated=state["terminated"],
-                truncated=state["truncated"],
+                **{name: state[name] for name in _NUMBERS},
                 lookback=None if lookback is None else cls.from_state(lookback),
             )
         except (KeyError, TypeError) as error:
@@ -633,16 +627,16 @@ def _episode_of(rows: SampleBatch, agent: AgentId, id_: int | str | None) -> Epi
 
 # ---- state ----
 
-_FIELDS = ("observations", "actions", "rewards", "infos")
+_NUMBERS = ("env_t_started", "env_t", "terminated", "truncated")
+_COLUMNS = ("observations", "actions", "rewards", "infos")
+_OWN_NUMBERS = ("terminated", "truncated", "t_started")
 
 
 def _state_of(episode: Episode) -> dict[str, Any]:
-    columns = {name: _column_state(getattr(episode, name)) for name in _FIELDS}
-    return columns | {
+    return {
+        **{name: _column_state(getattr(episode, name)) for name in _COLUMNS},
         "extra_outputs": {name: _column_state(column) for name, column in episode.extra_outputs.items()},
-        "terminated": episode.terminated,
-        "truncated": episode.truncated,
-        "t_started": episode.t_started,
+        **{name: getattr(episode, name) for name in _OWN_NUMBERS},
     }
 
 
@@ -657,15 +651,12 @@ def _column_state(column: Column | None) -> Any:
 
 
 def _from_state(state: Mapping[str, Any], id_: int | str, agent: AgentId) -> Episode:
-    columns = {name: _column_of(state[name]) for name in _FIELDS}
     return Episode(
         id_,
         agent_id=agent,
         extra_outputs={name: _column_of(column) for name, column in state["extra_outputs"].items()},
-        terminated=state["terminated"],
-        truncated=state["truncated"],
-        t_started=state["t_started"],
-        **columns,
+        **{name: _column_of(state[name]) for name in _COLUMNS},
+        **{name: state[name] for name in _OWN_NUMBERS},
     )
 
 

@@ -35,7 +35,7 @@ from rlio.policies.policy import Policy
 from rlio.reader import JsonState
 from rlio.sampling.actor import Actor
 from rlio.sampling.agent_group import AgentGroup, PlayedEpisode
-from rlio.sampling.agent_mapping import AgentMapping, MappingFn
+from rlio.sampling.agent_mapping import AgentMapping
 from rlio.sampling.agent_parts import AgentPart, cut, joined
 from rlio.sampling.agent_rows import EPISODE
 from rlio.sampling.callbacks import CallbacksLike
@@ -44,6 +44,7 @@ from rlio.sampling.lookback import LookBack
 from rlio.sampling.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.sampling.multi_agent_episode import MultiAgentEpisode
 from rlio.sampling.multi_agent_loop import MultiAgentLoop
+from rlio.sampling.policy_group import MappingFn
 from rlio.sampling.progress import Progress, whole_number
 from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds

@@ -88,8 +88,6 @@ class StepRecorder(RowStore):
         self.num_envs = num_envs
         #: Steps recorded since `take`.
         self.steps: int = 0
-        #: Whether observations are a single array. Most are, and skip the nesting at each step.
-        self._is_flat = len(self._observation_leaves) == 1 and not self._observation_leaves[0].path
         self._own[_VALID][:] = True
         self._all_valid = True
         self._rows = 0
@@ -137,11 +135,8 @@ class StepRecorder(RowStore):
 
     def _write_obs(self, obs: Any) -> None:
         at = self.steps
-        if self._is_flat:
-            assign(self._obs[0], at, obs)
-        else:
-            for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
-                assign(buffer, at, leaf_of(obs, leaf.path))
+        for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
+            assign(buffer, at, leaf_of(obs, leaf.path))
         self._look()
 
     def add(
@@ -311,10 +306,7 @@ class StepRecorder(RowStore):
 
     def _look(self) -> None:
         """Point `obs` at the current observations."""
-        if self._is_flat:
-            self._view = self._obs[0][self.steps]
-        else:
-            self._view = nested(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+        self._view = nested(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
 
 
 def until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:

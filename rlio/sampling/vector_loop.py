@@ -65,7 +65,8 @@ class VectorLoop:
         actor: The policy with its connectors.
         explore: Whether the policy explores.
         is_ready: Whether `step` can be called: False before `begin`, and after a step that failed halfway.
-        at_random: Whether actions are random instead of the policy's; see `act_at_random`.
+        at_random: Whether actions are random instead of the policy's. Change it only if no rows wait, because
+            the extra columns change. A policy with memory also needs new episodes.
 
     Raises:
         OptionError: The policy cannot act in these spaces, or a connector does not fit them.
@@ -162,16 +163,6 @@ class VectorLoop:
         self._metrics.rows_dropped(self.recorder.rows)
         self.recorder.clear()
         self.is_ready = False
-
-    def act_at_random(self, at_random: bool) -> None:
-        """Act at random from now on, or as the policy decides.
-
-        Call it only if no rows wait, because the extra columns change. A policy with memory also needs new
-        episodes.
-        """
-        if at_random != self.at_random:
-            self.recorder.forget_extras()
-            self.at_random = at_random
 
     # ---- a step ----
 
