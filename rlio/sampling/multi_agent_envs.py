@@ -40,13 +40,8 @@ __all__ = ["MultiAgentEnvLike", "MultiAgentEnvs"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-#: Options that an environment object cannot have, and their defaults.
-_OF_MAKERS = {
-    "vectorize_mode": "sync",
-    "num_envs": 1,
-    "restart_failed_sub_environments": False,
-    "env_config": {},
-}
+#: Options of functions that make environments.
+_OF_MAKERS = ("vectorize_mode", "num_envs", "restart_failed_sub_environments", "env_config")
 #: A MultiAgentEnv, a PettingZoo environment, or a function that makes one. Any: PettingZoo's classes.
 MultiAgentEnvLike = Any
 #: Called for each environment made, with its index, the environment and the context of its maker.
@@ -115,13 +110,12 @@ class MultiAgentEnvs:
             )
         if not callable(env) or isinstance(env, MultiAgentEnv):
             given = as_multi_agent_env(env)
-            for name, usual in _OF_MAKERS.items():
-                value = getattr(self._config, name)
-                if value != usual:
-                    raise OptionError(
-                        f"{name}={excerpt(value)} requires a function that makes environments, but env is "
-                        f"one environment, {excerpt(env)}: pass a function that makes it"
-                    )
+            changed = self._config.changed(_OF_MAKERS)
+            if changed:
+                raise OptionError(
+                    f"{', '.join(changed)} requires a function that makes environments, but env is one "
+                    f"environment, {excerpt(env)}: pass a function that makes it"
+                )
             return lambda _: given
         return partial(create, env)
 
