@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.envs.context import EnvContext
-from rlio.envs.restarts import RestartPolicy
 from rlio.errors import OptionError, excerpt
 from rlio.support.options import checked_keywords, expected_mapping
 
 if TYPE_CHECKING:
     from rlio.connectors.connector import ConnectorLike
+    from rlio.envs.restarts import RestartPolicy
 
 __all__ = ["INPUT_ESTIMATORS", "RolloutConfig", "VectorizeMode"]
 
@@ -329,6 +329,9 @@ class RolloutConfig:
     @property
     def restart_policy(self) -> RestartPolicy | None:
         """When to recreate failed environments; None raises their failures."""
+        # Imported here, because a config alone needs neither NumPy nor processes.
+        from rlio.envs.restarts import RestartPolicy
+
         if not self.restart_failed_sub_environments:
             return None
         return RestartPolicy(max_restarts=self.max_env_restarts)
