@@ -197,7 +197,7 @@ class Episodes:
             else:
                 plain.append((total, length, duration))
         if plain:
-            self._metrics.episodes_ended(*zip(*plain, strict=True))
+            self._metrics.plain_episodes_ended(plain)
 
     def fail(self, envs: Sequence[int], errors: Mapping[int, Exception], *, rows: int) -> None:
         """Discard the episodes of the failed ``envs``, with ``rows`` rows, and begin new ones."""

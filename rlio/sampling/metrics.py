@@ -351,9 +351,13 @@ class MetricsCollector:
             durations: Seconds, shape (E,).
         """
         seconds = repeat(math.nan) if durations is None else durations
+        self.plain_episodes_ended(list(zip(returns, lengths, seconds, strict=False)))
+
+    def plain_episodes_ended(self, episodes: Sequence[tuple[float, int, float]]) -> None:
+        """Count episodes without further details, each given as return, length and seconds."""
         with self._lock:
-            self._now.counts.episodes += len(returns)
-            self._episodes.extend(zip(returns, lengths, seconds, strict=False))
+            self._now.counts.episodes += len(episodes)
+            self._episodes.extend(episodes)
 
     def episode_ended(self, episode: RunningEpisode, *, duration: float = math.nan) -> None:
         """Count one episode with the data of callbacks and agents; copies it, so it may change later."""
