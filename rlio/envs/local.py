@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.env_server import EnvServer
-from rlio.envs.sub_envs import Outcome, SubEnvStepper, action_iterator
+from rlio.envs.sub_envs import SubEnvStepper, action_iterator
 from rlio.envs.vector import VectorStep
 from rlio.errors import OptionError
 
@@ -94,7 +94,7 @@ class LocalStepper(SubEnvStepper):
                     write(i, obs)
             # Any exception, because environments are user code.
             except Exception as error:
-                outcome.is_none(i)
+                self._skipped.add(i)
                 outcome.rewards[i] = 0
                 self._failed(i, error, where=f" in step {steps[i]}")
                 continue
@@ -103,9 +103,9 @@ class LocalStepper(SubEnvStepper):
             if terminated or truncated:
                 self._begin(i, outcome)
         steps += 1
-        return outcome.step(self._buffer.value)
+        return self._filled()
 
-    def _begin(self, env: int, outcome: Outcome) -> None:
+    def _begin(self, env: int, outcome: VectorStep) -> None:
         """Start the next episode of ``env``, whose episode ended in this step."""
         self._steps[env] = -1
         try:
@@ -134,7 +134,7 @@ class LocalStepper(SubEnvStepper):
         if len(down) == self.num_envs:
             time.sleep(self._restarts.seconds_until_due())
         for env in sorted(waiting):
-            self._outcome.is_none(env)
+            self._skipped.add(env)
             if self._restarts.is_due(env):
                 self._recreate(env)
         return waiting
@@ -155,7 +155,7 @@ class LocalStepper(SubEnvStepper):
 
     def _reset_all(self, seed: int | None) -> None:
         self._steps[:] = 0
-        outcome = self._new_outcome()
+        self._new_outcome()
         for env in range(self.num_envs):
             if env in self._restarts.down:
                 continue
@@ -169,7 +169,7 @@ class LocalStepper(SubEnvStepper):
                 if self._restarts.is_due(env):
                     self._recreate(env)
         self._steps[:] = 0
-        self._untold = outcome.errors
+        self._untold = self._errors
 
 
 def _given_or_made(given: Any, make: Recreate | None, index: int, recreated: bool) -> Any:

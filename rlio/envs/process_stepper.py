@@ -22,7 +22,7 @@ from typing import Any
 from rlio.envs.env_server import Transition
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied, ServedEnvs
-from rlio.envs.sub_envs import Outcome, SubEnvStepper, action_iterator
+from rlio.envs.sub_envs import SubEnvStepper, action_iterator
 from rlio.envs.vector import VectorStep
 from rlio.errors import OptionError
 
@@ -94,7 +94,7 @@ class ProcessStepper(SubEnvStepper):
         Raises:
             EnvError: An environment failed and must not be recreated, or failed too often.
         """
-        outcome = self._new_outcome(idle=True)
+        self._new_outcome(idle=True)
         self._news = 0
         if self._restarts.down:
             self._make_due()
@@ -103,7 +103,7 @@ class ProcessStepper(SubEnvStepper):
                 seed = None if self._seeds is None else self._seeds.peek(env)
                 self._ask(env, _Is.STEPPING, "step", action, (seed, self.keeps_reset_infos))
         self._collect()
-        return outcome.step(self._buffer.value)
+        return self._filled()
 
     def _collect(self) -> None:
         """Take answers until the options are satisfied."""
@@ -168,7 +168,7 @@ class ProcessStepper(SubEnvStepper):
 
     def _transition(self, env: int, made: Transition, obs: Any) -> None:
         outcome = self._outcome
-        outcome.is_transition(env)
+        self._skipped.discard(env)
         outcome.rewards[env] = made.reward
         outcome.infos[env] = made.info
         ended = made.final is not None
@@ -270,7 +270,7 @@ class ProcessStepper(SubEnvStepper):
             self._state[env] = _Is.FREE
 
     def _reset_all(self, seed: int | None) -> None:
-        outcome: Outcome = self._new_outcome(idle=True)
+        self._new_outcome(idle=True)
         for env in range(self.num_envs):
             if self._state[env] is _Is.DOWN and env in self._restarts.down:
                 continue  # The loop below restarts it.
@@ -278,4 +278,4 @@ class ProcessStepper(SubEnvStepper):
         while any(state is not _Is.FREE for state in self._state):
             self._take_answers()
         self._steps[:] = 0
-        self._untold = outcome.errors
+        self._untold = self._errors
