@@ -9,9 +9,10 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -65,6 +66,7 @@ class EnvSetup:
             it.
         vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`; or ``"actors"``, which
             is its ``remote_worker_envs``.
+        horizon: Truncate episodes after this many steps; None leaves it to the environments.
         context: Argument of functions that make environments; its items are the ``env_config``. For an
             environment given by id, the items are keyword arguments.
         check: Check each environment and its results, once.
@@ -79,6 +81,7 @@ class EnvSetup:
 
     num_envs: int = 1
     vectorize_mode: str = "sync"
+    horizon: int | None = None
     context: EnvContext = field(default_factory=EnvContext, hash=False)
     check: bool = True
     validate: Callable[[Any, EnvContext], None] | None = None
@@ -145,12 +148,14 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
                 f"num_envs={setup.num_envs}, but env is one environment, {excerpt(env)}: pass a function "
                 "that makes it"
             )
-        given_env = env
+        given_env = _limited(env, setup.horizon)
         return _local(_made("env", lambda: _sync([lambda: given_env])), setup, None)
     named = isinstance(env, (str, EnvSpec))
     if not named and not callable(env):
         raise _unknown(env)
     name = excerpt(getattr(env, "id", env))
+    if named and setup.horizon is not None:
+        env, setup = _made(name, partial(_shortened, env, setup.horizon)), replace(setup, horizon=None)
     if setup.vectorize_mode == "native":
         given: Any = env  # Any: `named` tells the type.
         make = partial(_native, given, setup) if named else partial(create, given, setup.context)
@@ -180,14 +185,14 @@ class _EnvMaker:
     def __init__(self, env: Any, setup: EnvSetup) -> None:
         self._env, self._context, self._validate = env, setup.context, setup.validate
         self._keywords = {"render_mode": "rgb_array"} if setup.render else {}
-        self._check = setup.check
+        self._check, self._horizon = setup.check, setup.horizon
 
     def __call__(self, index: int, recreated: bool = False) -> Any:
         from gymnasium import Env
 
         context = self._context.with_index(index, recreated=recreated)
         if callable(self._env):
-            made = create(self._env, context)
+            made = _limited(create(self._env, context), self._horizon)
         else:
             made = _make(self._env, **self._keywords, **context)
         if self._check and isinstance(made, Env):
@@ -262,6 +267,7 @@ def _stepper_of(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> Stepper:
     """The stepper of a vector environment that a user passed or whose function made one."""
     # A vector environment steps its own environments; they cannot be replaced, moved or timed one by one.
     for name, value in (
+        ("horizon", setup.horizon),
         ("restart_failed_sub_environments", setup.restarts is not None),
         ("remote_worker_envs", setup.vectorize_mode == "actors"),
         ("env_step_timeout", setup.step_timeout),
@@ -296,6 +302,30 @@ def _made(name: str, make: Callable[[], T]) -> T:
         raise OptionError(
             f"env={name} cannot be made: {type(error).__name__}: {excerpt(str(error), 500)}"
         ) from error
+
+
+def _shortened(env: str | EnvSpec, horizon: int) -> EnvSpec:
+    """The spec of ``env`` with episodes of at most ``horizon`` steps."""
+    import gymnasium as gym
+
+    spec = copy.deepcopy(gym.spec(env) if isinstance(env, str) else env)
+    spec.max_episode_steps = min(horizon, spec.max_episode_steps or horizon)
+    return spec
+
+
+def _limited(env: Any, horizon: int | None) -> Any:
+    """Truncate the episodes of an environment after ``horizon`` steps, if there is one."""
+    from gymnasium import Env
+    from gymnasium.wrappers import TimeLimit
+
+    if horizon is None:
+        return env
+    if not isinstance(env, Env):
+        raise OptionError(
+            f"horizon applies to single environments, not to {excerpt(env)}: give it its own time limit, or "
+            "set soft_horizon=True"
+        )
+    return TimeLimit(env, horizon)
 
 
 def _make(env: str | EnvSpec, **keywords: Any) -> gym.Env[Any, Any]:

@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any
 
 from rlio.envs.context import EnvContext
-from rlio.envs.horizon import with_horizon
 from rlio.envs.make import EnvLike, EnvSetup, make_stepper, set_environs
 from rlio.envs.restarts import RestartPolicy
 from rlio.envs.sub_envs import SubEnvStepper
@@ -68,7 +67,6 @@ class RunnerEnvs:
         self._setup = env_setup(
             config, worker_index=worker_index, num_workers=num_workers, recreated_worker=recreated_worker
         )
-        self._truncate_at = None if config.soft_horizon else config.horizon
         self._callbacks = callbacks
         self._runner = runner
         self._made: Stepper | None = None
@@ -83,10 +81,7 @@ class RunnerEnvs:
             EnvError: An environment breaks gymnasium's API.
         """
         self.close()
-        env = self._given
-        if self._truncate_at is not None:
-            env = with_horizon(env, self._truncate_at)
-        self._made = stepper = make_stepper(env, self._setup)
+        self._made = stepper = make_stepper(self._given, self._setup)
         self._failures_told = 0
         if self._setup.render and stepper.envs.render_mode is None:
             stepper.close()
@@ -154,6 +149,7 @@ def env_setup(
     return EnvSetup(
         num_envs=config.num_envs,
         vectorize_mode="actors" if config.remote_worker_envs else config.vectorize_mode,
+        horizon=None if config.soft_horizon else config.horizon,
         context=EnvContext(
             config.env_config,
             worker_index=worker_index,
