@@ -26,6 +26,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import take_leaf
 from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import leaves, map_structure
+from rlio.envs.leaves import leaves_of
 from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
 from rlio.policies.distributions import Distribution, distribution_for
 from rlio.policies.fitting import Fit
@@ -319,13 +320,15 @@ class TorchPolicy(Policy):
         self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
     ) -> NDArray[np.float64]:
         import torch
+        from gymnasium.spaces import Box
 
         if self.is_recurrent:
             raise OptionError(
                 "the likelihood of an action depends on the state of a recurrent module, which logged rows "
                 "do not have: pass a function (obs, actions) -> log-probabilities in the policy's place"
             )
-        if not explore and not _is_countable(self.action_space):
+        # Box spaces have densities instead of probabilities.
+        if not explore and any(isinstance(leaf.space, Box) for leaf in leaves_of(self.action_space)):
             raise OptionError(
                 f"explore=False chooses one action of {excerpt(str(self.action_space))}, which has no "
                 "density: use explore=True, or a policy for Discrete actions"
@@ -723,15 +726,3 @@ def _by_sequence(module: torch.nn.Module, tensors: dict[str, Any]) -> torch.Tens
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     array: NDArray[Any] = (tensor if tensor.is_cpu else tensor.cpu()).numpy()
     return array
-
-
-def _is_countable(space: gym.Space[Any]) -> bool:
-    """Whether actions have probabilities instead of densities."""
-    from gymnasium import spaces
-
-    match space:
-        case spaces.Dict():
-            return all(map(_is_countable, space.spaces.values()))
-        case spaces.Tuple():
-            return all(map(_is_countable, space.spaces))
-    return not isinstance(space, spaces.Box)
