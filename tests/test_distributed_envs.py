@@ -27,7 +27,6 @@ from rlio import EnvRunner, MultiAgentEnvRunner, RandomPolicy, RolloutConfig, Ro
 from rlio.envs.make import EnvSetup, make_stepper
 from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.remote import EnvActors
-from rlio.envs.restarts import RestartPolicy
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
 from rlio.errors import EnvError, MissingExtra, OptionError
 from rlio.sampling.callbacks import Callbacks
@@ -241,8 +240,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
             raise ValueError("no connection")
         return RemoteEnv(context)
 
-    restarts = RestartPolicy(max_restarts=2)
-    stepper = make_stepper(make, setup_of(restarts=restarts))
+    stepper = make_stepper(make, setup_of(max_restarts=2))
     assert isinstance(stepper, ProcessStepper)
     stepper.reset()
     stepper.envs.set_attr("fault", "raise")

@@ -42,14 +42,14 @@ class LocalStepper(SubEnvStepper):
         options: Options of `SubEnvStepper`.
 
     Raises:
-        OptionError: ``restarts`` are given without ``make``.
+        OptionError: ``max_restarts`` is given without ``make``.
     """
 
     def __init__(
         self, envs: SyncVectorEnv, *, make: Recreate | None = None, check: bool = False, **options: Any
     ) -> None:
         super().__init__(envs, **options)
-        if self._restarts.policy is not None and make is None:
+        if self._restarts.max_restarts is not None and make is None:
             raise OptionError(
                 "restart_failed_sub_environments=True, but env is an object, which cannot be recreated: "
                 "pass a function that makes it"

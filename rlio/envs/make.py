@@ -1,7 +1,7 @@
 """`make_stepper`: makes environments from an id, a function or an object, and their stepper.
 
 Example:
-    >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=3, restarts=RestartPolicy()))
+    >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=3, max_restarts=5))
     >>> stepper.num_envs, str(stepper.action_space)
     (3, 'Discrete(2)')
     >>> stepper.close()
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from rlio.envs.checking import check_spaces
 from rlio.envs.context import EnvContext, create
 from rlio.envs.external import ExternalEnv
-from rlio.envs.restarts import RestartPolicy
 from rlio.envs.vector import Stepper, VectorStepper
 from rlio.errors import EnvError, MissingExtra, OptionError, excerpt
 
@@ -72,7 +71,7 @@ class EnvSetup:
         check: Check each environment and its results, once.
         validate: Called with each environment and its context, in the process that makes it; raises to reject
             it.
-        restarts: When to recreate failed environments; None raises failures.
+        max_restarts: See `rlio.envs.restarts.Restarts`.
         step_timeout: Seconds for a step or reset, with ``"async"`` or ``"actors"``.
         batch_wait_ms: See ``remote_env_batch_wait_ms`` of `RolloutConfig`.
         render: Make environments given by id with ``render_mode="rgb_array"``.
@@ -85,7 +84,7 @@ class EnvSetup:
     context: EnvContext = field(default_factory=EnvContext, hash=False)
     check: bool = True
     validate: Callable[[Any, EnvContext], None] | None = None
-    restarts: RestartPolicy | None = None
+    max_restarts: int | None = None
     step_timeout: float | None = None
     batch_wait_ms: float | None = None
     render: bool = False
@@ -211,7 +210,7 @@ def _local(
 
     assert isinstance(envs, SyncVectorEnv)
     try:
-        return LocalStepper(envs, make=make, check=setup.check, restarts=setup.restarts)
+        return LocalStepper(envs, make=make, check=setup.check, max_restarts=setup.max_restarts)
     except BaseException:
         envs.close()
         raise
@@ -237,7 +236,7 @@ def _apart(make: Callable[[int, bool], Any], setup: EnvSetup) -> Stepper:
             envs,
             step_timeout=setup.step_timeout,
             batch_wait_ms=setup.batch_wait_ms,
-            restarts=setup.restarts,
+            max_restarts=setup.max_restarts,
         )
     except BaseException:
         envs.close()
@@ -268,7 +267,7 @@ def _stepper_of(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> Stepper:
     # A vector environment steps its own environments; they cannot be replaced, moved or timed one by one.
     for name, value in (
         ("horizon", setup.horizon),
-        ("restart_failed_sub_environments", setup.restarts is not None),
+        ("restart_failed_sub_environments", setup.max_restarts is not None),
         ("remote_worker_envs", setup.vectorize_mode == "actors"),
         ("env_step_timeout", setup.step_timeout),
         ("remote_env_batch_wait_ms", setup.batch_wait_ms),

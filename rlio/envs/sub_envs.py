@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.envs.observation_buffer import ObservationBuffer
-from rlio.envs.restarts import RestartPolicy, Restarts
+from rlio.envs.restarts import Restarts
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.vector import Stepper, VectorStep
 
@@ -30,17 +30,17 @@ class SubEnvStepper(Stepper):
 
     Args:
         envs: Holds the environments.
-        restarts: When to recreate failed environments; None raises failures.
+        max_restarts: See `Restarts`.
     """
 
     def __init__(
         self,
         envs: VectorEnv[Any, Any, Any],
         *,
-        restarts: RestartPolicy | None = None,
+        max_restarts: int | None = None,
     ) -> None:
         super().__init__(envs)
-        self._restarts = Restarts(restarts, num_envs=self.num_envs)
+        self._restarts = Restarts(max_restarts, num_envs=self.num_envs)
         self._buffer = ObservationBuffer(self.observation_space, num_envs=self.num_envs)
         #: Failures since the last step that no step has reported: those in `reset`.
         self._untold: dict[int, Exception] = {}

@@ -115,7 +115,7 @@ class RolloutConfig:
         restart_failed_sub_environments: Recreate an environment that fails in ``step`` or ``reset``, whose
             process died, or that exceeds `env_step_timeout`; the others continue. The episode is discarded
             and counted. If False, each failure raises an `EnvError`. Vector environments are not restarted.
-        max_env_restarts: How often in a row to recreate one environment; see `RestartPolicy`.
+        max_env_restarts: How often in a row to recreate one environment; see `Restarts`.
         env_step_timeout: Seconds after which a step or reset counts as failed (a reset after 60 at the
             earliest); None sets no limit. Only for ``"async"`` and `remote_worker_envs`, because a call in
             the same process cannot be interrupted.

@@ -27,7 +27,7 @@ from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv
 from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
 from rlio.envs.pettingzoo import as_multi_agent_env
-from rlio.envs.restarts import RestartPolicy, Restarts
+from rlio.envs.restarts import Restarts
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied
 from rlio.errors import OptionError, RlioError, excerpt
@@ -90,12 +90,8 @@ class MultiAgentEnvs:
         )
         self._build = partial(_build, self._maker(env), self._context, config)
         os.environ.update(config.extra_python_environs)
-        policy = (
-            RestartPolicy(max_restarts=config.max_env_restarts)
-            if config.restart_failed_sub_environments
-            else None
-        )
-        self.restarts: Restarts = Restarts(policy, num_envs=config.num_envs)
+        most = config.max_env_restarts if config.restart_failed_sub_environments else None
+        self.restarts: Restarts = Restarts(most, num_envs=config.num_envs)
         self.errors: dict[int, Exception] = {}
         self._steppers: list[MultiAgentStepper | MultiAgentProcess] = []
         #: Actions of the steps that are running.

@@ -26,7 +26,6 @@ from typing import Any
 
 from rlio.envs.context import EnvContext
 from rlio.envs.make import EnvLike, EnvSetup, make_stepper, set_environs
-from rlio.envs.restarts import RestartPolicy
 from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import Stepper
 from rlio.errors import OptionError
@@ -159,7 +158,7 @@ def env_setup(
         ),
         check=config.check_env,
         validate=config.validate_env,
-        restarts=RestartPolicy(max_restarts=config.max_env_restarts) if restarts else None,
+        max_restarts=config.max_env_restarts if restarts else None,
         step_timeout=config.env_step_timeout,
         batch_wait_ms=config.remote_env_batch_wait_ms,
         render=config.render_env,
