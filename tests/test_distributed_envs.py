@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode
 from remote_env import RemoteEnv
 
 from rlio import EnvRunner, MultiAgentEnvRunner, RandomPolicy, RolloutConfig, RolloutWorker, SampleBatch
-from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.make import make_stepper
 from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.remote import EnvActors
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
@@ -39,14 +39,16 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "rlio")
 
 
-def setup_of(**options: Any) -> EnvSetup:
-    return EnvSetup(vectorize_mode="actors", **options)
+def setup_of(**options: Any) -> RolloutConfig:
+    return RolloutConfig(remote_worker_envs=True, **options)
 
 
 @pytest.fixture(scope="module")
 def shared(ray_cluster: None) -> Iterator[ProcessStepper]:
     """Three actors; failures are raised, and a reset recreates what is gone."""
-    stepper = make_stepper(RemoteEnv, setup_of(num_envs=3, batch_wait_ms=0.0, step_timeout=60.0))
+    stepper = make_stepper(
+        RemoteEnv, setup_of(num_envs=3, remote_env_batch_wait_ms=0.0, env_step_timeout=60.0)
+    )
     assert isinstance(stepper, ProcessStepper)
     yield stepper
     stepper.close()
@@ -240,7 +242,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
             raise ValueError("no connection")
         return RemoteEnv(context)
 
-    stepper = make_stepper(make, setup_of(max_restarts=2))
+    stepper = make_stepper(make, setup_of(restart_failed_sub_environments=True, max_env_restarts=2))
     assert isinstance(stepper, ProcessStepper)
     stepper.reset()
     stepper.envs.set_attr("fault", "raise")

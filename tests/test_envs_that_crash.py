@@ -29,7 +29,7 @@ from rlio import (
 )
 from rlio.envs.context import EnvContext
 from rlio.envs.local import LocalStepper
-from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.make import make_stepper
 from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.restarts import Restarts
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
@@ -55,11 +55,12 @@ def stepper_of(
     **more: Any,
 ) -> Stepper:
     """Steps three environments."""
-    setup = EnvSetup(
+    setup = RolloutConfig(
         num_envs=3,
         vectorize_mode=mode,
-        context=EnvContext({"fails": fails}),
-        max_restarts=max_restarts,
+        env_config={"fails": fails},
+        restart_failed_sub_environments=max_restarts is not None,
+        max_env_restarts=max_restarts or 1,
         **more,
     )
     return make_stepper(Crashing, setup)
@@ -127,7 +128,7 @@ def test_without_restarts_the_error_says_which_environment_episode_and_seed(mode
 @pytest.mark.parametrize(("how", "t"), [("die", 0), ("die", 3), ("hang", 3)])
 def test_a_process_that_dies_or_hangs_is_replaced(how: str, t: int) -> None:
     fails = fails_once(1, episode=2, t=t, how=how)
-    stepper = stepper_of(fails, "async", step_timeout=2.0 if how == "hang" else None)
+    stepper = stepper_of(fails, "async", env_step_timeout=2.0 if how == "hang" else None)
     seen = sampled(stepper, until=5)
     # The reset is part of the step before it, whose row is lost with it: nobody is left to tell of it.
     assert seen.faulty == [1]
@@ -271,13 +272,13 @@ def test_an_environment_whose_episodes_never_end_is_given_up(monkeypatch: pytest
 
 def test_what_cannot_be_recreated_is_refused_beforehand() -> None:
     with pytest.raises(OptionError, match="pass a function"):
-        make_stepper(Crashing(EnvContext()), EnvSetup(max_restarts=AT_ONCE))
+        make_stepper(Crashing(EnvContext()), RolloutConfig(restart_failed_sub_environments=True))
 
     envs = SyncVectorEnv([lambda: Crashing(EnvContext())])
     with pytest.raises(OptionError, match="pass a function"):
-        make_stepper(envs, EnvSetup(max_restarts=AT_ONCE))
+        make_stepper(envs, RolloutConfig(restart_failed_sub_environments=True))
     with pytest.raises(OptionError, match="pass a function"):
-        make_stepper(lambda: envs, EnvSetup(max_restarts=AT_ONCE))
+        make_stepper(lambda: envs, RolloutConfig(restart_failed_sub_environments=True))
 
 
 def test_an_environment_recreated_has_the_spaces_of_the_first() -> None:
@@ -289,8 +290,8 @@ def test_an_environment_recreated_has_the_spaces_of_the_first() -> None:
 
     for mode in ("sync", "async"):
         context = EnvContext({"fails": fails_once(0, episode=0, t=1)})
-        policy = 2
-        stepper = make_stepper(Changed, EnvSetup(vectorize_mode=mode, context=context, max_restarts=policy))
+        config = RolloutConfig(vectorize_mode=mode, restart_failed_sub_environments=True, max_env_restarts=2)
+        stepper = make_stepper(Changed, config, context)
         stepper.reset()
         with pytest.raises(EnvError, match=r"has the spaces.*Discrete\(5\)"):
             run(stepper, 10)

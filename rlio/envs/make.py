@@ -1,7 +1,7 @@
 """`make_stepper`: makes environments from an id, a function or an object, and their stepper.
 
 Example:
-    >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=3, max_restarts=5))
+    >>> stepper = make_stepper("CartPole-v1", RolloutConfig(num_envs=3))
     >>> stepper.num_envs, str(stepper.action_space)
     (3, 'Discrete(2)')
     >>> stepper.close()
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ from rlio.envs.context import EnvContext, create
 from rlio.envs.external import ExternalEnv
 from rlio.envs.vector import Stepper, VectorStepper
 from rlio.errors import EnvError, MissingExtra, OptionError, excerpt
+from rlio.sampling.config import RolloutConfig
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["EnvLike", "EnvSetup", "ExternalEnvMade", "make_stepper", "set_environs"]
+__all__ = ["EnvLike", "ExternalEnvMade", "make_stepper", "set_environs"]
 
 # Any: gymnasium's generic parameters carry no information here.
 if TYPE_CHECKING:
@@ -56,41 +57,6 @@ class ExternalEnvMade(OptionError):
         self.env = env
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvSetup:
-    """How to make and step environments: the environment fields of `RolloutConfig`.
-
-    Attributes:
-        num_envs: Number of environments. A vector environment that is passed has its own number; then 1 keeps
-            it.
-        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`; or ``"actors"``, which
-            is its ``remote_worker_envs``.
-        horizon: Truncate episodes after this many steps; None leaves it to the environments.
-        context: Argument of functions that make environments; its items are the ``env_config``. For an
-            environment given by id, the items are keyword arguments.
-        check: Check each environment and its results, once.
-        validate: Called with each environment and its context, in the process that makes it; raises to reject
-            it.
-        max_restarts: See `rlio.envs.restarts.Restarts`.
-        step_timeout: Seconds for a step or reset, with ``"async"`` or ``"actors"``.
-        batch_wait_ms: See ``remote_env_batch_wait_ms`` of `RolloutConfig`.
-        render: Make environments given by id with ``render_mode="rgb_array"``.
-        environs: Environment variables, set in the other processes that run environments.
-    """
-
-    num_envs: int = 1
-    vectorize_mode: str = "sync"
-    horizon: int | None = None
-    context: EnvContext = field(default_factory=EnvContext, hash=False)
-    check: bool = True
-    validate: Callable[[Any, EnvContext], None] | None = None
-    max_restarts: int | None = None
-    step_timeout: float | None = None
-    batch_wait_ms: float | None = None
-    render: bool = False
-    environs: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
 def set_environs(environs: Mapping[str, str]) -> None:
     """Set environment variables of this process, which its child processes inherit.
 
@@ -105,7 +71,9 @@ def set_environs(environs: Mapping[str, str]) -> None:
     os.environ.update(environs)
 
 
-def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
+def make_stepper(
+    env: EnvLike, config: RolloutConfig | None = None, context: EnvContext | None = None
+) -> Stepper:
     """Make environments and their stepper.
 
     The stepper resets single environments, gives each episode its own seed, and can replace them one by one.
@@ -115,7 +83,9 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
         env: A gymnasium id or spec; a function that makes an environment (or, except for ``"async"``, a
             vector environment) and may take an `EnvContext`; an environment, which cannot be copied; or a
             vector environment.
-        setup: How to make and step them; None uses the defaults.
+        config: How to make and step them; None uses the defaults.
+        context: Argument of functions that make environments. For an environment given by id, its items are
+            keyword arguments. None: the ``env_config``.
 
     Returns:
         The stepper. The caller closes it, which also closes the environments, even one that was passed in.
@@ -128,63 +98,64 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.vector import VectorEnv
 
-    setup = setup if setup is not None else EnvSetup()
-    if isinstance(env, (VectorEnv, Env)) and setup.context:
+    config = RolloutConfig() if config is None else config
+    context = EnvContext(config.env_config) if context is None else context
+    if isinstance(env, (VectorEnv, Env)) and context:
         raise OptionError(
-            f"env_config={excerpt(dict(setup.context))} is used to make environments, but {excerpt(env)} "
+            f"env_config={excerpt(dict(context))} is used to make environments, but {excerpt(env)} "
             "exists already: pass its id, or a function that makes it"
         )
     if isinstance(env, VectorEnv):
-        return _stepper_of(env, setup)
+        return _stepper_of(env, config)
     if isinstance(env, Env):
-        if setup.vectorize_mode != "sync":
+        if config.remote_worker_envs or config.vectorize_mode != "sync":
             raise OptionError(
-                f"{_mode(setup)}, but {excerpt(env)} is already in this process: pass its id, or a function "
+                f"{_mode(config)}, but {excerpt(env)} is already in this process: pass its id, or a function "
                 "that makes it"
             )
-        if setup.num_envs != 1:
+        if config.num_envs != 1:
             raise OptionError(
-                f"num_envs={setup.num_envs}, but env is one environment, {excerpt(env)}: pass a function "
+                f"num_envs={config.num_envs}, but env is one environment, {excerpt(env)}: pass a function "
                 "that makes it"
             )
-        given_env = _limited(env, setup.horizon)
-        return _local(_made("env", lambda: _sync([lambda: given_env])), setup, None)
+        given_env = _limited(env, _horizon_of(config))
+        return _local(_made("env", lambda: _sync([lambda: given_env])), config, None)
     named = isinstance(env, (str, EnvSpec))
     if not named and not callable(env):
         raise _unknown(env)
     name = excerpt(getattr(env, "id", env))
-    if named and setup.horizon is not None:
-        env, setup = _made(name, partial(_shortened, env, setup.horizon)), replace(setup, horizon=None)
-    if setup.vectorize_mode == "native":
+    if named and (horizon := _horizon_of(config)) is not None:
+        env, config = _made(name, partial(_shortened, env, horizon)), replace(config, horizon=None)
+    if config.vectorize_mode == "native":
         given: Any = env  # Any: `named` tells the type.
-        make = partial(_native, given, setup) if named else partial(create, given, setup.context)
+        make = partial(_native, given, config, context) if named else partial(create, given, context)
         made = _made(name, make)
         if not isinstance(made, VectorEnv):
             raise OptionError(
                 f"env={name} returned {excerpt(made)}: expected a vector environment, which 'native' needs"
             )
-        return _stepper_of(made, setup)
-    one = _EnvMaker(env, setup)
-    if setup.vectorize_mode in ("async", "actors"):
-        return _made(name, partial(_apart, one, setup))
+        return _stepper_of(made, config)
+    one = _EnvMaker(env, config, context)
+    if config.envs_are_elsewhere:
+        return _made(name, partial(_apart, one, config))
     first = _made(name, partial(one, 0))
     if isinstance(first, VectorEnv):
-        return _stepper_of(first, setup)
+        return _stepper_of(first, config)
     if isinstance(first, ExternalEnv):
         raise ExternalEnvMade(first, name)
     if not isinstance(first, Env):
         raise OptionError(f"env={name} returned {excerpt(first)}: expected a gymnasium environment")
-    makers = [lambda: first, *(partial(one, index) for index in range(1, setup.num_envs))]
-    return _local(_made(name, partial(_sync, makers)), setup, partial(one, recreated=True))
+    makers = [lambda: first, *(partial(one, index) for index in range(1, config.num_envs))]
+    return _local(_made(name, partial(_sync, makers)), config, partial(one, recreated=True))
 
 
 class _EnvMaker:
     """Makes environment number ``index``, in any process."""
 
-    def __init__(self, env: Any, setup: EnvSetup) -> None:
-        self._env, self._context, self._validate = env, setup.context, setup.validate
-        self._keywords = {"render_mode": "rgb_array"} if setup.render else {}
-        self._check, self._horizon = setup.check, setup.horizon
+    def __init__(self, env: Any, config: RolloutConfig, context: EnvContext) -> None:
+        self._env, self._context, self._validate = env, context, config.validate_env
+        self._keywords = {"render_mode": "rgb_array"} if config.render_env else {}
+        self._check, self._horizon = config.check_env, _horizon_of(config)
 
     def __call__(self, index: int, recreated: bool = False) -> Any:
         from gymnasium import Env
@@ -202,7 +173,7 @@ class _EnvMaker:
 
 
 def _local(
-    envs: VectorEnv[Any, Any, Any], setup: EnvSetup, make: Callable[[int], gym.Env[Any, Any]] | None
+    envs: VectorEnv[Any, Any, Any], config: RolloutConfig, make: Callable[[int], gym.Env[Any, Any]] | None
 ) -> Stepper:
     from gymnasium.vector import SyncVectorEnv
 
@@ -210,33 +181,33 @@ def _local(
 
     assert isinstance(envs, SyncVectorEnv)
     try:
-        return LocalStepper(envs, make=make, check=setup.check, max_restarts=setup.max_restarts)
+        return LocalStepper(envs, make=make, check=config.check_env, max_restarts=config.most_restarts)
     except BaseException:
         envs.close()
         raise
 
 
-def _apart(make: Callable[[int, bool], Any], setup: EnvSetup) -> Stepper:
+def _apart(make: Callable[[int, bool], Any], config: RolloutConfig) -> Stepper:
     """The stepper of environments that live in their own processes or actors."""
     from rlio.envs.process_stepper import ProcessStepper
     from rlio.envs.served_envs import ServedEnvs
 
-    one = partial(_one_elsewhere, make, dict(setup.environs))
+    one = partial(_one_elsewhere, make, dict(config.extra_python_environs))
     envs: ServedEnvs
-    if setup.vectorize_mode == "actors":
+    if config.remote_worker_envs:
         from rlio.envs.remote import EnvActors
 
-        envs = EnvActors(one, num_envs=setup.num_envs, check=setup.check)
+        envs = EnvActors(one, num_envs=config.num_envs, check=config.check_env)
     else:
         from rlio.envs.processes import EnvProcesses
 
-        envs = EnvProcesses(one, num_envs=setup.num_envs, check=setup.check)
+        envs = EnvProcesses(one, num_envs=config.num_envs, check=config.check_env)
     try:
         return ProcessStepper(
             envs,
-            step_timeout=setup.step_timeout,
-            batch_wait_ms=setup.batch_wait_ms,
-            max_restarts=setup.max_restarts,
+            step_timeout=config.env_step_timeout,
+            batch_wait_ms=config.remote_env_batch_wait_ms,
+            max_restarts=config.most_restarts,
         )
     except BaseException:
         envs.close()
@@ -256,32 +227,37 @@ def _one_elsewhere(
     return env
 
 
-def _mode(setup: EnvSetup) -> str:
-    """The user's option that says where environments live."""
-    actors = setup.vectorize_mode == "actors"
-    return "remote_worker_envs=True" if actors else f"vectorize_mode={setup.vectorize_mode!r}"
+def _mode(config: RolloutConfig) -> str:
+    """The option that says where environments live."""
+    elsewhere = config.remote_worker_envs
+    return "remote_worker_envs=True" if elsewhere else f"vectorize_mode={config.vectorize_mode!r}"
 
 
-def _stepper_of(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> Stepper:
+def _horizon_of(config: RolloutConfig) -> int | None:
+    """Steps after which the environments themselves end an episode."""
+    return None if config.soft_horizon else config.horizon
+
+
+def _stepper_of(envs: VectorEnv[Any, Any, Any], config: RolloutConfig) -> Stepper:
     """The stepper of a vector environment that a user passed or whose function made one."""
     # A vector environment steps its own environments; they cannot be replaced, moved or timed one by one.
     for name, value in (
-        ("horizon", setup.horizon),
-        ("restart_failed_sub_environments", setup.max_restarts is not None),
-        ("remote_worker_envs", setup.vectorize_mode == "actors"),
-        ("env_step_timeout", setup.step_timeout),
-        ("remote_env_batch_wait_ms", setup.batch_wait_ms),
+        ("horizon", _horizon_of(config)),
+        ("restart_failed_sub_environments", config.restart_failed_sub_environments),
+        ("remote_worker_envs", config.remote_worker_envs),
+        ("env_step_timeout", config.env_step_timeout),
+        ("remote_env_batch_wait_ms", config.remote_env_batch_wait_ms),
     ):
         if value is not None and value is not False:
             raise OptionError(
                 f"{name}={value}, but {excerpt(envs)} steps all its environments itself: pass a function "
                 "that makes one of them"
             )
-    if setup.num_envs not in (1, envs.num_envs):
+    if config.num_envs not in (1, envs.num_envs):
         raise OptionError(
-            f"num_envs={setup.num_envs}, but the vector environment has {envs.num_envs}: leave num_envs at 1"
+            f"num_envs={config.num_envs}, but the vector environment has {envs.num_envs}: leave num_envs at 1"
         )
-    return VectorStepper(envs, check=setup.check)
+    return VectorStepper(envs, check=config.check_env)
 
 
 def _unknown(env: object) -> OptionError:
@@ -334,12 +310,10 @@ def _make(env: str | EnvSpec, **keywords: Any) -> gym.Env[Any, Any]:
     return gym.make(env, disable_env_checker=True, **keywords)
 
 
-def _native(env: str | EnvSpec, setup: EnvSetup) -> VectorEnv[Any, Any, Any]:
+def _native(env: str | EnvSpec, config: RolloutConfig, context: EnvContext) -> VectorEnv[Any, Any, Any]:
     import gymnasium as gym
 
-    return gym.make_vec(
-        env, num_envs=setup.num_envs, vectorization_mode="vector_entry_point", **setup.context
-    )
+    return gym.make_vec(env, num_envs=config.num_envs, vectorization_mode="vector_entry_point", **context)
 
 
 # SAME_STEP: every step is a transition, whereas NEXT_STEP spends one on each reset. copy=False: the recorder

@@ -24,7 +24,6 @@ from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied, ServedEnvs
 from rlio.envs.sub_envs import SubEnvStepper, action_iterator
 from rlio.envs.vector import VectorStep
-from rlio.errors import OptionError
 
 __all__ = ["ProcessStepper"]
 
@@ -52,9 +51,6 @@ class ProcessStepper(SubEnvStepper):
             makes `step` wait for all that have an action. `step` waits for environments that are being
             recreated only if no other is left.
         options: Options of `SubEnvStepper`.
-
-    Raises:
-        OptionError: A time is negative.
     """
 
     def __init__(
@@ -65,9 +61,6 @@ class ProcessStepper(SubEnvStepper):
         batch_wait_ms: float | None = None,
         **options: Any,
     ) -> None:
-        for name, value in (("step_timeout", step_timeout), ("batch_wait_ms", batch_wait_ms)):
-            if value is not None and not value >= 0:
-                raise OptionError(f"{name}={value}: expected a number, at least 0, or None")
         super().__init__(envs, **options)
         self._processes = envs
         envs.patience = step_timeout

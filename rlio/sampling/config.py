@@ -260,6 +260,16 @@ class RolloutConfig:
             )
 
     @property
+    def envs_are_elsewhere(self) -> bool:
+        """Whether environments live in their own processes or actors."""
+        return self.vectorize_mode == "async" or self.remote_worker_envs
+
+    @property
+    def most_restarts(self) -> int | None:
+        """Restarts of one environment in a row; None: environments are not recreated."""
+        return self.max_env_restarts if self.restart_failed_sub_environments else None
+
+    @property
     def simulates(self) -> bool:
         """Whether policies also sample while they learn from logged rows."""
         return "simulation" in (self.input_evaluation or ())
@@ -284,7 +294,7 @@ class RolloutConfig:
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise OptionError(f"{name}={excerpt(value)}: expected a number, at least 0, or None")
-        if self.vectorize_mode != "async" and not self.remote_worker_envs:
+        if not self.envs_are_elsewhere:
             raise OptionError(
                 f"{name}={value} with vectorize_mode={self.vectorize_mode!r}: requires environments in "
                 "their own processes; use vectorize_mode='async' or remote_worker_envs=True"

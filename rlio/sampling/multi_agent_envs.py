@@ -90,8 +90,7 @@ class MultiAgentEnvs:
         )
         self._build = partial(_build, self._maker(env), self._context, config)
         os.environ.update(config.extra_python_environs)
-        most = config.max_env_restarts if config.restart_failed_sub_environments else None
-        self.restarts: Restarts = Restarts(most, num_envs=config.num_envs)
+        self.restarts: Restarts = Restarts(config.most_restarts, num_envs=config.num_envs)
         self.errors: dict[int, Exception] = {}
         self._steppers: list[MultiAgentStepper | MultiAgentProcess] = []
         #: Actions of the steps that are running.

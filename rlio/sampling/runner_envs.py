@@ -1,7 +1,5 @@
 """`RunnerEnvs`: makes, recreates and closes the environments of an `EnvRunner`, and notifies callbacks.
 
-`env_setup` turns the environment fields of a `RolloutConfig` into an `EnvSetup`.
-
 Example:
     >>> from rlio.sampling.callbacks import Callbacks
     >>> from rlio.sampling.config import RolloutConfig
@@ -14,9 +12,6 @@ Example:
     >>> envs.env_id
     'CartPole-v1'
     >>> envs.close()
-    >>> setup = env_setup(RolloutConfig(num_envs=2, env_config={"gravity": 9.8}), worker_index=3)
-    >>> setup.num_envs, setup.context, setup.context.worker_index
-    (2, {'gravity': 9.8}, 3)
 """
 
 from __future__ import annotations
@@ -25,14 +20,14 @@ from functools import partial
 from typing import Any
 
 from rlio.envs.context import EnvContext
-from rlio.envs.make import EnvLike, EnvSetup, make_stepper, set_environs
+from rlio.envs.make import EnvLike, make_stepper, set_environs
 from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import Stepper
 from rlio.errors import OptionError
 from rlio.sampling.callbacks import Callbacks, overridden
 from rlio.sampling.config import RolloutConfig
 
-__all__ = ["RunnerEnvs", "env_setup"]
+__all__ = ["RunnerEnvs"]
 
 
 class RunnerEnvs:
@@ -63,8 +58,13 @@ class RunnerEnvs:
         recreated_worker: bool = False,
     ) -> None:
         self._given = env
-        self._setup = env_setup(
-            config, worker_index=worker_index, num_workers=num_workers, recreated_worker=recreated_worker
+        self._config = config
+        self._context = EnvContext(
+            config.env_config,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            remote=config.envs_are_elsewhere,
+            recreated_worker=recreated_worker,
         )
         self._callbacks = callbacks
         self._runner = runner
@@ -80,9 +80,9 @@ class RunnerEnvs:
             EnvError: An environment breaks gymnasium's API.
         """
         self.close()
-        self._made = stepper = make_stepper(self._given, self._setup)
+        self._made = stepper = make_stepper(self._given, self._config, self._context)
         self._failures_told = 0
-        if self._setup.render and stepper.envs.render_mode is None:
+        if self._config.render_env and stepper.envs.render_mode is None:
             stepper.close()
             raise OptionError(
                 "render_env=True, but the environments have no render mode: set it in the function that "
@@ -97,12 +97,11 @@ class RunnerEnvs:
 
     def _tell_of(self, env: int, recreated: bool = False) -> None:
         made = getattr(self.stepper.envs, "envs", None)
-        context: EnvContext = self._setup.context
         self._callbacks.on_sub_environment_created(
             runner=self._runner,
             env=None if made is None else made[env],
             env_index=env,
-            context=context.with_index(env, recreated=recreated),
+            context=self._context.with_index(env, recreated=recreated),
         )
 
     @property
@@ -131,36 +130,3 @@ class RunnerEnvs:
         """Close the environments, if they were made."""
         if self._made is not None:
             self._made.close()
-
-
-def env_setup(
-    config: RolloutConfig, *, worker_index: int = 0, num_workers: int = 0, recreated_worker: bool = False
-) -> EnvSetup:
-    """Make the `EnvSetup` of a worker's environments.
-
-    Args:
-        config: The config.
-        worker_index: Passed to functions that make environments, like the next two.
-        num_workers: Total number of workers.
-        recreated_worker: Whether the worker replaces a failed one.
-    """
-    restarts = config.restart_failed_sub_environments
-    return EnvSetup(
-        num_envs=config.num_envs,
-        vectorize_mode="actors" if config.remote_worker_envs else config.vectorize_mode,
-        horizon=None if config.soft_horizon else config.horizon,
-        context=EnvContext(
-            config.env_config,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            remote=config.remote_worker_envs or config.vectorize_mode == "async",
-            recreated_worker=recreated_worker,
-        ),
-        check=config.check_env,
-        validate=config.validate_env,
-        max_restarts=config.max_env_restarts if restarts else None,
-        step_timeout=config.env_step_timeout,
-        batch_wait_ms=config.remote_env_batch_wait_ms,
-        render=config.render_env,
-        environs=config.extra_python_environs,
-    )

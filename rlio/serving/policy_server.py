@@ -37,8 +37,6 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import Columns
 from rlio.envs.external import ExternalEnv
@@ -53,6 +51,7 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
+from rlio.policies.checkpoint import pack_arrays
 from rlio.policies.policy import Policy
 from rlio.reader import InputReader, JsonState
 from rlio.sampling.callbacks import CallbacksLike
@@ -351,10 +350,8 @@ class PolicyServerInput(InputReader):
         with self.weights_lock:
             weights, version = self.policy.get_weights(), self.policy.weights_seq_no
         steps = max(self.runner.env_steps, self.policy.global_vars.timestep)
-        buffer = io.BytesIO()
-        np.savez(buffer, **weights)  # type: ignore[arg-type]  # The stub takes the keywords for allow_pickle.
         headers = {WEIGHTS_SEQ_NO: str(version), TIMESTEP: str(steps)}
-        return "application/octet-stream", buffer.getvalue(), headers
+        return "application/octet-stream", pack_arrays(weights), headers
 
 
 class _Elsewhere(ExternalEnv):
