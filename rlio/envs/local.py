@@ -57,8 +57,7 @@ class LocalStepper(SubEnvStepper):
         self._envs: list[gym.Env[Any, Any]] = envs.envs
         self._iterate = action_iterator(self.action_space, envs.action_space)
         self._servers = [
-            EnvServer(i, partial(_given_or_made, env, make), buffer=self._buffer, check=check)
-            for i, env in enumerate(self._envs)
+            EnvServer(i, partial(_given_or_made, env, make), check=check) for i, env in enumerate(self._envs)
         ]
         for server in self._servers:
             server.make(False)
@@ -116,7 +115,8 @@ class LocalStepper(SubEnvStepper):
             outcome.starts[env] = True
 
     def _reset_one(self, env: int, seed: int | None) -> None:
-        _, info = self._servers[env].reset(seed, self.keeps_reset_infos)
+        _, obs, info = self._servers[env].reset(seed, self.keeps_reset_infos)
+        self._buffer.write(env, obs)
         if info is not None:
             self.reset_infos[env] = info
 

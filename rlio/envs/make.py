@@ -240,9 +240,9 @@ def _horizon_of(config: RolloutConfig) -> int | None:
 
 def _stepper_of(envs: VectorEnv[Any, Any, Any], config: RolloutConfig) -> Stepper:
     """The stepper of a vector environment that a user passed or whose function made one."""
+    _limited(envs, _horizon_of(config))
     # A vector environment steps its own environments; they cannot be replaced, moved or timed one by one.
     for name, value in (
-        ("horizon", _horizon_of(config)),
         ("restart_failed_sub_environments", config.restart_failed_sub_environments),
         ("remote_worker_envs", config.remote_worker_envs),
         ("env_step_timeout", config.env_step_timeout),
@@ -279,7 +279,7 @@ def _made(name: str, make: Callable[[], T]) -> T:
         ) from error
 
 
-def _shortened(env: str | EnvSpec, horizon: int) -> EnvSpec:
+def _shortened(env: Any, horizon: int) -> EnvSpec:
     """The spec of ``env`` with episodes of at most ``horizon`` steps."""
     import gymnasium as gym
 

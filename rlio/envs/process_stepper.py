@@ -145,44 +145,42 @@ class ProcessStepper(SubEnvStepper):
 
     def _take(self, env: int) -> None:
         """Take the answer of ``env``."""
-        state = self._state[env]
         try:
-            answer = self._processes.answer(env)
+            made, obs, reset_info = self._processes.answer(env)
+            ended = made is not None and (made.terminated or made.truncated)
+            final = self._buffer.leaves_of(made.final) if ended else None
+            if made is None or made.error is None:
+                self._buffer.write(env, obs)
         # Any exception, because environments are user code.
         except Exception as error:
             self._failed(env, error)
             return
         self._news += 1
         self._state[env] = _Is.FREE
-        if state is _Is.STEPPING:
-            self._transition(env, *answer)
-        else:
-            self._started(env, *answer)
+        if made is not None:
+            self._transition(env, made, final)
+        if made is None or (final is not None and made.error is None):
+            self._started(env, reset_info)
 
-    def _transition(self, env: int, made: Transition, obs: Any) -> None:
+    def _transition(self, env: int, made: Transition, final: list[Any] | None) -> None:
         outcome = self._outcome
         self._skipped.discard(env)
         outcome.rewards[env] = made.reward
         outcome.infos[env] = made.info
-        ended = made.final is not None
         if self._restarts.failing and env in self._restarts.failing:
-            self._restarts.stepped(env, ended=ended)
-        if made.final is None:
+            self._restarts.stepped(env, ended=final is not None)
+        if final is None:
             self._steps[env] += 1
-            self._buffer.write(env, obs)
             return
         outcome.terminateds[env], outcome.truncateds[env] = made.terminated, made.truncated
-        outcome.finals.append((env, made.final))
+        outcome.finals.append((env, final))
         if self._seeds is not None:
             self._seeds.next(env)
-        if made.error is None:
-            self._started(env, obs, made.reset_info)
-        else:
+        if made.error is not None:
             self._state[env] = _Is.STEPPING  # Treat the reset as a failed step.
             self._failed(env, made.error, where=" in reset")
 
-    def _started(self, env: int, obs: Any, info: dict[str, Any] | None) -> None:
-        self._buffer.write(env, obs)
+    def _started(self, env: int, info: dict[str, Any] | None) -> None:
         if info is not None:
             self.reset_infos[env] = info
         self._outcome.starts[env] = True

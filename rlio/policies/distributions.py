@@ -185,11 +185,6 @@ class _Bernoulli(Distribution):
         self.size = math.prod(shape)
         self._shape = shape
 
-    def _bits(self, outputs: torch.Tensor) -> torch.distributions.Bernoulli:
-        from torch.distributions import Bernoulli
-
-        return Bernoulli(logits=outputs, validate_args=False)
-
     def sample(self, outputs: torch.Tensor, generator: torch.Generator | None) -> Any:
         import torch
 
@@ -201,11 +196,19 @@ class _Bernoulli(Distribution):
         return bits.to(torch.int8).reshape(-1, *self._shape)
 
     def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
+        import torch
+
         bits = actions.reshape(len(outputs), -1).to(outputs.dtype)
-        return self._bits(outputs).log_prob(bits).sum(-1)
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(outputs, bits, reduction="none")
+        return -losses.sum(-1)
 
     def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
-        return self._bits(outputs).entropy().sum(-1)
+        import torch
+
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(
+            outputs, outputs.sigmoid(), reduction="none"
+        )
+        return losses.sum(-1)
 
 
 class _Gaussian(Distribution):

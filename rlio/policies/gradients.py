@@ -33,6 +33,6 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], *, rows: int) ->
     flat = flat.to(torch.promote_types(flat.dtype, torch.float32))  # Half precision ends at 65504.
     flat = torch.cat([flat * rows, flat.new_tensor([rows])])
     dist.all_reduce(flat)
-    means = (flat[:-1] / flat[-1].clamp(min=1)).split([gradient.numel() for gradient in gradients])
+    means = torch.split(flat[:-1] / flat[-1].clamp(min=1), [gradient.numel() for gradient in gradients])
     for gradient, mean in zip(gradients, means, strict=True):
         gradient.copy_(mean.view_as(gradient))
