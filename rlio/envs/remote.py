@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlio.envs.env_server import EnvServer
 from rlio.envs.served_envs import LAST_WORDS, ServedEnvs, ServerHandle
-from rlio.errors import MissingExtra, excerpt
+from rlio.errors import excerpt
+from rlio.support.extras import needs
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -158,10 +159,8 @@ def _reason(error: Exception) -> str:
 
 def _connected_ray() -> Any:
     """Import Ray, and start it on this machine if this process is not connected to a cluster."""
-    try:
+    with needs("ray", "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtra("ray", "ray") from error
     if not ray.is_initialized():
         ray.init()
     return ray
