@@ -320,15 +320,13 @@ class TorchPolicy(Policy):
         self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
     ) -> NDArray[np.float64]:
         import torch
-        from gymnasium.spaces import Box
 
         if self.is_recurrent:
             raise OptionError(
                 "the likelihood of an action depends on the state of a recurrent module, which logged rows "
                 "do not have: pass a function (obs, actions) -> log-probabilities in the policy's place"
             )
-        # Box spaces have densities instead of probabilities.
-        if not explore and any(isinstance(leaf.space, Box) for leaf in leaves_of(self.action_space)):
+        if not explore and not self._is_countable:
             raise OptionError(
                 f"explore=False chooses one action of {excerpt(str(self.action_space))}, which has no "
                 "density: use explore=True, or a policy for Discrete actions"
@@ -353,10 +351,22 @@ class TorchPolicy(Policy):
         chosen_by, _ = self.split_outputs(outputs)
         if explore:
             return self.distribution.logp(chosen_by, actions)
+        return torch.where(self._are_likeliest(chosen_by, actions), 0.0, -torch.inf)
+
+    def _are_likeliest(self, chosen_by: torch.Tensor, actions: Any) -> torch.Tensor:
+        """Which of ``actions`` are the most likely ones, (N,) bool, given the distribution's inputs."""
+        import torch
+
         best = self.distribution.sample(chosen_by, None)
-        same = map_structure(lambda a, b: (a == b).reshape(len(outputs), -1).all(-1), best, actions)
-        equal = torch.stack([leaf for _, leaf in leaves(same)]).all(0)
-        return torch.where(equal, 0.0, -torch.inf)
+        same = map_structure(lambda a, b: (a == b).reshape(len(chosen_by), -1).all(-1), best, actions)
+        return torch.stack([leaf for _, leaf in leaves(same)]).all(0)
+
+    @property
+    def _is_countable(self) -> bool:
+        """Whether actions have probabilities, not densities as in Box spaces."""
+        from gymnasium.spaces import Box
+
+        return not any(isinstance(leaf.space, Box) for leaf in leaves_of(self.action_space))
 
     def forward(self, obs: Any) -> torch.Tensor:
         """The outputs, in eval mode, of a module that is not recurrent for a batch of observations.
