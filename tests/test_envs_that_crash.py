@@ -153,7 +153,7 @@ def test_a_process_killed_between_two_steps_is_replaced() -> None:
     assert isinstance(stepper, ProcessStepper)
     seen = Transitions(stepper.reset())
     seen.add(stepper.step(ACTIONS))
-    os.kill(stepper.envs.pid(2), signal.SIGKILL)
+    os.kill(stepper.envs.call("pid")[2], signal.SIGKILL)
     for _ in range(100):
         seen.add(stepper.step(ACTIONS))
         if len(seen.episodes(2)) >= 2:

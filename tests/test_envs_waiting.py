@@ -42,6 +42,9 @@ class Echo(gym.Env[Any, Any]):
         self.index, self.wait = context.vector_index, context["wait"]
         self.episode = -1
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def _obs(self, action: int) -> Any:
         return np.array([self.index, self.episode, self.t, action], np.float32)
 
@@ -299,7 +302,7 @@ def test_what_cannot_be_asked_leaves_no_answer_behind() -> None:
     with pytest.raises(TypeError):
         stepper.envs.call("_obs")
     assert stepper.step(np.arange(3)).rewards.tolist() == [0, 1, 2]
-    os.kill(stepper.envs.pid(1), signal.SIGKILL)
+    os.kill(stepper.envs.call("pid")[1], signal.SIGKILL)
     assert stepper.envs.get_attr("index") == (0, None, 2)
     with pytest.raises(EnvError, match="environment 1 is gone"):
         stepper.step(np.arange(3))

@@ -17,7 +17,6 @@ Example:
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from copy import copy
 from multiprocessing.reduction import ForkingPickler
@@ -116,10 +115,6 @@ class EnvServer:
         # The requesting process raises any error.
         except Exception as error:
             return None, portable(error)
-
-    def pid(self) -> int:
-        """The id of this process."""
-        return os.getpid()
 
     def close(self) -> None:
         """Close the environment, if it was made."""

@@ -163,7 +163,6 @@ class MultiAgentProcess:
         self._owner = Owner()
         #: Deadlines of the unanswered requests, on the monotonic clock.
         self._due: list[float | None] = []
-        self._lost: ProcessDied | None = None
         # Any: gymnasium's wrapper is annotated for functions without arguments.
         function: Any = make
         options = {"horizon": horizon, "check": check}
@@ -181,11 +180,6 @@ class MultiAgentProcess:
         """The pipe that becomes readable when an answer arrives."""
         return self._running().pipe
 
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._running().pid
-
     def _running(self) -> EnvProcess:
         self._owner.check("environment in its own process")
         if self._process is None:
@@ -194,8 +188,8 @@ class MultiAgentProcess:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process is known to be gone; `step` then raises."""
-        return self._process is None or self._lost is not None
+        """Whether the process was ended; `step` then raises."""
+        return self._process is None
 
     @property
     def seconds_left(self) -> float | None:
@@ -214,10 +208,8 @@ class MultiAgentProcess:
 
     def send(self, actions: MultiAgentDict) -> None:
         """Begin a step; `step` returns its result."""
-        try:
+        with suppress(ProcessDied):  # `step` reports it.
             self._ask("step_agents", actions)
-        except ProcessDied as error:
-            self._lost = error
 
     def step(self) -> MultiAgentStep:
         """Return the result of the step that `send` began.
@@ -227,8 +219,6 @@ class MultiAgentProcess:
             ProcessDied: The process is gone.
             Exception: The environment's error.
         """
-        if self._lost is not None:
-            raise self._lost
         made: MultiAgentStep = self._answer()
         self.steps += 1
         return made
@@ -238,8 +228,8 @@ class MultiAgentProcess:
         return self._answer()
 
     def _ask(self, command: str, *arguments: Any) -> None:
-        self._running().send(command, *arguments)
         self._due.append(None if self._timeout is None else time.monotonic() + self._timeout)
+        self._running().send(command, *arguments)
 
     def _answer(self) -> Any:
         left = self.seconds_left
