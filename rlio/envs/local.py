@@ -151,7 +151,7 @@ class LocalStepper(SubEnvStepper):
             self._restarts.recreated(env)
             self._outcome.starts[env] = True
             self._steps[env] = -1
-            self._tell_recreated(env)
+            self.on_recreated(env)
 
     def _reset_all(self, seed: int | None) -> None:
         self._steps[:] = 0

@@ -188,7 +188,7 @@ class ProcessStepper(SubEnvStepper):
         if env in self._unmade or env in self._restarts.down:
             self._unmade.discard(env)
             self._restarts.recreated(env)
-            self._tell_recreated(env)
+            self.on_recreated(env)
 
     # ---- failures ----
 

@@ -48,7 +48,7 @@ class SubEnvStepper(Stepper):
         self._seeds: EpisodeSeeds | None = None
         self._steps = np.zeros(self.num_envs, np.int64)
         #: Called with the index of each recreated environment.
-        self.on_recreated: Callable[[int], None] | None = None
+        self.on_recreated: Callable[[int], object] = lambda env: None
 
     @property
     def failures(self) -> int:
@@ -136,10 +136,6 @@ class SubEnvStepper(Stepper):
 
     def _mask(self, envs: set[int]) -> NDArray[np.bool_]:
         return np.isin(np.arange(self.num_envs), list(envs))
-
-    def _tell_recreated(self, env: int) -> None:
-        if self.on_recreated is not None:
-            self.on_recreated(env)
 
 
 def action_iterator(single: gym.Space[Any], batched: gym.Space[Any]) -> Callable[[Any], Any]:

@@ -196,13 +196,9 @@ class TorchPolicy(Policy):
         }
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-        self._size = self._outputs(action_space) + self._has_values
+        self._size = self.distribution.size + self._has_values
         self._module = self._new_module(observation_space, self._size)
         self._optimizer = self._new_optimizer()
-
-    def _outputs(self, action_space: gym.Space[Any]) -> int:
-        """Outputs that the module needs, without the value."""
-        return self.distribution.size
 
     def _new_module(self, observation_space: gym.Space[Any], outputs: int) -> torch.nn.Module:
         import torch
@@ -548,7 +544,7 @@ class TorchPolicy(Policy):
         if self.distributed_world_size > 1 and not batch.agent_steps():
             # Other processes have rows, and wait for this one.
             optimizer.zero_grad(set_to_none=True)
-            self._average(rows=0)
+            average_gradients(self._learned().values(), rows=0)
             return {}, 0
         rows, tensors = self._learnable(batch)
         module = self.module
@@ -558,12 +554,8 @@ class TorchPolicy(Policy):
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call] # torch does not type it
         if self.distributed_world_size > 1:
-            self._average(rows=rows)
+            average_gradients(self._learned().values(), rows=rows)
         return {"loss": float(loss.detach())} | stats, rows
-
-    def _average(self, *, rows: int) -> None:
-        """Average the gradients over all processes; this process's gradients are those of ``rows`` rows."""
-        average_gradients(self._learned().values(), rows=rows)
 
     def _update(self) -> Stats:
         """Take a step along the gradients at the parameters."""
