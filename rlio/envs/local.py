@@ -100,19 +100,19 @@ class LocalStepper(SubEnvStepper):
             if failing and i in failing:
                 self._restarts.stepped(i, ended=bool(terminated or truncated))
             if terminated or truncated:
-                self._begin(i, outcome)
+                self._begin(i, self._next_seed(i))
         steps += 1
         return self._filled()
 
-    def _begin(self, env: int, outcome: VectorStep) -> None:
-        """Start the next episode of ``env``, whose episode ended in this step."""
+    def _begin(self, env: int, seed: int | None) -> None:
+        """Start the next episode of ``env``."""
         self._steps[env] = -1
         try:
-            self._reset_one(env, self._next_seed(env))
+            self._reset_one(env, seed)
         except Exception as error:
             self._failed(env, error, where=" in reset")
         else:
-            outcome.starts[env] = True
+            self._outcome.starts[env] = True
 
     def _reset_one(self, env: int, seed: int | None) -> None:
         _, obs, info = self._servers[env].reset(seed, self.keeps_reset_infos)
@@ -133,11 +133,14 @@ class LocalStepper(SubEnvStepper):
         waiting = set(down)
         if len(down) == self.num_envs:
             time.sleep(self._restarts.seconds_until_due())
-        for env in sorted(waiting):
-            self._skipped.add(env)
+        self._skipped |= waiting
+        self._recreate_due()
+        return waiting
+
+    def _recreate_due(self) -> None:
+        for env in sorted(self._restarts.down):
             if self._restarts.is_due(env):
                 self._recreate(env)
-        return waiting
 
     def _recreate(self, env: int) -> None:
         """Try to recreate ``env``; the result is in the outcome and in `Restarts.down`."""
@@ -154,20 +157,12 @@ class LocalStepper(SubEnvStepper):
             self.on_recreated(env)
 
     def _reset_all(self, seed: int | None) -> None:
-        self._steps[:] = 0
         self._new_outcome()
-        for env in range(self.num_envs):
-            if env in self._restarts.down:
-                continue
-            try:
-                self._reset_one(env, self._next_seed(env) if seed is None else seed + env)
-            except Exception as error:
-                self._failed(env, error, where=" in reset")
+        for env in sorted(set(range(self.num_envs)) - self._restarts.down):
+            self._begin(env, self._next_seed(env) if seed is None else seed + env)
         while self._restarts.down:
             time.sleep(self._restarts.seconds_until_due())
-            for env in sorted(self._restarts.down):
-                if self._restarts.is_due(env):
-                    self._recreate(env)
+            self._recreate_due()
         self._steps[:] = 0
         self._untold = self._errors
 
