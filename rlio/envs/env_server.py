@@ -72,11 +72,6 @@ class EnvTraits(NamedTuple):
     render_mode: str | None
     spec: Any
 
-    @classmethod
-    def of(cls, env: gym.Env[Any, Any]) -> EnvTraits:
-        """Return the traits of ``env``."""
-        return cls(env.observation_space, env.action_space, env.metadata, env.render_mode, env.spec)
-
     @property
     def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Observation space and action space."""
@@ -145,7 +140,9 @@ class EnvServer:
             self._checking = EnvCheck(env, f"environment {self._index}")
             self._check = False
         self.env = env
-        traits: Any = EnvTraits.of(env)  # Any: gymnasium's wrapper is annotated for functions.
+        traits: Any = EnvTraits(
+            *spaces, env.metadata, env.render_mode, env.spec
+        )  # Any: gymnasium's wrapper is annotated for functions.
         return CloudpickleWrapper(traits)
 
     def reset(self, seed: int | None, keeps_info: bool) -> Begun:

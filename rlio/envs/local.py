@@ -18,8 +18,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.vector.utils import iterate
+
 from rlio.envs.env_server import EnvServer
-from rlio.envs.sub_envs import SubEnvStepper, action_iterator
+from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import VectorStep
 from rlio.errors import OptionError
 
@@ -55,7 +57,6 @@ class LocalStepper(SubEnvStepper):
                 "pass a function that makes it"
             )
         self._envs: list[gym.Env[Any, Any]] = envs.envs
-        self._iterate = action_iterator(self.action_space, envs.action_space)
         self._servers = [
             EnvServer(i, partial(_given_or_made, env, make), check=check) for i, env in enumerate(self._envs)
         ]
@@ -77,7 +78,7 @@ class LocalStepper(SubEnvStepper):
         waiting = self._make_due() if down else ()
         envs, write, steps = self._envs, self._buffer.write, self._steps
         rewards, terminateds, truncateds = outcome.rewards, outcome.terminateds, outcome.truncateds
-        for i, action in enumerate(self._iterate(actions)):
+        for i, action in enumerate(iterate(self.envs.action_space, actions)):
             if waiting and i in waiting:
                 continue
             try:

@@ -177,19 +177,14 @@ class MultiAgentProcess:
 
     @property
     def pipe(self) -> Any:
-        """The pipe that becomes readable when an answer arrives."""
-        return self._running().pipe
+        """The pipe that becomes readable when an answer arrives; None: `step` raises."""
+        return None if self._process is None else self._process.pipe
 
     def _running(self) -> EnvProcess:
         self._owner.check("environment in its own process")
         if self._process is None:
             raise ProcessDied(f"the process of environment {self._index} is gone", env_index=self._index)
         return self._process
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the process was ended; `step` then raises."""
-        return self._process is None
 
     @property
     def seconds_left(self) -> float | None:
@@ -254,8 +249,8 @@ class MultiAgentProcess:
 
 def ready(processes: Mapping[int, MultiAgentProcess], *, wait_ms: float) -> list[int]:
     """Environments whose step is ready or overdue. Waits for the first, then ``wait_ms`` for others."""
-    found = {index for index, each in processes.items() if each.is_lost}
-    pipes = {each.pipe: index for index, each in processes.items() if not each.is_lost}
+    found = {index for index, each in processes.items() if each.pipe is None}
+    pipes = {each.pipe: index for index, each in processes.items() if each.pipe is not None}
     limits = [left for each in processes.values() if (left := each.seconds_left) is not None]
     for pipe in wait(list(pipes), 0.0 if found else min(limits, default=None)):
         found.add(pipes.pop(pipe))

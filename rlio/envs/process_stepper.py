@@ -19,10 +19,12 @@ import time
 from enum import Enum
 from typing import Any
 
+from gymnasium.vector.utils import iterate
+
 from rlio.envs.env_server import Transition
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied, ServedEnvs
-from rlio.envs.sub_envs import SubEnvStepper, action_iterator
+from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import VectorStep
 
 __all__ = ["ProcessStepper"]
@@ -75,7 +77,6 @@ class ProcessStepper(SubEnvStepper):
         #: Environments that must be made before they are reset.
         self._unmade: set[int] = set()
         self._news = 0
-        self._iterate = action_iterator(self.action_space, envs.action_space)
 
     # ---- stepping ----
 
@@ -91,7 +92,7 @@ class ProcessStepper(SubEnvStepper):
         self._news = 0
         if self._restarts.down:
             self._make_due()
-        for env, action in enumerate(self._iterate(actions)):
+        for env, action in enumerate(iterate(self.envs.action_space, actions)):
             if self._state[env] is _Is.FREE:
                 seed = None if self._seeds is None else self._seeds.peek(env)
                 self._ask(env, _Is.STEPPING, "step", action, (seed, self.keeps_reset_infos))

@@ -19,10 +19,9 @@ from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.vector import Stepper, VectorStep
 
 if TYPE_CHECKING:
-    import gymnasium as gym
     from gymnasium.vector import VectorEnv
 
-__all__ = ["SubEnvStepper", "action_iterator"]
+__all__ = ["SubEnvStepper"]
 
 
 class SubEnvStepper(Stepper):
@@ -136,13 +135,3 @@ class SubEnvStepper(Stepper):
 
     def _mask(self, envs: set[int]) -> NDArray[np.bool_]:
         return np.isin(np.arange(self.num_envs), list(envs))
-
-
-def action_iterator(single: gym.Space[Any], batched: gym.Space[Any]) -> Callable[[Any], Any]:
-    """Return a function that iterates over the actions in a batch."""
-    from gymnasium import spaces
-    from gymnasium.vector.utils import iterate
-
-    if isinstance(single, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return iter
-    return lambda actions: iterate(batched, actions)

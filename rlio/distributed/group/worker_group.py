@@ -25,7 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 from rlio.batch import Batch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID
@@ -56,12 +56,6 @@ T = TypeVar("T")
 _ENDED = "all workers reached the end of their inputs"
 
 # Any in this module: environments, policies and options are what `RolloutWorker` takes.
-
-
-class _HasWeights(Protocol):
-    """A worker, or a policy."""
-
-    def get_weights(self) -> dict[str, Any]: ...
 
 
 class WorkerGroup(InputReader):
@@ -369,7 +363,7 @@ class WorkerGroup(InputReader):
         policies = frozenset(weights if several else {DEFAULT_POLICY_ID})
         self._pool.broadcasts.add(self._ray.put(broadcast), policies, seq_no=broadcast.seq_no)
 
-    def sync_weights(self, source: _HasWeights | None = None) -> int:
+    def sync_weights(self, source: Policy | RolloutWorker | None = None) -> int:
         """Send the weights of ``source`` to all workers; see `set_weights`.
 
         Args:
