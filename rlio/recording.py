@@ -21,8 +21,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, SupportsFloat
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -30,6 +31,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from rlio.batch import Column, SampleBatch
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, RECORDED, Columns, is_per_sequence
 from rlio.batch.nested import path_text, unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
@@ -127,22 +129,6 @@ def _copy(leaf: Leaf, value: Any) -> Any:
     return value if leaf.is_object else np.array(value)
 
 
-class _Episode(NamedTuple):
-    """The first row of an episode, and the values that its rows repeat.
-
-    Attributes:
-        first: Its first row in this buffer.
-        eps_id: Its id.
-        t: The step of that row.
-        seed: The seed of its reset; -1: none.
-    """
-
-    first: int
-    eps_id: int
-    t: int
-    seed: int
-
-
 class _Rows:
     """The steps of one environment since the last write."""
 
@@ -161,8 +147,9 @@ class _Rows:
         self._begun = False
         #: Number of rows.
         self.count = 0
-        #: First row, id and step of each episode; the last one is running, or has ended.
-        self._episodes: list[_Episode] = []
+        #: Id, step and seed of each row's episode; and those of the next row.
+        self._keys: list[tuple[int, int, int]] = []
+        self._next = (0, 0, -1)
         #: Last rows of episodes and their final observations: the next episode's first observation follows
         #: there.
         self._finals: list[tuple[int, list[Any]]] = []
@@ -175,13 +162,11 @@ class _Rows:
     def start(self, obs: Any, eps_id: int, seed: int | None) -> None:
         """Begin an episode."""
         at = self.count
-        if self._episodes and self._episodes[-1].first == at:
-            self._episodes.pop()  # The episode has no rows here.
         # Only once: a later observation that did not fit may have overwritten part of that row.
-        elif at and not (self._finals and self._finals[-1][0] == at - 1):
+        if at and not (self._finals and self._finals[-1][0] == at - 1):
             self._finals.append((at - 1, self._obs.row(at)))
         self._obs.put(at, obs)
-        self._episodes.append(_Episode(at, eps_id, 0, -1 if seed is None else seed))
+        self._next = eps_id, 0, -1 if seed is None else seed
 
     def add(self, action: Any, result: tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]) -> None:
         """Record a step: the action, and the environment's result."""
@@ -194,6 +179,9 @@ class _Rows:
         self._truncateds[at] = truncated
         if self._infos is not None:
             self._infos.append(dict(info))
+        self._keys.append(self._next)
+        eps_id, t, seed = self._next
+        self._next = eps_id, t + 1, seed
         self.count = at + 1
         self._begun = True
 
@@ -228,10 +216,7 @@ class _Rows:
     def batch(self) -> SampleBatch:
         """The rows: views, except for ``eps_id`` and ``t``."""
         rows = self.count
-        starts = np.array([episode.first for episode in self._episodes])
-        lengths = np.diff(starts, append=rows)
-        offsets = np.array([episode.t for episode in self._episodes]) - starts
-        ids = np.array([episode.eps_id for episode in self._episodes], np.int64)
+        eps_ids, ts, seeds = np.array(self._keys, np.int64).T.copy()
         columns: dict[str, Any] = {
             Columns.OBS: self._obs.columns(0, rows),
             Columns.ACTIONS: self._actions.columns(0, rows),
@@ -241,14 +226,10 @@ class _Rows:
             Columns.TRUNCATEDS: self._truncateds[:rows],
         }
         if self._infos is not None:
-            infos = np.empty(rows, object)
-            infos[:] = self._infos
-            columns[Columns.INFOS] = infos
-        columns[Columns.EPS_ID] = np.repeat(ids, lengths)
-        columns[Columns.T] = np.arange(rows) + np.repeat(offsets, lengths)
+            columns[Columns.INFOS] = object_column(self._infos)
+        columns[Columns.EPS_ID], columns[Columns.T] = eps_ids, ts
         if self._seeds:
-            seeds = np.array([episode.seed for episode in self._episodes], np.int64)
-            columns[Columns.ENV_SEED] = np.repeat(seeds, lengths)
+            columns[Columns.ENV_SEED] = seeds
         for name, buffer in self.extras.items():
             columns[name] = buffer[:rows]
         # As vector environments and runners record it: all of them may share a data set.
@@ -258,8 +239,7 @@ class _Rows:
     def written(self) -> None:
         """Drop the rows; the episode continues."""
         rows = self.count
-        last = self._episodes[-1]
-        self._episodes = [last._replace(first=0, t=last.t + rows - last.first)]
+        self._keys.clear()
         self._finals.clear()
         self._obs.move(rows, 0)
         if self._infos is not None:
@@ -420,7 +400,50 @@ def _let_go(recorder: _Recorder) -> None:
 getattr(threading, "_register_atexit", atexit.register)(_write_all)
 
 
-class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
+class _Recording:
+    """The rows of a wrapped environment, and the writer that gets them."""
+
+    _rows: _Rows | _VectorRows
+
+    def _start_recording(
+        self,
+        env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any],
+        writer: OutputWriter | str | os.PathLike[str],
+        storage_options: Mapping[str, Any] | None,
+        *,
+        seeds: bool,
+        close_writer: bool,
+    ) -> None:
+        self.writer: OutputWriter = _writer_of(writer, env, storage_options)
+        self._recorder = _Recorder(self._rows, self.writer)
+        self._seeds, self._close_writer = seeds, close_writer
+        self._extras: dict[str, Any] = {}
+        #: Whether a step failed since the last reset: the state of the environment is then unknown.
+        self._failed = False
+        # The rows of an environment that was dropped without close() are written too.
+        self._finalizer = weakref.finalize(self, _let_go, self._recorder)
+        self._finalizer.atexit = False
+
+    def _check_state(self) -> None:
+        if self._failed:
+            raise OptionError(
+                "the last step failed, and the state of the environment is unknown: call reset() first"
+            )
+
+    def flush(self) -> None:
+        """Pass the waiting rows to the writer."""
+        self._recorder.write()
+
+    def _finish(self, close_env: Callable[[], None]) -> None:
+        try:
+            self._recorder.finish()
+        finally:
+            close_env()
+        if self._close_writer:
+            self.writer.close()
+
+
+class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
     """Steps ``env`` unchanged, and records every transition.
 
     A row is one transition: ``obs, actions, rewards`` (float32), ``new_obs, terminateds, truncateds, eps_id``
@@ -467,21 +490,12 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(env)
-        self.writer: OutputWriter = _writer_of(writer, env, storage_options)
-        self._rows = _Rows(env, infos=infos, seeds=seeds)
-        self._recorder = _Recorder(self._rows, self.writer)
-        self._seeds = seeds
+        self._rows: _Rows = _Rows(env, infos=infos, seeds=seeds)
+        self._start_recording(env, writer, storage_options, seeds=seeds, close_writer=close_writer)
         self._autoreset = _has_autoreset(env) if autoreset is None else autoreset
-        self._close_writer = close_writer
         self._ids = np.random.default_rng(seed)
-        self._extras: dict[str, Any] = {}
         #: Whether an episode is running, with an observation to act on.
         self._running = False
-        #: Whether a step failed since the last reset: the state of the environment is then unknown.
-        self._failed = False
-        # The rows of an environment that was dropped without close() are written too.
-        self._finalizer = weakref.finalize(self, _let_go, self._recorder)
-        self._finalizer.atexit = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -523,10 +537,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
             PublishError: Rows could not be written; they are kept.
         """
         rows = self._rows
-        if self._failed:
-            raise OptionError(
-                "the last step failed, and the state of the environment is unknown: call reset() first"
-            )
+        self._check_state()
         if not self._running:
             return self._step_outside(action)
         if rows.full:  # The previous write failed.
@@ -557,21 +568,12 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         self._failed = False
         return result
 
-    def flush(self) -> None:
-        """Pass the waiting rows to the writer."""
-        self._recorder.write()
-
     def close(self) -> None:
         """Write the waiting rows, and close the environment and the writer. May be called again."""
-        try:
-            self._recorder.finish()
-        finally:
-            super().close()
-        if self._close_writer:
-            self.writer.close()
+        self._finish(super().close)
 
 
-class RecordVectorExperience(VectorWrapper):
+class RecordVectorExperience(_Recording, VectorWrapper):
     """Steps the vector environment ``envs`` unchanged, and records every transition.
 
     Rows are like those of `RecordExperience`; ``env_id`` is the number of the environment. They are written
@@ -606,18 +608,11 @@ class RecordVectorExperience(VectorWrapper):
     ) -> None:
         super().__init__(envs)
         self._stepper = VectorStepper(envs)
-        self.writer: OutputWriter = _writer_of(writer, envs, storage_options)
-        self._rows = _VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
-        self._recorder = _Recorder(self._rows, self.writer)
-        self._infos, self._seeds = infos, seeds
-        self._close_writer = close_writer
-        self._extras: dict[str, Any] = {}
+        self._infos = infos
+        self._rows: _VectorRows = _VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
+        self._start_recording(envs, writer, storage_options, seeds=seeds, close_writer=close_writer)
         #: Which environments have an observation to act on.
         self._running = np.zeros(envs.num_envs, bool)
-        #: Whether a step failed since the last reset of all environments.
-        self._failed = False
-        self._finalizer = weakref.finalize(self, _let_go, self._recorder)
-        self._finalizer.atexit = False
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -658,10 +653,7 @@ class RecordVectorExperience(VectorWrapper):
             SchemaError: A value does not fit the environment's spaces, or differs from earlier steps.
             PublishError: Rows could not be written; they are kept.
         """
-        if self._failed:
-            raise OptionError(
-                "the last step failed, and the state of the environments is unknown: call reset() first"
-            )
+        self._check_state()
         if not self._running.all():
             raise OptionError(
                 f"step() was called, but environments {excerpt(np.flatnonzero(~self._running).tolist())} "
@@ -682,20 +674,10 @@ class RecordVectorExperience(VectorWrapper):
         self._recorder.write_if_due(ended=bool(step.starts.any()))
         return result
 
-    def flush(self) -> None:
-        """Pass the waiting rows to the writer."""
-        self._recorder.write()
-
     def close(self, **kwargs: Any) -> None:
         """Write the waiting rows, and close the environments and the writer. May be called again."""
-        if not hasattr(self, "_recorder"):
-            return  # gymnasium also closes a wrapper whose __init__ failed.
-        try:
-            self._recorder.finish()
-        finally:
-            super().close(**kwargs)
-        if self._close_writer:
-            self.writer.close()
+        if hasattr(self, "_recorder"):  # gymnasium also closes a wrapper whose __init__ failed.
+            self._finish(partial(super().close, **kwargs))
 
 
 def _check_names(columns: dict[str, Any], *, seeds: bool) -> None:

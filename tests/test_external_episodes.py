@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import gymnasium as gym
@@ -44,7 +45,7 @@ def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 def left_in(episodes: ExternalEpisodes) -> list[int]:
     """What it keeps, which is to be nothing where no episode runs and all rows are taken."""
-    return [len(kept) for kept in (episodes._rows, episodes._over, episodes._unwanted, episodes._episodes)]
+    return [len(kept) for kept in (episodes._rows, episodes._over, episodes._episodes)]
 
 
 def until_waiting(episodes: ExternalEpisodes, requests: int = 1) -> None:
@@ -68,16 +69,18 @@ def test_an_action_that_comes_at_the_last_moment_counts() -> None:
 
     episodes.policy.compute_actions = slowly  # type: ignore[method-assign]
 
-    class Late(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
+    class Late(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            if timeout is None:
+                return super().result()
             acting.wait(5)
             timed_out.set()
-            return False
+            raise TimeoutError
 
     name = episodes.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "rlio.sampling.external_episodes._Request", lambda *given: _Request(*given, answered=Late())
+            "rlio.sampling.external_episodes._Request", lambda *given: _Request(*given, answer=Late())
         )
         thread, found = in_thread(lambda: episodes.get_action(name, [0.0, 0.0]))
         until_waiting(episodes)
@@ -167,7 +170,7 @@ def test_many_threads_that_ask_end_and_stop_at_once_leave_nothing() -> None:
     assert_array_equal(truncated, (obs[:, 0] % 3 == 0) & (obs[:, 1] == obs[:, 0] % 7 - 1))
     assert len(obs) == sum(number % 7 for number in range(200))
     assert not len(episodes._rows)
-    assert left_in(episodes) == [0, 0, 0, 0]
+    assert left_in(episodes) == [0, 0, 0]
 
 
 # ---- what fails takes nobody with it, and leaves nothing ----
@@ -352,7 +355,7 @@ def test_memory_does_not_grow_with_the_number_of_episodes() -> None:
             episodes.get_action(name, [0.0, float(t)])
         episodes.end(name)
         episodes.take()
-    assert left_in(episodes) == [0, 0, 0, 0]
+    assert left_in(episodes) == [0, 0, 0]
 
 
 # ---- the runner ----

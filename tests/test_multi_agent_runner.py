@@ -1103,7 +1103,7 @@ def test_an_observation_that_does_not_fit_is_told_with_agent_and_environment() -
             wrong = {"r": np.zeros(3)} if self._t == 3 else {}
             return super()._obs() | wrong
 
-    with pytest.raises(SchemaError, match=r"agent 'r' in environment 0: observation 0 has float64 \(3,\)"):
+    with pytest.raises(SchemaError, match=r"agent 'r' in environment 0: an observation has float64 \(3,\)"):
         both(env=Wide).run(5)
 
 

@@ -246,9 +246,7 @@ class Episode:
             raise SchemaError(
                 f"{here}: expected the next chunk to start at step {self.t_started + len(self)}"
             )
-        if (self.infos is None) != (
-            other.infos is None
-        ) or self.extra_outputs.keys() != other.extra_outputs.keys():
+        if not self.leads_to(other):
             raise SchemaError(f"{here}: one has infos or extra outputs that the other lacks")
         if self.has_final_observation and row_count(other.observations):
             final = map_structure(lambda leaf: leaf[-1:], self.observations)
@@ -256,6 +254,26 @@ class Episode:
                 raise SchemaError(
                     f"{here}: the final observation of the first is not where the second starts"
                 )
+
+    def leads_to(self, next_chunk: Episode) -> bool:
+        """Whether `concat` can join the next chunk of the same episode: it follows, with the same columns."""
+        return (
+            self.t_started + len(self) == next_chunk.t_started
+            and self.extra_outputs.keys() == next_chunk.extra_outputs.keys()
+            and (self.infos is None) == (next_chunk.infos is None)
+        )
+
+    def tail(self, steps: int) -> Episode:
+        """The last ``steps`` steps, including those of the `lookback`, in fresh memory."""
+        whole = self if len(self) >= steps else self.with_lookback()
+        part = whole.slice(max(0, len(whole) - steps))
+        part.lookback = None
+        # Copies, because views would keep a whole batch in memory.
+        for name in ("observations", "actions", "rewards", "infos", "extra_outputs"):
+            column = getattr(part, name)
+            if column is not None:
+                setattr(part, name, map_structure(np.array, column))
+        return part
 
     # ---- as rows ----
 

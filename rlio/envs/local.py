@@ -23,7 +23,6 @@ from gymnasium.vector.utils import iterate
 from rlio.envs.env_server import EnvServer
 from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import VectorStep
-from rlio.errors import OptionError
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -39,23 +38,15 @@ class LocalStepper(SubEnvStepper):
 
     Args:
         envs: Holds the environments; a failed one is replaced in ``envs.envs``.
-        make: Makes environment number i again; None: environments cannot be recreated.
+        make: Makes environment number i again; None: environments are not recreated.
         check: Check the first reset and the first step of each.
         options: Options of `SubEnvStepper`.
-
-    Raises:
-        OptionError: ``max_restarts`` is given without ``make``.
     """
 
     def __init__(
         self, envs: SyncVectorEnv, *, make: Recreate | None = None, check: bool = False, **options: Any
     ) -> None:
         super().__init__(envs, **options)
-        if self._restarts.max_restarts is not None and make is None:
-            raise OptionError(
-                "restart_failed_sub_environments=True, but env is an object, which cannot be recreated: "
-                "pass a function that makes it"
-            )
         self._envs: list[gym.Env[Any, Any]] = envs.envs
         self._servers = [
             EnvServer(i, partial(_given_or_made, env, make), check=check) for i, env in enumerate(self._envs)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from rlio.envs.checking import check_spaces
 from rlio.envs.context import EnvContext, create
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["EnvLike", "ExternalEnvMade", "make_stepper", "set_environs"]
+#: Options that an environment object cannot have, and their defaults.
+_OF_MAKERS: Final[Mapping[str, object]] = {
+    "env_config": {},
+    "vectorize_mode": "sync",
+    "remote_worker_envs": False,
+    "num_envs": 1,
+    "restart_failed_sub_environments": False,
+}
+
+__all__ = ["EnvLike", "ExternalEnvMade", "make_stepper", "refuse_makers_options", "set_environs"]
 
 # Any: gymnasium's generic parameters carry no information here.
 if TYPE_CHECKING:
@@ -99,25 +108,12 @@ def make_stepper(
     from gymnasium.vector import VectorEnv
 
     config = RolloutConfig() if config is None else config
-    context = EnvContext(config.env_config) if context is None else context
-    if isinstance(env, (VectorEnv, Env)) and context:
-        raise OptionError(
-            f"env_config={excerpt(dict(context))} is used to make environments, but {excerpt(env)} "
-            "exists already: pass its id, or a function that makes it"
-        )
+    context = config.context() if context is None else context
     if isinstance(env, VectorEnv):
+        refuse_makers_options(env, config, ["env_config"])
         return _stepper_of(env, config)
     if isinstance(env, Env):
-        if config.remote_worker_envs or config.vectorize_mode != "sync":
-            raise OptionError(
-                f"{_mode(config)}, but {excerpt(env)} is already in this process: pass its id, or a function "
-                "that makes it"
-            )
-        if config.num_envs != 1:
-            raise OptionError(
-                f"num_envs={config.num_envs}, but env is one environment, {excerpt(env)}: pass a function "
-                "that makes it"
-            )
+        refuse_makers_options(env, config)
         given_env = _limited(env, _horizon_of(config))
         return _local(_made("env", lambda: _sync([lambda: given_env])), config, None)
     named = isinstance(env, (str, EnvSpec))
@@ -227,10 +223,19 @@ def _one_elsewhere(
     return env
 
 
-def _mode(config: RolloutConfig) -> str:
-    """The option that says where environments live."""
-    elsewhere = config.remote_worker_envs
-    return "remote_worker_envs=True" if elsewhere else f"vectorize_mode={config.vectorize_mode!r}"
+def refuse_makers_options(env: object, config: RolloutConfig, names: Iterable[str] = _OF_MAKERS) -> None:
+    """Refuse options that are for functions that make environments, because ``env`` exists already.
+
+    Raises:
+        OptionError: One of the options ``names`` is not the default.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value != _OF_MAKERS[name]:
+            raise OptionError(
+                f"{name}={excerpt(value)}, but {excerpt(env)} exists already in this process: pass a function "
+                "that makes it"
+            )
 
 
 def _horizon_of(config: RolloutConfig) -> int | None:

@@ -5,8 +5,9 @@ It batches the agents' observations for the policy, and keeps their rows and rec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,28 +25,58 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
     from rlio.policies.policy import Policy
+    from rlio.sampling.callbacks import RunningEpisode
     from rlio.sampling.config import RolloutConfig
+    from rlio.sampling.policy_group import MappingFn
 
-__all__ = ["Agent", "AgentEpisode", "AgentGroup"]
+__all__ = ["Agent", "AgentGroup", "PlayedEpisode"]
 
 
 @dataclass(slots=True, eq=False)
-class AgentEpisode:
-    """Data shared by the rows of all agents of one running episode.
+class PlayedEpisode:
+    """An episode of several agents, from its beginning until its last rows are handed out.
 
     Attributes:
-        env_index: Index of its environment.
+        shown: The episode that callbacks see.
         number: Number of the episode in its runner.
-        eps_id: The episode's id.
         seed: Seed of its reset.
+        mapping: The mapping when the episode began.
+        before: The policies of agents that acted before the last soft horizon.
         t: Environment steps so far.
+        agents: Agents that have appeared and acted or will act.
+        ids: The agents' ids, by ``agent_index``.
+        early: Rewards of agents that have not appeared: (original, recorded).
+        fresh: Environment steps that were not handed out.
+        began: Start time, in seconds of `time.perf_counter`.
+        is_over: Whether it ended.
+        terminated: Whether it terminated.
+        truncated: Whether it was truncated.
     """
 
-    env_index: int
+    shown: RunningEpisode
     number: int
-    eps_id: int
     seed: int
+    mapping: MappingFn
+    before: dict[AgentId, str]
     t: int = 0
+    agents: dict[AgentId, Agent] = field(default_factory=dict)
+    ids: dict[int, AgentId] = field(default_factory=dict)
+    early: dict[AgentId, tuple[float, float]] = field(default_factory=dict)
+    fresh: int = 0
+    began: float = field(default_factory=time.perf_counter)
+    is_over: bool = False
+    terminated: bool = False
+    truncated: bool = False
+
+    @property
+    def env_index(self) -> int:
+        """Index of its environment."""
+        return self.shown.env_index
+
+    @property
+    def agent_steps(self) -> int:
+        """Number of rows, including open ones."""
+        return sum(agent.steps for agent in self.agents.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +101,7 @@ class Agent:
 
     id_: AgentId
     index: int
-    episode: AgentEpisode
+    episode: PlayedEpisode
     group: AgentGroup
     slot: int
     row: int = -1
@@ -133,10 +164,9 @@ class AgentGroup:
         self.waiting: list[Agent] = []
         self._obs: Any = None
         self._arrived: list[Agent] = []
-        self._ended: list[tuple[Agent, tuple[bool, bool], Any]] = []
-        self._lost: list[tuple[Agent, tuple[bool, bool]]] = []
+        self._ended: list[tuple[Agent, tuple[bool, bool]]] = []
 
-    def agent(self, id_: AgentId, index: int, episode: AgentEpisode) -> Agent:
+    def agent(self, id_: AgentId, index: int, episode: PlayedEpisode) -> Agent:
         """Add an agent to an episode."""
         return Agent(id_, index, episode, self, self.actor.new_slot())
 
@@ -152,13 +182,10 @@ class AgentGroup:
         self._arrived.append(agent)
 
     def end(self, agent: Agent, flags: tuple[bool, bool], obs: Any) -> None:
-        """End ``agent``, which has acted, with the final observation ``obs``."""
+        """End ``agent``, which has acted, with the final observation ``obs``; None if there is none."""
         # A copy, because the environment may be reset before `settle` and overwrite its arrays.
-        self._ended.append((agent, flags, map_structure(_copied, obs)))
-
-    def end_unseen(self, agent: Agent, flags: tuple[bool, bool]) -> None:
-        """End ``agent``, which has acted, without a final observation."""
-        self._lost.append((agent, flags))
+        agent.seen = map_structure(_copied, obs)
+        self._ended.append((agent, flags))
 
     def settle(self) -> None:
         """Close the rows of all results since the last call, and convert observations for the policy.
@@ -168,22 +195,26 @@ class AgentGroup:
         """
         # Final observations come first, because a slot's next episode may have begun in the same step.
         if self._ended:
-            agents = [agent for agent, _, _ in self._ended]
-            obs = self._stack(agents, [seen for _, _, seen in self._ended])
-            if len(self._observations):
-                obs = self._observations.final(obs, _streams(agents))
-            self._close(agents, new_obs=obs, ended=[flags for _, flags, _ in self._ended])
-            self._ended.clear()
-        if self._lost:
-            agents = [agent for agent, _ in self._lost]
-            self._close(agents, ended=[flags for _, flags in self._lost])
-            self._lost.clear()
+            self._settle_ended()
         if self._arrived:
             self._settle_arrived()
 
+    def _settle_ended(self) -> None:
+        seen = [(agent, flags) for agent, flags in self._ended if agent.seen is not None]
+        if seen:
+            agents = [agent for agent, _ in seen]
+            obs = self._stack(agents)
+            if len(self._observations):
+                obs = self._observations.final(obs, _streams(agents))
+            self._close(agents, new_obs=obs, ended=[flags for _, flags in seen])
+        unseen = [(agent, flags) for agent, flags in self._ended if agent.seen is None]
+        if unseen:
+            self._close([agent for agent, _ in unseen], ended=[flags for _, flags in unseen])
+        self._ended.clear()
+
     def _settle_arrived(self) -> None:
         agents = self._arrived
-        obs = self._stack(agents, [agent.seen for agent in agents])
+        obs = self._stack(agents)
         if len(self._observations):
             obs = self._observations(obs, _streams(agents))
         at = [i for i, agent in enumerate(agents) if agent.row >= 0]
@@ -195,20 +226,21 @@ class AgentGroup:
         self.waiting, self._obs = self.waiting + agents, obs
         self._arrived = []
 
-    def _stack(self, agents: Sequence[Agent], seen: Sequence[Any]) -> Any:
+    def _stack(self, agents: Sequence[Agent]) -> Any:
+        """The observations of ``agents`` in one batch."""
         try:
-            return stacked(self._env_leaves, seen)
-        except SchemaError as error:
-            odd = [agent for agent, obs in zip(agents, seen, strict=True) if not self._fits(obs)]
-            where = f"agent {excerpt(odd[0].id_)} in environment {odd[0].episode.env_index}: " if odd else ""
-            raise SchemaError(f"{where}{error}") from error
-
-    def _fits(self, obs: Any) -> bool:
-        try:
-            stacked(self._env_leaves, [obs])
+            return stacked(self._env_leaves, [agent.seen for agent in agents])
         except SchemaError:
-            return False
-        return True
+            for agent in agents:
+                self._check(agent)
+            raise
+
+    def _check(self, agent: Agent) -> None:
+        try:
+            stacked(self._env_leaves, [agent.seen])
+        except SchemaError as error:
+            where = f"agent {excerpt(agent.id_)} in environment {agent.episode.env_index}"
+            raise SchemaError(f"{where}: {error}") from error
 
     def _close(
         self, agents: Sequence[Agent], *, new_obs: Any = None, ended: list[tuple[bool, bool]] | None = None
@@ -270,7 +302,7 @@ class AgentGroup:
     def _integers_of(self, agents: Sequence[Agent]) -> dict[str, Any]:
         """The integer columns of the rows that ``agents`` open, known before the policy acts."""
         known: dict[str, Any] = {
-            Columns.EPS_ID: [agent.episode.eps_id for agent in agents],
+            Columns.EPS_ID: [agent.episode.shown.eps_id for agent in agents],
             Columns.T: [agent.episode.t for agent in agents],
             Columns.ENV_ID: [agent.episode.env_index for agent in agents],
             Columns.AGENT_INDEX: [agent.index for agent in agents],
@@ -309,7 +341,6 @@ class AgentGroup:
         self.waiting, self._obs = [], None
         self._arrived = []
         self._ended.clear()
-        self._lost.clear()
         self.actor.free_slots()
 
     def forget_env(self, env_index: int) -> None:

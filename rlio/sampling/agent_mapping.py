@@ -28,11 +28,9 @@ from rlio.reader import JsonState
 from rlio.sampling.agent_group import AgentGroup
 from rlio.sampling.callbacks import RunningEpisode
 from rlio.sampling.config import RolloutConfig
+from rlio.sampling.policy_group import MappingFn, check_mapping
 
-__all__ = ["AgentMapping", "MappingFn"]
-
-#: Agent id and episode -> policy id; may also take ``worker=``.
-MappingFn = Callable[..., str]
+__all__ = ["AgentMapping"]
 
 
 class AgentMapping:
@@ -74,10 +72,7 @@ class AgentMapping:
         Raises:
             OptionError: ``function`` is not a function.
         """
-        if function is not None and not callable(function):
-            raise OptionError(
-                f"policy_mapping_fn={excerpt(function)}: expected a function of agent id and episode"
-            )
+        check_mapping(function)
         self.function: MappingFn = self._own_name if function is None else function
         if function is not None and _takes_worker(function):
             self.function = partial(function, worker=self._worker)

@@ -3,7 +3,7 @@
 Example:
     >>> import numpy as np
     >>> columns = {EPISODE: [0, 0, 0, 1], "agent_index": [0, 0, 2, 0], "eps_id": [5, 5, 5, 9]}
-    >>> batch, parts = cut("main", {name: np.array(values) for name, values in columns.items()})
+    >>> parts = cut("main", {name: np.array(values) for name, values in columns.items()})
     >>> [(part.number, part.agent_index, len(part.rows)) for part in parts]
     [(0, 0, 2), (0, 2, 1), (1, 0, 1)]
     >>> joined(parts, unrolls=100)["unroll_id"].tolist()
@@ -26,7 +26,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.envs.multi_agent import AgentId
 from rlio.sampling.agent_rows import AGENT_T, EPISODE, NEXT_T
-from rlio.sampling.trajectories import with_sequences, without_states
+from rlio.sampling.trajectories import piece_starts, with_sequences, without_states
 
 __all__ = ["AgentPart", "cut", "joined"]
 
@@ -66,17 +66,16 @@ class AgentPart:
         return episode
 
 
-def cut(policy_id: str, columns: Mapping[str, Column]) -> tuple[SampleBatch, list[AgentPart]]:
-    """A policy's rows, as `AgentRows.take` returns them, as a batch and its parts, which are views of it."""
+def cut(policy_id: str, columns: Mapping[str, Column]) -> list[AgentPart]:
+    """The parts of a policy's rows, which `AgentRows.take` returned; views of ``columns``."""
     numbers, steps, seen = (_integers(columns, name) for name in (EPISODE, AGENT_T, NEXT_T))
     batch = SampleBatch(
         {name: column for name, column in columns.items() if name not in (EPISODE, AGENT_T, NEXT_T)}
     )
     agents = _integers(columns, Columns.AGENT_INDEX)
-    starts = np.ones(len(agents), bool)
-    starts[1:] = (agents[1:] != agents[:-1]) | (numbers[1:] != numbers[:-1])
+    starts = piece_starts(agents) | piece_starts(numbers)
     bounds = [*np.flatnonzero(starts).tolist(), len(agents)]
-    parts = [
+    return [
         AgentPart(
             policy_id,
             int(numbers[start]),
@@ -87,34 +86,22 @@ def cut(policy_id: str, columns: Mapping[str, Column]) -> tuple[SampleBatch, lis
         )
         for start, stop in pairwise(bounds)
     ]
-    return batch, parts
 
 
 def _integers(columns: Mapping[str, Any], name: str) -> NDArray[np.int64]:
     return np.asarray(columns.get(name, ()), np.int64)
 
 
-def joined(
-    parts: Sequence[AgentPart],
-    *,
-    unrolls: int,
-    whole: SampleBatch | None = None,
-    max_seq_len: int = 1,
-) -> SampleBatch:
+def joined(parts: Sequence[AgentPart], *, unrolls: int, max_seq_len: int = 1) -> SampleBatch:
     """Join parts of one policy into one batch.
 
     Args:
         parts: The parts, at least one.
         unrolls: The ``unroll_id`` of the first part; the others follow it.
-        whole: The batch that the parts are views of, if none was changed; avoids a copy.
         max_seq_len: Maximum length of a recurrent policy's sequences.
     """
-    batch = concat_samples([part.rows for part in parts]) if whole is None else whole
+    batch = concat_samples([part.rows for part in parts])
     lengths = [len(part.rows) for part in parts]
     batch[Columns.UNROLL_ID] = np.repeat(np.arange(unrolls, unrolls + len(parts)), lengths)
     # Sequences end with their part, as they end with the episode if there is one agent.
-    ids = batch[Columns.EPS_ID]
-    batch[Columns.EPS_ID] = batch[Columns.UNROLL_ID]
-    batch = with_sequences(batch, max_seq_len=max_seq_len)
-    batch[Columns.EPS_ID] = ids
-    return batch
+    return with_sequences(batch, max_seq_len=max_seq_len, pieces=Columns.UNROLL_ID)

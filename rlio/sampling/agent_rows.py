@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.arrays import Column
+from rlio.batch.arrays import Column, object_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import path_text
 from rlio.envs.leaves import Leaf, leaf_of
 from rlio.errors import SchemaError, excerpt
-from rlio.sampling.row_store import RowStore, assign, longer, nested
+from rlio.sampling.row_store import RowStore, assign, nested
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -39,6 +39,8 @@ __all__ = ["AGENT_T", "EPISODE", "NEXT_T", "AgentRows", "stacked"]
 
 #: Integer columns that only runners use and that are in no batch: the episode's number in the runner, the
 #: agent's own step in it, and the environment step at which `new_obs` was observed.
+#: Bool column: the outcome of the row is known.
+_CLOSED = "_closed"
 EPISODE = "_episode"
 AGENT_T = "_agent_t"
 NEXT_T = "_next_t"
@@ -56,18 +58,22 @@ class AgentRows(RowStore):
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, infos: bool = False
     ) -> None:
-        super().__init__(observation_space, action_space, capacity=256)
+        super().__init__(
+            observation_space,
+            action_space,
+            entries=256,
+            # Rewards of several environment steps are summed.
+            rewards=np.float64,
+            flags=(_CLOSED, Columns.NEXT_OBS_VALID),
+            infos=infos,
+        )
         self._rows = 0
         #: Number of closed rows.
         self.closed_rows: int = 0
-        self._obs = self._buffers(self._observation_leaves, self.capacity)
-        self._new_obs = self._buffers(self._observation_leaves, self.capacity)
-        self._actions = self._buffers(self._action_leaves, self.capacity)
-        self._rewards = np.zeros(self.capacity, np.float64)
-        #: closed, terminated, truncated, whether new_obs is known.
-        self._flags = np.zeros((4, self.capacity), bool)
-        self._integers: dict[str, NDArray[np.int64]] = {}
-        self._infos = np.full(self.capacity, None, object) if infos else None
+        self._new_obs = self._buffers(self._observation_leaves)
+
+    def _leaf_buffers(self) -> list[list[NDArray[Any]]]:
+        return [*super()._leaf_buffers(), self._new_obs]
 
     def __len__(self) -> int:
         """Number of rows, open and closed."""
@@ -76,7 +82,7 @@ class AgentRows(RowStore):
     @property
     def closed(self) -> NDArray[np.bool_]:
         """Mask of the closed rows: a copy, shape (rows,)."""
-        closed = self._flags[0, : self._rows].copy()
+        closed = self._own[_CLOSED][: self._rows].copy()
         # Without this check, a caller that samples until it has enough rows waits forever for a lost row.
         assert np.count_nonzero(closed) == self.closed_rows, "rows were lost, or closed twice"
         return closed
@@ -118,22 +124,13 @@ class AgentRows(RowStore):
         if not self._rows and self._extras is not None and extras.keys() != self._extras.keys():
             self.forget_extras()
         added = self._checked_extras(extras, n)
-        if end > self.capacity:
-            self._grow(end)
-        assert self._extras is not None
-        for buffers, values in ((self._obs, observed), (self._actions, acted)):
-            for buffer, value in zip(buffers, values, strict=True):
-                assign(buffer, slice(first, end), value)
-        for name, value in added.items():
-            self._extras[name][first:end] = value
-        for name, number in integers.items():
-            if name not in self._integers:
-                self._integers[name] = np.zeros(self.capacity, np.int64)
-            self._integers[name][first:end] = number
-        self._rewards[first:end] = 0.0
-        self._flags[:, first:end] = False
-        if self._infos is not None:
-            self._infos[first:end] = None
+        if end > self._entries:
+            self._lengthen(max(end, 2 * self._entries), first)
+        for buffer, value in zip(self._obs, observed, strict=True):
+            assign(buffer, slice(first, end), value)
+        self._put(slice(first, end), acted, added, integers)
+        for column in self._own.values():
+            column[first:end] = None if column.dtype == object else 0
         self._rows = end
         return first
 
@@ -157,41 +154,29 @@ class AgentRows(RowStore):
             ended: (terminated, truncated) of each row; None if none ended.
             infos: Info of each row, if infos are recorded.
         """
-        self._rewards[rows] += rewards
-        self._flags[0, rows] = True
+        own = self._own
+        own[Columns.REWARDS][rows] += rewards
+        own[_CLOSED][rows] = True
         self.closed_rows += len(rows)
-        self._integers.setdefault(NEXT_T, np.zeros(self.capacity, np.int64))[rows] = t
+        if NEXT_T not in self._integers:
+            self._integers[NEXT_T] = self._buffer(np.int64)
+        self._integers[NEXT_T][rows] = t
         if ended is not None:
-            self._flags[1:3, rows] = np.asarray(ended, bool).reshape(-1, 2).T
+            flags = np.asarray(ended, bool).reshape(-1, 2)
+            own[Columns.TERMINATEDS][rows], own[Columns.TRUNCATEDS][rows] = flags.T
         if new_obs is not None:
-            self._flags[3, rows] = True
+            own[Columns.NEXT_OBS_VALID][rows] = True
             for leaf, buffer in zip(self._observation_leaves, self._new_obs, strict=True):
                 assign(buffer, rows, leaf_of(new_obs, leaf.path))
         else:
             for buffer in self._new_obs:
                 assign(buffer, rows, [None] * len(rows) if buffer.dtype == object else 0)
-        if self._infos is not None and infos is not None:
-            assign(self._infos, rows, infos)
+        if Columns.INFOS in own and infos is not None:
+            assign(own[Columns.INFOS], rows, infos)
 
     def add_reward(self, row: int, reward: float) -> None:
         """Add a reward that came after ``row`` was closed."""
-        self._rewards[row] += reward
-
-    def _grow(self, rows: int) -> None:
-        self.capacity: int = max(rows, 2 * self.capacity)
-
-        def more(buffer: NDArray[Any]) -> NDArray[Any]:
-            return longer(buffer, self.capacity, self._rows)
-
-        for buffers in (self._obs, self._new_obs, self._actions):
-            buffers[:] = [more(buffer) for buffer in buffers]
-        for columns in (self._integers, self._extras or {}):
-            for name, column in columns.items():
-                columns[name] = more(column)
-        self._rewards = more(self._rewards)
-        self._flags = np.ascontiguousarray(more(self._flags.T).T)
-        if self._infos is not None:
-            self._infos = more(self._infos)
+        self._own[Columns.REWARDS][row] += reward
 
     # ---- removing rows ----
 
@@ -210,26 +195,11 @@ class AgentRows(RowStore):
         keys = [self._integers[name][at] for name in names if name in self._integers]
         # Rows are in time order, and the sort is stable.
         order = at[np.lexsort(keys)] if len(keys) else at
-        return self._columns(order), self._keep(~chosen)
-
-    def _columns(self, order: NDArray[np.int64]) -> dict[str, Column]:
-        flags = self._flags[:, order]
-        columns: dict[str, Column] = {
-            Columns.OBS: nested(self._observation_leaves, [buffer[order] for buffer in self._obs]),
-            Columns.ACTIONS: nested(self._action_leaves, [buffer[order] for buffer in self._actions]),
-            # Learners compute in float32; sums are in float64.
-            Columns.REWARDS: self._rewards[order].astype(np.float32),
-            Columns.NEXT_OBS: nested(self._observation_leaves, [buffer[order] for buffer in self._new_obs]),
-            Columns.TERMINATEDS: flags[1],
-            Columns.TRUNCATEDS: flags[2],
-        }
-        if not flags[3].all():
-            columns[Columns.NEXT_OBS_VALID] = flags[3]
-        if self._infos is not None:
-            columns[Columns.INFOS] = self._infos[order]
-        for name, buffer in (self._integers | (self._extras or {})).items():
-            columns[name] = buffer[order]
-        return columns
+        columns = self._columns(lambda buffer: buffer[order], [buffer[order] for buffer in self._new_obs])
+        valid = self._own[Columns.NEXT_OBS_VALID][order]
+        if not valid.all():
+            columns[Columns.NEXT_OBS_VALID] = valid
+        return columns, self._keep(~chosen)
 
     def empty(self) -> None:
         """Forget all rows; new rows may have other extra columns."""
@@ -247,48 +217,44 @@ class AgentRows(RowStore):
         moved[at] = np.arange(len(at))
         rows = len(at)
         if 0 < rows < old:
-            everything = [*self._obs, *self._new_obs, *self._actions, self._rewards]
-            everything += [*self._integers.values(), *(self._extras or {}).values()]
-            for buffer in everything if self._infos is None else [*everything, self._infos]:
-                buffer[:rows] = buffer[at]
-            self._flags[:, :rows] = self._flags[:, at]
-        if self._infos is not None:
-            self._infos[rows:old] = None  # releases the objects
+            self._keep_entries(at, rows)
+        if Columns.INFOS in self._own:
+            self._own[Columns.INFOS][rows:old] = None  # releases the objects
         self._rows = rows
-        self.closed_rows = int(np.count_nonzero(self._flags[0, :rows]))
+        self.closed_rows = int(np.count_nonzero(self._own[_CLOSED][:rows]))
         return moved
 
 
-def stacked(specs: Sequence[Leaf], values: Sequence[Any]) -> Any:
+def stacked(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
     """Copy observations of several agents into one batch, (N, ...).
 
     Args:
-        specs: The leaves of the agents' space.
+        leaves: The leaves of the agents' space.
         values: The observations.
 
     Raises:
-        SchemaError: An observation does not fit the space; the message gives its position.
+        SchemaError: An observation does not fit the space.
     """
-    return nested(specs, [_stacked_leaf(leaf, values) for leaf in specs])
+    return nested(leaves, [_stacked_leaf(leaf, values) for leaf in leaves])
 
 
 def _stacked_leaf(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
-    made = np.empty((len(values), *leaf.shape), leaf.dtype)
-    for i, value in enumerate(values):
-        part = leaf_of(value, leaf.path) if leaf.path else value
-        if not leaf.is_object and np.shape(part) != leaf.shape:
-            raise _misfit(leaf, i, part)
-        try:
-            made[i] = part
-        except (TypeError, ValueError) as error:
-            raise _misfit(leaf, i, part) from error
+    parts = [leaf_of(value, leaf.path) for value in values]
+    if leaf.is_object:
+        return object_column(parts)
+    try:
+        made = np.array(parts, leaf.dtype)
+    except (TypeError, ValueError) as error:
+        raise _misfit(leaf, parts[0]) from error
+    if made.shape != (len(parts), *leaf.shape):
+        raise _misfit(leaf, parts[0])
     return made
 
 
-def _misfit(leaf: Leaf, position: int, part: Any) -> SchemaError:
+def _misfit(leaf: Leaf, part: Any) -> SchemaError:
     found = getattr(part, "dtype", type(part).__name__)
     return SchemaError(
-        f"observation {position} has {found} {np.shape(part)}, but its space {excerpt(str(leaf.space))} has "
+        f"an observation has {found} {np.shape(part)}, but its space {excerpt(str(leaf.space))} has "
         f"{leaf.dtype} {leaf.shape}",
         column="/".join(filter(None, (Columns.OBS, path_text(leaf.path)))),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlio.envs.context import EnvContext
 from rlio.errors import OptionError, excerpt
 from rlio.support.options import checked_keywords, expected_mapping
 
@@ -321,6 +322,18 @@ class RolloutConfig:
         steps, rest = divmod(self.train_batch_size, envs * workers)
         takes_more = max(worker_index - 1, 0) * envs < rest
         return replace(self, rollout_fragment_length=max(steps + takes_more, 1), train_batch_size=None)
+
+    def context(
+        self, *, worker_index: int = 0, num_workers: int = 0, recreated_worker: bool = False
+    ) -> EnvContext:
+        """The context passed to functions that make the environments of a worker."""
+        return EnvContext(
+            self.env_config,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            remote=self.envs_are_elsewhere,
+            recreated_worker=recreated_worker,
+        )
 
     def refuse_others(self, who: str, used: Collection[str]) -> None:
         """Raise if fields other than ``used`` were set, because ``who`` would ignore them silently.

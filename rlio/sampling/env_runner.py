@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.episode import Episode
 from rlio.connectors.connector import Pipeline
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.envs.make import EnvLike
+from rlio.envs.make import EnvLike, make_stepper, set_environs
+from rlio.envs.sub_envs import SubEnvStepper
+from rlio.envs.vector import Stepper
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.policies.policy import Policy, PolicyState
 from rlio.reader import JsonState, Unit
@@ -36,7 +39,6 @@ from rlio.sampling.lookback import LookBack
 from rlio.sampling.progress import Progress
 from rlio.sampling.recorder import until_last
 from rlio.sampling.runner import Runner
-from rlio.sampling.runner_envs import RunnerEnvs
 from rlio.sampling.runner_seeds import RunnerSeeds
 from rlio.sampling.trajectories import with_sequences, without_states
 from rlio.sampling.vector_loop import VectorLoop
@@ -109,19 +111,16 @@ class EnvRunner(Runner[Episode]):
         super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
         self.policy = policy
         self.num_workers = num_workers
+        self._given_env = env
+        self._env_context = self.config.context(
+            worker_index=worker_index, num_workers=num_workers, recreated_worker=recreated_worker
+        )
+        set_environs(self.config.extra_python_environs)
+        self._made_stepper: Stepper | None = None
         #: The part of `timesteps` that the metrics already include.
         self._counted = 0
         self._made_loop: VectorLoop | None = None
-        self._look_back = LookBack(self.config.episode_lookback_horizon)
-        self._envs = RunnerEnvs(
-            env,
-            config=self.config,
-            callbacks=self.callbacks,
-            runner=self,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            recreated_worker=recreated_worker,
-        )
+        self._look_back: LookBack[Episode] = LookBack(self.config.episode_lookback_horizon)
         try:
             self.make_env()
             self.config: RolloutConfig = self.config.resolved(
@@ -129,21 +128,51 @@ class EnvRunner(Runner[Episode]):
             )
             self.make_module()
         except BaseException:
-            self._envs.close()
+            self._close()
             raise
 
     def make_env(self) -> None:
-        """Make the environment; closes the previous one, if any."""
+        """Make the environments; closes the previous ones, if any.
+
+        Raises:
+            OptionError: The environments cannot be made, or cannot be rendered as requested.
+            EnvError: An environment breaks gymnasium's API.
+        """
         self._abandon()
-        self._envs.make()
+        self._close()
+        config = self.config
+        self._made_stepper = stepper = make_stepper(self._given_env, config, self._env_context)
+        #: The part of the environments' failures that the metrics already include.
+        self._failures_counted = 0
+        if config.render_env and stepper.envs.render_mode is None:
+            stepper.close()
+            raise OptionError(
+                "render_env=True, but the environments have no render mode: set it in the function that "
+                "makes them, as in gymnasium.make(id, render_mode='rgb_array')"
+            )
+        self.callbacks.on_environment_created(runner=self, env=stepper.envs)
+        if "on_sub_environment_created" in self._hooks:
+            for i in range(stepper.num_envs):
+                self._tell_of_env(i)
+            if isinstance(stepper, SubEnvStepper):
+                stepper.on_recreated = partial(self._tell_of_env, recreated=True)
         if self._made_loop is not None:
-            self._loop.use(self._envs.stepper)
+            self._loop.use(stepper)
+
+    def _tell_of_env(self, index: int, recreated: bool = False) -> None:
+        made = getattr(self.envs, "envs", None)
+        self.callbacks.on_sub_environment_created(
+            runner=self,
+            env=None if made is None else made[index],
+            env_index=index,
+            context=self._env_context.with_index(index, recreated=recreated),
+        )
 
     def make_module(self) -> None:
         """Bind the policy to the spaces between the connectors, and allocate memory for its rows."""
         self._abandon()
         self._made_loop = VectorLoop(
-            self._envs.stepper,
+            self._stepper,
             self.policy,
             config=self.config,
             seeds=self._seeds,
@@ -165,19 +194,28 @@ class EnvRunner(Runner[Episode]):
         return self._made_loop
 
     @property
+    def _stepper(self) -> Stepper:
+        assert self._made_stepper is not None
+        return self._made_stepper
+
+    @property
     def envs(self) -> VectorEnv[Any, Any, Any]:
         """The vector environment."""
-        return self._envs.stepper.envs
+        return self._stepper.envs
 
     @property
     def num_envs(self) -> int:
         """Number of environments stepped together."""
-        return self._envs.stepper.num_envs
+        return self._stepper.num_envs
 
     @property
     def env_id(self) -> str | None:
         """The registered id of the environments; None if it is unknown."""
-        return self._envs.env_id
+        if isinstance(self._given_env, str):
+            return self._given_env
+        first = next(iter(getattr(self.envs, "envs", ())), None)
+        spec = self.envs.spec or getattr(first, "spec", None)
+        return None if spec is None else str(spec.id)
 
     @property
     def observation_space(self) -> gym.Space[Any]:
@@ -192,12 +230,12 @@ class EnvRunner(Runner[Episode]):
     @property
     def env_action_space(self) -> gym.Space[Any]:
         """Space of one action, as an environment gets it."""
-        return self._envs.stepper.action_space
+        return self._stepper.action_space
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Observation and action space of one environment (``"__env__"``) and of the policy."""
         return {
-            "__env__": (self._envs.stepper.observation_space, self.env_action_space),
+            "__env__": (self._stepper.observation_space, self.env_action_space),
             DEFAULT_POLICY_ID: (self.observation_space, self.action_space),
         }
 
@@ -215,7 +253,8 @@ class EnvRunner(Runner[Episode]):
         return self._loop.recorder.rows
 
     def _close(self) -> None:
-        self._envs.close()
+        if self._made_stepper is not None:
+            self._made_stepper.close()
 
     # ---- sampling ----
 
@@ -301,18 +340,18 @@ class EnvRunner(Runner[Episode]):
 
     def _handed_out(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
         """Take the rows ``chosen``, shape (steps, N), or None for all, out of the recorder as a batch."""
-        loop, hooks = self._loop, self._loop.hooks
-        loop.settle()
+        loop, episodes = self._loop, self._loop.episodes
+        episodes.update()
         batch = self._wanted(self._numbered(chosen))
         if len(batch) and not loop.at_random:  # postprocessing needs the policy's own extra columns
-            batch = self._postprocessed(batch, None if hooks is None else hooks.known)
-        if hooks is not None:
-            hooks.keep(np.unique(loop.recorder.scalar(Columns.EPS_ID)).tolist())
+            batch = self._postprocessed(batch, episodes.known if episodes.are_shown else None)
+        if episodes.are_shown:
+            episodes.keep(np.unique(loop.recorder.scalar(Columns.EPS_ID)).tolist())
         self.metrics.sampled(self.timesteps - self._counted, weights_seq_no=self.policy.weights_seq_no)
         self._counted = self.timesteps
-        failures = self._envs.take_failures()
-        if failures:
-            self.metrics.episodes_failed(0, restarts=failures)
+        failures = self._stepper.failures - self._failures_counted
+        self._failures_counted += failures
+        self.metrics.episodes_failed(0, restarts=failures)
         return batch
 
     def _numbered(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
@@ -326,8 +365,7 @@ class EnvRunner(Runner[Episode]):
 
     def _wanted(self, batch: SampleBatch) -> SampleBatch:
         """``batch`` without the episodes that callbacks exclude from training."""
-        hooks = self._loop.hooks
-        unwanted = () if hooks is None else hooks.not_for_training
+        unwanted = self._loop.episodes.not_for_training
         if not unwanted:
             return batch
         kept = np.flatnonzero(~np.isin(batch[Columns.EPS_ID], unwanted))
@@ -367,7 +405,8 @@ class EnvRunner(Runner[Episode]):
         # Waiting rows have other extra columns, and a policy with memory must see whole episodes.
         if loop.recorder.rows or remembers(self.policy):
             self._abandon()
-        loop.act_at_random(at_random)
+        loop.recorder.forget_extras()
+        loop.at_random = at_random
 
     # ---- state ----
 

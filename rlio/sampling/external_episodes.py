@@ -28,14 +28,16 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import RECORDED, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import map_structure, path_text
 from rlio.connectors.connector import Streams
@@ -62,8 +64,6 @@ _OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
 # Rewards are summed in float64, but batches hold float32.
 _MOST_REWARD: Final = float(np.finfo(np.float32).max)
 _STATES: Final = (STATE_BEFORE_PREFIX, STATE_OUT_PREFIX)
-#: Column name -> dtype and shape of one row.
-_Known: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 @dataclass(eq=False)
@@ -106,18 +106,14 @@ class _Request:
         obs: The observation, (1, ...), nested as the space.
         logged: The action that the loop chose, (1, ...); None requests one.
         columns: Columns that the loop passed for that action.
-        answered: Set when a result is available.
-        action: The result.
-        error: Why there is no result.
+        answer: The action, or why there is none.
     """
 
     episode: _Episode
     obs: Any
     logged: Any
     columns: Mapping[str, Any]
-    answered: threading.Event = field(default_factory=threading.Event)
-    action: Any = None
-    error: BaseException | None = None
+    answer: Future[Any] = field(default_factory=Future)
 
 
 class ExternalEpisodes:
@@ -178,11 +174,10 @@ class ExternalEpisodes:
         self._worker_index = worker_index
         self._episodes: dict[str, _Episode] = {}
         self._waiting: list[_Request] = []
-        #: Ids of ended episodes with rows, and of those whose rows are excluded.
-        self._over: set[int] = set()
-        self._unwanted: set[int] = set()
-        #: The policy's columns, once it has acted.
-        self._known: _Known | None = None
+        #: Ids of ended episodes with rows -> whether these go into batches.
+        self._over: dict[int, bool] = {}
+        #: The policy's columns, without rows; None before it has acted.
+        self._known: dict[str, NDArray[Any]] | None = None
         self._closed = False
 
     # ---- called by loops ----
@@ -309,9 +304,7 @@ class ExternalEpisodes:
         self._remove(episode)
         eps_id = episode.running.eps_id
         if np.any(self._rows.integers(Columns.EPS_ID) == eps_id):
-            self._over.add(eps_id)
-            if not episode.running.training_enabled:
-                self._unwanted.add(eps_id)
+            self._over[eps_id] = episode.running.training_enabled
         self.changed.notify_all()
 
     def _remove(self, episode: _Episode) -> None:
@@ -322,10 +315,12 @@ class ExternalEpisodes:
         """Wake the loop that waits for an action of an ended episode, because its row would stay open."""
         for request in [request for request in self._waiting if request.episode is episode]:
             self._waiting.remove(request)
-            request.error = OptionError(
-                f"episode {excerpt(episode.name)} was ended by another caller while it waited for an action"
+            request.answer.set_exception(
+                OptionError(
+                    f"episode {excerpt(episode.name)} was ended by another caller while it waited for an "
+                    "action"
+                )
             )
-            request.answered.set()
 
     def abandon(self, episode_id: str, *, keep_rows: bool = True) -> None:
         """Give up an episode whose loop is gone; it gets no end, and its last action's row is dropped.
@@ -411,7 +406,9 @@ class ExternalEpisodes:
             else:
                 self._waiting.append(request)
                 self.changed.notify_all()
-        if not self._immediate and not request.answered.wait(self._timeout):
+        try:
+            return request.answer.result(self._timeout)
+        except TimeoutError as error:
             with self.changed:
                 # The request may have been answered since. Then its row is open, and the action counts.
                 if request in self._waiting:
@@ -419,10 +416,8 @@ class ExternalEpisodes:
                     raise EnvError(
                         f"no action was chosen for episode {excerpt(episode_id)} within {self._timeout} s: "
                         "call sample(), or give loops more time (timeout=)"
-                    )
-        if request.error is not None:
-            raise request.error
-        return request.action
+                    ) from error
+        return request.answer.result()
 
     def _episode(self, episode_id: str) -> _Episode:
         self._check_open()
@@ -482,14 +477,14 @@ class ExternalEpisodes:
         except BaseException as error:
             # The loops must not wait without end; the sampler gets the error as well.
             for request in requests:
-                request.error = request.error or error
+                if not request.answer.done():
+                    request.answer.set_exception(error)
             if not self._immediate:
                 raise
         finally:
             now = time.monotonic()
             for request in requests:
                 request.episode.heard = now
-                request.answered.set()
 
     def _act(self, requests: list[_Request]) -> None:
         episodes = [request.episode for request in requests]
@@ -502,24 +497,23 @@ class ExternalEpisodes:
             self.policy,
             obs,
             Streams(np.array([each.slot for each in episodes]), np.array([not each.t for each in episodes])),
-            _known_of(episodes) if self.policy.input_columns else {},
+            _integers_of(episodes),
             explore=self.explore,
             timestep=self.progress.timesteps,
             own=_RECORDED,
         )
         columns = {name: np.array(value) for name, value in acted.extras.items()}
-        own = columns.keys() - {name for name in columns if name.startswith(_STATES)}
+        own = {name for name in columns if not name.startswith(_STATES)}
         if self._known is None or self._known.keys() != own:
-            self._known = {name: (columns[name].dtype, columns[name].shape[1:]) for name in own}
+            self._known = {name: columns[name][:0] for name in own}
         kept = [
             i for i, request in enumerate(requests) if not request.columns or _is_sound(request, self._known)
         ]
         acted = acted._replace(extras=columns)
         if len(kept) < len(requests):
             # One loop's mistake must not affect the others, so they are answered.
-            obs, columns, actions, state = (
-                map_structure(lambda leaf: np.asarray(leaf)[kept], value)
-                for value in (obs, columns, acted.actions, acted.state)
+            obs, columns, actions, state = map_structure(
+                lambda leaf: np.asarray(leaf)[kept], (obs, columns, acted.actions, acted.state)
             )
             acted = acted._replace(actions=actions, extras=columns, state=state)
         if kept:
@@ -534,17 +528,14 @@ class ExternalEpisodes:
                 _fill_in(columns, i, request.columns)
         columns[LOGGED] = np.array([request.logged is not None for request in requests], bool)
         acted = acted._replace(actions=_joined(parts))
-        integers: dict[str, Any] = {
-            Columns.EPS_ID: [episode.running.eps_id for episode in episodes],
-            Columns.T: [episode.t for episode in episodes],
-            Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
-        }
+        integers = _integers_of(episodes)
+        integers[Columns.WEIGHTS_SEQ_NO] = acted.weights_seq_no
         first = self._rows.open(obs, acted.actions, columns, integers)
         # Nothing may fail from here on, because a row that no episode knows would stay open.
         self.actor.keep(np.array([episode.slot for episode in episodes]), acted)
         for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
             episode.row, episode.t, episode.action = first + i, episode.t + 1, parts[i]
-            request.action = map_structure(lambda leaf: leaf[0], parts[i])
+            request.answer.set_result(map_structure(lambda leaf: leaf[0], parts[i]))
 
     def _call(self, name: str, episode: RunningEpisode) -> None:
         if name in self._wanted:
@@ -576,14 +567,12 @@ class ExternalEpisodes:
             chosen = self._chosen(whole=whole)
             columns, moved = self._rows.take(chosen)
             self._moved(moved)
-            unwanted = self._unwanted | {
-                e.running.eps_id for e in self._episodes.values() if not e.running.training_enabled
-            }
+            running = [episode.running for episode in self._episodes.values()]
+            wanted = self._over | {each.eps_id: each.training_enabled for each in running}
             # Forget episodes without rows, because the number of episodes grows without limit.
             left = set(self._rows.integers(Columns.EPS_ID).tolist())
-            self._over &= left
-            self._unwanted &= left
-            return self._finished(columns, unwanted)
+            self._over = {eps_id: enabled for eps_id, enabled in self._over.items() if eps_id in left}
+            return self._finished(columns, [eps_id for eps_id in wanted if not wanted[eps_id]])
 
     def _chosen(self, *, whole: bool) -> NDArray[np.bool_]:
         chosen = self._rows.closed
@@ -591,20 +580,18 @@ class ExternalEpisodes:
             chosen &= np.isin(self._rows.integers(Columns.EPS_ID), list(self._over))
         return chosen
 
-    def _finished(self, columns: dict[str, Any], unwanted: set[int]) -> SampleBatch:
+    def _finished(self, columns: dict[str, Any], unwanted: list[int]) -> SampleBatch:
         if Columns.EPS_ID not in columns:  # No action yet.
             return SampleBatch(columns)
         eps_id = columns[Columns.EPS_ID]
         # Rows lie in time order, and episodes run side by side.
         _, first, episode = np.unique(eps_id, return_index=True, return_inverse=True)
         order = np.argsort(first[episode], kind="stable")
-        kept = order[~np.isin(eps_id[order], list(unwanted))]
+        kept = order[~np.isin(eps_id[order], unwanted)]
         self.progress.dropped += len(order) - len(kept)
         self._metrics.rows_dropped(len(order) - len(kept))
         whole = SampleBatch({name: column for name, column in columns.items() if name != NEXT_T})
         batch: SampleBatch = whole[kept]
-        batch[Columns.AGENT_INDEX] = np.zeros(len(batch), np.int64)
-        batch[Columns.ENV_ID] = np.zeros(len(batch), np.int64)
         batch[Columns.UNROLL_ID] = self.unroll_ids(eps_id[kept])
         return batch
 
@@ -637,7 +624,7 @@ class ExternalEpisodes:
             known = dict.fromkeys([*(each.eps_id for each in running), *eps_id.tolist()])
             new = {old: self._new_id() for old in known}
             eps_id[:] = [new[old] for old in eps_id.tolist()]
-            self._over, self._unwanted = ({new[old] for old in own} for own in (self._over, self._unwanted))
+            self._over = {new[old]: enabled for old, enabled in self._over.items()}
             for each in running:
                 each.eps_id = new[each.eps_id]
 
@@ -646,20 +633,19 @@ class ExternalEpisodes:
         with self.changed:
             self._closed = True
             for request in self._waiting:
-                request.error = ClosedError("the runner is stopped: no more actions are chosen")
-                request.answered.set()
+                request.answer.set_exception(ClosedError("the runner is stopped: no more actions are chosen"))
             self._waiting = []
             self.changed.notify_all()
 
 
-def _known_of(episodes: list[_Episode]) -> dict[str, NDArray[np.int64]]:
-    """The input columns that a policy may request for new steps."""
-    nothing = np.zeros(len(episodes), np.int64)
+def _integers_of(episodes: list[_Episode]) -> dict[str, Any]:
+    """The integer columns of new steps, known before the policy acts."""
+    zeros = [0] * len(episodes)
     return {
-        Columns.T: np.array([episode.t for episode in episodes]),
-        Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
-        Columns.ENV_ID: nothing,
-        Columns.AGENT_INDEX: nothing,
+        Columns.EPS_ID: [episode.running.eps_id for episode in episodes],
+        Columns.T: [episode.t for episode in episodes],
+        Columns.ENV_ID: zeros,
+        Columns.AGENT_INDEX: zeros,
     }
 
 
@@ -671,8 +657,7 @@ def _one(specs: list[Leaf], value: Any, column: str) -> Any:
         if leaf.is_object:
             if isinstance(leaf.space, Text) and not leaf.space.contains(part):
                 raise _misfit(leaf, excerpt(part), column)
-            made = np.empty(1, object)
-            made[0] = part
+            made = object_column([part])
         else:
             made = _array(leaf, part, column)[None]
         found.append(made)
@@ -747,14 +732,14 @@ def _row_of(values: Any, i: int) -> Any:
     return map_structure(lambda leaf: np.array(np.asarray(leaf)[i : i + 1]), values)
 
 
-def _check_known(given: Mapping[str, Any], known: _Known) -> None:
+def _check_known(given: Mapping[str, Any], known: Mapping[str, NDArray[Any]]) -> None:
     for name, value in given.items():
         if name not in known:
             raise SchemaError(
                 f"log_action() got a column that the policy does not have: expected some of {sorted(known)}",
                 column=name,
             )
-        dtype, shape = known[name]
+        dtype, shape = known[name].dtype, known[name].shape[1:]
         try:
             found = np.asarray(value)
         except ValueError as error:
@@ -766,12 +751,12 @@ def _check_known(given: Mapping[str, Any], known: _Known) -> None:
             )
 
 
-def _is_sound(request: _Request, known: _Known) -> bool:
+def _is_sound(request: _Request, known: Mapping[str, NDArray[Any]]) -> bool:
     """Whether a request can be answered; sets its error if not."""
     try:
         _check_known(request.columns, known)
     except SchemaError as error:
-        request.error = error
+        request.answer.set_exception(error)
         return False
     return True
 

@@ -14,27 +14,28 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-
-import numpy as np
+from typing import Generic, TypeVar
 
 from rlio.batch.episode import Episode
-from rlio.batch.nested import map_structure
+from rlio.sampling.multi_agent_episode import MultiAgentEpisode
 
 __all__ = ["LookBack"]
 
+EpisodeT = TypeVar("EpisodeT", Episode, MultiAgentEpisode)
 
-class LookBack:
+
+class LookBack(Generic[EpisodeT]):
     """Adds the preceding steps to chunks of episodes.
 
     Args:
-        steps: Maximum number of steps; 0 for none.
+        steps: Maximum number of steps, of each agent; 0 for none.
     """
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._kept: dict[int | str, Episode] = {}
+        self._kept: dict[int | str, EpisodeT] = {}
 
-    def follow(self, chunks: Iterable[Episode], *, running: Collection[int | str]) -> list[Episode]:
+    def follow(self, chunks: Iterable[EpisodeT], *, running: Collection[int | str]) -> list[EpisodeT]:
         """Set the ``lookback`` of each chunk whose predecessor was the last chunk seen of its episode.
 
         Args:
@@ -46,41 +47,12 @@ class LookBack:
             return given
         for chunk in given:
             before = self._kept.get(chunk.id_)
-            if before is not None and _continues(before, chunk):
+            if before is not None and before.leads_to(chunk):
                 chunk.lookback = before
-            self._kept[chunk.id_] = self._tail(chunk) if chunk.id_ in running else chunk
+            self._kept[chunk.id_] = chunk.tail(self._steps) if chunk.id_ in running else chunk
         self._kept = {id_: tail for id_, tail in self._kept.items() if id_ in running}
         return given
 
     def forget(self) -> None:
         """Forget all episodes."""
         self._kept.clear()
-
-    def _tail(self, chunk: Episode) -> Episode:
-        """Copy the chunk's last steps, because views would keep a whole batch in memory."""
-        whole = chunk
-        if chunk.lookback is not None and len(chunk) < self._steps:
-            whole = chunk.with_lookback()
-        tail = whole.slice(max(0, len(whole) - self._steps))
-        tail.lookback = None
-        return Episode(
-            tail.id_,
-            agent_id=tail.agent_id,
-            observations=map_structure(np.array, tail.observations),
-            actions=map_structure(np.array, tail.actions),
-            rewards=np.array(tail.rewards),
-            infos=None if tail.infos is None else np.array(tail.infos),
-            extra_outputs={
-                name: map_structure(np.array, column) for name, column in tail.extra_outputs.items()
-            },
-            t_started=tail.t_started,
-        )
-
-
-def _continues(before: Episode, chunk: Episode) -> bool:
-    """Whether the chunks are consecutive and have the same columns, and can be joined."""
-    return (
-        before.t_started + len(before) == chunk.t_started
-        and before.extra_outputs.keys() == chunk.extra_outputs.keys()
-        and (before.infos is None) == (chunk.infos is None)
-    )

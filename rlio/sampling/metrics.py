@@ -22,7 +22,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.errors import OptionError, StateError, excerpt
@@ -180,6 +180,9 @@ class Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
 
 
+_SUMS = ("seconds", "between", "calls", "weights_seq_no", "perf_steps")
+
+
 @dataclass
 class RolloutMetrics:
     """Metrics since the last request, of one runner or of several (`merge`).
@@ -233,11 +236,7 @@ class RolloutMetrics:
         given = list(parts)
         merged = cls(
             details=[episode for part in given for episode in part.details],
-            seconds=sum(part.seconds for part in given),
-            between=sum(part.between for part in given),
-            calls=sum(part.calls for part in given),
-            weights_seq_no=sum(part.weights_seq_no for part in given),
-            perf_steps=sum(part.perf_steps for part in given),
+            **{name: sum(getattr(part, name) for part in given) for name in _SUMS},
         )
         for part in given:
             merged.counts = merged.counts.plus(part.counts)
@@ -249,10 +248,8 @@ class RolloutMetrics:
                 merged.off_policy[policy_id] = judged if before is None else before.plus(judged)
             for name, mean in part.perf.items():
                 merged.perf[name] = merged.perf.get(name, 0.0) + mean * part.perf_steps / merged.perf_steps
-        if given:
-            merged.returns = np.concatenate([part.returns for part in given])
-            merged.lengths = np.concatenate([part.lengths for part in given])
-            merged.durations = np.concatenate([part.durations for part in given])
+        for name in ("returns", "lengths", "durations") if given else ():
+            setattr(merged, name, np.concatenate([getattr(part, name) for part in given]))
         return merged
 
     def summarise(self, *, keep_custom_metrics: bool = False) -> dict[str, Any]:
@@ -341,7 +338,10 @@ class MetricsCollector:
     # ---- called by runners ----
 
     def episodes_ended(
-        self, returns: ArrayLike, lengths: ArrayLike, durations: ArrayLike | None = None
+        self,
+        returns: Sequence[float] | NDArray[Any],
+        lengths: Sequence[int] | NDArray[Any],
+        durations: Sequence[float] | NDArray[Any] | None = None,
     ) -> None:
         """Count episodes without further details.
 
@@ -350,11 +350,10 @@ class MetricsCollector:
             lengths: Environment steps, shape (E,).
             durations: Seconds, shape (E,).
         """
-        totals = np.asarray(returns, np.float64).tolist()
-        seconds = repeat(math.nan) if durations is None else np.asarray(durations).tolist()
+        seconds = repeat(math.nan) if durations is None else durations
         with self._lock:
-            self._now.counts.episodes += len(totals)
-            self._episodes.extend(zip(totals, np.asarray(lengths).tolist(), seconds, strict=False))
+            self._now.counts.episodes += len(returns)
+            self._episodes.extend(zip(returns, lengths, seconds, strict=False))
 
     def episode_ended(self, episode: RunningEpisode, *, duration: float = math.nan) -> None:
         """Count one episode with the data of callbacks and agents; copies it, so it may change later."""

@@ -4,8 +4,9 @@ Example:
     >>> from rlio.envs.multi_agent import make_multi_agent
     >>> from rlio.sampling.config import RolloutConfig
     >>> make = make_multi_agent("CartPole-v1")
-    >>> envs = MultiAgentEnvs(make, config=RolloutConfig(num_envs=2, env_config={"num_agents": 3}))
-    >>> envs.start_from(seed=0, worker_index=0, restart=0)
+    >>> config = RolloutConfig(num_envs=2, env_config={"num_agents": 3})
+    >>> envs = MultiAgentEnvs(make, config=config, context=config.context())
+    >>> envs.seeds = EpisodeSeeds(0, num_envs=2)
     >>> step = envs.reset(1)
     >>> sorted(step.observations), envs.seeds.current
     ([0, 1, 2], [None, 1038405988])
@@ -15,7 +16,6 @@ Example:
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.context import EnvContext, create
+from rlio.envs.make import refuse_makers_options, set_environs
 from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv
 from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
@@ -52,13 +53,11 @@ class MultiAgentEnvs:
         env: A `MultiAgentEnv` or a PettingZoo environment, which cannot be copied; or a function that makes
             one and may take an `EnvContext`.
         config: Number of environments, and how to handle failures.
-        worker_index: Passed to the function.
-        num_workers: Passed to the function.
-        recreated_worker: Passed to the function.
+        context: Passed to the function.
         on_made: Called for each environment.
 
     Attributes:
-        seeds: Seeds of the episodes.
+        seeds: Seeds of the episodes that follow; set it before the first `reset`.
         restarts: Environments that are down.
         errors: Last error of each failed environment.
 
@@ -73,23 +72,15 @@ class MultiAgentEnvs:
         env: MultiAgentEnvLike,
         *,
         config: RolloutConfig,
-        worker_index: int = 0,
-        num_workers: int = 0,
-        recreated_worker: bool = False,
+        context: EnvContext,
         on_made: OnMade | None = None,
     ) -> None:
         _check_mode(config)
         self._config = config
         self._on_made = on_made
-        self._context = EnvContext(
-            config.env_config,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            recreated_worker=recreated_worker,
-            remote=config.vectorize_mode == "async",
-        )
+        self._context = context
         self._build = partial(_build, self._maker(env), self._context, config)
-        os.environ.update(config.extra_python_environs)
+        set_environs(config.extra_python_environs)
         self.restarts: Restarts = Restarts(config.most_restarts, num_envs=config.num_envs)
         self.errors: dict[int, Exception] = {}
         self._steppers: list[MultiAgentStepper | MultiAgentProcess] = []
@@ -117,26 +108,7 @@ class MultiAgentEnvs:
             )
         if not callable(env) or isinstance(env, MultiAgentEnv):
             given = as_multi_agent_env(env)
-            if self._config.vectorize_mode == "async":
-                raise OptionError(
-                    "vectorize_mode='async' makes each environment in its own process, but env is one "
-                    f"environment, {excerpt(env)}: pass a function that makes it"
-                )
-            if self._config.num_envs != 1:
-                raise OptionError(
-                    f"num_envs={self._config.num_envs}, but env is one environment, {excerpt(env)}: pass a "
-                    "function that makes it"
-                )
-            if self._config.restart_failed_sub_environments:
-                raise OptionError(
-                    "restart_failed_sub_environments=True recreates environments, but env is one "
-                    "environment: pass a function that makes it"
-                )
-            if self._config.env_config:
-                raise OptionError(
-                    f"env_config={excerpt(dict(self._config.env_config))} is used to make environments, but "
-                    "env is one environment: pass a function that makes it"
-                )
+            refuse_makers_options(env, self._config)
             return lambda _: given
         return partial(create, env)
 
@@ -171,15 +143,7 @@ class MultiAgentEnvs:
         """The environments, including failed ones."""
         return [stepper.env for stepper in self._steppers]
 
-    def context(self, index: int) -> EnvContext:
-        """The context passed to an environment's maker."""
-        return self._context.with_index(index)
-
     # ---- stepping ----
-
-    def start_from(self, *, seed: int, worker_index: int, restart: int) -> None:
-        """Seed the following episodes; see `EpisodeSeeds`."""
-        self.seeds = EpisodeSeeds(seed, worker_index=worker_index, restart=restart, num_envs=len(self))
 
     @property
     def up(self) -> list[int]:

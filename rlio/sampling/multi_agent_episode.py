@@ -23,13 +23,14 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, Any, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
-from rlio.batch.arrays import Column, row_count, take_leaf, to_numpy
+from rlio.batch.arrays import Column, object_column, row_count, take_leaf, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves, map_structure, unflatten
@@ -53,6 +54,7 @@ class LookKeywords(TypedDict, total=False):
     fill: Annotated[float | None, None]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class MultiAgentEpisode:
     """The trajectories of the agents of one episode, from environment step ``env_t_started`` on.
 
@@ -60,13 +62,13 @@ class MultiAgentEpisode:
     acted, and the environment step of each of its observations. A row belongs to the chunk in which its
     outcome became known. Arrays are kept, not copied; do not change an episode.
 
-    Args:
+    Attributes:
         id_: The episode's id.
         agent_episodes: Agent id -> its trajectory; ``t_started`` counts the agent's own steps.
         env_ts: Agent id -> environment steps of its observations, ascending, one per observation. Each action
             was taken at the step of its observation; the last observation may have no action.
         policy_ids: Agent id -> id of the policy that acted for it.
-        agent_indexes: Agent id -> its ``agent_index`` in batches; None: the order of ``agent_episodes``.
+        agent_indexes: Agent id -> its ``agent_index`` in batches; default: the order of ``agent_episodes``.
         env_t_started: Environment steps before this chunk.
         env_t: Environment steps at the end of this chunk.
         terminated: Whether the episode terminated here, for all agents.
@@ -77,49 +79,26 @@ class MultiAgentEpisode:
         SchemaError: The mappings have different agents, or ``env_ts`` does not fit the observations.
     """
 
-    __slots__ = (
-        "agent_episodes",
-        "agent_indexes",
-        "env_t",
-        "env_t_started",
-        "env_ts",
-        "id_",
-        "lookback",
-        "policy_ids",
-        "terminated",
-        "truncated",
-    )
+    id_: int | str
+    agent_episodes: dict[AgentId, Episode]
+    _: KW_ONLY
+    env_ts: dict[AgentId, Any]
+    policy_ids: dict[AgentId, str]
+    agent_indexes: dict[AgentId, int] = field(default_factory=dict)
+    env_t_started: int = 0
+    env_t: int
+    terminated: bool = False
+    truncated: bool = False
+    lookback: MultiAgentEpisode | None = None
 
-    def __init__(
-        self,
-        id_: int | str,
-        agent_episodes: Mapping[AgentId, Episode],
-        *,
-        env_ts: Mapping[AgentId, ArrayLike],
-        policy_ids: Mapping[AgentId, str],
-        agent_indexes: Mapping[AgentId, int] | None = None,
-        env_t_started: int = 0,
-        env_t: int,
-        terminated: bool = False,
-        truncated: bool = False,
-        lookback: MultiAgentEpisode | None = None,
-    ) -> None:
-        self.id_: int | str = id_
-        self.agent_episodes: dict[AgentId, Episode] = dict(agent_episodes)
-        self.env_ts: dict[AgentId, NDArray[np.int64]] = {
-            agent: np.asarray(ts, np.int64) for agent, ts in env_ts.items()
-        }
-        self.policy_ids: dict[AgentId, str] = dict(policy_ids)
-        self.agent_indexes: dict[AgentId, int] = (
-            {agent: i for i, agent in enumerate(self.agent_episodes)}
-            if agent_indexes is None
-            else dict(agent_indexes)
-        )
-        self.env_t_started: int = int(env_t_started)
-        self.env_t: int = int(env_t)
-        self.terminated: bool = bool(terminated)
-        self.truncated: bool = bool(truncated)
-        self.lookback: MultiAgentEpisode | None = lookback
+    def __post_init__(self) -> None:
+        self.agent_episodes = dict(self.agent_episodes)
+        self.env_ts = {agent: np.asarray(ts, np.int64) for agent, ts in self.env_ts.items()}
+        self.policy_ids = dict(self.policy_ids)
+        in_order = {agent: i for i, agent in enumerate(self.agent_episodes)}
+        self.agent_indexes = dict(self.agent_indexes or in_order)
+        self.env_t_started, self.env_t = int(self.env_t_started), int(self.env_t)
+        self.terminated, self.truncated = bool(self.terminated), bool(self.truncated)
         self._check()
 
     def _check(self) -> None:
@@ -256,74 +235,51 @@ class MultiAgentEpisode:
         return_list: bool = False,
         fill: float | None = None,
     ) -> Any:
+        if return_list and not env_steps:
+            raise OptionError(
+                "return_list=True requires env_steps=True, because each agent has its own steps"
+            )
         chosen = self.agent_ids if agent_ids is None else [self._known(agent) for agent in agent_ids]
         source = self.with_lookback() if neg_index_as_lookback else self
-        columns = {agent: source._column(agent, what) for agent in chosen}
-        found = {agent: column for agent, column in columns.items() if column is not None}
-        if not env_steps:
-            if return_list:
-                raise OptionError(
-                    "return_list=True requires env_steps=True, because each agent has its own steps"
-                )
-            return {
-                agent: value
-                for agent, column in found.items()
-                if (value := _own_steps(column, indices, self._first(source, agent), fill)) is not None
-            }
-        times, is_one = self._times(indices, neg_index_as_lookback, last=what == "observations")
-        by_agent = {}
-        for agent, column in found.items():
-            at = _positions(source.env_ts[agent][: row_count(column)], times)
-            if fill is None:
-                at = at[at >= 0]
-            if len(at):
-                by_agent[agent] = _rows(column, at, fill)
+        times = np.zeros(0, np.int64)
+        if env_steps:
+            size = len(self) + (what == "observations")
+            times = self.env_t_started + _chosen(indices, size, neg_index_as_lookback, check=True)
+        found: dict[AgentId, tuple[Column, NDArray[np.int64]]] = {}
+        for agent in chosen:
+            column = source._column(agent, what)
+            if column is None:
+                continue
+            ts = source.env_ts[agent][: row_count(column)]
+            if not env_steps:
+                # Number the agent's own steps from the first one in this chunk.
+                before = self.agent_episodes[agent].t_started - source.agent_episodes[agent].t_started
+                ts = np.arange(len(ts)) - before
+                times = _chosen(indices, len(ts) - before, neg_index_as_lookback)
+            at = _positions(ts, times)
+            found[agent] = column, at if return_list or fill is not None else at[at >= 0]
         if return_list:
             return [
                 {
-                    agent: _rows(column, at, fill, one=True)
-                    for agent, column in found.items()
-                    for at in [_positions(source.env_ts[agent][: row_count(column)], times[i : i + 1])]
-                    if at[0] >= 0 or fill is not None
+                    agent: _rows(column, at[i : i + 1], fill, one=True)
+                    for agent, (column, at) in found.items()
+                    if at[i] >= 0 or fill is not None
                 }
                 for i in range(len(times))
             ]
-        if is_one:
-            return {agent: map_structure(lambda leaf: leaf[0], rows) for agent, rows in by_agent.items()}
-        return by_agent
+        is_one = isinstance(indices, (int, np.integer))
+        return {
+            agent: _rows(column, at, fill, one=is_one) for agent, (column, at) in found.items() if len(at)
+        }
 
     def _column(self, agent: AgentId, what: str) -> Column | None:
         if agent not in self.agent_episodes:
             return None
         episode = self.agent_episodes[agent]
-        if what in ("observations", "actions", "rewards", "infos"):
+        if what in _COLUMNS:
             column: Column | None = getattr(episode, what)
             return column
         return episode.extra_outputs.get(what)
-
-    def _first(self, source: MultiAgentEpisode, agent: AgentId) -> int:
-        """Number of an agent's steps in ``source`` that precede this chunk."""
-        return self.agent_episodes[agent].t_started - source.agent_episodes[agent].t_started
-
-    def _times(self, indices: Indices, as_lookback: bool, *, last: bool) -> tuple[NDArray[np.int64], bool]:
-        """The requested environment steps, and whether a single one was requested."""
-        size = len(self) + last
-        if indices is None:
-            indices = slice(None)
-        if isinstance(indices, slice):
-            at = np.arange(size)[indices] if not as_lookback else _counted(indices, size)
-            return self.env_t_started + at, False
-        is_one = isinstance(indices, (int, np.integer))
-        at = np.atleast_1d(np.asarray(indices, np.int64))
-        if not as_lookback:
-            at = np.where(at < 0, at + size, at)
-            outside = at[(at < 0) | (at >= size)]
-            if len(outside):
-                raise OptionError(
-                    f"indices={excerpt(indices)}: the chunk has {size} such steps; to read earlier ones, "
-                    "set neg_index_as_lookback=True"
-                )
-        return self.env_t_started + at, is_one
 
     # ---- parts ----
 
@@ -358,13 +314,11 @@ class MultiAgentEpisode:
     def _part(self, rows: Mapping[AgentId, tuple[int, int]], **changes: Any) -> Self:
         """The rows from, to of each agent in ``rows``."""
         agents = {agent: self.agent_episodes[agent].slice(*at) for agent, at in rows.items()}
-        return type(self)(
-            self.id_,
-            agents,
+        return replace(
+            self,
+            agent_episodes=agents,
             env_ts={
-                agent: self.env_ts[agent][
-                    rows[agent][0] : rows[agent][0] + (row_count(part.observations) or 0)
-                ]
+                agent: self.env_ts[agent][rows[agent][0] :][: row_count(part.observations)]
                 for agent, part in agents.items()
             },
             policy_ids={agent: self.policy_ids[agent] for agent in agents},
@@ -381,10 +335,10 @@ class MultiAgentEpisode:
             if len(episode) and not episode.is_done
         }
         starts = [int(whole.env_ts[agent][at[0]]) for agent, at in rows.items()]
-        part = whole._part(rows, env_t_started=min([*starts, self.env_t]), env_t=self.env_t)
-        for episode in part.agent_episodes.values():
-            _own_memory(episode)
-        part.env_ts = {agent: ts.copy() for agent, ts in part.env_ts.items()}
+        part = whole._part(rows, env_t_started=min([*starts, self.env_t]), lookback=None)
+        for agent, episode in part.agent_episodes.items():
+            part.agent_episodes[agent] = episode.tail(steps)
+            part.env_ts[agent] = part.env_ts[agent].copy()
         return part
 
     def cut(self, lookback: int = 0) -> Self:
@@ -405,9 +359,8 @@ class MultiAgentEpisode:
             for agent, episode in self.agent_episodes.items()
             if not episode.is_done and episode.has_final_observation
         }
-        made = self._part(rows, env_t_started=self.env_t, env_t=self.env_t)
-        made.lookback = self.tail(lookback) if lookback else None
-        return made
+        before = self.tail(lookback) if lookback else None
+        return self._part(rows, env_t_started=self.env_t, lookback=before)
 
     def concat(self, next_chunk: MultiAgentEpisode) -> Self:
         """This chunk and the one that follows it, joined in new arrays.
@@ -436,17 +389,15 @@ class MultiAgentEpisode:
             else:
                 agents[agent] = chunk
             env_ts[agent] = ts
-        return type(self)(
-            self.id_,
-            agents,
+        return replace(
+            self,
+            agent_episodes=agents,
             env_ts=env_ts,
             policy_ids=self.policy_ids | next_chunk.policy_ids,
             agent_indexes=self.agent_indexes | next_chunk.agent_indexes,
-            env_t_started=self.env_t_started,
             env_t=next_chunk.env_t,
             terminated=next_chunk.terminated,
             truncated=next_chunk.truncated,
-            lookback=self.lookback,
         )
 
     def leads_to(self, chunk: MultiAgentEpisode) -> bool:
@@ -455,7 +406,7 @@ class MultiAgentEpisode:
             self.id_ == chunk.id_
             and self.env_t == chunk.env_t_started
             and all(
-                _goes_on(before, chunk.agent_episodes[agent])
+                before.leads_to(chunk.agent_episodes[agent])
                 and self.policy_ids[agent] == chunk.policy_ids[agent]
                 for agent, before in self.agent_episodes.items()
                 if agent in chunk.agent_episodes
@@ -548,10 +499,7 @@ class MultiAgentEpisode:
         """The whole episode as nested dicts and lists of arrays and JSON values; see `save_state`."""
         return {
             "id": self.id_,
-            "env_t_started": self.env_t_started,
-            "env_t": self.env_t,
-            "terminated": self.terminated,
-            "truncated": self.truncated,
+            **{name: getattr(self, name) for name in _NUMBERS},
             "agents": [
                 {
                     "id": agent,
@@ -581,10 +529,7 @@ class MultiAgentEpisode:
                 env_ts={agent: each["env_ts"] for agent, each in agents.items()},
                 policy_ids={agent: each["policy_id"] for agent, each in agents.items()},
                 agent_indexes={agent: each["index"] for agent, each in agents.items()},
-                env_t_started=state["env_t_started"],
-                env_t=state["env_t"],
-                terminated=state["terminated"],
-                truncated=state["truncated"],
+                **{name: state[name] for name in _NUMBERS},
                 lookback=None if lookback is None else cls.from_state(lookback),
             )
         except (KeyError, TypeError) as error:
@@ -614,22 +559,33 @@ def _rows(column: Column, at: NDArray[np.int64], fill: float | None, *, one: boo
     return map_structure(rows, column)
 
 
-def _own_steps(column: Column, indices: Indices, first: int, fill: float | None) -> Any:
-    """Steps of one agent, of which ``first`` precede the chunk; None if it has none of those requested."""
-    size = (row_count(column) or 0) - first
+def _chosen(indices: Indices, size: int, as_lookback: bool, *, check: bool = False) -> NDArray[np.int64]:
+    """The steps ``indices`` of ``size`` steps, counted from the first one; negative ones precede it.
+
+    Args:
+        indices: The steps.
+        size: Number of steps.
+        as_lookback: Whether negative indices are steps before the first one, instead of counting from the
+            end.
+        check: Whether to refuse indices out of range.
+
+    Raises:
+        OptionError: An index is out of range.
+    """
     if indices is None:
         indices = slice(None)
     if isinstance(indices, slice):
-        at = (np.arange(size)[indices] if not first else _counted(indices, size)) + first
-    else:
-        at = np.atleast_1d(np.asarray(indices, np.int64))
-        at = np.where(at < 0, at + size, at) if not first else at
-        at = at + first
-    at = np.where((at >= 0) & (at < size + first), at, -1)
-    at = at if fill is not None else at[at >= 0]
-    if not len(at):
-        return None
-    return _rows(column, at, fill, one=isinstance(indices, (int, np.integer)))
+        return _counted(indices, size) if as_lookback else np.arange(size)[indices]
+    at = np.atleast_1d(np.asarray(indices, np.int64))
+    if as_lookback:
+        return at
+    at = np.where(at < 0, at + size, at)
+    if check and ((at < 0) | (at >= size)).any():
+        raise OptionError(
+            f"indices={excerpt(indices)}: the chunk has {size} such steps; to read earlier ones, set "
+            "neg_index_as_lookback=True"
+        )
+    return at
 
 
 def _counted(indices: slice, size: int) -> NDArray[np.int64]:
@@ -642,14 +598,6 @@ def _counted(indices: slice, size: int) -> NDArray[np.int64]:
 
 
 # ---- rows ----
-
-
-def _goes_on(before: Episode, chunk: Episode) -> bool:
-    return (
-        before.t_started + len(before) == chunk.t_started
-        and before.extra_outputs.keys() == chunk.extra_outputs.keys()
-        and (before.infos is None) == (chunk.infos is None)
-    )
 
 
 def _by_agent(rows: SampleBatch, policy_id: str) -> list[tuple[int, SampleBatch]]:
@@ -677,29 +625,18 @@ def _episode_of(rows: SampleBatch, agent: AgentId, id_: int | str | None) -> Epi
     return episode
 
 
-def _own_memory(episode: Episode) -> None:
-    """Copy the episode's arrays, because views would keep a whole batch in memory."""
-    for name in ("observations", "actions", "rewards", "infos"):
-        column = getattr(episode, name)
-        if column is not None:
-            setattr(episode, name, map_structure(np.array, column))
-    episode.extra_outputs = {
-        name: map_structure(np.array, column) for name, column in episode.extra_outputs.items()
-    }
-
-
 # ---- state ----
 
-_FIELDS = ("observations", "actions", "rewards", "infos")
+_NUMBERS = ("env_t_started", "env_t", "terminated", "truncated")
+_COLUMNS = ("observations", "actions", "rewards", "infos")
+_OWN_NUMBERS = ("terminated", "truncated", "t_started")
 
 
 def _state_of(episode: Episode) -> dict[str, Any]:
-    columns = {name: _column_state(getattr(episode, name)) for name in _FIELDS}
-    return columns | {
+    return {
+        **{name: _column_state(getattr(episode, name)) for name in _COLUMNS},
         "extra_outputs": {name: _column_state(column) for name, column in episode.extra_outputs.items()},
-        "terminated": episode.terminated,
-        "truncated": episode.truncated,
-        "t_started": episode.t_started,
+        **{name: getattr(episode, name) for name in _OWN_NUMBERS},
     }
 
 
@@ -714,15 +651,12 @@ def _column_state(column: Column | None) -> Any:
 
 
 def _from_state(state: Mapping[str, Any], id_: int | str, agent: AgentId) -> Episode:
-    columns = {name: _column_of(state[name]) for name in _FIELDS}
     return Episode(
         id_,
         agent_id=agent,
         extra_outputs={name: _column_of(column) for name, column in state["extra_outputs"].items()},
-        terminated=state["terminated"],
-        truncated=state["truncated"],
-        t_started=state["t_started"],
-        **columns,
+        **{name: _column_of(state[name]) for name in _COLUMNS},
+        **{name: state[name] for name in _OWN_NUMBERS},
     )
 
 
@@ -730,14 +664,5 @@ def _column_of(described: Any) -> Any:
     if described is None:
         return None
     paths = [tuple(part["path"]) for part in described]
-    values = [
-        _objects(part["values"]) if isinstance(part["values"], list) else part["values"] for part in described
-    ]
-    return unflatten(paths, values)
-
-
-def _objects(values: list[Any]) -> NDArray[Any]:
-    made = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        made[i] = value
-    return made
+    values = [part["values"] for part in described]
+    return unflatten(paths, [object_column(each) if isinstance(each, list) else each for each in values])

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.connectors.clip import clip_rewards
 from rlio.envs.multi_agent import COMMON_INFO, AgentId
 from rlio.envs.multi_agent_stepping import MultiAgentStep
 from rlio.errors import SchemaError, excerpt
-from rlio.sampling.agent_group import Agent, AgentEpisode, AgentGroup
-from rlio.sampling.agent_mapping import AgentMapping, MappingFn
+from rlio.sampling.agent_group import Agent, AgentGroup, PlayedEpisode
+from rlio.sampling.agent_mapping import AgentMapping
 from rlio.sampling.agent_rows import EPISODE
 from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.sampling.config import RolloutConfig
@@ -27,58 +27,11 @@ from rlio.sampling.metrics import MetricsCollector, PerfCounters
 from rlio.sampling.multi_agent_envs import MultiAgentEnvs
 from rlio.sampling.progress import Progress
 
-__all__ = ["MultiAgentLoop", "PlayedEpisode"]
+__all__ = ["MultiAgentLoop"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
 _LOOKING = frozenset({"on_episode_start", "on_episode_step", "on_episode_end"})
-
-
-@dataclass(slots=True, eq=False)
-class PlayedEpisode:
-    """An episode, from its beginning until its last rows are handed out.
-
-    Attributes:
-        rows: Data shared by its rows.
-        shown: The episode that callbacks see.
-        mapping: The mapping when the episode began.
-        agents: Agents that have appeared and acted or will act.
-        ids: The agents' ids, by ``agent_index``.
-        early: Rewards of agents that have not appeared: (original, recorded).
-        before: The policies of agents that acted before the last soft horizon.
-        fresh: Environment steps that were not handed out.
-        began: Start time, in seconds of `time.perf_counter`.
-        is_over: Whether it ended.
-        terminated: Whether it terminated.
-        truncated: Whether it was truncated.
-    """
-
-    rows: AgentEpisode
-    shown: RunningEpisode
-    mapping: MappingFn
-    agents: dict[AgentId, Agent] = field(default_factory=dict)
-    ids: dict[int, AgentId] = field(default_factory=dict)
-    early: dict[AgentId, tuple[float, float]] = field(default_factory=dict)
-    before: dict[AgentId, str] = field(default_factory=dict)
-    fresh: int = 0
-    began: float = 0.0
-    is_over: bool = False
-    terminated: bool = False
-    truncated: bool = False
-
-    @property
-    def number(self) -> int:
-        """Number of the episode in its runner."""
-        return self.rows.number
-
-    def agent_id(self, index: int) -> AgentId:
-        """Id of the agent with an ``agent_index``."""
-        return self.ids[index]
-
-    @property
-    def agent_steps(self) -> int:
-        """Number of rows, including open ones."""
-        return sum(agent.steps for agent in self.agents.values())
 
 
 class MultiAgentLoop:
@@ -197,11 +150,9 @@ class MultiAgentLoop:
         self, shown: RunningEpisode, step: MultiAgentStep, *, before: dict[AgentId, str] | None = None
     ) -> None:
         index = shown.env_index
-        rows = AgentEpisode(index, self._episodes, shown.eps_id, self.envs.seeds.current[index] or 0)
+        seed = self.envs.seeds.current[index] or 0
+        episode = PlayedEpisode(shown, self._episodes, seed, self.mapping.function, before or {})
         self._episodes += 1
-        episode = PlayedEpisode(
-            rows, shown, self.mapping.function, before=before or {}, began=time.perf_counter()
-        )
         self.playing[index] = episode
         self._arrive(episode, step)
         if self._looks:
@@ -283,21 +234,22 @@ class MultiAgentLoop:
 
     def _advance(self, episode: PlayedEpisode, step: MultiAgentStep, sent: dict[AgentId, Any]) -> None:
         """Distribute the results of a step to its agents."""
-        index = episode.rows.env_index
-        episode.rows.t += 1
+        index = episode.env_index
+        episode.t += 1
         episode.fresh += 1
         self.fresh += 1
         self.env_steps += 1
-        episode.shown.length = episode.rows.t
+        episode.shown.length = episode.t
         if step.rewards:
             self._reward(episode, step.rewards)
         if self._keeps_infos:
             self._inform(episode, step)
-        cuts = self._config.soft_horizon and not step.is_over and episode.rows.t >= self._horizon
+        cuts = self._config.soft_horizon and not step.is_over and episode.t >= self._horizon
         if step.ended:
-            self._end_agents(episode, step)
+            self._end_agents(episode, step.ended, step.finals)
         if cuts:
-            self._cut(episode, step)
+            others = {agent: (False, False) for agent in episode.agents if agent not in step.ended}
+            self._end_agents(episode, others, step.observations)
         else:
             self._arrive(episode, step)
         if self._looks:
@@ -323,7 +275,7 @@ class MultiAgentLoop:
         agents, clips = episode.agents, self._config.clip_rewards
         for agent_id, given in rewards.items():
             reward = float(given)
-            recorded = self._clipped(reward) if clips else reward
+            recorded = clip_rewards(np.array([reward]), clips).item() if clips else reward
             agent = agents.get(agent_id)
             if agent is None:
                 before, recorded_before = episode.early.get(agent_id, (0.0, 0.0))
@@ -352,14 +304,6 @@ class MultiAgentLoop:
             )  # fmt: skip
         self.late_rewards += reward
 
-    def _clipped(self, reward: float) -> float:
-        how = self._config.clip_rewards
-        if how is None or how is False:
-            return reward
-        if how is True:
-            return float((reward > 0) - (reward < 0))
-        return min(max(reward, -how), how)
-
     def _inform(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
         """Keep the infos for open rows."""
         for agent_id, agent in episode.agents.items():
@@ -368,27 +312,20 @@ class MultiAgentLoop:
             if step.common:
                 agent.info = {**(agent.info or {}), COMMON_INFO: dict(step.common)}
 
-    def _end_agents(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
-        for agent_id, flags in step.ended.items():
+    def _end_agents(
+        self,
+        episode: PlayedEpisode,
+        ended: Mapping[AgentId, tuple[bool, bool]],
+        seen: Mapping[AgentId, Any],
+    ) -> None:
+        """Close the rows of agents with these flags, and with their final observations in ``seen``."""
+        for agent_id, flags in ended.items():
             agent = episode.agents.get(agent_id)
             if agent is None or agent.row < 0:
                 continue  # it ended before acting, and is not part of the episode
             if self._config.no_done_at_end:
                 flags = (False, False)
-            if agent_id in step.finals:
-                agent.group.end(agent, flags, step.finals[agent_id])
-            else:
-                agent.group.end_unseen(agent, flags)
-
-    def _cut(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
-        """Close rows at the soft horizon, without end flags."""
-        for agent_id, agent in episode.agents.items():
-            if agent.row < 0 or agent_id in step.ended:
-                continue
-            if agent_id in step.observations:
-                agent.group.end(agent, (False, False), step.observations[agent_id])
-            else:
-                agent.group.end_unseen(agent, (False, False))
+            agent.group.end(agent, flags, seen.get(agent_id))
 
     def _arrive(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
         """Queue the agents with an observation to act."""
@@ -404,7 +341,7 @@ class MultiAgentLoop:
         index = self._indexes.get(agent_id)
         if index is None:  # after the known agents, in order of appearance
             index = len(self._indexes) + sum(other not in self._indexes for other in episode.agents)
-        agent = episode.agents[agent_id] = group.agent(agent_id, index, episode.rows)
+        agent = episode.agents[agent_id] = group.agent(agent_id, index, episode)
         episode.ids[index] = agent_id
         if agent_id in episode.early:
             agent.total, agent.reward = episode.early.pop(agent_id)
@@ -412,7 +349,7 @@ class MultiAgentLoop:
 
     def _group(self, episode: PlayedEpisode, agent_id: AgentId) -> AgentGroup:
         policy_id = self.mapping.policy_id(agent_id, episode.shown, episode.mapping)
-        index = episode.rows.env_index
+        index = episode.env_index
         group = self.mapping.group(policy_id, self.envs.envs[index], agent_id)
         if policy_id not in episode.shown.agent_policies.values():
             policy = self.mapping.policies[policy_id]
@@ -430,7 +367,7 @@ class MultiAgentLoop:
     def _end(self, episode: PlayedEpisode, *, is_over: bool) -> None:
         if is_over and not (episode.agent_steps or episode.before):
             raise SchemaError(
-                f"environment {episode.rows.env_index} ended an episode of {episode.rows.t} steps in which "
+                f"environment {episode.env_index} ended an episode of {episode.t} steps in which "
                 "no agent acted: return an observation of an agent that has not ended"
             )
         episode.is_over = True
@@ -452,7 +389,7 @@ class MultiAgentLoop:
 
     def _discard(self, episode: PlayedEpisode) -> None:
         """Discard the episode of a failed environment, with all rows that were not handed out."""
-        index = episode.rows.env_index
+        index = episode.env_index
         self._settle()
         rows = 0
         for group in self.groups.values():
@@ -499,19 +436,17 @@ class MultiAgentLoop:
         shown.last_info |= of_its_agents(step.infos)
         if step.common:
             shown.last_info[COMMON_INFO] = step.common
-        if episode.rows.t:
+        if episode.t:
             shown.last_action, shown.last_reward = sent, of_its_agents(step.rewards)
         _sum_up(episode)
 
-    def _call(self, name: str, shown: RunningEpisode) -> None:
+    def _call(self, name: str, shown: RunningEpisode, **more: Any) -> None:
         if name in self._hooks:
             env = self.envs.envs[shown.env_index]
-            getattr(self._callbacks, name)(runner=self._runner, env=env, episode=shown)
+            getattr(self._callbacks, name)(runner=self._runner, env=env, episode=shown, **more)
 
     def _call_end(self, shown: RunningEpisode, error: Exception | None) -> None:
-        if "on_episode_end" in self._hooks:
-            env = self.envs.envs[shown.env_index]
-            self._callbacks.on_episode_end(runner=self._runner, env=env, episode=shown, error=error)
+        self._call("on_episode_end", shown, error=error)
         shown.last_observation = shown.last_action = shown.last_reward = shown.last_info = None
 
 

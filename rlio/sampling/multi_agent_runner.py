@@ -34,15 +34,17 @@ from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import Policy
 from rlio.reader import JsonState
 from rlio.sampling.actor import Actor
-from rlio.sampling.agent_group import AgentGroup
-from rlio.sampling.agent_mapping import AgentMapping, MappingFn
+from rlio.sampling.agent_group import AgentGroup, PlayedEpisode
+from rlio.sampling.agent_mapping import AgentMapping
 from rlio.sampling.agent_parts import AgentPart, cut, joined
 from rlio.sampling.agent_rows import EPISODE
 from rlio.sampling.callbacks import CallbacksLike
 from rlio.sampling.config import RolloutConfig
+from rlio.sampling.lookback import LookBack
 from rlio.sampling.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.sampling.multi_agent_episode import MultiAgentEpisode
-from rlio.sampling.multi_agent_loop import MultiAgentLoop, PlayedEpisode
+from rlio.sampling.multi_agent_loop import MultiAgentLoop
+from rlio.sampling.policy_group import MappingFn
 from rlio.sampling.progress import Progress, whole_number
 from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
@@ -54,8 +56,8 @@ __all__ = ["MultiAgentEnvRunner"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-#: Policy id -> (batch of its rows, or None if a part was changed; the parts).
-_Parts: TypeAlias = "dict[str, tuple[SampleBatch | None, list[AgentPart]]]"
+#: Policy id -> the parts of its rows.
+_Parts: TypeAlias = dict[str, list[AgentPart]]
 
 
 class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
@@ -124,15 +126,16 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         )
         self._mapping.set_function(policy_mapping_fn)
         self._given_env = env
-        self._num_workers, self._recreated = num_workers, recreated_worker
+        self._env_context = self.config.context(
+            worker_index=worker_index, num_workers=num_workers, recreated_worker=recreated_worker
+        )
         #: Whether environments and ids use the current seeds.
         self._is_seeded = False
         #: Whether the next step can be taken: False at first, and after a step that failed halfway.
         self._ready = False
         #: Whether rows of running episodes were handed out.
         self._is_cut = False
-        #: The last steps of unfinished episodes, by number, for the chunks that follow.
-        self._tails: dict[int, MultiAgentEpisode] = {}
+        self._look_back: LookBack[MultiAgentEpisode] = LookBack(self.config.episode_lookback_horizon)
         self._envs = self._new_envs()
         try:
             self._loop = MultiAgentLoop(
@@ -156,9 +159,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         return MultiAgentEnvs(
             self._given_env,
             config=self.config,
-            worker_index=self.worker_index,
-            num_workers=self._num_workers,
-            recreated_worker=self._recreated,
+            context=self._env_context,
             on_made=self._on_made,
         )
 
@@ -306,37 +307,30 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     def _chunks(self, taken: _Taken) -> list[MultiAgentEpisode]:
         by_episode: dict[int, list[AgentPart]] = {number: [] for number in taken.episodes}
-        for _, parts in taken.parts.values():
+        for parts in taken.parts.values():
             for part in parts:
                 by_episode[part.number].append(part)
-        chunks = []
-        for number, parts in by_episode.items():
-            episode = taken.episodes[number]
-            if parts or taken.fresh[number]:
-                chunks.append(self._chunk(episode, parts, taken.fresh[number]))
-            if episode.is_over:
-                self._tails.pop(number, None)
-        return chunks
+        chunks = [
+            self._chunk(taken.episodes[number], parts, taken.fresh[number])
+            for number, parts in by_episode.items()
+            if parts or taken.fresh[number]
+        ]
+        running = {episode.shown.eps_id for episode in self._loop.playing.values()}
+        return self._look_back.follow(chunks, running=running)
 
     def _chunk(self, episode: PlayedEpisode, parts: list[AgentPart], fresh: int) -> MultiAgentEpisode:
-        agents = {episode.agent_id(part.agent_index): part for part in parts}
-        chunk = MultiAgentEpisode(
+        agents = {episode.ids[part.agent_index]: part for part in parts}
+        return MultiAgentEpisode(
             episode.shown.eps_id,
             {agent: part.to_episode(agent) for agent, part in agents.items()},
             env_ts={agent: part.env_ts() for agent, part in agents.items()},
             policy_ids={agent: part.policy_id for agent, part in agents.items()},
             agent_indexes={agent: part.agent_index for agent, part in agents.items()},
-            env_t_started=episode.rows.t - fresh,
-            env_t=episode.rows.t,
+            env_t_started=episode.t - fresh,
+            env_t=episode.t,
             terminated=episode.terminated,
             truncated=episode.truncated,
         )
-        chunk.lookback = self._tails.get(episode.number)
-        if chunk.lookback is not None and not chunk.lookback.leads_to(chunk):
-            chunk.lookback = None  # steps in between were handed out
-        if self.config.episode_lookback_horizon and not episode.is_over:
-            self._tails[episode.number] = chunk.tail(self.config.episode_lookback_horizon)
-        return chunk
 
     def _sampled(self, steps: int | None, *, episodes: int = 0, at_random: bool = False) -> _Taken:
         """Sample fragments of ``steps`` of each environment, or whole episodes, and take out their rows."""
@@ -357,11 +351,10 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     def _begin(self) -> None:
         self._ready = False
         if not self._is_seeded:
-            seeds = self._seeds
-            self._envs.start_from(seed=seeds.seed, worker_index=self.worker_index, restart=seeds.restarts)
-            self._episode_ids = seeds.episode_ids()
+            self._envs.seeds = self._seeds.of_episodes(num_envs=self.num_envs)
+            self._episode_ids = self._seeds.episode_ids()
             self._is_seeded = True
-        self._tails.clear()
+        self._look_back.forget()
         self._loop.begin()
         self._is_cut = False
         self._ready = True
@@ -402,7 +395,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             self._step()
 
     def _size(self, episode: PlayedEpisode) -> int:
-        return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.rows.t
+        return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.t
 
     # ---- handing out rows ----
 
@@ -456,30 +449,24 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         if not wanted or self._loop.at_random:
             return parts
         by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
-        for _, own in parts.values():
+        for own in parts.values():
             for part in own:
-                agent = episodes[part.number].agent_id(part.agent_index)
+                agent = episodes[part.number].ids[part.agent_index]
                 by_episode.setdefault(part.number, {})[agent] = part.policy_id, part.rows
-        made = dict(parts)
         for policy_id in wanted:
-            _, own = parts[policy_id]
-            for part in own:
+            for part in parts[policy_id]:
                 episode = episodes[part.number]
-                agent = episode.agent_id(part.agent_index)
+                agent = episode.ids[part.agent_index]
                 # A copy, because the other agents must not see changes made in place.
                 rows = part.rows.copy()
                 part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
-            made[policy_id] = None, own
-        return made
+        return parts
 
     def _joined(self, parts: _Parts) -> dict[str, SampleBatch]:
         batches = {}
-        for policy_id, (whole, own) in parts.items():
+        for policy_id, own in parts.items():
             batches[policy_id] = joined(
-                own,
-                unrolls=self._progress.unrolls,
-                whole=whole,
-                max_seq_len=self.policies[policy_id].max_seq_len,
+                own, unrolls=self._progress.unrolls, max_seq_len=self.policies[policy_id].max_seq_len
             )
             self._progress.unrolls += len(own)
         return batches
@@ -487,10 +474,10 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     def _count(self, taken: _Taken) -> None:
         rows: Counter[str] = Counter()
         of_agents: Counter[str] = Counter()
-        for policy_id, (_, parts) in taken.parts.items():
+        for policy_id, parts in taken.parts.items():
             for part in parts:
                 rows[policy_id] += len(part.rows)
-                of_agents[str(taken.episodes[part.number].agent_id(part.agent_index))] += len(part.rows)
+                of_agents[str(taken.episodes[part.number].ids[part.agent_index])] += len(part.rows)
         self.metrics.sampled(
             taken.env_steps,
             agent_steps=rows.total(),
@@ -528,7 +515,7 @@ class _Taken(NamedTuple):
     """Rows that are handed out.
 
     Attributes:
-        parts: Policy id -> (batch, or None if a part was changed; its parts).
+        parts: Policy id -> the parts of its rows.
         episodes: Number -> episode, for episodes used in training.
         fresh: Number -> environment steps that are handed out.
     """

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import object_column
 from rlio.batch.nested import map_structure, unflatten
 from rlio.connectors.connector import ObservationPipeline, Streams
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
@@ -107,10 +108,7 @@ class Observer:
 def _column(values: Any, leaf: Leaf) -> NDArray[Any]:
     if not leaf.is_object:
         return np.asarray(values, leaf.dtype)
-    column = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        column[row] = value
-    return column
+    return object_column(values)
 
 
 def _rows(values: Any, which: NDArray[np.int64]) -> Any:

@@ -36,14 +36,14 @@ from rlio.policies.weights import GlobalVars, update_weights
 from rlio.sampling.callbacks import Callbacks, overridden
 from rlio.support.options import checked_keywords
 
-__all__ = ["MappingFn", "PoliciesToTrain", "PolicyGroup"]
+__all__ = ["MappingFn", "PoliciesToTrain", "PolicyGroup", "check_mapping"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
 # Any: learning results are up to the policy; states are nested dicts; agent ids are the environments'.
 
-#: Agent id and episode -> policy id. Accepts further keywords if it declares ``**kwargs``.
+#: Agent id and episode -> policy id; may also take ``worker=``.
 MappingFn: TypeAlias = Callable[..., str]
 #: Ids of policies, or a function of policy id and batch (None if there is no batch yet); None: all policies.
 PoliciesToTrain: TypeAlias = Collection[str] | Callable[[str, Batch | None], bool] | None
@@ -191,10 +191,7 @@ class PolicyGroup:
         Raises:
             OptionError: ``policy_mapping_fn`` is not a function.
         """
-        if policy_mapping_fn is not None and not callable(policy_mapping_fn):
-            raise OptionError(
-                f"policy_mapping_fn={excerpt(policy_mapping_fn)}: expected a function of agent id and episode"
-            )
+        check_mapping(policy_mapping_fn)
         self.policy_mapping_fn = policy_mapping_fn
 
     def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
@@ -534,6 +531,18 @@ class PolicyGroup:
     def _restore(self, policy_id: str, state: PolicyState) -> None:
         with self._held(policy_id) as policy:
             policy.set_state(state)
+
+
+def check_mapping(policy_mapping_fn: MappingFn | None) -> None:
+    """Raise unless ``policy_mapping_fn`` is a function or None.
+
+    Raises:
+        OptionError: It is not.
+    """
+    if policy_mapping_fn is not None and not callable(policy_mapping_fn):
+        raise OptionError(
+            f"policy_mapping_fn={excerpt(policy_mapping_fn)}: expected a function of agent id and episode"
+        )
 
 
 def _policy_state(policy: Policy, policy_id: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rlio.batch import Column
 from rlio.batch.columns import Columns
 from rlio.envs.leaves import leaf_of
-from rlio.sampling.row_store import RowStore, assign, longer, nested
+from rlio.sampling.row_store import RowStore, assign, nested
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from rlio.envs.vector import VectorStep
 
 __all__ = ["Rows", "StepRecorder", "until_last"]
+
+#: Bool columns: the row is the last of an episode; the row is a transition and was not handed out.
+_ENDS, _VALID = "_ends", "_valid"
 
 
 class Rows(NamedTuple):
@@ -53,9 +56,6 @@ class Rows(NamedTuple):
 
 class StepRecorder(RowStore):
     """Columns for up to ``capacity`` steps of ``num_envs`` environments.
-
-    Observations, actions and flags have the dtypes of the spaces. Rewards are float32, because learners
-    compute in it and it takes half the memory of the environments' float64.
 
     Args:
         observation_space: Space of one environment's observation.
@@ -74,24 +74,23 @@ class StepRecorder(RowStore):
         capacity: int,
         infos: bool = False,
     ) -> None:
-        super().__init__(observation_space, action_space, capacity=capacity, streams=num_envs)
+        super().__init__(
+            observation_space,
+            action_space,
+            # One more, because the observation after step s is the one before step s + 1.
+            entries=capacity + 1,
+            streams=num_envs,
+            rewards=np.float32,
+            flags=(_ENDS, _VALID),
+            infos=infos,
+        )
+        self.capacity = capacity
         self.num_envs = num_envs
         #: Steps recorded since `take`.
         self.steps: int = 0
-        #: Whether observations are a single array. Most are, and skip the nesting at each step.
-        self._is_flat = len(self._observation_leaves) == 1 and not self._observation_leaves[0].path
-        # One step more, because the observation after step s is the one before step s + 1.
-        self._obs = self._buffers(self._observation_leaves, capacity + 1)
-        self._actions = self._buffers(self._action_leaves, capacity)
-        self._rewards = np.zeros((capacity, num_envs), np.float32)
-        self._terminateds = np.zeros((capacity, num_envs), bool)
-        self._truncateds = np.zeros((capacity, num_envs), bool)
-        self._ends = np.zeros((capacity, num_envs), bool)
-        self._valid = np.ones((capacity, num_envs), bool)
+        self._own[_VALID][:] = True
         self._all_valid = True
         self._rows = 0
-        self._infos = np.full((capacity, num_envs), None, object) if infos else None
-        self._scalars: dict[str, NDArray[Any]] = {}
         #: (step, environment, leaves) where an episode's last `new_obs` is not the next `obs`.
         self._finals: list[tuple[int, int, list[Any]]] = []
         self._view: Any = None
@@ -136,11 +135,8 @@ class StepRecorder(RowStore):
 
     def _write_obs(self, obs: Any) -> None:
         at = self.steps
-        if self._is_flat:
-            assign(self._obs[0], at, obs)
-        else:
-            for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
-                assign(buffer, at, leaf_of(obs, leaf.path))
+        for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
+            assign(buffer, at, leaf_of(obs, leaf.path))
         self._look()
 
     def add(
@@ -166,32 +162,21 @@ class StepRecorder(RowStore):
         Raises:
             SchemaError: Actions or extras do not fit; nothing is recorded.
         """
-        at = self.steps
-        acted, added = (
-            self._checked_actions(actions, self.num_envs),
-            self._checked_extras(extras, self.num_envs),
-        )
-        for buffer, value in zip(self._actions, acted, strict=True):
-            assign(buffer, at, value)
-        assert self._extras is not None
-        for name, array in added.items():
-            self._extras[name][at] = array
-        for name, value in scalars.items():
-            if name not in self._scalars:
-                self._scalars[name] = np.zeros((self.capacity, self.num_envs), np.int64)
-            self._scalars[name][at] = value
-        self._rewards[at] = step.rewards
-        self._terminateds[at] = step.terminateds
-        self._truncateds[at] = step.truncateds
-        self._ends[at] = step.terminateds | step.truncateds if ends is None else ends
+        at, own = self.steps, self._own
+        acted = self._checked_actions(actions, self.num_envs)
+        self._put(at, acted, self._checked_extras(extras, self.num_envs), scalars)
+        own[Columns.REWARDS][at] = step.rewards
+        own[Columns.TERMINATEDS][at] = step.terminateds
+        own[Columns.TRUNCATEDS][at] = step.truncateds
+        own[_ENDS][at] = step.terminateds | step.truncateds if ends is None else ends
         if step.valid is None:
             self._rows += self.num_envs
         else:
-            self._valid[at] = step.valid
+            own[_VALID][at] = step.valid
             self._all_valid = False
             self._rows += int(np.count_nonzero(step.valid))
-        if self._infos is not None and infos is not None:
-            assign(self._infos, at, infos)
+        if Columns.INFOS in own and infos is not None:
+            assign(own[Columns.INFOS], at, infos)
         for env, final in step.finals:
             self._finals.append((at, env, final))
         self.steps = at + 1
@@ -204,10 +189,10 @@ class StepRecorder(RowStore):
             env: The episode's environment.
             eps_id: The episode's id, as in the scalar column ``eps_id``.
         """
-        if Columns.EPS_ID not in self._scalars:
+        if Columns.EPS_ID not in self._integers:
             return 0
-        valid = self._valid[: self.steps, env]
-        rows = valid & (self._scalars[Columns.EPS_ID][: self.steps, env] == eps_id)
+        valid = self._own[_VALID][: self.steps, env]
+        rows = valid & (self._integers[Columns.EPS_ID][: self.steps, env] == eps_id)
         dropped = int(np.count_nonzero(rows))
         if dropped:
             valid[rows] = False
@@ -219,14 +204,15 @@ class StepRecorder(RowStore):
         """Forget the rows that were not handed out; call `start` before the next step."""
         self.steps = self._rows = 0
         self._finals.clear()
-        self._valid[:] = True
+        self._own[_VALID][:] = True
         self._all_valid = True
 
     def scalar(self, name: str) -> NDArray[np.int64]:
         """A scalar column's values in the rows that were not handed out, unordered."""
         if not self._rows:
             return np.zeros(0, np.int64)
-        return self._scalars[name][: self.steps][self._valid[: self.steps]]
+        values: NDArray[np.int64] = self._integers[name][: self.steps][self._own[_VALID][: self.steps]]
+        return values
 
     # ---- handing out ----
 
@@ -238,12 +224,13 @@ class StepRecorder(RowStore):
     @property
     def valid(self) -> NDArray[np.bool_]:
         """Mask of the recorded rows that are transitions and not handed out: a copy, shape (steps, N)."""
-        return self._valid[: self.steps].copy()
+        return self._own[_VALID][: self.steps].copy()
 
     @property
     def ended(self) -> NDArray[np.bool_]:
         """Mask of the `valid` rows that are the last of an episode, shape (steps, N)."""
-        return self._ends[: self.steps] & self._valid[: self.steps]
+        ended: NDArray[np.bool_] = self._own[_ENDS][: self.steps] & self._own[_VALID][: self.steps]
+        return ended
 
     def take(self, chosen: NDArray[np.bool_] | None = None) -> Rows:
         """Hand out rows, and keep the others for the next `take`.
@@ -256,30 +243,17 @@ class StepRecorder(RowStore):
         steps = self.steps
         if chosen is None and not self._all_valid:
             chosen = self.valid
-        columns = self._columns(steps, None if chosen is None else chosen.T)
+        columns = self._taken(steps, None if chosen is None else chosen.T)
         counts = np.full(self.num_envs, steps) if chosen is None else chosen.sum(axis=0)
         self._drop(np.zeros((steps, self.num_envs), bool) if chosen is None else self.valid & ~chosen)
         return Rows(columns, counts.astype(np.int64))
 
-    def _columns(self, steps: int, chosen: NDArray[np.bool_] | None) -> dict[str, Column]:
+    def _taken(self, steps: int, chosen: NDArray[np.bool_] | None) -> dict[str, Column]:
         def rows(buffer: NDArray[Any]) -> NDArray[Any]:
             by_env = buffer[:steps].swapaxes(0, 1)
             return by_env.copy().reshape(-1, *buffer.shape[2:]) if chosen is None else by_env[chosen]
 
-        new_obs = [self._next_obs(i, steps, chosen) for i in range(len(self._obs))]
-        columns: dict[str, Column] = {
-            Columns.OBS: nested(self._observation_leaves, [rows(buffer) for buffer in self._obs]),
-            Columns.ACTIONS: nested(self._action_leaves, [rows(buffer) for buffer in self._actions]),
-            Columns.REWARDS: rows(self._rewards),
-            Columns.NEXT_OBS: nested(self._observation_leaves, new_obs),
-            Columns.TERMINATEDS: rows(self._terminateds),
-            Columns.TRUNCATEDS: rows(self._truncateds),
-        }
-        if self._infos is not None:
-            columns[Columns.INFOS] = rows(self._infos)
-        for name, buffer in (self._scalars | (self._extras or {})).items():
-            columns[name] = rows(buffer)
-        return columns
+        return self._columns(rows, [self._next_obs(i, steps, chosen) for i in range(len(self._obs))])
 
     def _next_obs(self, leaf: int, steps: int, chosen: NDArray[np.bool_] | None) -> NDArray[Any]:
         by_env = self._obs[leaf][1 : steps + 1].swapaxes(0, 1).copy()
@@ -298,17 +272,16 @@ class StepRecorder(RowStore):
             which = kept
             self._keep_next_obs(rest, kept)
         if steps < old:
-            for buffer in self._by_step():
-                buffer[:steps] = buffer[which]
+            self._keep_entries(which, steps)
             for buffer in self._obs:
-                buffer[:steps] = buffer[which]
                 buffer[steps] = buffer[old]
         place = dict(zip(kept.tolist(), range(steps), strict=True)) if self._finals else {}
         self._finals = [(place[at], env, final) for at, env, final in self._finals if at in place]
-        self._valid[:steps] = rest[which]
+        valid = self._own[_VALID]
+        valid[:steps] = rest[which]
+        valid[steps:] = True
+        self._all_valid = bool(valid[:steps].all())
         self._rows = int(np.count_nonzero(rest))
-        self._valid[steps:] = True
-        self._all_valid = bool(self._valid[:steps].all())
         self.steps = steps
         self._look()
 
@@ -321,43 +294,19 @@ class StepRecorder(RowStore):
                     final = [_copied(buffer[at + 1, env]) for buffer in self._obs]
                     self._finals.append((at, env, final))
 
-    def _by_step(self) -> list[NDArray[Any]]:
-        """The columns with one entry per step, except `_valid` and observations."""
-        infos = [] if self._infos is None else [self._infos]
-        extras = (self._extras or {}).values()
-        flags = [self._terminateds, self._truncateds, self._ends]
-        return [self._rewards, *flags, *infos, *self._actions, *self._scalars.values(), *extras]
-
     def reserve(self, capacity: int) -> None:
         """Make room for ``capacity`` steps in total, keeping the recorded ones."""
         if capacity <= self.capacity:
             return
 
-        def more(buffer: NDArray[Any]) -> NDArray[Any]:
-            return longer(buffer, capacity, self.steps)
-
-        self._obs = [longer(buffer, capacity + 1, self.steps + 1) for buffer in self._obs]
-        self._actions = [more(buffer) for buffer in self._actions]
-        self._rewards = more(self._rewards)
-        self._terminateds = more(self._terminateds)
-        self._truncateds = more(self._truncateds)
-        self._ends = more(self._ends)
-        self._valid = more(self._valid)
-        self._valid[self.steps :] = True
-        if self._infos is not None:
-            self._infos = more(self._infos)
-        self._scalars = {name: more(buffer) for name, buffer in self._scalars.items()}
-        if self._extras is not None:
-            self._extras = {name: more(buffer) for name, buffer in self._extras.items()}
+        self._lengthen(capacity + 1, self.steps + 1)
+        self._own[_VALID][self.steps :] = True
         self.capacity = capacity
         self._look()
 
     def _look(self) -> None:
         """Point `obs` at the current observations."""
-        if self._is_flat:
-            self._view = self._obs[0][self.steps]
-        else:
-            self._view = nested(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+        self._view = nested(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
 
 
 def until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -7,12 +7,13 @@ the outcome is known. docs/design/house.md states the cost of one store for both
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch import Column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import path_text, unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
@@ -21,7 +22,7 @@ from rlio.errors import SchemaError, excerpt
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["RowStore", "assign", "longer", "nested"]
+__all__ = ["RowStore", "assign", "nested"]
 
 
 class RowStore:
@@ -30,9 +31,12 @@ class RowStore:
     Args:
         observation_space: Space of one observation, as the policy gets it.
         action_space: Space of one action, as the policy gives it.
-        capacity: Initial number of entries.
-        streams: Number of streams that share an entry, if there are several: columns are (capacity, streams,
+        entries: Initial number of entries.
+        streams: Number of streams that share an entry, if there are several: columns are (entries, streams,
             ...).
+        rewards: Dtype in which rewards are kept; they are handed out as float32.
+        flags: Names of bool columns, beside terminateds and truncateds, that only the store uses.
+        infos: Whether to record a column of infos.
     """
 
     def __init__(
@@ -40,18 +44,100 @@ class RowStore:
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         *,
-        capacity: int,
+        entries: int,
         streams: int | None = None,
+        rewards: type[np.floating[Any]],
+        flags: Sequence[str],
+        infos: bool,
     ) -> None:
-        self.capacity = capacity
+        self._entries = entries
         self._axes = () if streams is None else (streams,)
         self._observation_leaves = leaves_of(observation_space)
         self._action_leaves = leaves_of(action_space)
+        self._obs = self._buffers(self._observation_leaves)
+        self._actions = self._buffers(self._action_leaves)
+        #: The columns that every store has, by name.
+        self._own: dict[str, NDArray[Any]] = {Columns.REWARDS: self._buffer(rewards)}
+        for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS, *flags):
+            self._own[name] = self._buffer(bool)
+        if infos:
+            self._own[Columns.INFOS] = np.full((entries, *self._axes), None, object)
+        #: Integer columns that the caller passes; known once there are rows.
+        self._integers: dict[str, NDArray[np.int64]] = {}
         #: The policy's further columns; None before it has acted.
         self._extras: dict[str, NDArray[Any]] | None = None
 
-    def _buffers(self, leaves: Iterable[Leaf], entries: int) -> list[NDArray[Any]]:
-        return [np.zeros((entries, *self._axes, *leaf.shape), leaf.dtype) for leaf in leaves]
+    def _buffer(self, dtype: Any, shape: tuple[int, ...] = ()) -> NDArray[Any]:
+        return np.zeros((self._entries, *self._axes, *shape), dtype)
+
+    def _buffers(self, leaves: Iterable[Leaf]) -> list[NDArray[Any]]:
+        return [self._buffer(leaf.dtype, leaf.shape) for leaf in leaves]
+
+    # ---- all columns ----
+
+    def _put(
+        self,
+        at: int | slice,
+        actions: Sequence[Any],
+        extras: Mapping[str, NDArray[Any]],
+        integers: Mapping[str, Any],
+    ) -> None:
+        """Store checked actions and further columns of the policy, and integer columns."""
+        assert self._extras is not None
+        for buffer, value in zip(self._actions, actions, strict=True):
+            assign(buffer, at, value)
+        for name, array in extras.items():
+            self._extras[name][at] = array
+        for name, number in integers.items():
+            if name not in self._integers:
+                self._integers[name] = self._buffer(np.int64)
+            self._integers[name][at] = number
+
+    def _columns(
+        self, rows: Callable[[NDArray[Any]], NDArray[Any]], new_obs: Sequence[NDArray[Any]]
+    ) -> dict[str, Column]:
+        """The columns of some rows, which ``rows`` copies from a buffer."""
+        own = self._own
+        columns: dict[str, Column] = {
+            Columns.OBS: nested(self._observation_leaves, [rows(buffer) for buffer in self._obs]),
+            Columns.ACTIONS: nested(self._action_leaves, [rows(buffer) for buffer in self._actions]),
+            # Learners compute in float32, which takes half the memory of the environments' float64.
+            Columns.REWARDS: rows(own[Columns.REWARDS]).astype(np.float32, copy=False),
+            Columns.NEXT_OBS: nested(self._observation_leaves, new_obs),
+            Columns.TERMINATEDS: rows(own[Columns.TERMINATEDS]),
+            Columns.TRUNCATEDS: rows(own[Columns.TRUNCATEDS]),
+        }
+        if Columns.INFOS in own:
+            columns[Columns.INFOS] = rows(own[Columns.INFOS])
+        for name, buffer in (self._integers | (self._extras or {})).items():
+            columns[name] = rows(buffer)
+        return columns
+
+    def _leaf_buffers(self) -> list[list[NDArray[Any]]]:
+        """The columns that are lists of leaves."""
+        return [self._obs, self._actions]
+
+    def _named_buffers(self) -> list[dict[str, NDArray[Any]]]:
+        """The columns that have a name."""
+        return [self._own, self._integers, self._extras or {}]
+
+    def _keep_entries(self, which: Any, entries: int) -> None:
+        """Move the ``entries`` entries ``which`` to the front."""
+        for buffers in self._leaf_buffers():
+            for buffer in buffers:
+                buffer[:entries] = buffer[which]
+        for columns in self._named_buffers():
+            for buffer in columns.values():
+                buffer[:entries] = buffer[which]
+
+    def _lengthen(self, entries: int, used: int) -> None:
+        """Make room for ``entries`` entries, and keep the first ``used``."""
+        self._entries = entries
+        for buffers in self._leaf_buffers():
+            buffers[:] = [_longer(buffer, entries, used) for buffer in buffers]
+        for columns in self._named_buffers():
+            for name, buffer in columns.items():
+                columns[name] = _longer(buffer, entries, used)
 
     # ---- checks of a policy's results ----
 
@@ -93,8 +179,7 @@ class RowStore:
                         column=name,
                     )
             self._extras = {
-                name: np.zeros((self.capacity, *self._axes, *array.shape[1:]), array.dtype)
-                for name, array in arrays.items()
+                name: self._buffer(array.dtype, array.shape[1:]) for name, array in arrays.items()
             }
         if arrays.keys() != self._extras.keys():
             raise SchemaError(
@@ -124,8 +209,7 @@ def nested(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
     return unflatten([leaf.path for leaf in leaves], values)
 
 
-def longer(buffer: NDArray[Any], entries: int, used: int) -> NDArray[Any]:
-    """A buffer with room for ``entries`` that begins with the first ``used`` entries of ``buffer``."""
+def _longer(buffer: NDArray[Any], entries: int, used: int) -> NDArray[Any]:
     made = np.zeros((entries, *buffer.shape[1:]), buffer.dtype)
     made[:used] = buffer[:used]
     return made

@@ -56,8 +56,7 @@ class WorkerPlace:
 
     def context(self, config: RolloutConfig) -> EnvContext:
         """The context passed to functions that make environments."""
-        return EnvContext(
-            config.env_config,
+        return config.context(
             worker_index=self.worker_index,
             num_workers=self.num_workers,
             recreated_worker=self.recreated_worker,

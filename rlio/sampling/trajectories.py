@@ -22,24 +22,25 @@ from rlio.sampling.actor import STATE_BEFORE_PREFIX
 __all__ = ["piece_starts", "with_sequences", "without_states"]
 
 
-def piece_starts(eps_id: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask of the rows that begin a piece of an episode; pieces are contiguous."""
-    starts = np.ones(len(eps_id), bool)
-    starts[1:] = eps_id[1:] != eps_id[:-1]
+def piece_starts(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask of the rows that begin a run of equal ``ids``, such as a piece of an episode."""
+    starts = np.ones(len(ids), bool)
+    starts[1:] = ids[1:] != ids[:-1]
     return starts
 
 
-def with_sequences(batch: SampleBatch, *, max_seq_len: int) -> SampleBatch:
+def with_sequences(batch: SampleBatch, *, max_seq_len: int, pieces: str = Columns.EPS_ID) -> SampleBatch:
     """Add ``seq_lens`` and ``state_in_k`` of its sequences to ``batch``, if its policy is recurrent.
 
     Args:
         batch: Contiguous pieces of episodes; do not use it afterwards.
         max_seq_len: Maximum steps in a sequence.
+        pieces: Column with another value in each piece than in the one before; sequences end with a piece.
     """
     states = _state_names(batch)
     if not states:
         return batch
-    starts = np.flatnonzero(piece_starts(np.asarray(batch[Columns.EPS_ID])))
+    starts = np.flatnonzero(piece_starts(np.asarray(batch[pieces])))
     lengths = np.diff(np.append(starts, len(batch)))
     sequences = -(-lengths // max_seq_len)
     # Number of each sequence within its piece.

@@ -30,7 +30,6 @@ from rlio.policies.policy import Policy
 from rlio.sampling.actor import Acted, Actor
 from rlio.sampling.callbacks import Callbacks
 from rlio.sampling.config import RolloutConfig
-from rlio.sampling.episode_hooks import EpisodeHooks
 from rlio.sampling.episodes import Episodes
 from rlio.sampling.metrics import MetricsCollector, PerfCounters
 from rlio.sampling.observer import Observer
@@ -63,11 +62,11 @@ class VectorLoop:
     Attributes:
         recorder: Holds the recorded rows that were not handed out.
         episodes: The running episodes.
-        hooks: The running episodes as callbacks see them; None if no callback needs them.
         actor: The policy with its connectors.
         explore: Whether the policy explores.
         is_ready: Whether `step` can be called: False before `begin`, and after a step that failed halfway.
-        at_random: Whether actions are random instead of the policy's; see `act_at_random`.
+        at_random: Whether actions are random instead of the policy's. Change it only if no rows wait, because
+            the extra columns change. A policy with memory also needs new episodes.
 
     Raises:
         OptionError: The policy cannot act in these spaces, or a connector does not fit them.
@@ -114,28 +113,25 @@ class VectorLoop:
         self._last: Acted | None = None
         self._tells_policy = policy.has_episode_hooks
         self.recorder: StepRecorder = _recorder(stepper, config, observations.space, actions.space)
-        hooks = EpisodeHooks(
-            callbacks if callbacks is not None else Callbacks(),
-            runner=runner,
-            space=stepper.observation_space,
-            num_envs=stepper.num_envs,
-            worker_index=worker_index,
-        )
         # Only the first of several workers renders.
         self._renders = config.render_env and worker_index <= 1
-        self.hooks: EpisodeHooks | None = hooks if hooks.wants or self._renders else None
-        self.episodes: Episodes = self._new_episodes(stepper.num_envs)
+        self.episodes: Episodes = Episodes(
+            stepper.num_envs,
+            space=stepper.observation_space,
+            callbacks=callbacks if callbacks is not None else Callbacks(),
+            metrics=self._metrics,
+            runner=runner,
+            worker_index=worker_index,
+            keeps_media=self._renders,
+        )
         self.use(stepper)
-
-    def _new_episodes(self, num_envs: int) -> Episodes:
-        return Episodes(num_envs, metrics=self._metrics, ids=self._seeds.episode_ids(), hooks=self.hooks)
 
     # ---- before the steps ----
 
     def use(self, stepper: Stepper) -> None:
         """Replace the environments by others with the same spaces; call `begin` next."""
         self.stepper = stepper
-        stepper.keeps_reset_infos = self.hooks is not None and self.hooks.looks_at_starts
+        stepper.keeps_reset_infos = self.episodes.looks_at_starts
         self._is_seeded = self.is_ready = False
 
     def use_seeds(self, seeds: RunnerSeeds) -> None:
@@ -146,30 +142,20 @@ class VectorLoop:
     def begin(self) -> None:
         """Start new episodes in all environments, the first time from the seed."""
         self.forget()
-        self.episodes.flush()
+        episodes = self.episodes
         if not self._is_seeded:
-            self.episodes = self._new_episodes(self.stepper.num_envs)
-        episodes, hooks = self.episodes, self.hooks
+            episodes.draw_from(self._seeds.episode_ids())
         episodes.begin()
-        if hooks is not None:
-            hooks.begin(episodes.eps_id)
         seeds = None if self._is_seeded else self._seeds.of_episodes(num_envs=self.stepper.num_envs)
         self._is_seeded = True
         obs = self.stepper.reset(seeds=seeds)
         self._env_seeds = self.stepper.env_seeds
         self.recorder.start(self._observer.begin(obs) if self._changes_obs else obs)
         self._in_flight = None
-        if hooks is not None:
-            hooks.started(obs, self.stepper.reset_infos)
+        episodes.started(obs, self.stepper.reset_infos)
         if self._tells_policy:
             self.policy.on_episode_start(self._slots)
         self.is_ready = True
-
-    def settle(self) -> None:
-        """Pass ended episodes to the metrics, and the progress of running ones to callbacks."""
-        self.episodes.flush()
-        if self.hooks is not None:
-            self.hooks.update(self.episodes.t, self.episodes.totals)
 
     def forget(self) -> None:
         """Abandon the running episodes and the rows that were not taken; call `begin` next."""
@@ -177,16 +163,6 @@ class VectorLoop:
         self._metrics.rows_dropped(self.recorder.rows)
         self.recorder.clear()
         self.is_ready = False
-
-    def act_at_random(self, at_random: bool) -> None:
-        """Act at random from now on, or as the policy decides.
-
-        Call it only if no rows wait, because the extra columns change. A policy with memory also needs new
-        episodes.
-        """
-        if at_random != self.at_random:
-            self.recorder.forget_extras()
-            self.at_random = at_random
 
     # ---- a step ----
 
@@ -239,16 +215,15 @@ class VectorLoop:
 
     def _render(self) -> None:
         """Keep the frames before the step: frame t shows the observation of step t."""
-        assert self.hooks is not None
         frames = self.stepper.render()
-        for episode, t, frame in zip(self.hooks.running, self.episodes.t.tolist(), frames, strict=True):
+        for episode, t, frame in zip(self.episodes.running, self.episodes.t.tolist(), frames, strict=True):
             shown = episode.media.setdefault("frames", [])
             if len(shown) <= t:  # An environment in flight repeats its frame.
                 shown.append(frame)
 
     def _record(self, step: VectorStep, acted: Acted, sent: Any) -> NDArray[np.bool_]:
         """Record ``step``, and return which of its rows are the last of an episode."""
-        config, episodes, hooks = self._config, self.episodes, self.hooks
+        config, episodes = self._config, self.episodes
         ended: NDArray[np.bool_] = step.terminateds | step.truncateds
         if step.valid is not None:
             ended = ended & step.valid
@@ -273,15 +248,15 @@ class VectorLoop:
         )
         self._progress.timesteps += episodes.count(step.rewards, step.valid)
         self._advance(step, rewards)
-        if hooks is not None:
-            hooks.follow(step, ended, sent=sent, infos=infos, lengths=episodes.t, totals=episodes.totals)
+        if episodes.are_shown:
+            episodes.follow(step, ended, sent=sent, infos=infos)
         over = ended.nonzero()[0].tolist()
         if over:
             episodes.end(over, self._games(step, over, infos))
         if step.faulty is not None:
             self._discard(step, step.faulty)
-        if hooks is not None:
-            hooks.renew(step, episodes.eps_id, self.stepper.reset_infos)
+        if episodes.are_shown:
+            episodes.renew(step, self.stepper.reset_infos)
         if self._tells_policy:
             self._tell_policy(step, ended)
         return ended
@@ -312,7 +287,7 @@ class VectorLoop:
 
     def _infos(self, step: VectorStep, ended: NDArray[np.bool_]) -> list[dict[str, Any]] | None:
         """The infos of a step, if they are recorded or a callback needs them."""
-        wanted = self._config.record_infos or (self.hooks is not None and self.hooks.looks_at(ended))
+        wanted = self._config.record_infos or self.episodes.looks_at(ended)
         return self.stepper.env_infos(step) if wanted else None
 
     def _games(
@@ -344,18 +319,10 @@ class VectorLoop:
 
     def _discard(self, step: VectorStep, which: NDArray[np.bool_]) -> None:
         """Discard the episodes of failed environments."""
-        episodes, rows = self.episodes, 0
-        for env in np.flatnonzero(which).tolist():
-            rows += self.recorder.discard(env, int(episodes.eps_id[env]))
-            if self.hooks is not None:
-                self.hooks.failed(
-                    env,
-                    step.errors.get(env),
-                    length=int(episodes.t[env]),
-                    total=float(episodes.totals[env]),
-                )
+        episodes, envs = self.episodes, np.flatnonzero(which).tolist()
+        rows = sum(self.recorder.discard(env, episodes.eps_id.item(env)) for env in envs)
         self._progress.dropped += rows
-        episodes.fail(which, rows=rows)
+        episodes.fail(envs, step.errors, rows=rows)
 
     def _tell_policy(self, step: VectorStep, ended: NDArray[np.bool_]) -> None:
         over = ended if step.faulty is None else ended | step.faulty

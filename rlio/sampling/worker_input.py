@@ -26,7 +26,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlio.batch import Batch
 from rlio.errors import OptionError, excerpt
@@ -46,7 +46,7 @@ from rlio.writer import OutputWriter
 if TYPE_CHECKING:
     from rlio.sampling.logged_evaluation import LoggedEvaluation
 
-__all__ = ["FirstBatchForever", "NoInput", "Simulated", "SimulatedRunner", "WorkerInput"]
+__all__ = ["FirstBatchForever", "NoInput", "Simulated", "WorkerInput"]
 
 
 class WorkerInput:
@@ -202,19 +202,6 @@ class NoInput(InputReader):
         )
 
 
-class SimulatedRunner(Protocol):
-    """The methods of a runner that `Simulated` needs."""
-
-    def run(self) -> Batch:
-        """Sample a batch."""
-
-    def state_dict(self) -> JsonState:
-        """Return seeds and counters."""
-
-    def load_state_dict(self, state: JsonState) -> None:
-        """Continue counting."""
-
-
 class Simulated(InputReaderAround):
     """Returns the batches of ``child``; with each, ``runner`` samples a fragment for its metrics.
 
@@ -226,7 +213,7 @@ class Simulated(InputReaderAround):
         runner: Samples the fragments; not closed here.
     """
 
-    def __init__(self, child: InputReader, runner: SimulatedRunner) -> None:
+    def __init__(self, child: InputReader, runner: AnyRunner) -> None:
         super().__init__(child)
         self.runner = runner
 
