@@ -233,8 +233,8 @@ def refuse_makers_options(env: object, config: RolloutConfig, names: Iterable[st
         value = getattr(config, name)
         if value != _OF_MAKERS[name]:
             raise OptionError(
-                f"{name}={excerpt(value)}, but {excerpt(env)} exists already in this process: pass a function "
-                "that makes it"
+                f"{name}={excerpt(value)}, but {excerpt(env)} exists already in this process: pass a "
+                "function that makes it"
             )
 
 
