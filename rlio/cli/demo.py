@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from rlio.cli.options import StorageOptions, parse_storage_options
 from rlio.cli.tables import print_table, progress_bar
 from rlio.dataset.commit import put_header
-from rlio.errors import OptionError
+from rlio.errors import MissingExtra, OptionError
 from rlio.storage.filesystem import Storage
-from rlio.support.extras import needs
 
 if TYPE_CHECKING:
     from rlio.policies.dqn import DQN
@@ -309,9 +308,11 @@ def _fresh_folder(options: DemoOptions) -> str:
 
 def _plot(report: DemoReport) -> bytes:
     """Plot the returns of every policy as a PNG."""
-    with needs("matplotlib", "plot"):
+    try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "plot") from error
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)

@@ -16,8 +16,7 @@ import typer
 from rlio.cli.failures import print_json
 from rlio.cli.options import StorageOptions, Uri, command_of, parse_storage_options
 from rlio.cli.tables import print_table
-from rlio.errors import OptionError, excerpt
-from rlio.support.extras import needs
+from rlio.errors import MissingExtra, OptionError, excerpt
 
 if TYPE_CHECKING:
     from rlio.evaluation.estimates import Measured, OffPolicyEstimate
@@ -237,9 +236,11 @@ def draw_intervals(found: Mapping[str, OffPolicyEstimate], path: Path) -> None:
         MissingExtra: matplotlib is not installed.
         OptionError: The file's extension names no known format, or the file cannot be written.
     """
-    with needs("matplotlib", "plot"):
+    try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "plot") from error
 
     first = next(iter(found.values()))
     figure = Figure(figsize=(1.5 + 1.1 * max(len(found), 3), 4), layout="constrained")

@@ -19,10 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, MissingExtra, SchemaError, UnsafeData, excerpt
 from rlio.limits import Limits
 from rlio.readers.packed import Allowance
-from rlio.support.extras import needs
 
 __all__ = ["msgpack", "pack", "read_keys", "space_from_rllib", "space_to_rllib", "unpack"]
 
@@ -37,8 +36,10 @@ def msgpack() -> Any:
     Raises:
         MissingExtra: It is not installed.
     """
-    with needs("msgpack", "msgpack"):
+    try:
         return import_module("msgpack")
+    except ImportError as error:
+        raise MissingExtra("msgpack", "msgpack") from error
 
 
 # ---- reading ----

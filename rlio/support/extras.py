@@ -1,11 +1,11 @@
-"""`needs`: turns the failed import of an optional dependency into an error with its pip line.
+"""`needs`: imports of optional packages, whose absence is an error with the pip line.
 
 Example:
-    >>> with needs("nothing", "none"):
-    ...     import nothing_of_this_name
+    >>> with needs("d4rl-atari", "atari"):
+    ...     import no_such_package
     Traceback (most recent call last):
     ...
-    rlio.errors.MissingExtra: nothing is not installed: run  pip install 'rlio[none]'
+    rlio.errors.MissingExtra: d4rl-atari is not installed: run  pip install 'rlio[atari]'
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ __all__ = ["needs"]
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Import ``package``, which the extra ``extra`` installs, in the ``with`` block.
+    """Turn the ImportError of a block of imports into `MissingExtra`.
 
-    Raises:
-        MissingExtra: It is not installed.
+    Args:
+        package: What is imported, as the message names it.
+        extra: The extra of rlio that installs it.
     """
     try:
         yield
