@@ -404,7 +404,9 @@ class WorkerGroup(InputReader):
         """
         with self._lock:
             self._check_open()
-            answers = self._pool.call(self._pool.present, "take_filters")
+            # The group counts what the buffers hold, so they are reset.
+            flushed = functools.partial(RolloutWorker.get_filters, flush_after=True)
+            answers = self._pool.call(self._pool.present, "apply", flushed)
             parts = [part for part in answers if not isinstance(part, WorkerError)]
             self._filters.add(parts)
             if any(self._filters.filters.values()):
