@@ -39,7 +39,7 @@ _OF_MAKERS: Final[Mapping[str, object]] = {
     "restart_failed_sub_environments": False,
 }
 
-__all__ = ["EnvLike", "ExternalEnvMade", "make_stepper", "refuse_makers_options", "set_environs"]
+__all__ = ["EnvLike", "ExternalEnvMade", "made", "make_stepper", "refuse_makers_options", "set_environs"]
 
 # Any: gymnasium's generic parameters carry no information here.
 if TYPE_CHECKING:
@@ -115,26 +115,26 @@ def make_stepper(
     if isinstance(env, Env):
         refuse_makers_options(env, config)
         given_env = _limited(env, _horizon_of(config))
-        return _local(_made("env", lambda: _sync([lambda: given_env])), config, None)
+        return _local(made("env", lambda: _sync([lambda: given_env])), config, None)
     named = isinstance(env, (str, EnvSpec))
     if not named and not callable(env):
         raise _unknown(env)
     name = excerpt(getattr(env, "id", env))
     if named and (horizon := _horizon_of(config)) is not None:
-        env, config = _made(name, partial(_shortened, env, horizon)), replace(config, horizon=None)
+        env, config = made(name, partial(_shortened, env, horizon)), replace(config, horizon=None)
     if config.vectorize_mode == "native":
         given: Any = env  # Any: `named` tells the type.
         make = partial(_native, given, config, context) if named else partial(create, given, context)
-        made = _made(name, make)
-        if not isinstance(made, VectorEnv):
+        vector = made(name, make)
+        if not isinstance(vector, VectorEnv):
             raise OptionError(
-                f"env={name} returned {excerpt(made)}: expected a vector environment, which 'native' needs"
+                f"env={name} returned {excerpt(vector)}: expected a vector environment, which 'native' needs"
             )
-        return _stepper_of(made, config)
+        return _stepper_of(vector, config)
     one = _EnvMaker(env, config, context)
     if config.envs_are_elsewhere:
-        return _made(name, partial(_apart, one, config))
-    first = _made(name, partial(one, 0))
+        return made(name, partial(_apart, one, config))
+    first = made(name, partial(one, 0))
     if isinstance(first, VectorEnv):
         return _stepper_of(first, config)
     if isinstance(first, ExternalEnv):
@@ -142,7 +142,7 @@ def make_stepper(
     if not isinstance(first, Env):
         raise OptionError(f"env={name} returned {excerpt(first)}: expected a gymnasium environment")
     makers = [lambda: first, *(partial(one, index) for index in range(1, config.num_envs))]
-    return _local(_made(name, partial(_sync, makers)), config, partial(one, recreated=True))
+    return _local(made(name, partial(_sync, makers)), config, partial(one, recreated=True))
 
 
 class _EnvMaker:
@@ -272,8 +272,13 @@ def _unknown(env: object) -> OptionError:
     )
 
 
-def _made(name: str, make: Callable[[], T]) -> T:
-    """Call ``make()``, turning its failure into an OptionError."""
+def made(name: str, make: Callable[[], T]) -> T:
+    """Call ``make()``, turning its failure into an OptionError.
+
+    Args:
+        name: What is made, for the message.
+        make: Makes it.
+    """
     try:
         return make()
     except (EnvError, MissingExtra, OptionError):

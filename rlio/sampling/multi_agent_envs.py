@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.context import EnvContext, create
-from rlio.envs.make import refuse_makers_options, set_environs
+from rlio.envs.make import made, refuse_makers_options, set_environs
 from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv
 from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
@@ -88,15 +88,7 @@ class MultiAgentEnvs:
         self._sent: dict[int, MultiAgentDict] = {}
         with ExitStack() as opened:
             for index in range(config.num_envs):
-                try:
-                    self._steppers.append(self._made(index))
-                except RlioError:
-                    raise
-                except Exception as error:
-                    raise OptionError(
-                        f"env={excerpt(env)} cannot be made: {type(error).__name__}: "
-                        f"{excerpt(str(error), 500)}"
-                    ) from error
+                self._steppers.append(made(excerpt(env), partial(self._made, index)))
                 opened.callback(self._steppers[-1].close)
             opened.pop_all()
 
