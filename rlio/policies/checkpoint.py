@@ -252,10 +252,9 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     uri = os.fspath(path)
     try:
         data = Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise DataNotFound("there is no such file", uri=uri) from error
     except OSError as error:
-        raise CorruptData(f"this is not a .npz file of arrays: {error!r}", uri=uri) from error
+        kind = DataNotFound if isinstance(error, FileNotFoundError) else CorruptData
+        raise kind(f"this file cannot be read: {error}", uri=uri) from error
     return unpack_arrays(data, uri=uri)
 
 

@@ -150,12 +150,9 @@ class TorchPolicy(Policy):
             raise OptionError(
                 f"module={excerpt(module)}: expected a torch module, or a function that makes one"
             )
-        if learning_rate is not None and not learning_rate > 0:
-            raise OptionError(f"learning_rate={learning_rate}: expected a number above 0")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise OptionError(
-                f"max_grad_norm={max_grad_norm}: expected a number above 0, or None for no bound"
-            )
+        for name, number in (("learning_rate", learning_rate), ("max_grad_norm", max_grad_norm)):
+            if number is not None and not number > 0:
+                raise OptionError(f"{name}={number}: expected a number above 0, or None")
         if postprocessing is not None and not isinstance(postprocessing, (GAE, NStep)):
             raise OptionError(
                 f"postprocessing={excerpt(postprocessing)}: expected GAE(...), NStep(...) or None"
