@@ -342,7 +342,7 @@ class _Recorder:
     """Decides when the rows go to the writer."""
 
     def __init__(self, rows: _Rows | _VectorRows, writer: OutputWriter) -> None:
-        self._rows = rows
+        self.rows = rows
         self.writer = writer
         self._written_at = time.monotonic()
         self._owner = Owner()
@@ -356,13 +356,8 @@ class _Recorder:
         """
         self._owner.check("recorder", error=PublishError)
         since = time.monotonic() - self._written_at
-        if self._rows.full or since > (_PAUSE_SECONDS if ended else _MOST_SECONDS):
+        if self.rows.full or since > (_PAUSE_SECONDS if ended else _MOST_SECONDS):
             self.write()
-
-    @property
-    def waiting(self) -> int:
-        """Rows that are not written yet."""
-        return self._rows.count
 
     def finish(self) -> None:
         """Write all rows, unless the writer was closed before."""
@@ -372,9 +367,9 @@ class _Recorder:
     def write(self) -> None:
         """Write all rows. If the write fails, the rows are kept and written later."""
         # A forked child has a copy of its parent's rows; the parent writes them.
-        while self._rows.count and self._owner.is_here:
-            self.writer.write(self._rows.batch())
-            self._rows.written()
+        while self.rows.count and self._owner.is_here:
+            self.writer.write(self.rows.batch())
+            self.rows.written()
         self._written_at = time.monotonic()
 
 
@@ -392,7 +387,7 @@ def _let_go(recorder: _Recorder) -> None:
     try:
         recorder.finish()
     except Exception as error:
-        logger.error("%d recorded rows are lost: they could not be written: %s", recorder.waiting, error)
+        logger.error("%d recorded rows are lost: they could not be written: %s", recorder.rows.count, error)
 
 
 # `rlio.writer` registered the closing of open writers before. The last registered function runs first, so the

@@ -119,14 +119,13 @@ class EnvRunner(Runner[Episode]):
         self._made_stepper: Stepper | None = None
         #: The part of `timesteps` that the metrics already include.
         self._counted = 0
-        self._made_loop: VectorLoop | None = None
         self._look_back: LookBack[Episode] = LookBack(self.config.episode_lookback_horizon)
         try:
-            self.make_env()
+            self._open_envs()
             self.config: RolloutConfig = self.config.resolved(
                 num_envs=self.num_envs, num_workers=num_workers, worker_index=worker_index
             )
-            self.make_module()
+            self._loop: VectorLoop = self._new_loop()
         except BaseException:
             self._close()
             raise
@@ -140,6 +139,10 @@ class EnvRunner(Runner[Episode]):
         """
         self._abandon()
         self._close()
+        self._open_envs()
+        self._loop.use(self._stepper)
+
+    def _open_envs(self) -> None:
         config = self.config
         self._made_stepper = stepper = make_stepper(self._given_env, config, self._env_context)
         #: The part of the environments' failures that the metrics already include.
@@ -156,8 +159,6 @@ class EnvRunner(Runner[Episode]):
                 self._tell_of_env(i)
             if isinstance(stepper, SubEnvStepper):
                 stepper.on_recreated = partial(self._tell_of_env, recreated=True)
-        if self._made_loop is not None:
-            self._loop.use(stepper)
 
     def _tell_of_env(self, index: int, recreated: bool = False) -> None:
         made = getattr(self.envs, "envs", None)
@@ -171,7 +172,13 @@ class EnvRunner(Runner[Episode]):
     def make_module(self) -> None:
         """Bind the policy to the spaces between the connectors, and allocate memory for its rows."""
         self._abandon()
-        self._made_loop = VectorLoop(
+        self._loop = self._new_loop()
+
+    def _new_loop(self) -> VectorLoop:
+        #: Whether rows of running episodes were handed out, which means that these episodes cannot be handed
+        #: out whole.
+        self._is_cut = False
+        return VectorLoop(
             self._stepper,
             self.policy,
             config=self.config,
@@ -182,16 +189,8 @@ class EnvRunner(Runner[Episode]):
             runner=self,
             worker_index=self.worker_index,
         )
-        #: Whether rows of running episodes were handed out, which means that these episodes cannot be handed
-        #: out whole.
-        self._is_cut = False
 
     # ---- environments and spaces ----
-
-    @property
-    def _loop(self) -> VectorLoop:
-        assert self._made_loop is not None
-        return self._made_loop
 
     @property
     def _stepper(self) -> Stepper:
@@ -393,8 +392,7 @@ class EnvRunner(Runner[Episode]):
 
     def _abandon(self) -> None:
         """Forget the running episodes; the next step begins new ones."""
-        if self._made_loop is not None:
-            self._loop.forget()
+        self._loop.forget()
         self._look_back.forget()
 
     def _act_at_random(self, at_random: bool) -> None:

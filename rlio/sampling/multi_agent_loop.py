@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,6 @@ class MultiAgentLoop:
         callbacks: Called on episode events.
         metrics: Counts steps and episodes.
         progress: Counts rows that are opened, and rows that will never be handed out.
-        new_id: Returns a new episode id.
         runner: Passed to callbacks as ``runner``.
         worker_index: Index of the runner's worker.
 
@@ -56,7 +55,11 @@ class MultiAgentLoop:
         late_rewards: Sum of the rewards that came after their row was handed out.
         explore: Whether policies explore.
         at_random: Whether actions are drawn uniformly at random.
+        ids: Draws the ids of new episodes; set it before `begin`.
+        is_ready: Whether `step` can be called: False before `begin`, and after a step that failed halfway.
     """
+
+    ids: np.random.Generator
 
     def __init__(
         self,
@@ -67,7 +70,6 @@ class MultiAgentLoop:
         callbacks: Callbacks,
         metrics: MetricsCollector,
         progress: Progress,
-        new_id: Callable[[], int],
         runner: Any = None,
         worker_index: int = 0,
     ) -> None:
@@ -79,13 +81,12 @@ class MultiAgentLoop:
         self.env_steps: int = 0
         self.late_rewards: float = 0.0
         self.explore: bool = config.explore
-        self.at_random = False
+        self.at_random = self.is_ready = False
         self._config = config
         self._callbacks = callbacks
         self._hooks = overridden(callbacks)
         self._metrics = metrics
         self._progress = progress
-        self._new_id = new_id
         self._runner = runner
         self._worker_index = worker_index
         self._episodes = 0
@@ -104,10 +105,12 @@ class MultiAgentLoop:
 
     def begin(self) -> None:
         """Start new episodes in all environments; drops the rows of the old ones."""
+        self.is_ready = False
         self.forget()
         for index in self.envs.up:
             self._start(index)
         self._settle()
+        self.is_ready = True
 
     def forget(self) -> None:
         """Forget all episodes, and drop their rows."""
@@ -137,14 +140,19 @@ class MultiAgentLoop:
 
     def _start(self, index: int) -> None:
         """Begin an episode in an environment; marks the environment as down if that fails."""
-        shown = RunningEpisode(self._new_id(), index, self._worker_index)
-        self._call("on_episode_created", shown)
+        shown = self._created(index)
         step = self.envs.reset(index)
         if step is None:
             self._metrics.episodes_failed(1)
             self._call_end(shown, self.envs.errors[index])
             return
         self._play(shown, step)
+
+    def _created(self, index: int) -> RunningEpisode:
+        eps_id = int(self.ids.integers(0, 1 << 63, dtype=np.int64))
+        shown = RunningEpisode(eps_id, index, self._worker_index)
+        self._call("on_episode_created", shown)
+        return shown
 
     def _play(
         self, shown: RunningEpisode, step: MultiAgentStep, *, before: dict[AgentId, str] | None = None
@@ -167,6 +175,7 @@ class MultiAgentLoop:
         Args:
             envs: The environments; None: all with a running episode.
         """
+        self.is_ready = False
         perf = self._metrics.perf
         perf.begin()
         actions = self._act(envs)
@@ -190,6 +199,7 @@ class MultiAgentLoop:
         self._settle()
         perf.lap(PerfCounters.OBS_PROCESSING)
         perf.end_step()
+        self.is_ready = True
 
     def _act(self, envs: Collection[int] | None) -> dict[int, dict[AgentId, Any]]:
         """Compute the actions of waiting agents: environment -> agent id -> action."""
@@ -259,9 +269,7 @@ class MultiAgentLoop:
             episode.terminated, episode.truncated = step.terminated, step.truncated
             self._end(episode, is_over=step.is_over)
             if cuts:
-                shown = RunningEpisode(self._new_id(), index, self._worker_index)
-                self._call("on_episode_created", shown)
-                self._play(shown, step, before=episode.before | episode.shown.agent_policies)
+                self._play(self._created(index), step, before=episode.before | episode.shown.agent_policies)
             else:
                 del self.playing[index]
                 self._start(index)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -131,8 +131,6 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         )
         #: Whether environments and ids use the current seeds.
         self._is_seeded = False
-        #: Whether the next step can be taken: False at first, and after a step that failed halfway.
-        self._ready = False
         #: Whether rows of running episodes were handed out.
         self._is_cut = False
         self._look_back: LookBack[MultiAgentEpisode] = LookBack(self.config.episode_lookback_horizon)
@@ -145,7 +143,6 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
                 callbacks=self.callbacks,
                 metrics=self.metrics,
                 progress=self._progress,
-                new_id=self._new_episode_id,
                 runner=self,
                 worker_index=worker_index,
             )
@@ -176,7 +173,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._loop.forget()
         self._envs.close()
         self._envs = self._loop.envs = self._new_envs()
-        self._is_seeded = self._ready = False
+        self._is_seeded = self._loop.is_ready = False
         self._tell_of_envs()
 
     def make_module(self) -> None:
@@ -299,7 +296,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     ) -> list[MultiAgentEpisode]:
         if steps is not None and self.config.batch_mode == "truncate_episodes":
             steps = -(-steps // self.num_envs)
-        self._ready = self._ready and not force_reset
+        if force_reset:
+            self._loop.is_ready = False
         taken = self._sampled(steps, episodes=episodes or 0, at_random=at_random)
         chunks = self._chunks(taken)
         self._count(taken)
@@ -344,25 +342,18 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     def _make_ready(self, *, at_random: bool) -> None:
         """Begin new episodes: at first, after a step that failed halfway, or if action columns change."""
-        if not self._ready or self._loop.at_random != at_random:
+        if not self._loop.is_ready or self._loop.at_random != at_random:
             self._loop.at_random = at_random
             self._begin()
 
     def _begin(self) -> None:
-        self._ready = False
         if not self._is_seeded:
             self._envs.seeds = self._seeds.of_episodes(num_envs=self.num_envs)
-            self._episode_ids = self._seeds.episode_ids()
+            self._loop.ids = self._seeds.episode_ids()
             self._is_seeded = True
         self._look_back.forget()
         self._loop.begin()
         self._is_cut = False
-        self._ready = True
-
-    def _step(self, envs: Collection[int] | None = None) -> None:
-        self._ready = False
-        self._loop.step(envs)
-        self._ready = True
 
     def _fragment(self, steps: int) -> None:
         """Step until there are exactly num_envs x ``steps`` steps, or at least that many rows."""
@@ -372,13 +363,13 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             if self.config.count_steps_by == "agent_steps":
                 if sum(group.rows.closed_rows for group in loop.groups.values()) >= wanted:
                     return
-                self._step()
+                loop.step()
                 continue
             lacking = wanted - loop.fresh
             if lacking <= 0:
                 return
             # If an environment failed and others make up for it, only some take the last step.
-            self._step(None if lacking >= len(loop.playing) else sorted(loop.playing)[:lacking])
+            loop.step(None if lacking >= len(loop.playing) else sorted(loop.playing)[:lacking])
 
     def _complete(self, steps: int, episodes: int) -> list[PlayedEpisode]:
         """Step until the ended episodes have ``steps`` in total, or number ``episodes``; return them."""
@@ -392,7 +383,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
                 return loop.over[:]
             self._warn_of_long_episodes(loop.fresh, steps * self.num_envs)
             loop.revive()
-            self._step()
+            loop.step()
 
     def _size(self, episode: PlayedEpisode) -> int:
         return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.t
@@ -488,9 +479,6 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     # ---- seeds and state ----
 
-    def _new_episode_id(self) -> int:
-        return int(self._episode_ids.integers(0, 1 << 63, dtype=np.int64, endpoint=False))
-
     def state_dict(self) -> JsonState:
         """Return seeds, counters and connector states as JSON; see `Runner.state_dict`."""
         return super().state_dict() | {"env_steps": self.env_steps}
@@ -508,7 +496,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._loop.forget()
         self._progress.take_over(progress)
         self._loop.env_steps = env_steps
-        self._is_seeded = self._ready = False
+        self._is_seeded = self._loop.is_ready = False
 
 
 class _Taken(NamedTuple):

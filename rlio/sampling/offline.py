@@ -54,12 +54,12 @@ class AdaptActions:
         Raises:
             OptionError: The batch has rows of an unknown policy.
         """
-        if isinstance(batch, SampleBatch):
-            return self.how(_known(self.policies, DEFAULT_POLICY_ID).action_space)(batch)
         adapted = {
             policy_id: self.how(_known(self.policies, policy_id).action_space)(rows)
-            for policy_id, rows in batch.items()
+            for policy_id, rows in batch.policies().items()
         }
+        if isinstance(batch, SampleBatch):
+            return adapted[DEFAULT_POLICY_ID]
         return MultiAgentBatch(adapted, batch.env_steps())
 
 
