@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 from rlio.batch import Column, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, RECORDED, Columns, is_per_sequence
-from rlio.batch.nested import path_text, unflatten
-from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.batch.nested import path_text
+from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.envs.vector import VectorStep, VectorStepper
 from rlio.errors import OptionError, PublishError, SchemaError, excerpt
 from rlio.resolve import IOContext, resolve_output
 from rlio.sampling.recorder import StepRecorder
+from rlio.sampling.row_store import copied, nested
 from rlio.support.forks import Owner
 from rlio.writer import OutputWriter
 
@@ -104,7 +105,7 @@ class _Buffer:
 
     def row(self, at: int) -> list[Any]:
         """Copies of row ``at``, one for each leaf."""
-        return [_copy(leaf, array[at]) for leaf, array in zip(self._leaves, self._arrays, strict=True)]
+        return [copied(array[at]) for array in self._arrays]
 
     def move(self, at: int, to: int) -> None:
         """Copy row ``at`` to row ``to``."""
@@ -119,14 +120,8 @@ class _Buffer:
             for at, values in changed:
                 for part, value in zip(parts, values, strict=True):
                     part[at] = value
-        if not self._leaves[0].path:
-            return parts[0]
-        nested: Column = unflatten([leaf.path for leaf in self._leaves], parts)
-        return nested
-
-
-def _copy(leaf: Leaf, value: Any) -> Any:
-    return value if leaf.is_object else np.array(value)
+        made: Column = nested(self._leaves, parts)
+        return made
 
 
 class _Rows:

@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 from rlio import AsyncInput, ExternalEnv, ExternalRunner, RandomPolicy, RolloutConfig, SamplerInput
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, StateError
 from rlio.sampling.callbacks import Callbacks
-from rlio.sampling.external_episodes import ExternalEpisodes, _Request
+from rlio.sampling.external_episodes import ExternalEpisodes
 
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
 SPACES = (OBS, ACT)
@@ -79,9 +79,7 @@ def test_an_action_that_comes_at_the_last_moment_counts() -> None:
 
     name = episodes.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "rlio.sampling.external_episodes._Request", lambda *given: _Request(*given, answer=Late())
-        )
+        patch.setattr("rlio.sampling.external_episodes.Future", Late)
         thread, found = in_thread(lambda: episodes.get_action(name, [0.0, 0.0]))
         until_waiting(episodes)
         episodes.serve()

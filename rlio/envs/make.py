@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlio.envs.checking import check_spaces
 from rlio.envs.context import EnvContext, create
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Options that an environment object cannot have, and their defaults.
-_OF_MAKERS: Final[Mapping[str, object]] = {
-    "env_config": {},
-    "vectorize_mode": "sync",
-    "remote_worker_envs": False,
-    "num_envs": 1,
-    "restart_failed_sub_environments": False,
-}
+#: Options of functions that make environments.
+_OF_MAKERS = (
+    "env_config",
+    "vectorize_mode",
+    "remote_worker_envs",
+    "num_envs",
+    "restart_failed_sub_environments",
+)
 
 __all__ = ["EnvLike", "ExternalEnvMade", "made", "make_stepper", "refuse_makers_options", "set_environs"]
 
@@ -229,13 +229,11 @@ def refuse_makers_options(env: object, config: RolloutConfig, names: Iterable[st
     Raises:
         OptionError: One of the options ``names`` is not the default.
     """
-    for name in names:
-        value = getattr(config, name)
-        if value != _OF_MAKERS[name]:
-            raise OptionError(
-                f"{name}={excerpt(value)}, but {excerpt(env)} exists already in this process: pass a "
-                "function that makes it"
-            )
+    if changed := config.changed(names):
+        raise OptionError(
+            f"{', '.join(changed)}, but {excerpt(env)} exists already in this process: pass a function that "
+            "makes it"
+        )
 
 
 def _horizon_of(config: RolloutConfig) -> int | None:

@@ -20,6 +20,7 @@ from rlio.envs.multi_agent import AgentId
 from rlio.errors import SchemaError, excerpt
 from rlio.sampling.actor import Actor
 from rlio.sampling.agent_rows import AGENT_T, EPISODE, AgentRows, stacked
+from rlio.sampling.row_store import copied
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -184,7 +185,7 @@ class AgentGroup:
     def end(self, agent: Agent, flags: tuple[bool, bool], obs: Any) -> None:
         """End ``agent``, which has acted, with the final observation ``obs``; None if there is none."""
         # A copy, because the environment may be reset before `settle` and overwrite its arrays.
-        agent.seen = map_structure(_copied, obs)
+        agent.seen = map_structure(copied, obs)
         self._ended.append((agent, flags))
 
     def settle(self) -> None:
@@ -200,17 +201,18 @@ class AgentGroup:
             self._settle_arrived()
 
     def _settle_ended(self) -> None:
-        seen = [(agent, flags) for agent, flags in self._ended if agent.seen is not None]
-        if seen:
-            agents = [agent for agent, _ in seen]
-            obs = self._stack(agents)
-            if len(self._observations):
-                obs = self._observations.final(obs, _streams(agents))
-            self._close(agents, new_obs=obs, ended=[flags for _, flags in seen])
-        unseen = [(agent, flags) for agent, flags in self._ended if agent.seen is None]
-        if unseen:
-            self._close([agent for agent, _ in unseen], ended=[flags for _, flags in unseen])
+        for are_seen in (True, False):
+            ended = [each for each in self._ended if (each[0].seen is not None) is are_seen]
+            if not ended:
+                continue
+            agents = [agent for agent, _ in ended]
+            obs = self._final(agents) if are_seen else None
+            self._close(agents, new_obs=obs, ended=[flags for _, flags in ended])
         self._ended.clear()
+
+    def _final(self, agents: Sequence[Agent]) -> Any:
+        obs = self._stack(agents)
+        return self._observations.final(obs, _streams(agents)) if len(self._observations) else obs
 
     def _settle_arrived(self) -> None:
         agents = self._arrived
@@ -355,10 +357,6 @@ def _streams(agents: Sequence[Agent]) -> Streams:
     return Streams(
         np.array([agent.slot for agent in agents]), np.array([agent.is_new for agent in agents], bool)
     )
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _each(batched: Any, n: int) -> list[Any]:

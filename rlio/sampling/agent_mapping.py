@@ -175,15 +175,6 @@ class AgentMapping:
             if policy_id in unbound:
                 self.group(policy_id, env, agent)
 
-    def forget(self, policy_id: str) -> None:
-        """Forget the group of a policy."""
-        del self.groups[policy_id]
-
-    def forget_removed(self) -> None:
-        """Forget the groups of removed policies."""
-        for policy_id in [each for each in self.groups if each not in self.policies]:
-            self.forget(policy_id)
-
 
 def _takes_worker(function: MappingFn) -> bool:
     """Whether ``function`` has a parameter ``worker``, as RLlib's mappings do."""

@@ -7,8 +7,8 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.envs.context import EnvContext
@@ -341,13 +341,18 @@ class RolloutConfig:
         Raises:
             OptionError: Such fields were set; the message names them.
         """
-        ignored = [
-            f"{option.name}={excerpt(getattr(self, option.name))}"
-            for option in fields(self)
-            if option.name not in used and getattr(self, option.name) != _default(option)
-        ]
+        ignored = self.changed([option.name for option in fields(self) if option.name not in used])
         if ignored:
             raise OptionError(f"{', '.join(ignored)}: {who} does not use this; leave it out")
+
+    def changed(self, names: Iterable[str]) -> list[str]:
+        """Those of the fields ``names`` that differ from their defaults, as ``name=value``."""
+        usual = RolloutConfig()
+        return [
+            f"{name}={excerpt(getattr(self, name))}"
+            for name in names
+            if getattr(self, name) != getattr(usual, name)
+        ]
 
     @property
     def fragment_steps(self) -> int:
@@ -364,7 +369,3 @@ class RolloutConfig:
     def rows_per_fragment(self) -> int:
         """Rows in a fragment in truncate mode."""
         return self.num_envs * self.fragment_steps
-
-
-def _default(option: Field[Any]) -> Any:
-    return option.default if option.default_factory is MISSING else option.default_factory()

@@ -82,6 +82,10 @@ class _Episode:
         action: The latest action, (1, ...), nested as the space; None before the first.
         reward: Sum of the rewards for `action` so far.
         info: Infos that came with `reward`.
+        obs: The observation for which its loop wants an action, (1, ...), nested as the space.
+        logged: The action that the loop chose, (1, ...); None requests one.
+        columns: Columns that the loop passed for that action.
+        answer: The action, or why there is none.
     """
 
     name: str
@@ -95,24 +99,9 @@ class _Episode:
     action: Any = None
     reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _Request:
-    """A loop that waits for an action.
-
-    Attributes:
-        episode: Its episode.
-        obs: The observation, (1, ...), nested as the space.
-        logged: The action that the loop chose, (1, ...); None requests one.
-        columns: Columns that the loop passed for that action.
-        answer: The action, or why there is none.
-    """
-
-    episode: _Episode
-    obs: Any
-    logged: Any
-    columns: Mapping[str, Any]
+    obs: Any = None
+    logged: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
     answer: Future[Any] = field(default_factory=Future)
 
 
@@ -173,7 +162,8 @@ class ExternalEpisodes:
         self._ids = np.random.default_rng(seed)
         self._worker_index = worker_index
         self._episodes: dict[str, _Episode] = {}
-        self._waiting: list[_Request] = []
+        #: Episodes whose loops wait for an action.
+        self._waiting: list[_Episode] = []
         #: Ids of ended episodes with rows -> whether these go into batches.
         self._over: dict[int, bool] = {}
         #: The policy's columns, without rows; None before it has acted.
@@ -313,9 +303,9 @@ class ExternalEpisodes:
 
     def _withdraw(self, episode: _Episode) -> None:
         """Wake the loop that waits for an action of an ended episode, because its row would stay open."""
-        for request in [request for request in self._waiting if request.episode is episode]:
-            self._waiting.remove(request)
-            request.answer.set_exception(
+        if episode in self._waiting:
+            self._waiting.remove(episode)
+            episode.answer.set_exception(
                 OptionError(
                     f"episode {excerpt(episode.name)} was ended by another caller while it waited for an "
                     "action"
@@ -348,11 +338,10 @@ class ExternalEpisodes:
         """
         with self.changed:
             before = time.monotonic() - seconds
-            waiting = {request.episode.name for request in self._waiting}
             silent = [
                 episode
                 for episode in self._episodes.values()
-                if episode.heard < before and episode.name not in waiting
+                if episode.heard < before and episode not in self._waiting
             ]
             for episode in silent:
                 self._abandon(episode, keep_rows=keep_rows)
@@ -393,31 +382,34 @@ class ExternalEpisodes:
         obs = _one(self._observation_leaves, observation, Columns.OBS)
         with self.changed:
             episode = self._episode(episode_id)
-            if any(other.episode is episode for other in self._waiting):
+            if episode in self._waiting:
                 raise OptionError(
                     f"episode {excerpt(episode_id)} already waits for an action, in another thread"
                 )
             episode.heard = time.monotonic()
             episode.running.last_observation = observation
             self._close_row(episode, obs, ended=(False, False))
-            request = _Request(episode, obs, logged, columns)
+            episode.obs, episode.logged, episode.columns = obs, logged, columns
+            answer: Future[Any] = Future()
+            episode.answer = answer
             if self._immediate:
-                self._answer([request])
+                self._answer([episode])
             else:
-                self._waiting.append(request)
+                self._waiting.append(episode)
                 self.changed.notify_all()
         try:
-            return request.answer.result(self._timeout)
+            return answer.result(self._timeout)
         except TimeoutError as error:
             with self.changed:
-                # The request may have been answered since. Then its row is open, and the action counts.
-                if request in self._waiting:
-                    self._waiting.remove(request)
+                # It may have been answered since. Then its row is open, and the action counts. Another thread
+                # may even wait for the next action.
+                if episode in self._waiting and episode.answer is answer:
+                    self._waiting.remove(episode)
                     raise EnvError(
                         f"no action was chosen for episode {excerpt(episode_id)} within {self._timeout} s: "
                         "call sample(), or give loops more time (timeout=)"
                     ) from error
-        return request.answer.result()
+        return answer.result()
 
     def _episode(self, episode_id: str) -> _Episode:
         self._check_open()
@@ -471,28 +463,27 @@ class ExternalEpisodes:
             if waiting:
                 self._answer(waiting)
 
-    def _answer(self, requests: list[_Request]) -> None:
+    def _answer(self, episodes: list[_Episode]) -> None:
         try:
-            self._act(requests)
+            self._act(episodes)
         except BaseException as error:
             # The loops must not wait without end; the sampler gets the error as well.
-            for request in requests:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
+            for episode in episodes:
+                if not episode.answer.done():
+                    episode.answer.set_exception(error)
             if not self._immediate:
                 raise
         finally:
             now = time.monotonic()
-            for request in requests:
-                request.episode.heard = now
+            for episode in episodes:
+                episode.heard = now
 
-    def _act(self, requests: list[_Request]) -> None:
-        episodes = [request.episode for request in requests]
+    def _act(self, episodes: list[_Episode]) -> None:
         for episode in episodes:
             if not episode.started:
                 episode.started = True
                 self._call("on_episode_start", episode.running)
-        obs = _joined([request.obs for request in requests])
+        obs = _joined([episode.obs for episode in episodes])
         acted = self.actor.act(
             self.policy,
             obs,
@@ -506,36 +497,34 @@ class ExternalEpisodes:
         own = {name for name in columns if not name.startswith(_STATES)}
         if self._known is None or self._known.keys() != own:
             self._known = {name: columns[name][:0] for name in own}
-        kept = [
-            i for i, request in enumerate(requests) if not request.columns or _is_sound(request, self._known)
-        ]
+        kept = [i for i, each in enumerate(episodes) if not each.columns or _is_sound(each, self._known)]
         acted = acted._replace(extras=columns)
-        if len(kept) < len(requests):
+        if len(kept) < len(episodes):
             # One loop's mistake must not affect the others, so they are answered.
             obs, columns, actions, state = map_structure(
                 lambda leaf: np.asarray(leaf)[kept], (obs, columns, acted.actions, acted.state)
             )
             acted = acted._replace(actions=actions, extras=columns, state=state)
         if kept:
-            self._record([requests[i] for i in kept], obs, acted)
+            self._record([episodes[i] for i in kept], obs, acted)
 
-    def _record(self, requests: list[_Request], obs: Any, acted: Acted) -> None:
+    def _record(self, episodes: list[_Episode], obs: Any, acted: Acted) -> None:
         """Open rows for the policy's results, and keep the actions for the loops."""
-        episodes, columns = [request.episode for request in requests], acted.extras
-        parts = [_row_of(acted.actions, i) if r.logged is None else r.logged for i, r in enumerate(requests)]
-        for i, request in enumerate(requests):
-            if request.logged is not None:
-                _fill_in(columns, i, request.columns)
-        columns[LOGGED] = np.array([request.logged is not None for request in requests], bool)
+        columns = acted.extras
+        parts = [_row_of(acted.actions, i) if e.logged is None else e.logged for i, e in enumerate(episodes)]
+        for i, episode in enumerate(episodes):
+            if episode.logged is not None:
+                _fill_in(columns, i, episode.columns)
+        columns[LOGGED] = np.array([episode.logged is not None for episode in episodes], bool)
         acted = acted._replace(actions=_joined(parts))
         integers = _integers_of(episodes)
         integers[Columns.WEIGHTS_SEQ_NO] = acted.weights_seq_no
         first = self._rows.open(obs, acted.actions, columns, integers)
         # Nothing may fail from here on, because a row that no episode knows would stay open.
         self.actor.keep(np.array([episode.slot for episode in episodes]), acted)
-        for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
+        for i, episode in enumerate(episodes):
             episode.row, episode.t, episode.action = first + i, episode.t + 1, parts[i]
-            request.answer.set_result(map_structure(lambda leaf: leaf[0], parts[i]))
+            episode.answer.set_result(map_structure(lambda leaf: leaf[0], parts[i]))
 
     def _call(self, name: str, episode: RunningEpisode) -> None:
         if name in self._wanted:
@@ -632,8 +621,8 @@ class ExternalEpisodes:
         """Wake all waiting loops with a ClosedError."""
         with self.changed:
             self._closed = True
-            for request in self._waiting:
-                request.answer.set_exception(ClosedError("the runner is stopped: no more actions are chosen"))
+            for episode in self._waiting:
+                episode.answer.set_exception(ClosedError("the runner is stopped: no more actions are chosen"))
             self._waiting = []
             self.changed.notify_all()
 
@@ -751,12 +740,12 @@ def _check_known(given: Mapping[str, Any], known: Mapping[str, NDArray[Any]]) ->
             )
 
 
-def _is_sound(request: _Request, known: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether a request can be answered; sets its error if not."""
+def _is_sound(episode: _Episode, known: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether a loop can be answered; sets its error if not."""
     try:
-        _check_known(request.columns, known)
+        _check_known(episode.columns, known)
     except SchemaError as error:
-        request.answer.set_exception(error)
+        episode.answer.set_exception(error)
         return False
     return True
 

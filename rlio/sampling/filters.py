@@ -25,7 +25,7 @@ from rlio.connectors.connector import Pipeline
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError, excerpt
 
-__all__ = ["HasFilters", "add_changes", "copies_of", "filters_in", "make_equal", "synchronize_filters"]
+__all__ = ["HasFilters", "add_changes", "filters_in", "make_equal", "synchronize_filters"]
 
 
 class HasFilters(Protocol):
@@ -41,15 +41,6 @@ class HasFilters(Protocol):
 def filters_in(pipeline: Pipeline) -> list[MeanStdFilter]:
     """The `MeanStdFilter`s among the connectors of ``pipeline``, in their order."""
     return [each for each in pipeline.connectors if isinstance(each, MeanStdFilter)]
-
-
-def copies_of(filters: Sequence[MeanStdFilter], *, flush_after: bool) -> list[MeanStdFilter]:
-    """Copy ``filters``; with ``flush_after``, then reset the originals' buffers."""
-    copies = [each.copy() for each in filters]
-    if flush_after:
-        for each in filters:
-            each.reset_buffer()
-    return copies
 
 
 def make_equal(filters: Sequence[MeanStdFilter], others: Sequence[MeanStdFilter]) -> None:

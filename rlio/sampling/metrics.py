@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -211,8 +211,8 @@ class RolloutMetrics:
     details: list[EpisodeMetrics] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     lifetime: Counts = field(default_factory=Counts)
-    policy_steps: dict[str, int] = field(default_factory=dict)
-    steps_of_agents: dict[str, int] = field(default_factory=dict)
+    policy_steps: Counter[str] = field(default_factory=Counter)
+    steps_of_agents: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     between: float = 0.0
     calls: int = 0
@@ -241,8 +241,8 @@ class RolloutMetrics:
         for part in given:
             merged.counts = merged.counts.plus(part.counts)
             merged.lifetime = merged.lifetime.plus(part.lifetime)
-            _add_up(merged.policy_steps, part.policy_steps)
-            _add_up(merged.steps_of_agents, part.steps_of_agents)
+            merged.policy_steps.update(part.policy_steps)
+            merged.steps_of_agents.update(part.steps_of_agents)
             for policy_id, judged in part.off_policy.items():
                 before = merged.off_policy.get(policy_id)
                 merged.off_policy[policy_id] = judged if before is None else before.plus(judged)
@@ -410,8 +410,8 @@ class MetricsCollector:
             now = self._now
             now.counts.env_steps += env_steps
             now.counts.agent_steps += env_steps if agent_steps is None else agent_steps
-            _add_up(now.policy_steps, policy_steps or {})
-            _add_up(now.steps_of_agents, steps_of_agents or {})
+            now.policy_steps.update(policy_steps or {})
+            now.steps_of_agents.update(steps_of_agents or {})
             now.weights_seq_no += weights_seq_no
             now.calls += 1
             if self._began is not None:
@@ -459,11 +459,6 @@ class MetricsCollector:
     def _forget_episodes(self) -> None:
         self._episodes.clear()
         self._details.clear()
-
-
-def _add_up(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, count in more.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 def _ratio(amount: float, of: float) -> float:

@@ -118,7 +118,8 @@ class MultiAgentLoop:
         for group in self.groups.values():
             group.forget()
             group.rows.empty()
-        self.mapping.forget_removed()
+        for policy_id in self.groups.keys() - self.mapping.policies.keys():
+            del self.mapping.groups[policy_id]
         self.playing.clear()
         self.over.clear()
         self.fresh = 0

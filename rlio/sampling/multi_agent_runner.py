@@ -420,7 +420,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         if drop.any():
             self._loop.drop(group, drop & group.rows.closed)
         if policy_id not in self.policies and not len(group.rows) and not group.waiting:
-            self._mapping.forget(policy_id)
+            del self._mapping.groups[policy_id]
 
     def _taken(self, group: AgentGroup, numbers: list[int] | None) -> dict[str, Any] | None:
         """The closed rows of the episodes ``numbers``, or of all if None; returns None if there are none."""

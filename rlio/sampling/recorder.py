@@ -13,15 +13,15 @@ Example:
     >>> for now in (1, 2):
     ...     step = VectorStep(np.array([now, 5 + now]), np.ones(2), no, no, None, no, [], {})
     ...     recorder.add(step, actions=np.array([0, 1]), extras={}, scalars={"t": np.array([now - 1] * 2)})
-    >>> rows = recorder.take()
-    >>> rows.columns["obs"].tolist(), rows.columns["t"].tolist(), rows.counts.tolist()
+    >>> columns, counts = recorder.take()
+    >>> columns["obs"].tolist(), columns["t"].tolist(), counts.tolist()
     ([0.0, 1.0, 5.0, 6.0], [0, 1, 0, 1], [2, 2])
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,29 +29,17 @@ from numpy.typing import NDArray
 from rlio.batch import Column
 from rlio.batch.columns import Columns
 from rlio.envs.leaves import leaf_of
-from rlio.sampling.row_store import RowStore, assign, nested
+from rlio.sampling.row_store import RowStore, assign, copied, nested
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
     from rlio.envs.vector import VectorStep
 
-__all__ = ["Rows", "StepRecorder", "until_last"]
+__all__ = ["StepRecorder", "until_last"]
 
 #: Bool columns: the row is the last of an episode; the row is a transition and was not handed out.
 _ENDS, _VALID = "_ends", "_valid"
-
-
-class Rows(NamedTuple):
-    """Rows of the environments, one environment after the other; the caller owns the arrays.
-
-    Attributes:
-        columns: Name -> column.
-        counts: Rows of each environment, shape (N,).
-    """
-
-    columns: dict[str, Column]
-    counts: NDArray[np.int64]
 
 
 class StepRecorder(RowStore):
@@ -124,7 +112,7 @@ class StepRecorder(RowStore):
         began = np.flatnonzero(which).tolist()
         if at:
             self._finals += [
-                (at - 1, env, [_copied(buffer[at, env]) for buffer in self._obs])
+                (at - 1, env, [copied(buffer[at, env]) for buffer in self._obs])
                 for env in began
                 if env not in known
             ]
@@ -232,13 +220,17 @@ class StepRecorder(RowStore):
         ended: NDArray[np.bool_] = self._own[_ENDS][: self.steps] & self._own[_VALID][: self.steps]
         return ended
 
-    def take(self, chosen: NDArray[np.bool_] | None = None) -> Rows:
+    def take(self, chosen: NDArray[np.bool_] | None = None) -> tuple[dict[str, Column], NDArray[np.int64]]:
         """Hand out rows, and keep the others for the next `take`.
 
         A step is kept while one of its rows waits, so there are at most as many steps as waiting rows.
 
         Args:
             chosen: Mask of the `valid` rows to hand out, shape (steps, N); None: all.
+
+        Returns:
+            The columns of the rows, one environment after the other, as copies; and the number of rows of
+            each environment, shape (N,).
         """
         steps = self.steps
         if chosen is None and not self._all_valid:
@@ -246,7 +238,7 @@ class StepRecorder(RowStore):
         columns = self._taken(steps, None if chosen is None else chosen.T)
         counts = np.full(self.num_envs, steps) if chosen is None else chosen.sum(axis=0)
         self._drop(np.zeros((steps, self.num_envs), bool) if chosen is None else self.valid & ~chosen)
-        return Rows(columns, counts.astype(np.int64))
+        return columns, counts.astype(np.int64)
 
     def _taken(self, steps: int, chosen: NDArray[np.bool_] | None) -> dict[str, Column]:
         def rows(buffer: NDArray[Any]) -> NDArray[Any]:
@@ -291,7 +283,7 @@ class StepRecorder(RowStore):
         for at in kept[np.diff(kept, append=self.steps) > 1].tolist():
             for env in np.flatnonzero(rest[at]).tolist():
                 if (at, env) not in known:
-                    final = [_copied(buffer[at + 1, env]) for buffer in self._obs]
+                    final = [copied(buffer[at + 1, env]) for buffer in self._obs]
                     self._finals.append((at, env, final))
 
     def reserve(self, capacity: int) -> None:
@@ -312,7 +304,3 @@ class StepRecorder(RowStore):
 def until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Mask of the ``valid`` rows, (steps, N), up to each environment's last ``ended``."""
     return valid & np.logical_or.accumulate(ended[::-1], axis=0)[::-1]
-
-
-def _copied(value: Any) -> Any:
-    return np.array(value) if isinstance(value, np.ndarray) else value

@@ -22,7 +22,7 @@ from rlio.errors import SchemaError, excerpt
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["RowStore", "assign", "nested"]
+__all__ = ["RowStore", "assign", "copied", "nested"]
 
 
 class RowStore:
@@ -225,3 +225,8 @@ def assign(buffer: NDArray[Any], at: Any, values: Any) -> None:
     numbers = range(at.start, at.stop) if isinstance(at, slice) else at.tolist()
     for row, value in zip(numbers, values, strict=True):
         buffer[row] = value
+
+
+def copied(value: Any) -> Any:
+    """A copy of an array; other values, which are never overwritten, themselves."""
+    return value.copy() if isinstance(value, np.ndarray) else value

@@ -9,6 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from rlio.batch import SampleBatch, concat_samples
@@ -23,7 +24,7 @@ from rlio.reader import JsonState
 from rlio.sampling.actor import Actor
 from rlio.sampling.callbacks import Callbacks, CallbacksLike, RunningEpisode, combine, overridden
 from rlio.sampling.config import RolloutConfig
-from rlio.sampling.filters import copies_of, filters_in, make_equal
+from rlio.sampling.filters import filters_in, make_equal
 from rlio.sampling.metrics import Counts, MetricsCollector, RolloutMetrics
 from rlio.sampling.progress import Progress, check_amount
 from rlio.sampling.runner_seeds import RunnerSeeds
@@ -409,10 +410,12 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             flush_after: Reset the buffers of the runner's filters after the copy, so that later calls do not
                 count the same observations again.
         """
-        return {
-            policy_id: copies_of(filters_in(actor.observations), flush_after=flush_after)
-            for policy_id, actor in self._actors.items()
-        }
+        own = {policy_id: filters_in(actor.observations) for policy_id, actor in self._actors.items()}
+        copies = {policy_id: [each.copy() for each in filters] for policy_id, filters in own.items()}
+        if flush_after:
+            for each in chain.from_iterable(own.values()):
+                each.reset_buffer()
+        return copies
 
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
         """Make the filters equal to ``filters``, a `get_filters` result of this or another runner.

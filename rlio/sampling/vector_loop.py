@@ -5,7 +5,8 @@ Example:
     >>> from rlio.policies.random_policy import RandomPolicy
     >>> stepper = make_stepper("CartPole-v1", RolloutConfig(num_envs=2))
     >>> config = RolloutConfig(num_envs=2, rollout_fragment_length=5)
-    >>> loop = VectorLoop(stepper, RandomPolicy(), config=config, seeds=RunnerSeeds(0))
+    >>> counters = {"callbacks": Callbacks(), "metrics": MetricsCollector(), "progress": Progress()}
+    >>> loop = VectorLoop(stepper, RandomPolicy(), config=config, seeds=RunnerSeeds(0), **counters)
     >>> loop.begin()
     >>> ended = loop.step()
     >>> loop.recorder.rows, loop.episodes.t.tolist(), ended.tolist()
@@ -53,9 +54,9 @@ class VectorLoop:
         policy: Policy that acts.
         config: How to step and record; its ``rollout_fragment_length`` must be a number.
         seeds: Seeds of environments, episode ids and policy.
-        callbacks: Called on episode events; None: no callbacks.
-        metrics: Counts episodes and times; None: not counted.
-        progress: Counts rows; None: not counted.
+        callbacks: Called on episode events.
+        metrics: Counts episodes and times.
+        progress: Counts rows.
         runner: Passed to callbacks as ``runner``.
         worker_index: Passed to callbacks as ``worker_index``.
 
@@ -79,9 +80,9 @@ class VectorLoop:
         *,
         config: RolloutConfig,
         seeds: RunnerSeeds,
-        callbacks: Callbacks | None = None,
-        metrics: MetricsCollector | None = None,
-        progress: Progress | None = None,
+        callbacks: Callbacks,
+        metrics: MetricsCollector,
+        progress: Progress,
         runner: Any = None,
         worker_index: int = 0,
     ) -> None:
@@ -90,8 +91,7 @@ class VectorLoop:
         self.is_ready: bool = False
         self.at_random: bool = False
         self._config, self._seeds = config, seeds
-        self._metrics = metrics if metrics is not None else MetricsCollector()
-        self._progress = progress if progress is not None else Progress()
+        self._metrics, self._progress = metrics, progress
         #: Whether environments and ids are seeded.
         self._is_seeded = False
         self.actor: Actor = Actor(
@@ -118,8 +118,8 @@ class VectorLoop:
         self.episodes: Episodes = Episodes(
             stepper.num_envs,
             space=stepper.observation_space,
-            callbacks=callbacks if callbacks is not None else Callbacks(),
-            metrics=self._metrics,
+            callbacks=callbacks,
+            metrics=metrics,
             runner=runner,
             worker_index=worker_index,
             keeps_media=self._renders,
