@@ -38,6 +38,9 @@ class Crashing(gym.Env[Any, Any]):
         self.is_closed = False
         self.fails(self, "make")
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def _obs(self) -> NDArray[Any]:
         return np.array([self.index, self.life, self.episode, self.t], np.float32)
 

@@ -24,10 +24,9 @@ from gymnasium.vector import AutoresetMode
 from remote_env import RemoteEnv
 
 from rlio import EnvRunner, MultiAgentEnvRunner, RandomPolicy, RolloutConfig, RolloutWorker, SampleBatch
-from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.make import make_stepper
 from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.remote import EnvActors
-from rlio.envs.restarts import RestartPolicy
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
 from rlio.errors import EnvError, MissingExtra, OptionError
 from rlio.sampling.callbacks import Callbacks
@@ -40,14 +39,16 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "rlio")
 
 
-def setup_of(**options: Any) -> EnvSetup:
-    return EnvSetup(vectorize_mode="actors", **options)
+def setup_of(**options: Any) -> RolloutConfig:
+    return RolloutConfig(remote_worker_envs=True, **options)
 
 
 @pytest.fixture(scope="module")
 def shared(ray_cluster: None) -> Iterator[ProcessStepper]:
     """Three actors; failures are raised, and a reset recreates what is gone."""
-    stepper = make_stepper(RemoteEnv, setup_of(num_envs=3, batch_wait_ms=0.0, step_timeout=60.0))
+    stepper = make_stepper(
+        RemoteEnv, setup_of(num_envs=3, remote_env_batch_wait_ms=0.0, env_step_timeout=60.0)
+    )
     assert isinstance(stepper, ProcessStepper)
     yield stepper
     stepper.close()
@@ -120,7 +121,6 @@ def test_what_is_asked_meanwhile_loses_no_step(shared: ProcessStepper, tmp_path:
     assert int(step.rewards[1]) == 5
     pids = shared.envs.get_attr("made_in")
     assert len({os.getpid(), *(pid for pid, _ in pids)}) == 4
-    assert [shared.envs.pid(env) for env in range(3)] == [pid for pid, _ in pids]
     with pytest.raises(AttributeError, match="nonsense"):
         shared.envs.get_attr("nonsense")
 
@@ -129,14 +129,14 @@ def test_an_actor_that_is_killed_or_hangs_is_an_error_without_restarts_and_a_res
     shared: ProcessStepper,
 ) -> None:
     shared.reset(seeds=EpisodeSeeds(7, num_envs=3))
-    old = shared.envs.pid(1)
+    old, _ = shared.envs.get_attr("made_in")[1]
     os.kill(old, signal.SIGKILL)
     with pytest.raises(EnvError, match=r"process of environment 1 is gone \(ActorDiedError") as caught:
         step_until(shared, 1, 0)
     assert caught.value.env_index == 1
     assert shared.envs.get_attr("index") == (0, None, 2)
     assert shared.reset()[:, 1].tolist() == [0, 1, 0]
-    assert shared.envs.pid(1) != old
+    assert shared.envs.get_attr("made_in")[1][0] != old
     shared.envs.set_attr("fault", [None, None, "hang"])
     shared.step(np.zeros(3, int))
     shared._since[2] -= 3600.0  # As if it had been asked an hour ago: the others have all the time they need.
@@ -206,12 +206,12 @@ def test_a_worker_records_the_rows_of_environments_in_this_process_and_replaces_
         envs: Any = worker.runner.envs
         assert envs.get_attr("remote") == (True, True)
         assert {variable for _, variable in envs.get_attr("made_in")} == {"there"}
-        os.kill(envs.pid(1), signal.SIGKILL)
+        os.kill(envs.get_attr("made_in")[1][0], signal.SIGKILL)
         after = [worker.sample()]
         while not (rows_of(after[-1], 1)["obs"][:, 1] == 1).any():
             after.append(worker.sample())
         assert worker.get_metrics().summarise()["num_faulty_episodes"] == 1
-        pids = [envs.pid(env) for env in range(2)]
+        pids = [pid for pid, _ in envs.get_attr("made_in")]
     # Environments are closed, and their processes end.
     assert {file.name for file in tmp_path.glob("?-?")} == {"0-0", "1-1"}
     while any(map(runs, pids)):
@@ -241,8 +241,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
             raise ValueError("no connection")
         return RemoteEnv(context)
 
-    restarts = RestartPolicy(max_restarts=2)
-    stepper = make_stepper(make, setup_of(restarts=restarts))
+    stepper = make_stepper(make, setup_of(restart_failed_sub_environments=True, max_env_restarts=2))
     assert isinstance(stepper, ProcessStepper)
     stepper.reset()
     stepper.envs.set_attr("fault", "raise")

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from group_envs import make_known
 from linear_policy import LinearPolicy, even_odd
 
 import rlio
+from rlio import RolloutWorker
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed import FaultTolerance, WorkerGroup
 from rlio.distributed.group.actor_pool import _OURS
@@ -214,11 +216,11 @@ def test_an_actor_gives_its_worker_what_came_since_and_older_weights_change_noth
     assert set(second.batch["w_then"]) == {5.0}
     assert second.metrics.counts.env_steps == 10
     assert second.position is None  # Live experience cannot be sampled again.
-    actor.ping()
+    actor.apply(RolloutWorker.assert_healthy)
     actor.close()
     actor.close()
     with pytest.raises(ClosedError):
-        actor.ping()
+        actor.apply(RolloutWorker.assert_healthy)
 
 
 class Keeps(LinearPolicy):
@@ -246,7 +248,7 @@ def test_what_a_worker_sees_while_statistics_are_summed_is_counted_the_next_time
         actor.sample()
     joint, total = JointFilters(), 0
     for _ in range(3):
-        parts = [actor.take_filters() for actor in actors]
+        parts = [actor.apply(partial(RolloutWorker.get_filters, flush_after=True)) for actor in actors]
         total += sum(part["default_policy"][0].buffer.n for part in parts)
         joint.add(parts)
         for actor in actors:
@@ -271,7 +273,7 @@ def test_statistics_of_several_policies_are_summed_policy_by_policy() -> None:
     for index, actor in enumerate(actors, 1):
         actor.open(spec, WorkerId(index), None, None)
         actor.sample()
-    parts = [actor.take_filters() for actor in actors]
+    parts = [actor.apply(partial(RolloutWorker.get_filters, flush_after=True)) for actor in actors]
     joint = JointFilters()
     joint.add(parts)
     counts = {policy_id: own[0].running_stats.n for policy_id, own in joint.filters.items()}

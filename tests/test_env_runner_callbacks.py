@@ -462,7 +462,7 @@ def test_an_environment_that_is_slow_gets_one_action_and_that_one_is_recorded(
     monkeypatch: pytest.MonkeyPatch, connectors: Any
 ) -> None:
     """Row 2.1, remote_env_batch_wait_ms: exact accounting of each environment."""
-    monkeypatch.setattr("rlio.sampling.env_runner.make_stepper", lambda env, setup: Scripted())
+    monkeypatch.setattr("rlio.sampling.env_runner.make_stepper", lambda *_: Scripted())
     runner = runner_of("x", Counts(), observation_connectors=connectors)
     batch = runner.run(12)
     newest = batch["obs"][:, -1] if connectors else batch["obs"]

@@ -11,9 +11,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.make import make_stepper
 from rlio.envs.vector import VectorStepper
 from rlio.errors import SchemaError
+from rlio.sampling.config import RolloutConfig
 
 
 class Short(gym.Env):
@@ -87,7 +88,7 @@ def test_every_mode_gives_the_final_observation_and_the_next_first_one(mode: Aut
 
 def test_environments_that_are_made_here_are_closed_with_the_stepper() -> None:
     Short.closed = 0
-    make_stepper(Short, EnvSetup(num_envs=3)).close()
+    make_stepper(Short, RolloutConfig(num_envs=3)).close()
     assert Short.closed == 3
 
 
@@ -100,7 +101,7 @@ def test_environments_are_seeded_one_after_the_other() -> None:
 
 
 def test_a_function_may_make_a_vector_environment() -> None:
-    for setup in (EnvSetup(), EnvSetup(num_envs=4, vectorize_mode="native")):
+    for setup in (RolloutConfig(), RolloutConfig(num_envs=4, vectorize_mode="native")):
         stepper = make_stepper(lambda: SyncVectorEnv([Short] * 4), setup)
         assert stepper.num_envs == 4
         stepper.close()

@@ -15,8 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 
 from rlio.envs.checking import EnvCheck
-from rlio.envs.make import EnvSetup, make_stepper
-from rlio.envs.restarts import RestartPolicy
+from rlio.envs.make import make_stepper
 from rlio.errors import EnvError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.sampling.config import RolloutConfig
@@ -101,7 +100,7 @@ WRONG = {
 
 
 def first_steps(env: Any, mode: str = "sync", **options: Any) -> None:
-    stepper = make_stepper(env, EnvSetup(num_envs=2, vectorize_mode=mode, **options))
+    stepper = make_stepper(env, RolloutConfig(num_envs=2, vectorize_mode=mode, **options))
     try:
         stepper.reset()
         stepper.step(np.zeros(2, int))
@@ -125,11 +124,13 @@ def test_it_is_told_from_other_processes_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("restarts", [None, RestartPolicy()], ids=["", "restarting"])
-def test_it_is_told_once_and_no_restart_is_tried(mode: str, restarts: RestartPolicy | None) -> None:
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarting"])
+def test_it_is_told_once_and_no_restart_is_tried(mode: str, restarts: bool) -> None:
     """It was an EnvError within an EnvError, with the advice to make such environments again."""
     with pytest.raises(EnvError, match=r"7\.0 at index") as caught:
-        first_steps(kind(next_obs=np.array([0.0, 7.0], np.float32)), mode, restarts=restarts)
+        first_steps(
+            kind(next_obs=np.array([0.0, 7.0], np.float32)), mode, restart_failed_sub_environments=restarts
+        )
     assert "EnvError" not in str(caught.value)
     assert "restart_failed_sub_environments" not in str(caught.value)
     assert len(re.findall(r"environment \d", str(caught.value))) == 1
@@ -137,15 +138,15 @@ def test_it_is_told_once_and_no_restart_is_tried(mode: str, restarts: RestartPol
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_without_checks_only_what_cannot_be_stored_is_an_error(mode: str) -> None:
-    first_steps(kind(next_obs=np.array([0.0, 1.5], np.float32)), mode, check=False)
-    first_steps(kind(rest=(0.0, 0, False, {})), mode, check=False)
+    first_steps(kind(next_obs=np.array([0.0, 1.5], np.float32)), mode, check_env=False)
+    first_steps(kind(rest=(0.0, 0, False, {})), mode, check_env=False)
     with pytest.raises(
         EnvError, match=r"an observation is float32 \(3,\), but the space expects float32 \(2,\)"
     ):
-        first_steps(kind(obs=np.zeros(3, np.float32)), mode, check=False)
+        first_steps(kind(obs=np.zeros(3, np.float32)), mode, check_env=False)
     three = kind(reset=lambda self, seed=None, options=None: (self.obs, {}, 3))
     with pytest.raises(EnvError) as caught:
-        first_steps(three, mode, check=False)
+        first_steps(three, mode, check_env=False)
     assert isinstance(caught.value.__cause__, ValueError)
 
 
@@ -174,7 +175,7 @@ def test_checks_look_once_and_step_nothing() -> None:
 def test_gymnasiums_own_environments_are_legal(env_id: str) -> None:
     if env_id not in gym.registry:
         pytest.skip(f"this gymnasium has no {env_id}")
-    setup = EnvSetup(num_envs=2)
+    setup = RolloutConfig(num_envs=2)
     stepper = make_stepper(env_id, setup)
     stepper.reset()
     stepper.action_space.seed(0)
@@ -198,7 +199,7 @@ def test_vector_environments_are_checked_too() -> None:
             obs, rewards, *rest = super().step(actions)
             return obs, rewards[:1], *rest
 
-    stepper = make_stepper(lambda: Odd([Plain, Plain], autoreset_mode="SameStep"), EnvSetup(num_envs=2))
+    stepper = make_stepper(lambda: Odd([Plain, Plain], autoreset_mode="SameStep"), RolloutConfig(num_envs=2))
     stepper.reset()
     with pytest.raises(EnvError, match=r"Odd, step\(\): rewards have the shape \(1,\): expected \(2,\)"):
         stepper.step(np.zeros(2, int))
@@ -211,7 +212,7 @@ def test_an_environment_without_a_seed_is_refused() -> None:
 
     for mode in ("sync", "async"):
         with pytest.raises(EnvError, match=r"reset\(\).* cannot be called.*seed"):
-            make_stepper(Old, EnvSetup(vectorize_mode=mode))
+            make_stepper(Old, RolloutConfig(vectorize_mode=mode))
 
 
 def test_a_check_alone() -> None:

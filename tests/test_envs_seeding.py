@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio.batch.sample_batch import SampleBatch
 from rlio.envs.context import EnvContext, takes_context
-from rlio.envs.make import EnvSetup, make_stepper, set_environs
+from rlio.envs.make import make_stepper, set_environs
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
 from rlio.envs.vector import VectorStepper
 from rlio.errors import OptionError
@@ -99,7 +99,7 @@ def test_a_given_vector_environment_is_seeded_as_far_as_it_lets_itself(mode: Aut
 
 
 def test_a_native_vector_environment_gets_one_number() -> None:
-    stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=2, vectorize_mode="native"))
+    stepper = make_stepper("CartPole-v1", RolloutConfig(num_envs=2, vectorize_mode="native"))
     first = np.array(stepper.reset(seeds=EpisodeSeeds(7, num_envs=2)))
     assert stepper.env_seeds.tolist() == [episode_seed(7, 0, 0, 0)] * 2
     assert (stepper.reset(seeds=EpisodeSeeds(7, num_envs=2)) == first).all()
@@ -138,12 +138,8 @@ def test_a_function_is_told_for_whom_it_makes_an_environment(mode: Any) -> None:
         def __init__(self, context: EnvContext) -> None:
             self.context = dict(context), vars(context)
 
-    setup = EnvSetup(
-        num_envs=2,
-        vectorize_mode=mode,
-        context=EnvContext({"port": 5}, worker_index=3, num_workers=4, remote=mode == "async"),
-    )
-    stepper = make_stepper(Told, setup)
+    context = EnvContext({"port": 5}, worker_index=3, num_workers=4, remote=mode == "async")
+    stepper = make_stepper(Told, RolloutConfig(num_envs=2, vectorize_mode=mode), context)
     for index, (items, attributes) in enumerate(stepper.envs.get_attr("context")):
         assert items == {"port": 5}
         assert attributes == {
@@ -171,12 +167,12 @@ def test_an_env_config_reaches_who_makes_environments_or_is_refused() -> None:
 
     # Without items too: RLlib's classes read `config.worker_index`, and got None.
     for items in ({}, {"a": 1}):
-        stepper = make_stepper(Configured, EnvSetup(context=EnvContext(items, worker_index=3)))
+        stepper = make_stepper(Configured, None, EnvContext(items, worker_index=3))
         (told,) = stepper.envs.get_attr("told")
         assert told == items
         assert (told.worker_index, told.vector_index) == (3, 0)
         stepper.close()
-    setup = EnvSetup(context=EnvContext({"a": 1}))
+    setup = RolloutConfig(env_config={"a": 1})
     for env, words in (
         (Seeded, "takes no argument"),
         (lambda render_mode=None: Seeded(), "takes no argument"),
@@ -200,7 +196,7 @@ def test_a_context_is_copied_with_changes_and_takes_defaults() -> None:
 def test_the_config_of_an_id_is_its_keywords() -> None:
     envs = {}
     for mode in ("sync", "async"):
-        setup = EnvSetup(vectorize_mode=mode, context=EnvContext({"g": 1.5}))
+        setup = RolloutConfig(vectorize_mode=mode, env_config={"g": 1.5})
         stepper = make_stepper("Pendulum-v1", setup)
         envs[mode] = stepper.envs.get_attr("g")
         stepper.close()
@@ -216,8 +212,8 @@ def test_validate_env_sees_each_environment(mode: Any) -> None:
             raise ValueError(f"no {type(env).__name__}, please")
 
     with pytest.raises(OptionError, match="no Seeded, please"):
-        make_stepper(Seeded, EnvSetup(num_envs=2, vectorize_mode=mode, validate=refuse))
-    make_stepper(Seeded, EnvSetup(num_envs=1, vectorize_mode=mode, validate=refuse)).close()
+        make_stepper(Seeded, RolloutConfig(num_envs=2, vectorize_mode=mode, validate_env=refuse))
+    make_stepper(Seeded, RolloutConfig(num_envs=1, vectorize_mode=mode, validate_env=refuse)).close()
 
 
 def test_a_function_of_a_context_may_make_a_vector_environment() -> None:
@@ -227,7 +223,7 @@ def test_a_function_of_a_context_may_make_a_vector_environment() -> None:
         return SyncVectorEnv([Seeded] * context["n"])
 
     for mode in ("sync", "native"):
-        stepper = make_stepper(make, EnvSetup(num_envs=4, vectorize_mode=mode, context=EnvContext({"n": 4})))
+        stepper = make_stepper(make, RolloutConfig(num_envs=4, vectorize_mode=mode, env_config={"n": 4}))
         assert stepper.num_envs == 4
         assert stepper.reset().shape == (4, 2)
         stepper.close()
@@ -257,7 +253,7 @@ def test_environs_are_set_before_environments_are_made(monkeypatch: pytest.Monke
 def test_environments_are_rendered_where_they_are(mode: str) -> None:
     """ "render_env": frames of each environment."""
     context = EnvContext({})
-    stepper = make_stepper(Crashing, EnvSetup(num_envs=2, vectorize_mode=mode, context=context))
+    stepper = make_stepper(Crashing, RolloutConfig(num_envs=2, vectorize_mode=mode), context)
     stepper.reset()
     stepper.step(np.zeros(2, int))
     assert [frame.tolist() for frame in stepper.render()] == [np.ones((2, 2, 3)).tolist()] * 2

@@ -29,15 +29,15 @@ from rlio import (
 )
 from rlio.envs.context import EnvContext
 from rlio.envs.local import LocalStepper
-from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.make import make_stepper
 from rlio.envs.process_stepper import ProcessStepper
-from rlio.envs.restarts import RestartPolicy, Restarts
+from rlio.envs.restarts import Restarts
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
 from rlio.envs.vector import Stepper
 from rlio.errors import EnvError, OptionError
 from rlio.sampling.callbacks import Callbacks
 
-AT_ONCE = RestartPolicy()
+AT_ONCE = 100
 ACTIONS = np.zeros(3, int)
 
 
@@ -51,12 +51,17 @@ def stepper_of(
     fails: Callable[[Crashing, str], None],
     mode: str,
     *,
-    restarts: RestartPolicy | None = AT_ONCE,
+    max_restarts: int | None = AT_ONCE,
     **more: Any,
 ) -> Stepper:
     """Steps three environments."""
-    setup = EnvSetup(
-        num_envs=3, vectorize_mode=mode, context=EnvContext({"fails": fails}), restarts=restarts, **more
+    setup = RolloutConfig(
+        num_envs=3,
+        vectorize_mode=mode,
+        env_config={"fails": fails},
+        restart_failed_sub_environments=max_restarts is not None,
+        max_env_restarts=max_restarts or 1,
+        **more,
     )
     return make_stepper(Crashing, setup)
 
@@ -104,7 +109,7 @@ def test_a_vector_environment_that_fails_is_an_error_and_a_reset_starts_over() -
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_without_restarts_the_error_says_which_environment_episode_and_seed(mode: str) -> None:
-    stepper = stepper_of(fails_once(1, episode=2, t=3), mode, restarts=None)
+    stepper = stepper_of(fails_once(1, episode=2, t=3), mode, max_restarts=None)
     stepper.reset(seeds=EpisodeSeeds(7, num_envs=3))
     with pytest.raises(EnvError, match="the simulator is gone") as caught:
         run(stepper, 100)
@@ -123,7 +128,7 @@ def test_without_restarts_the_error_says_which_environment_episode_and_seed(mode
 @pytest.mark.parametrize(("how", "t"), [("die", 0), ("die", 3), ("hang", 3)])
 def test_a_process_that_dies_or_hangs_is_replaced(how: str, t: int) -> None:
     fails = fails_once(1, episode=2, t=t, how=how)
-    stepper = stepper_of(fails, "async", step_timeout=2.0 if how == "hang" else None)
+    stepper = stepper_of(fails, "async", env_step_timeout=2.0 if how == "hang" else None)
     seen = sampled(stepper, until=5)
     # The reset is part of the step before it, whose row is lost with it: nobody is left to tell of it.
     assert seen.faulty == [1]
@@ -132,7 +137,7 @@ def test_a_process_that_dies_or_hangs_is_replaced(how: str, t: int) -> None:
 
 
 def test_a_process_that_died_is_an_error_without_restarts_and_a_reset_replaces_it() -> None:
-    stepper = stepper_of(fails_once(1, episode=0, t=2, how="die"), "async", restarts=None)
+    stepper = stepper_of(fails_once(1, episode=0, t=2, how="die"), "async", max_restarts=None)
     stepper.reset(seeds=EpisodeSeeds(7, num_envs=3))
     with pytest.raises(EnvError, match=r"process of environment 1 is gone \(killed by signal 9\)"):
         run(stepper, 10)
@@ -148,7 +153,7 @@ def test_a_process_killed_between_two_steps_is_replaced() -> None:
     assert isinstance(stepper, ProcessStepper)
     seen = Transitions(stepper.reset())
     seen.add(stepper.step(ACTIONS))
-    os.kill(stepper.envs.pid(2), signal.SIGKILL)
+    os.kill(stepper.envs.call("pid")[2], signal.SIGKILL)
     for _ in range(100):
         seen.add(stepper.step(ACTIONS))
         if len(seen.episodes(2)) >= 2:
@@ -166,7 +171,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised(mode: str) -> None:
         if env.index == 1 and (env.recreated or (env.episode, what) == (1, "reset")):
             raise ValueError("no connection")
 
-    stepper = stepper_of(fails, mode, restarts=RestartPolicy(max_restarts=3))
+    stepper = stepper_of(fails, mode, max_restarts=3)
     with pytest.raises(EnvError, match="no connection'; it was recreated 3 times in a row, see max_env_re"):
         sampled(stepper, until=10)
     assert stepper.failures == 4
@@ -196,7 +201,7 @@ def test_pauses_grow_up_to_a_bound_and_the_others_go_on_meanwhile(monkeypatch: p
     stepper = LocalStepper(
         envs,
         make=lambda i: Crashing(EnvContext({"fails": fails}, vector_index=i, recreated=True)),
-        restarts=RestartPolicy(),
+        max_restarts=100,
     )
     monkeypatch.setattr("rlio.envs.restarts._PAUSE_S", 1.0)
     monkeypatch.setattr("rlio.envs.restarts._MAX_PAUSE_S", 2.5)
@@ -241,7 +246,7 @@ def test_where_all_are_down_it_waits_for_the_first(monkeypatch: pytest.MonkeyPat
     stepper = LocalStepper(
         envs,
         make=lambda i: Crashing(EnvContext({"fails": fails}, recreated=True)),
-        restarts=RestartPolicy(),
+        max_restarts=100,
     )
     monkeypatch.setattr("rlio.envs.restarts._PAUSE_S", 1.0)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -267,13 +272,13 @@ def test_an_environment_whose_episodes_never_end_is_given_up(monkeypatch: pytest
 
 def test_what_cannot_be_recreated_is_refused_beforehand() -> None:
     with pytest.raises(OptionError, match="pass a function"):
-        make_stepper(Crashing(EnvContext()), EnvSetup(restarts=AT_ONCE))
+        make_stepper(Crashing(EnvContext()), RolloutConfig(restart_failed_sub_environments=True))
 
     envs = SyncVectorEnv([lambda: Crashing(EnvContext())])
     with pytest.raises(OptionError, match="pass a function"):
-        make_stepper(envs, EnvSetup(restarts=AT_ONCE))
+        make_stepper(envs, RolloutConfig(restart_failed_sub_environments=True))
     with pytest.raises(OptionError, match="pass a function"):
-        make_stepper(lambda: envs, EnvSetup(restarts=AT_ONCE))
+        make_stepper(lambda: envs, RolloutConfig(restart_failed_sub_environments=True))
 
 
 def test_an_environment_recreated_has_the_spaces_of_the_first() -> None:
@@ -285,8 +290,8 @@ def test_an_environment_recreated_has_the_spaces_of_the_first() -> None:
 
     for mode in ("sync", "async"):
         context = EnvContext({"fails": fails_once(0, episode=0, t=1)})
-        policy = RestartPolicy(max_restarts=2)
-        stepper = make_stepper(Changed, EnvSetup(vectorize_mode=mode, context=context, restarts=policy))
+        config = RolloutConfig(vectorize_mode=mode, restart_failed_sub_environments=True, max_env_restarts=2)
+        stepper = make_stepper(Changed, config, context)
         stepper.reset()
         with pytest.raises(EnvError, match=r"has the spaces.*Discrete\(5\)"):
             run(stepper, 10)
@@ -318,17 +323,8 @@ def test_recreated_environments_are_told() -> None:
         assert told == [1]
 
 
-def test_a_policy_of_restarts_says_what_is_wrong_with_it() -> None:
-    for options, message in (
-        ({"max_restarts": 0}, "at least 1"),
-        ({"max_restarts": True}, "a whole number"),
-    ):
-        with pytest.raises(OptionError, match=message):
-            RestartPolicy(**options)  # type: ignore[arg-type]
-
-
 def test_a_step_that_works_begins_the_count_again() -> None:
-    restarts = Restarts(RestartPolicy(max_restarts=2), num_envs=1)
+    restarts = Restarts(2, num_envs=1)
     for _ in range(50):
         restarts.failed(0, ValueError("now and then"))
         restarts.recreated(0)

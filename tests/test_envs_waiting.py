@@ -20,7 +20,7 @@ from crashing_env import cartpole
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from rlio.envs.context import EnvContext
-from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.make import make_stepper
 from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.processes import EnvProcesses
 from rlio.envs.seeds import EpisodeSeeds
@@ -42,6 +42,9 @@ class Echo(gym.Env[Any, Any]):
         self.index, self.wait = context.vector_index, context["wait"]
         self.episode = -1
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def _obs(self, action: int) -> Any:
         return np.array([self.index, self.episode, self.t, action], np.float32)
 
@@ -57,7 +60,7 @@ class Echo(gym.Env[Any, Any]):
 
 
 def stepper_of(wait: Callable[[Echo], None], **options: Any) -> ProcessStepper:
-    setup = EnvSetup(num_envs=3, vectorize_mode="async", context=EnvContext({"wait": wait}), **options)
+    setup = RolloutConfig(num_envs=3, vectorize_mode="async", env_config={"wait": wait}, **options)
     stepper = make_stepper(Echo, setup)
     assert isinstance(stepper, ProcessStepper)
     return stepper
@@ -70,7 +73,7 @@ def test_the_ready_ones_go_on_and_the_slow_one_keeps_its_action() -> None:
         if env.index == 1:
             gate.wait()
 
-    stepper = stepper_of(wait, batch_wait_ms=0.0)
+    stepper = stepper_of(wait, remote_env_batch_wait_ms=0.0)
     first = np.array(stepper.reset(seeds=EpisodeSeeds(1, num_envs=3)))
     rows = np.zeros(3, int)
     number = 0
@@ -136,7 +139,7 @@ def test_what_is_asked_meanwhile_loses_no_step() -> None:
         if env.index == 1:
             gate.wait()
 
-    stepper = stepper_of(wait, batch_wait_ms=0.0)
+    stepper = stepper_of(wait, remote_env_batch_wait_ms=0.0)
     stepper.reset()
     step = stepper.step(np.full(3, 5))
     gate.set()
@@ -155,7 +158,7 @@ def test_what_is_asked_meanwhile_loses_no_step() -> None:
 
 
 def test_a_new_beginning_waits_for_steps_under_way() -> None:
-    stepper = stepper_of(lambda env: time.sleep(0.01 * env.index), batch_wait_ms=0.0)
+    stepper = stepper_of(lambda env: time.sleep(0.01 * env.index), remote_env_batch_wait_ms=0.0)
     stepper.reset()
     for _ in range(3):
         stepper.step(np.full(3, 5))
@@ -182,7 +185,7 @@ def test_observations_of_any_kind_come_through() -> None:
             return self._obs(), 0.0, self.t > 6, False, {}
 
     for mode in ("sync", "async"):
-        stepper = make_stepper(Mixed, EnvSetup(num_envs=2, vectorize_mode=mode))
+        stepper = make_stepper(Mixed, RolloutConfig(num_envs=2, vectorize_mode=mode))
         obs = stepper.reset()
         assert obs["text"].tolist() == ["x", "x"]
         step = stepper.step({"a": np.array([1, 2]), "b": np.zeros((2, 2), np.float32)})
@@ -197,8 +200,8 @@ def test_observations_of_any_kind_come_through() -> None:
 
 
 def test_times_below_zero_are_refused() -> None:
-    with pytest.raises(OptionError, match="batch_wait_ms=-1"):
-        stepper_of(lambda env: None, batch_wait_ms=-1.0)
+    with pytest.raises(OptionError, match="remote_env_batch_wait_ms=-1"):
+        stepper_of(lambda env: None, remote_env_batch_wait_ms=-1.0)
     with pytest.raises(OptionError, match="env_step_timeout=-1"):
         RolloutConfig(vectorize_mode="async", env_step_timeout=-1.0)
     with pytest.raises(OptionError, match="vectorize_mode='async'"):
@@ -210,11 +213,11 @@ def test_what_environments_that_are_there_already_cannot_do_is_refused() -> None
     vector = gym.vector.SyncVectorEnv([lambda: cartpole(0, False)])
     for env, options, words in (
         (cartpole(0, False), {}, "vectorize_mode='async'.*already in this process"),
-        (vector, {"step_timeout": 5.0}, "env_step_timeout=5.0.*pass a function"),
-        (vector, {"batch_wait_ms": 0.0}, "remote_env_batch_wait_ms=0.0.*pass a function"),
+        (vector, {"env_step_timeout": 5.0}, "env_step_timeout=5.0.*pass a function"),
+        (vector, {"remote_env_batch_wait_ms": 0.0}, "remote_env_batch_wait_ms=0.0.*pass a function"),
     ):
         with pytest.raises(OptionError, match=words):
-            make_stepper(env, EnvSetup(vectorize_mode="async", **options))
+            make_stepper(env, RolloutConfig(vectorize_mode="async", **options))
 
 
 def test_processes_end_with_their_environments() -> None:
@@ -240,7 +243,7 @@ def test_environments_of_unlike_spaces_are_refused_and_leave_no_process() -> Non
 
     context = EnvContext({"wait": lambda env: None})
     with pytest.raises(OptionError, match="environment 1 has the spaces"):
-        make_stepper(make, EnvSetup(num_envs=2, vectorize_mode="async", context=context))
+        make_stepper(make, RolloutConfig(num_envs=2, vectorize_mode="async"), context)
     assert set(multiprocessing.active_children()) == before
 
 
@@ -253,7 +256,7 @@ def test_an_environment_that_cannot_be_made_there_is_an_option_error_and_leaves_
         return Echo(EnvContext({**context, "wait": None}, vector_index=context.vector_index))
 
     with pytest.raises(OptionError, match="port in use"):
-        make_stepper(make, EnvSetup(num_envs=3, vectorize_mode="async"))
+        make_stepper(make, RolloutConfig(num_envs=3, vectorize_mode="async"))
     assert set(multiprocessing.active_children()) == before
 
 
@@ -270,7 +273,7 @@ def test_errors_and_infos_that_cannot_be_pickled_are_told_all_the_same() -> None
             return *super().step(action)[:4], {"lambda": lambda: None}
 
     context = EnvContext({"wait": lambda env: None})
-    stepper = make_stepper(Odd, EnvSetup(vectorize_mode="async", context=context))
+    stepper = make_stepper(Odd, RolloutConfig(vectorize_mode="async"), context)
     for action, message in ((1, "Unpicklable: '1 and 2'"), (0, "pickle")):
         stepper.reset()
         with pytest.raises(RuntimeError, match=message):
@@ -299,7 +302,7 @@ def test_what_cannot_be_asked_leaves_no_answer_behind() -> None:
     with pytest.raises(TypeError):
         stepper.envs.call("_obs")
     assert stepper.step(np.arange(3)).rewards.tolist() == [0, 1, 2]
-    os.kill(stepper.envs.pid(1), signal.SIGKILL)
+    os.kill(stepper.envs.call("pid")[1], signal.SIGKILL)
     assert stepper.envs.get_attr("index") == (0, None, 2)
     with pytest.raises(EnvError, match="environment 1 is gone"):
         stepper.step(np.arange(3))
@@ -313,7 +316,7 @@ def test_what_hangs_is_not_waited_for_when_others_are_asked() -> None:
         if env.index == 1:
             multiprocessing.get_context().Event().wait()
 
-    stepper = stepper_of(wait, batch_wait_ms=0.0, step_timeout=1.0)
+    stepper = stepper_of(wait, remote_env_batch_wait_ms=0.0, env_step_timeout=1.0)
     stepper.reset()
     stepper.step(np.zeros(3, int))
     assert stepper.envs.get_attr("index") == (0, None, 2)

@@ -145,7 +145,7 @@ def test_an_agent_born_done_never_acts() -> None:
     step = stepper.step({"a": 0})
     assert step.observations.keys() == {"a"}
     assert step.ended.keys() == {"b"}
-    assert stepper.agents == {"a"}
+    assert stepper._seen - stepper._gone == {"a"}
     stepper.step({"a": 0})
 
 

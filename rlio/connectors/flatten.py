@@ -72,46 +72,29 @@ class OneHot(Connector):
         self._leaves = leaves_of(space)
         made: list[gym.Space[Any]] = []
         for leaf in self._leaves:
-            size = spaces.flatdim(leaf.space) if _is_discrete(leaf) else 0
+            size = sum(count for _, count in leaf.choices or ())
             made.append(spaces.Box(0.0, 1.0, (size,), np.float32) if size else leaf.space)
         return nested_space(self._leaves, made)
 
     def __call__(self, values: Any, streams: Streams | None = None) -> Any:
-        from gymnasium.spaces import flatdim
-
         made: list[Any] = []
         for leaf in self._leaves:
             part = leaf_of(values, leaf.path)
-            if _is_discrete(leaf):
-                hot = np.zeros((len(part), flatdim(leaf.space)), np.float32)
+            if leaf.choices is not None:
+                hot = np.zeros((len(part), sum(count for _, count in leaf.choices)), np.float32)
                 _fill(hot, np.asarray(part), leaf)
                 part = hot
             made.append(part)
         return unflatten([leaf.path for leaf in self._leaves], made)
 
 
-def _is_discrete(leaf: Leaf) -> bool:
-    from gymnasium import spaces
-
-    return isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete))
-
-
-def _options(leaf: Leaf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(First value, number of values) for each number of a discrete leaf, both flat."""
-    from gymnasium import spaces
-
-    space: Any = leaf.space
-    if isinstance(space, spaces.Discrete):
-        return np.array([space.start], np.int64), np.array([space.n], np.int64)
-    return space.start.ravel().astype(np.int64), space.nvec.ravel().astype(np.int64)
-
-
 def _fill(into: NDArray[np.float32], values: NDArray[Any], leaf: Leaf) -> None:
     """Write a leaf's values, (N, ...), into zeros of shape (N, numbers)."""
-    if not _is_discrete(leaf):
+    choices = leaf.choices
+    if choices is None:
         into[:] = values.reshape(len(values), -1)
         return
-    first, counts = _options(leaf)
+    first, counts = np.array(choices).T
     offsets = np.cumsum(counts) - counts
     columns = values.reshape(len(values), -1).astype(np.int64) - first + offsets
     into[np.arange(len(values))[:, None], columns] = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlio.errors import MissingExtra
+from rlio.support.extras import needs
 
 __all__ = ["require_ray"]
 
@@ -15,8 +15,6 @@ def require_ray() -> Any:  # Any: Ray's own types are not checked here.
     Raises:
         MissingExtra: Ray is not installed.
     """
-    try:
+    with needs("ray", "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtra("ray", "ray") from error
     return ray

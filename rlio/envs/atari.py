@@ -23,6 +23,7 @@ import numpy as np
 
 from rlio.envs.games import GAME, Game
 from rlio.errors import MissingExtra, OptionError, excerpt
+from rlio.support.extras import needs
 
 __all__ = ["AtariOptions", "make_atari", "wrap_atari"]
 
@@ -82,10 +83,8 @@ def make_atari(env_id: str, options: AtariOptions | None = None, **keywords: Any
         MissingExtra: ale-py or OpenCV is not installed.
         gymnasium.error.Error: The game is unknown.
     """
-    try:
+    with needs("ale-py", "atari"):
         import ale_py
-    except ImportError as error:
-        raise MissingExtra("ale-py", "atari") from error
     options = options if options is not None else AtariOptions()
     gym.register_envs(ale_py)
     env = gym.make(

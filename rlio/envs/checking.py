@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlio.batch.nested import path_text
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import EnvError, SchemaError, excerpt
 
@@ -116,10 +115,10 @@ class VectorCheck:
             rows = _part(obs, leaf, where)
             if len(rows) != self._num_envs:
                 raise _wrong(
-                    where, f"the observations{_place(leaf)} have {len(rows)} rows: expected {self._num_envs}"
+                    where, f"the observations{leaf.place} have {len(rows)} rows: expected {self._num_envs}"
                 )
             for env, row in enumerate(rows):
-                _check_leaf(leaf, row, f"{where}: the observation{_place(leaf)} of environment {env}")
+                _check_leaf(leaf, row, f"{where}: the observation{leaf.place} of environment {env}")
 
 
 def _tuple_of(result: Any, expected: str, where: str) -> tuple[Any, ...]:
@@ -141,18 +140,14 @@ def check_observation(leaves: Sequence[Leaf], obs: Any, where: str) -> None:
         EnvError: The observation does not fit.
     """
     for leaf in leaves:
-        _check_leaf(leaf, _part(obs, leaf, where), f"{where}: the observation{_place(leaf)}")
-
-
-def _place(leaf: Leaf) -> str:
-    return f" at {path_text(leaf.path)}" if leaf.path else ""
+        _check_leaf(leaf, _part(obs, leaf, where), f"{where}: the observation{leaf.place}")
 
 
 def _part(obs: Any, leaf: Leaf, where: str) -> Any:
     try:
         return leaf_of(obs, leaf.path)
     except SchemaError as error:
-        raise _wrong(where, f"the observation has no value{_place(leaf)}: {_shape_of(obs)}") from error
+        raise _wrong(where, f"the observation has no value{leaf.place}: {_shape_of(obs)}") from error
 
 
 def _check_leaf(leaf: Leaf, value: Any, what: str) -> None:

@@ -72,11 +72,7 @@ class EnvContext(dict[str, Any]):
 
 def takes_context(make: Callable[..., Any]) -> bool:
     """Whether ``make`` has a positional argument without a default."""
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # Written in C, without a signature.
-        return False
-    return any(p.kind in _POSITIONAL and p.default is inspect.Parameter.empty for p in parameters)
+    return any(p.default is inspect.Parameter.empty for p in _positional(make))
 
 
 def create(make: Callable[..., Any], context: EnvContext) -> Any:
@@ -89,7 +85,7 @@ def create(make: Callable[..., Any], context: EnvContext) -> Any:
     Raises:
         OptionError: The context has items, but ``make`` does not take it.
     """
-    if takes_context(make) or _first_argument(make) in _NAMES:
+    if takes_context(make) or any(p.name in _NAMES for p in _positional(make)[:1]):
         return make(context)
     if context:
         raise OptionError(
@@ -99,9 +95,9 @@ def create(make: Callable[..., Any], context: EnvContext) -> Any:
     return make()
 
 
-def _first_argument(make: Callable[..., Any]) -> str | None:
+def _positional(make: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # Written in C, without a signature.
-        return None
-    return next((p.name for p in parameters if p.kind in _POSITIONAL), None)
+        return []
+    return [p for p in parameters if p.kind in _POSITIONAL]

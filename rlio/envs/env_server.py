@@ -6,9 +6,9 @@ Example:
     >>> traits, error = server.answer("make", (False,))
     >>> traits.fn.action_space
     Discrete(2)
-    >>> (obs, info), error = server.answer("reset", (7, False))
-    >>> obs.shape, info, error
-    ((4,), None, None)
+    >>> (made, obs, info), error = server.answer("reset", (7, False))
+    >>> made, obs.shape, info, error
+    (None, (4,), None, None)
     >>> server.answer("fly", ())
     (None, AttributeError("'EnvServer' object has no attribute 'fly'"))
     >>> server.close()
@@ -17,15 +17,15 @@ Example:
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
+from copy import copy
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
+from rlio.batch.nested import map_structure
 from rlio.envs.checking import EnvCheck
-from rlio.envs.observation_buffer import ObservationBuffer
 from rlio.errors import SchemaError, excerpt
 
 if TYPE_CHECKING:
@@ -47,18 +47,20 @@ class Transition(NamedTuple):
         terminated: Whether the step terminated the episode.
         truncated: Whether the step truncated the episode.
         info: Info of the step, not of the reset after it.
-        final: The leaves of the final observation, if the step ended the episode; else None.
+        final: The final observation, if the step ended the episode; else None.
         error: The error of the reset after it.
-        reset_info: The info of that reset, if requested.
     """
 
     reward: float
     terminated: bool
     truncated: bool
     info: dict[str, Any]
-    final: list[Any] | None
+    final: Any
     error: Exception | None
-    reset_info: dict[str, Any] | None = None
+
+
+#: The transition; the next observation; and the info of the reset that gave it, if requested. None: no such.
+Begun = tuple[Transition | None, Any, dict[str, Any] | None]
 
 
 class EnvTraits(NamedTuple):
@@ -69,11 +71,6 @@ class EnvTraits(NamedTuple):
     metadata: dict[str, Any]
     render_mode: str | None
     spec: Any
-
-    @classmethod
-    def of(cls, env: gym.Env[Any, Any]) -> EnvTraits:
-        """Return the traits of ``env``."""
-        return cls(env.observation_space, env.action_space, env.metadata, env.render_mode, env.spec)
 
     @property
     def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
@@ -88,7 +85,6 @@ class EnvServer:
         index: Index of the environment.
         make: Makes the environment from its index and whether it replaces a failed one.
         spaces: The expected observation and action spaces; None takes those of the first environment.
-        buffer: Receives the observations in row ``index``; None sends each with its answer.
         check: Whether to check the first reset and step.
 
     Attributes:
@@ -101,13 +97,9 @@ class EnvServer:
         make: Callable[[int, bool], Any],
         *,
         spaces: tuple[Any, Any] | None = None,
-        buffer: ObservationBuffer | None = None,
         check: bool = False,
     ) -> None:
         self._index, self._make, self._spaces, self._check = index, make, spaces, check
-        self._is_shared = buffer is not None
-        self._row = index if buffer is not None else 0
-        self._shared = buffer
         self.env: Any = None
         self._checking: EnvCheck | None = None
 
@@ -118,10 +110,6 @@ class EnvServer:
         # The requesting process raises any error.
         except Exception as error:
             return None, portable(error)
-
-    def pid(self) -> int:
-        """The id of this process."""
-        return os.getpid()
 
     def close(self) -> None:
         """Close the environment, if it was made."""
@@ -152,20 +140,18 @@ class EnvServer:
             self._checking = EnvCheck(env, f"environment {self._index}")
             self._check = False
         self.env = env
-        traits: Any = EnvTraits.of(env)  # Any: gymnasium's wrapper is annotated for functions.
+        traits: Any = EnvTraits(
+            *spaces, env.metadata, env.render_mode, env.spec
+        )  # Any: gymnasium's wrapper is annotated for functions.
         return CloudpickleWrapper(traits)
 
-    def reset(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
-        """Reset the environment.
-
-        Returns:
-            The observation, or None if it was written to ``buffer``; and the info if requested, else None.
-        """
+    def reset(self, seed: int | None, keeps_info: bool) -> Begun:
+        """Reset the environment."""
         result = self.env.reset(seed=seed)
         if self._checking is not None:
             self._checking.reset(result)
         obs, info = result
-        return self._shown(obs), info if keeps_info else None
+        return None, obs, info if keeps_info else None
 
     def check_step(self, result: Any) -> None:
         """Check the result of the first step; does not check later ones.
@@ -177,12 +163,12 @@ class EnvServer:
             self._checking.step(result)
             self._checking = None
 
-    def recreate(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
+    def recreate(self, seed: int | None, keeps_info: bool) -> Begun:
         """Make another environment in its place, and reset it."""
         self.make(True)
         return self.reset(seed, keeps_info)
 
-    def step(self, action: Any, next_reset: tuple[int | None, bool]) -> tuple[Transition, Any]:
+    def step(self, action: Any, next_reset: tuple[int | None, bool]) -> Begun:
         """Step the environment; if that ends the episode, `reset` it with the arguments ``next_reset``."""
         result = self.env.step(action)
         self.check_step(result)
@@ -190,14 +176,14 @@ class EnvServer:
         # float() raises here if the reward is not a number.
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
         if not (terminated or truncated):
-            return Transition(reward, terminated, truncated, info, None, None), self._shown(obs)
-        final = self._buffer.leaves_of(obs)
-        shown, failed, reset_info = None, None, None
+            return Transition(reward, terminated, truncated, info, None, None), obs, None
+        final = map_structure(copy, obs)  # Because environments may reuse their arrays.
+        failed, obs, reset_info = None, None, None
         try:
-            shown, reset_info = self.reset(*next_reset)
+            _, obs, reset_info = self.reset(*next_reset)
         except Exception as error:
             failed = portable(error)
-        return Transition(reward, terminated, truncated, info, final, failed, reset_info), shown
+        return Transition(reward, terminated, truncated, info, final, failed), obs, reset_info
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the environment, or get an attribute."""
@@ -207,18 +193,6 @@ class EnvServer:
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the environment."""
         self.env.set_wrapper_attr(name, value)
-
-    @property
-    def _buffer(self) -> ObservationBuffer:
-        """The shared buffer, or a private one with a single row, which checks what is written."""
-        if self._shared is None:
-            assert self._spaces is not None, "make comes first"
-            self._shared = ObservationBuffer(self._spaces[0], num_envs=1)
-        return self._shared
-
-    def _shown(self, obs: Any) -> Any:
-        self._buffer.write(self._row, obs)
-        return None if self._is_shared else obs
 
 
 def other_spaces(index: int, found: tuple[Any, Any], expected: tuple[Any, Any]) -> SchemaError:

@@ -22,28 +22,16 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlio.errors import OptionError
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["EpisodeSink", "ExternalEnv"]
+    from rlio.sampling.external_episodes import ExternalEpisodes
 
-
-class EpisodeSink(Protocol):
-    """Answers loops: `rlio.sampling.external_episodes.ExternalEpisodes`, or a client of a server."""
-
-    def start(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str: ...
-
-    def get_action(self, episode_id: str, observation: Any) -> Any: ...
-
-    def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None: ...
-
-    def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None: ...
-
-    def end(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None: ...
+__all__ = ["ExternalEnv"]
 
 
 class ExternalEnv:
@@ -60,7 +48,7 @@ class ExternalEnv:
     def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         self.observation_space = observation_space
         self.action_space = action_space
-        self._sink: EpisodeSink | None = None
+        self._sink: ExternalEpisodes | None = None
 
     def run(self) -> None:
         """Play episodes.
@@ -71,7 +59,7 @@ class ExternalEnv:
             f"{type(self).__name__} has no run(): override it with the loop that plays episodes"
         )
 
-    def attach(self, sink: EpisodeSink) -> None:
+    def attach(self, sink: ExternalEpisodes) -> None:
         """Set the object that answers; called by `ExternalRunner`.
 
         Raises:
@@ -82,7 +70,7 @@ class ExternalEnv:
         self._sink = sink
 
     @property
-    def _attached(self) -> EpisodeSink:
+    def _attached(self) -> ExternalEpisodes:
         if self._sink is None:
             raise OptionError(f"this {type(self).__name__} has no runner: pass it to an ExternalRunner")
         return self._sink

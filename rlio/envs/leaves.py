@@ -40,6 +40,23 @@ class Leaf(NamedTuple):
         """Whether values are Python objects."""
         return self.dtype == object
 
+    @property
+    def choices(self) -> list[tuple[int, int]] | None:
+        """(Start, count) of each choice in a Discrete or MultiDiscrete space; None for other spaces."""
+        from gymnasium import spaces
+
+        match self.space:
+            case spaces.Discrete() as space:
+                return [(int(space.start), int(space.n))]
+            case spaces.MultiDiscrete() as space:
+                return list(zip(space.start.ravel().tolist(), space.nvec.ravel().tolist(), strict=True))
+        return None
+
+    @property
+    def place(self) -> str:
+        """Where the leaf is, for messages: ``" at camera/0"``, or nothing for a plain space."""
+        return f" at {path_text(self.path)}" if self.path else ""
+
 
 def leaves_of(space: gym.Space[Any]) -> list[Leaf]:
     """The leaves of ``space``, in the order of its values; a plain space is one leaf with the path ()."""

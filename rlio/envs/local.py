@@ -18,10 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.vector.utils import iterate
+
 from rlio.envs.env_server import EnvServer
-from rlio.envs.sub_envs import Outcome, SubEnvStepper, action_iterator
+from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import VectorStep
-from rlio.errors import OptionError
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -37,28 +38,18 @@ class LocalStepper(SubEnvStepper):
 
     Args:
         envs: Holds the environments; a failed one is replaced in ``envs.envs``.
-        make: Makes environment number i again; None: environments cannot be recreated.
+        make: Makes environment number i again; None: environments are not recreated.
         check: Check the first reset and the first step of each.
         options: Options of `SubEnvStepper`.
-
-    Raises:
-        OptionError: ``restarts`` are given without ``make``.
     """
 
     def __init__(
         self, envs: SyncVectorEnv, *, make: Recreate | None = None, check: bool = False, **options: Any
     ) -> None:
         super().__init__(envs, **options)
-        if self._restarts.policy is not None and make is None:
-            raise OptionError(
-                "restart_failed_sub_environments=True, but env is an object, which cannot be recreated: "
-                "pass a function that makes it"
-            )
         self._envs: list[gym.Env[Any, Any]] = envs.envs
-        self._iterate = action_iterator(self.action_space, envs.action_space)
         self._servers = [
-            EnvServer(i, partial(_given_or_made, env, make), buffer=self._buffer, check=check)
-            for i, env in enumerate(self._envs)
+            EnvServer(i, partial(_given_or_made, env, make), check=check) for i, env in enumerate(self._envs)
         ]
         for server in self._servers:
             server.make(False)
@@ -78,7 +69,7 @@ class LocalStepper(SubEnvStepper):
         waiting = self._make_due() if down else ()
         envs, write, steps = self._envs, self._buffer.write, self._steps
         rewards, terminateds, truncateds = outcome.rewards, outcome.terminateds, outcome.truncateds
-        for i, action in enumerate(self._iterate(actions)):
+        for i, action in enumerate(iterate(self.envs.action_space, actions)):
             if waiting and i in waiting:
                 continue
             try:
@@ -94,29 +85,30 @@ class LocalStepper(SubEnvStepper):
                     write(i, obs)
             # Any exception, because environments are user code.
             except Exception as error:
-                outcome.is_none(i)
+                self._skipped.add(i)
                 outcome.rewards[i] = 0
                 self._failed(i, error, where=f" in step {steps[i]}")
                 continue
             if failing and i in failing:
                 self._restarts.stepped(i, ended=bool(terminated or truncated))
             if terminated or truncated:
-                self._begin(i, outcome)
+                self._begin(i, self._next_seed(i))
         steps += 1
-        return outcome.step(self._buffer.value)
+        return self._filled()
 
-    def _begin(self, env: int, outcome: Outcome) -> None:
-        """Start the next episode of ``env``, whose episode ended in this step."""
+    def _begin(self, env: int, seed: int | None) -> None:
+        """Start the next episode of ``env``."""
         self._steps[env] = -1
         try:
-            self._reset_one(env, self._next_seed(env))
+            self._reset_one(env, seed)
         except Exception as error:
             self._failed(env, error, where=" in reset")
         else:
-            outcome.starts[env] = True
+            self._outcome.starts[env] = True
 
     def _reset_one(self, env: int, seed: int | None) -> None:
-        _, info = self._servers[env].reset(seed, self.keeps_reset_infos)
+        _, obs, info = self._servers[env].reset(seed, self.keeps_reset_infos)
+        self._buffer.write(env, obs)
         if info is not None:
             self.reset_infos[env] = info
 
@@ -133,11 +125,14 @@ class LocalStepper(SubEnvStepper):
         waiting = set(down)
         if len(down) == self.num_envs:
             time.sleep(self._restarts.seconds_until_due())
-        for env in sorted(waiting):
-            self._outcome.is_none(env)
+        self._skipped |= waiting
+        self._recreate_due()
+        return waiting
+
+    def _recreate_due(self) -> None:
+        for env in sorted(self._restarts.down):
             if self._restarts.is_due(env):
                 self._recreate(env)
-        return waiting
 
     def _recreate(self, env: int) -> None:
         """Try to recreate ``env``; the result is in the outcome and in `Restarts.down`."""
@@ -151,25 +146,17 @@ class LocalStepper(SubEnvStepper):
             self._restarts.recreated(env)
             self._outcome.starts[env] = True
             self._steps[env] = -1
-            self._tell_recreated(env)
+            self.on_recreated(env)
 
     def _reset_all(self, seed: int | None) -> None:
-        self._steps[:] = 0
-        outcome = self._new_outcome()
-        for env in range(self.num_envs):
-            if env in self._restarts.down:
-                continue
-            try:
-                self._reset_one(env, self._next_seed(env) if seed is None else seed + env)
-            except Exception as error:
-                self._failed(env, error, where=" in reset")
+        self._new_outcome()
+        for env in sorted(set(range(self.num_envs)) - self._restarts.down):
+            self._begin(env, self._next_seed(env) if seed is None else seed + env)
         while self._restarts.down:
             time.sleep(self._restarts.seconds_until_due())
-            for env in sorted(self._restarts.down):
-                if self._restarts.is_due(env):
-                    self._recreate(env)
+            self._recreate_due()
         self._steps[:] = 0
-        self._untold = outcome.errors
+        self._untold = self._errors
 
 
 def _given_or_made(given: Any, make: Recreate | None, index: int, recreated: bool) -> Any:

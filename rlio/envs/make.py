@@ -1,7 +1,7 @@
 """`make_stepper`: makes environments from an id, a function or an object, and their stepper.
 
 Example:
-    >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=3, restarts=RestartPolicy()))
+    >>> stepper = make_stepper("CartPole-v1", RolloutConfig(num_envs=3))
     >>> stepper.num_envs, str(stepper.action_space)
     (3, 'Discrete(2)')
     >>> stepper.close()
@@ -9,18 +9,19 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlio.envs.checking import check_spaces
 from rlio.envs.context import EnvContext, create
 from rlio.envs.external import ExternalEnv
-from rlio.envs.restarts import RestartPolicy
 from rlio.envs.vector import Stepper, VectorStepper
 from rlio.errors import EnvError, MissingExtra, OptionError, excerpt
+from rlio.sampling.config import RolloutConfig
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["EnvLike", "EnvSetup", "ExternalEnvMade", "make_stepper", "set_environs"]
+#: Options of functions that make environments.
+_OF_MAKERS = (
+    "env_config",
+    "vectorize_mode",
+    "remote_worker_envs",
+    "num_envs",
+    "restart_failed_sub_environments",
+)
+
+__all__ = ["EnvLike", "ExternalEnvMade", "made", "make_stepper", "refuse_makers_options", "set_environs"]
 
 # Any: gymnasium's generic parameters carry no information here.
 if TYPE_CHECKING:
@@ -56,39 +66,6 @@ class ExternalEnvMade(OptionError):
         self.env = env
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvSetup:
-    """How to make and step environments: the environment fields of `RolloutConfig`.
-
-    Attributes:
-        num_envs: Number of environments. A vector environment that is passed has its own number; then 1 keeps
-            it.
-        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`; or ``"actors"``, which
-            is its ``remote_worker_envs``.
-        context: Argument of functions that make environments; its items are the ``env_config``. For an
-            environment given by id, the items are keyword arguments.
-        check: Check each environment and its results, once.
-        validate: Called with each environment and its context, in the process that makes it; raises to reject
-            it.
-        restarts: When to recreate failed environments; None raises failures.
-        step_timeout: Seconds for a step or reset, with ``"async"`` or ``"actors"``.
-        batch_wait_ms: See ``remote_env_batch_wait_ms`` of `RolloutConfig`.
-        render: Make environments given by id with ``render_mode="rgb_array"``.
-        environs: Environment variables, set in the other processes that run environments.
-    """
-
-    num_envs: int = 1
-    vectorize_mode: str = "sync"
-    context: EnvContext = field(default_factory=EnvContext, hash=False)
-    check: bool = True
-    validate: Callable[[Any, EnvContext], None] | None = None
-    restarts: RestartPolicy | None = None
-    step_timeout: float | None = None
-    batch_wait_ms: float | None = None
-    render: bool = False
-    environs: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
 def set_environs(environs: Mapping[str, str]) -> None:
     """Set environment variables of this process, which its child processes inherit.
 
@@ -103,7 +80,9 @@ def set_environs(environs: Mapping[str, str]) -> None:
     os.environ.update(environs)
 
 
-def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
+def make_stepper(
+    env: EnvLike, config: RolloutConfig | None = None, context: EnvContext | None = None
+) -> Stepper:
     """Make environments and their stepper.
 
     The stepper resets single environments, gives each episode its own seed, and can replace them one by one.
@@ -113,7 +92,9 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
         env: A gymnasium id or spec; a function that makes an environment (or, except for ``"async"``, a
             vector environment) and may take an `EnvContext`; an environment, which cannot be copied; or a
             vector environment.
-        setup: How to make and step them; None uses the defaults.
+        config: How to make and step them; None uses the defaults.
+        context: Argument of functions that make environments. For an environment given by id, its items are
+            keyword arguments. None: the ``env_config``.
 
     Returns:
         The stepper. The caller closes it, which also closes the environments, even one that was passed in.
@@ -126,68 +107,58 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.vector import VectorEnv
 
-    setup = setup if setup is not None else EnvSetup()
-    if isinstance(env, (VectorEnv, Env)) and setup.context:
-        raise OptionError(
-            f"env_config={excerpt(dict(setup.context))} is used to make environments, but {excerpt(env)} "
-            "exists already: pass its id, or a function that makes it"
-        )
+    config = RolloutConfig() if config is None else config
+    context = config.context() if context is None else context
     if isinstance(env, VectorEnv):
-        return _stepper_of(env, setup)
+        refuse_makers_options(env, config, ["env_config"])
+        return _stepper_of(env, config)
     if isinstance(env, Env):
-        if setup.vectorize_mode != "sync":
-            raise OptionError(
-                f"{_mode(setup)}, but {excerpt(env)} is already in this process: pass its id, or a function "
-                "that makes it"
-            )
-        if setup.num_envs != 1:
-            raise OptionError(
-                f"num_envs={setup.num_envs}, but env is one environment, {excerpt(env)}: pass a function "
-                "that makes it"
-            )
-        given_env = env
-        return _local(_made("env", lambda: _sync([lambda: given_env])), setup, None)
+        refuse_makers_options(env, config)
+        given_env = _limited(env, _horizon_of(config))
+        return _local(made("env", lambda: _sync([lambda: given_env])), config, None)
     named = isinstance(env, (str, EnvSpec))
     if not named and not callable(env):
         raise _unknown(env)
     name = excerpt(getattr(env, "id", env))
-    if setup.vectorize_mode == "native":
+    if named and (horizon := _horizon_of(config)) is not None:
+        env, config = made(name, partial(_shortened, env, horizon)), replace(config, horizon=None)
+    if config.vectorize_mode == "native":
         given: Any = env  # Any: `named` tells the type.
-        make = partial(_native, given, setup) if named else partial(create, given, setup.context)
-        made = _made(name, make)
-        if not isinstance(made, VectorEnv):
+        make = partial(_native, given, config, context) if named else partial(create, given, context)
+        vector = made(name, make)
+        if not isinstance(vector, VectorEnv):
             raise OptionError(
-                f"env={name} returned {excerpt(made)}: expected a vector environment, which 'native' needs"
+                f"env={name} returned {excerpt(vector)}: expected a vector environment, which 'native' needs"
             )
-        return _stepper_of(made, setup)
-    one = _EnvMaker(env, setup)
-    if setup.vectorize_mode in ("async", "actors"):
-        return _made(name, partial(_apart, one, setup))
-    first = _made(name, partial(one, 0))
+        return _stepper_of(vector, config)
+    one = _EnvMaker(env, config, context)
+    if config.envs_are_elsewhere:
+        return made(name, partial(_apart, one, config))
+    first = made(name, partial(one, 0))
     if isinstance(first, VectorEnv):
-        return _stepper_of(first, setup)
+        return _stepper_of(first, config)
     if isinstance(first, ExternalEnv):
         raise ExternalEnvMade(first, name)
     if not isinstance(first, Env):
         raise OptionError(f"env={name} returned {excerpt(first)}: expected a gymnasium environment")
-    makers = [lambda: first, *(partial(one, index) for index in range(1, setup.num_envs))]
-    return _local(_made(name, partial(_sync, makers)), setup, partial(one, recreated=True))
+    makers = [lambda: first, *(partial(one, index) for index in range(1, config.num_envs))]
+    return _local(made(name, partial(_sync, makers)), config, partial(one, recreated=True))
 
 
 class _EnvMaker:
     """Makes environment number ``index``, in any process."""
 
-    def __init__(self, env: Any, setup: EnvSetup) -> None:
-        self._env, self._context, self._validate = env, setup.context, setup.validate
-        self._keywords = {"render_mode": "rgb_array"} if setup.render else {}
-        self._check = setup.check
+    def __init__(self, env: Any, config: RolloutConfig, context: EnvContext) -> None:
+        self._env, self._context, self._validate = env, context, config.validate_env
+        self._keywords = {"render_mode": "rgb_array"} if config.render_env else {}
+        self._check, self._horizon = config.check_env, _horizon_of(config)
 
     def __call__(self, index: int, recreated: bool = False) -> Any:
         from gymnasium import Env
 
         context = self._context.with_index(index, recreated=recreated)
         if callable(self._env):
-            made = create(self._env, context)
+            made = _limited(create(self._env, context), self._horizon)
         else:
             made = _make(self._env, **self._keywords, **context)
         if self._check and isinstance(made, Env):
@@ -198,7 +169,7 @@ class _EnvMaker:
 
 
 def _local(
-    envs: VectorEnv[Any, Any, Any], setup: EnvSetup, make: Callable[[int], gym.Env[Any, Any]] | None
+    envs: VectorEnv[Any, Any, Any], config: RolloutConfig, make: Callable[[int], gym.Env[Any, Any]] | None
 ) -> Stepper:
     from gymnasium.vector import SyncVectorEnv
 
@@ -206,33 +177,33 @@ def _local(
 
     assert isinstance(envs, SyncVectorEnv)
     try:
-        return LocalStepper(envs, make=make, check=setup.check, restarts=setup.restarts)
+        return LocalStepper(envs, make=make, check=config.check_env, max_restarts=config.most_restarts)
     except BaseException:
         envs.close()
         raise
 
 
-def _apart(make: Callable[[int, bool], Any], setup: EnvSetup) -> Stepper:
+def _apart(make: Callable[[int, bool], Any], config: RolloutConfig) -> Stepper:
     """The stepper of environments that live in their own processes or actors."""
     from rlio.envs.process_stepper import ProcessStepper
     from rlio.envs.served_envs import ServedEnvs
 
-    one = partial(_one_elsewhere, make, dict(setup.environs))
+    one = partial(_one_elsewhere, make, dict(config.extra_python_environs))
     envs: ServedEnvs
-    if setup.vectorize_mode == "actors":
+    if config.remote_worker_envs:
         from rlio.envs.remote import EnvActors
 
-        envs = EnvActors(one, num_envs=setup.num_envs, check=setup.check)
+        envs = EnvActors(one, num_envs=config.num_envs, check=config.check_env)
     else:
         from rlio.envs.processes import EnvProcesses
 
-        envs = EnvProcesses(one, num_envs=setup.num_envs, check=setup.check)
+        envs = EnvProcesses(one, num_envs=config.num_envs, check=config.check_env)
     try:
         return ProcessStepper(
             envs,
-            step_timeout=setup.step_timeout,
-            batch_wait_ms=setup.batch_wait_ms,
-            restarts=setup.restarts,
+            step_timeout=config.env_step_timeout,
+            batch_wait_ms=config.remote_env_batch_wait_ms,
+            max_restarts=config.most_restarts,
         )
     except BaseException:
         envs.close()
@@ -252,31 +223,44 @@ def _one_elsewhere(
     return env
 
 
-def _mode(setup: EnvSetup) -> str:
-    """The user's option that says where environments live."""
-    actors = setup.vectorize_mode == "actors"
-    return "remote_worker_envs=True" if actors else f"vectorize_mode={setup.vectorize_mode!r}"
+def refuse_makers_options(env: object, config: RolloutConfig, names: Iterable[str] = _OF_MAKERS) -> None:
+    """Refuse options that are for functions that make environments, because ``env`` exists already.
+
+    Raises:
+        OptionError: One of the options ``names`` is not the default.
+    """
+    if changed := config.changed(names):
+        raise OptionError(
+            f"{', '.join(changed)}, but {excerpt(env)} exists already in this process: pass a function that "
+            "makes it"
+        )
 
 
-def _stepper_of(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> Stepper:
+def _horizon_of(config: RolloutConfig) -> int | None:
+    """Steps after which the environments themselves end an episode."""
+    return None if config.soft_horizon else config.horizon
+
+
+def _stepper_of(envs: VectorEnv[Any, Any, Any], config: RolloutConfig) -> Stepper:
     """The stepper of a vector environment that a user passed or whose function made one."""
+    _limited(envs, _horizon_of(config))
     # A vector environment steps its own environments; they cannot be replaced, moved or timed one by one.
     for name, value in (
-        ("restart_failed_sub_environments", setup.restarts is not None),
-        ("remote_worker_envs", setup.vectorize_mode == "actors"),
-        ("env_step_timeout", setup.step_timeout),
-        ("remote_env_batch_wait_ms", setup.batch_wait_ms),
+        ("restart_failed_sub_environments", config.restart_failed_sub_environments),
+        ("remote_worker_envs", config.remote_worker_envs),
+        ("env_step_timeout", config.env_step_timeout),
+        ("remote_env_batch_wait_ms", config.remote_env_batch_wait_ms),
     ):
         if value is not None and value is not False:
             raise OptionError(
                 f"{name}={value}, but {excerpt(envs)} steps all its environments itself: pass a function "
                 "that makes one of them"
             )
-    if setup.num_envs not in (1, envs.num_envs):
+    if config.num_envs not in (1, envs.num_envs):
         raise OptionError(
-            f"num_envs={setup.num_envs}, but the vector environment has {envs.num_envs}: leave num_envs at 1"
+            f"num_envs={config.num_envs}, but the vector environment has {envs.num_envs}: leave num_envs at 1"
         )
-    return VectorStepper(envs, check=setup.check)
+    return VectorStepper(envs, check=config.check_env)
 
 
 def _unknown(env: object) -> OptionError:
@@ -286,8 +270,13 @@ def _unknown(env: object) -> OptionError:
     )
 
 
-def _made(name: str, make: Callable[[], T]) -> T:
-    """Call ``make()``, turning its failure into an OptionError."""
+def made(name: str, make: Callable[[], T]) -> T:
+    """Call ``make()``, turning its failure into an OptionError.
+
+    Args:
+        name: What is made, for the message.
+        make: Makes it.
+    """
     try:
         return make()
     except (EnvError, MissingExtra, OptionError):
@@ -298,6 +287,30 @@ def _made(name: str, make: Callable[[], T]) -> T:
         ) from error
 
 
+def _shortened(env: Any, horizon: int) -> EnvSpec:
+    """The spec of ``env`` with episodes of at most ``horizon`` steps."""
+    import gymnasium as gym
+
+    spec = copy.deepcopy(gym.spec(env) if isinstance(env, str) else env)
+    spec.max_episode_steps = min(horizon, spec.max_episode_steps or horizon)
+    return spec
+
+
+def _limited(env: Any, horizon: int | None) -> Any:
+    """Truncate the episodes of an environment after ``horizon`` steps, if there is one."""
+    from gymnasium import Env
+    from gymnasium.wrappers import TimeLimit
+
+    if horizon is None:
+        return env
+    if not isinstance(env, Env):
+        raise OptionError(
+            f"horizon applies to single environments, not to {excerpt(env)}: give it its own time limit, or "
+            "set soft_horizon=True"
+        )
+    return TimeLimit(env, horizon)
+
+
 def _make(env: str | EnvSpec, **keywords: Any) -> gym.Env[Any, Any]:
     import gymnasium as gym
 
@@ -305,12 +318,10 @@ def _make(env: str | EnvSpec, **keywords: Any) -> gym.Env[Any, Any]:
     return gym.make(env, disable_env_checker=True, **keywords)
 
 
-def _native(env: str | EnvSpec, setup: EnvSetup) -> VectorEnv[Any, Any, Any]:
+def _native(env: str | EnvSpec, config: RolloutConfig, context: EnvContext) -> VectorEnv[Any, Any, Any]:
     import gymnasium as gym
 
-    return gym.make_vec(
-        env, num_envs=setup.num_envs, vectorization_mode="vector_entry_point", **setup.context
-    )
+    return gym.make_vec(env, num_envs=config.num_envs, vectorization_mode="vector_entry_point", **context)
 
 
 # SAME_STEP: every step is a transition, whereas NEXT_STEP spends one on each reset. copy=False: the recorder

@@ -163,7 +163,6 @@ class MultiAgentProcess:
         self._owner = Owner()
         #: Deadlines of the unanswered requests, on the monotonic clock.
         self._due: list[float | None] = []
-        self._lost: ProcessDied | None = None
         # Any: gymnasium's wrapper is annotated for functions without arguments.
         function: Any = make
         options = {"horizon": horizon, "check": check}
@@ -178,24 +177,14 @@ class MultiAgentProcess:
 
     @property
     def pipe(self) -> Any:
-        """The pipe that becomes readable when an answer arrives."""
-        return self._running().pipe
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._running().pid
+        """The pipe that becomes readable when an answer arrives; None: `step` raises."""
+        return None if self._process is None else self._process.pipe
 
     def _running(self) -> EnvProcess:
         self._owner.check("environment in its own process")
         if self._process is None:
             raise ProcessDied(f"the process of environment {self._index} is gone", env_index=self._index)
         return self._process
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the process is known to be gone; `step` then raises."""
-        return self._process is None or self._lost is not None
 
     @property
     def seconds_left(self) -> float | None:
@@ -214,10 +203,8 @@ class MultiAgentProcess:
 
     def send(self, actions: MultiAgentDict) -> None:
         """Begin a step; `step` returns its result."""
-        try:
+        with suppress(ProcessDied):  # `step` reports it.
             self._ask("step_agents", actions)
-        except ProcessDied as error:
-            self._lost = error
 
     def step(self) -> MultiAgentStep:
         """Return the result of the step that `send` began.
@@ -227,8 +214,6 @@ class MultiAgentProcess:
             ProcessDied: The process is gone.
             Exception: The environment's error.
         """
-        if self._lost is not None:
-            raise self._lost
         made: MultiAgentStep = self._answer()
         self.steps += 1
         return made
@@ -238,8 +223,8 @@ class MultiAgentProcess:
         return self._answer()
 
     def _ask(self, command: str, *arguments: Any) -> None:
-        self._running().send(command, *arguments)
         self._due.append(None if self._timeout is None else time.monotonic() + self._timeout)
+        self._running().send(command, *arguments)
 
     def _answer(self) -> Any:
         left = self.seconds_left
@@ -264,8 +249,8 @@ class MultiAgentProcess:
 
 def ready(processes: Mapping[int, MultiAgentProcess], *, wait_ms: float) -> list[int]:
     """Environments whose step is ready or overdue. Waits for the first, then ``wait_ms`` for others."""
-    found = {index for index, each in processes.items() if each.is_lost}
-    pipes = {each.pipe: index for index, each in processes.items() if not each.is_lost}
+    found = {index for index, each in processes.items() if each.pipe is None}
+    pipes = {each.pipe: index for index, each in processes.items() if each.pipe is not None}
     limits = [left for each in processes.values() if (left := each.seconds_left) is not None]
     for pipe in wait(list(pipes), 0.0 if found else min(limits, default=None)):
         found.add(pipes.pop(pipe))

@@ -92,11 +92,6 @@ class MultiAgentStepper:
         self._gone: set[AgentId] = set()
         self._idle = 0
 
-    @property
-    def agents(self) -> frozenset[AgentId]:
-        """Agents that have appeared in this episode and not ended."""
-        return frozenset(self._seen - self._gone)
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> MultiAgentStep:
         """Start an episode.
 

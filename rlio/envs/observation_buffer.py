@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.nested import path_text, unflatten
+from rlio.batch.nested import unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import SchemaError
 
@@ -62,7 +62,7 @@ class ObservationBuffer:
             only[env] = obs
             return
         for leaf, array in zip(self._leaves, self._arrays, strict=True):
-            value = leaf_of(obs, leaf.path) if leaf.path else obs
+            value = leaf_of(obs, leaf.path)
             if not leaf.is_object:
                 value = np.asarray(value)
                 if value.shape != leaf.shape or not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
@@ -71,13 +71,12 @@ class ObservationBuffer:
 
     def leaves_of(self, obs: Any) -> list[Any]:
         """Copy the leaves of one environment's ``obs``, because environments may reuse their arrays."""
-        found = [leaf_of(obs, leaf.path) if leaf.path else obs for leaf in self._leaves]
+        found = [leaf_of(obs, leaf.path) for leaf in self._leaves]
         return [value.copy() if isinstance(value, np.ndarray) else value for value in found]
 
 
 def _misfit(leaf: Leaf, found: NDArray[Any]) -> SchemaError:
-    place = f" at {path_text(leaf.path)}" if leaf.path else ""
     return SchemaError(
-        f"an observation{place} is {found.dtype} {found.shape}, but the space expects {leaf.dtype} "
+        f"an observation{leaf.place} is {found.dtype} {found.shape}, but the space expects {leaf.dtype} "
         f"{leaf.shape}"
     )

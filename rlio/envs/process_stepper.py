@@ -19,12 +19,13 @@ import time
 from enum import Enum
 from typing import Any
 
+from gymnasium.vector.utils import iterate
+
 from rlio.envs.env_server import Transition
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied, ServedEnvs
-from rlio.envs.sub_envs import Outcome, SubEnvStepper, action_iterator
+from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import VectorStep
-from rlio.errors import OptionError
 
 __all__ = ["ProcessStepper"]
 
@@ -52,9 +53,6 @@ class ProcessStepper(SubEnvStepper):
             makes `step` wait for all that have an action. `step` waits for environments that are being
             recreated only if no other is left.
         options: Options of `SubEnvStepper`.
-
-    Raises:
-        OptionError: A time is negative.
     """
 
     def __init__(
@@ -65,9 +63,6 @@ class ProcessStepper(SubEnvStepper):
         batch_wait_ms: float | None = None,
         **options: Any,
     ) -> None:
-        for name, value in (("step_timeout", step_timeout), ("batch_wait_ms", batch_wait_ms)):
-            if value is not None and not value >= 0:
-                raise OptionError(f"{name}={value}: expected a number, at least 0, or None")
         super().__init__(envs, **options)
         self._processes = envs
         envs.patience = step_timeout
@@ -82,7 +77,6 @@ class ProcessStepper(SubEnvStepper):
         #: Environments that must be made before they are reset.
         self._unmade: set[int] = set()
         self._news = 0
-        self._iterate = action_iterator(self.action_space, envs.action_space)
 
     # ---- stepping ----
 
@@ -94,16 +88,16 @@ class ProcessStepper(SubEnvStepper):
         Raises:
             EnvError: An environment failed and must not be recreated, or failed too often.
         """
-        outcome = self._new_outcome(idle=True)
+        self._new_outcome(idle=True)
         self._news = 0
         if self._restarts.down:
             self._make_due()
-        for env, action in enumerate(self._iterate(actions)):
+        for env, action in enumerate(iterate(self.envs.action_space, actions)):
             if self._state[env] is _Is.FREE:
                 seed = None if self._seeds is None else self._seeds.peek(env)
                 self._ask(env, _Is.STEPPING, "step", action, (seed, self.keeps_reset_infos))
         self._collect()
-        return outcome.step(self._buffer.value)
+        return self._filled()
 
     def _collect(self) -> None:
         """Take answers until the options are satisfied."""
@@ -152,44 +146,42 @@ class ProcessStepper(SubEnvStepper):
 
     def _take(self, env: int) -> None:
         """Take the answer of ``env``."""
-        state = self._state[env]
         try:
-            answer = self._processes.answer(env)
+            made, obs, reset_info = self._processes.answer(env)
+            ended = made is not None and (made.terminated or made.truncated)
+            final = self._buffer.leaves_of(made.final) if ended else None
+            if made is None or made.error is None:
+                self._buffer.write(env, obs)
         # Any exception, because environments are user code.
         except Exception as error:
             self._failed(env, error)
             return
         self._news += 1
         self._state[env] = _Is.FREE
-        if state is _Is.STEPPING:
-            self._transition(env, *answer)
-        else:
-            self._started(env, *answer)
+        if made is not None:
+            self._transition(env, made, final)
+        if made is None or (final is not None and made.error is None):
+            self._started(env, reset_info)
 
-    def _transition(self, env: int, made: Transition, obs: Any) -> None:
+    def _transition(self, env: int, made: Transition, final: list[Any] | None) -> None:
         outcome = self._outcome
-        outcome.is_transition(env)
+        self._skipped.discard(env)
         outcome.rewards[env] = made.reward
         outcome.infos[env] = made.info
-        ended = made.final is not None
         if self._restarts.failing and env in self._restarts.failing:
-            self._restarts.stepped(env, ended=ended)
-        if made.final is None:
+            self._restarts.stepped(env, ended=final is not None)
+        if final is None:
             self._steps[env] += 1
-            self._buffer.write(env, obs)
             return
         outcome.terminateds[env], outcome.truncateds[env] = made.terminated, made.truncated
-        outcome.finals.append((env, made.final))
+        outcome.finals.append((env, final))
         if self._seeds is not None:
             self._seeds.next(env)
-        if made.error is None:
-            self._started(env, obs, made.reset_info)
-        else:
+        if made.error is not None:
             self._state[env] = _Is.STEPPING  # Treat the reset as a failed step.
             self._failed(env, made.error, where=" in reset")
 
-    def _started(self, env: int, obs: Any, info: dict[str, Any] | None) -> None:
-        self._buffer.write(env, obs)
+    def _started(self, env: int, info: dict[str, Any] | None) -> None:
         if info is not None:
             self.reset_infos[env] = info
         self._outcome.starts[env] = True
@@ -197,7 +189,7 @@ class ProcessStepper(SubEnvStepper):
         if env in self._unmade or env in self._restarts.down:
             self._unmade.discard(env)
             self._restarts.recreated(env)
-            self._tell_recreated(env)
+            self.on_recreated(env)
 
     # ---- failures ----
 
@@ -270,7 +262,7 @@ class ProcessStepper(SubEnvStepper):
             self._state[env] = _Is.FREE
 
     def _reset_all(self, seed: int | None) -> None:
-        outcome: Outcome = self._new_outcome(idle=True)
+        self._new_outcome(idle=True)
         for env in range(self.num_envs):
             if self._state[env] is _Is.DOWN and env in self._restarts.down:
                 continue  # The loop below restarts it.
@@ -278,4 +270,4 @@ class ProcessStepper(SubEnvStepper):
         while any(state is not _Is.FREE for state in self._state):
             self._take_answers()
         self._steps[:] = 0
-        self._untold = outcome.errors
+        self._untold = self._errors

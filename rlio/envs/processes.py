@@ -115,10 +115,6 @@ class EnvProcess(ServerHandle):
         code = self._process.exitcode
         return self.died(f"exit code {code}" if code is None or code >= 0 else f"killed by signal {-code}")
 
-    @property
-    def pid(self) -> int:
-        return int(self._process.pid or 0)
-
     def tell_to_end(self) -> None:
         with suppress(ConnectionError, OSError):  # The process is gone or ending.
             self.pipe.send(("close", ()))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlio.envs.env_server import EnvServer
 from rlio.envs.served_envs import LAST_WORDS, ServedEnvs, ServerHandle
-from rlio.errors import MissingExtra, excerpt
+from rlio.errors import excerpt
+from rlio.support.extras import needs
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -92,7 +93,6 @@ class _EnvActor(ServerHandle):
         try:
             kind = ray.remote(**_ACTOR_OPTIONS)(EnvServer)
             self._actor = kind.options(name=None).remote(index, make, **options)
-            self._pid = self._actor.pid.remote()
         except ray.exceptions.RayError as error:
             raise OSError(
                 f"Ray could not start an actor for environment {index}: {excerpt(str(error))}"
@@ -104,10 +104,6 @@ class _EnvActor(ServerHandle):
     def oldest(self) -> Any:
         """The reference of the oldest unanswered request; None if there is none."""
         return self._asked[0] if self._asked else None
-
-    @property
-    def pid(self) -> int:
-        return int(self._get(self._pid))
 
     def send(self, command: str, *arguments: Any) -> None:
         if not self._ray.is_initialized():  # Else Ray would silently start again for this call.
@@ -121,20 +117,17 @@ class _EnvActor(ServerHandle):
         return bool(self._ray.wait([self._asked[0]], timeout=timeout)[0])
 
     def receive(self) -> Any:
-        answer, error = self._get(self._asked.popleft())
-        if error is not None:
-            raise error
-        return answer
-
-    def _get(self, ref: Any) -> Any:
         exceptions = self._ray.exceptions
         try:
-            return self._ray.get(ref)
+            answer, error = self._ray.get(self._asked.popleft())
         except exceptions.RayTaskError as error:
             # The request or the answer cannot be pickled; errors of the environment are in the answer.
             raise RuntimeError(excerpt(str(error.cause), 500)) from error
         except exceptions.RayError as error:
             raise self.died(_reason(error)) from error
+        if error is not None:
+            raise error
+        return answer
 
     def tell_to_end(self) -> None:
         if self._ray.is_initialized():
@@ -158,10 +151,8 @@ def _reason(error: Exception) -> str:
 
 def _connected_ray() -> Any:
     """Import Ray, and start it on this machine if this process is not connected to a cluster."""
-    try:
+    with needs("ray", "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtra("ray", "ray") from error
     if not ray.is_initialized():
         ray.init()
     return ray

@@ -1,7 +1,7 @@
-"""`RestartPolicy` and `Restarts`: when to recreate failed environments, and when to give up.
+"""`Restarts`: when to recreate failed environments, and when to give up.
 
 Example:
-    >>> restarts = Restarts(RestartPolicy(max_restarts=3), num_envs=2)
+    >>> restarts = Restarts(3, num_envs=2)
     >>> restarts.failed(1, ValueError("no connection"))
     >>> restarts.is_due(1)
     True
@@ -18,12 +18,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rlio.envs.served_envs import ProcessDied
-from rlio.errors import EnvError, OptionError, excerpt
+from rlio.errors import EnvError, excerpt
 
-__all__ = ["RestartPolicy", "Restarts"]
+__all__ = ["Restarts"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -34,29 +33,6 @@ _EPISODES_LOST = 1000
 _PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestartPolicy:
-    """When and how often to recreate failed environments.
-
-    The first restart comes at once and the second after 0.1 seconds. Each further pause doubles, up to 10
-    seconds.
-
-    Attributes:
-        max_restarts: Restarts of one environment in a row, without a successful step in between. One more
-            failure raises an `EnvError`, and so does the thousandth failed episode in a row.
-
-    Raises:
-        OptionError: The number is out of range.
-    """
-
-    max_restarts: int = 100
-
-    def __post_init__(self) -> None:
-        given = self.max_restarts
-        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-            raise OptionError(f"max_restarts={excerpt(given)}: expected a whole number, at least 1")
-
-
 def _pause(failures: int) -> float:
     """Seconds between failure number ``failures`` in a row, counted from 1, and the restart."""
     return 0.0 if failures <= 1 else min(_PAUSE_S * 2.0 ** min(failures - 2, 60), _MAX_PAUSE_S)
@@ -65,8 +41,13 @@ def _pause(failures: int) -> float:
 class Restarts:
     """The failures of ``num_envs`` environments.
 
+    The first restart comes at once and the second after 0.1 seconds. Each further pause doubles, up to 10
+    seconds.
+
     Args:
-        policy: When to restart; None raises each failure.
+        max_restarts: Restarts of one environment in a row, without a successful step in between. One more
+            failure raises an `EnvError`, and so does the thousandth failed episode in a row. None raises each
+            failure.
         num_envs: Number of environments.
 
     Attributes:
@@ -74,8 +55,8 @@ class Restarts:
         count: Failures of all environments so far.
     """
 
-    def __init__(self, policy: RestartPolicy | None, *, num_envs: int) -> None:
-        self.policy = policy
+    def __init__(self, max_restarts: int | None, *, num_envs: int) -> None:
+        self.max_restarts = max_restarts
         self.down: set[int] = set()
         self.count: int = 0
         self._due = [0.0] * num_envs
@@ -98,7 +79,7 @@ class Restarts:
             seed: As in `EnvError`.
 
         Raises:
-            EnvError: It must not be recreated: there is no policy, it failed too often, or it breaks the
+            EnvError: It must not be recreated: restarts are off, it failed too often, or it breaks the
                 interface.
         """
         if isinstance(error, EnvError) and not isinstance(error, ProcessDied):
@@ -107,17 +88,17 @@ class Restarts:
         self.count += 1
         self._in_a_row[env] += 1
         self._lost[env] += 1
-        failures, policy = self._in_a_row[env], self.policy
+        failures, most = self._in_a_row[env], self.max_restarts
         what = f"environment {env} failed{where}"
         if episode is not None:
             what += f", episode {episode}"
         if seed is not None:
             what += f" (seed {seed})"
         what += f": {type(error).__name__}: {excerpt(str(error), 500)}"
-        if policy is None:
+        if most is None:
             hint = "set restart_failed_sub_environments=True to recreate such environments"
-        elif failures > policy.max_restarts:
-            hint = f"it was recreated {policy.max_restarts} times in a row, see max_env_restarts"
+        elif failures > most:
+            hint = f"it was recreated {most} times in a row, see max_env_restarts"
         elif self._lost[env] >= _EPISODES_LOST:
             hint = f"none of its last {_EPISODES_LOST} episodes ended"
         else:

@@ -11,6 +11,8 @@ Example:
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 __all__ = ["EpisodeSeeds", "episode_seed"]
@@ -19,6 +21,7 @@ __all__ = ["EpisodeSeeds", "episode_seed"]
 _BLOCK = 256
 
 
+@functools.lru_cache(maxsize=1024)
 def _block(seed: int, worker_index: int, restart: int, env_index: int, block: int) -> list[int]:
     # In the seed tree, runners use (worker, restart, 0) and (worker, restart, 1).
     sequence = np.random.SeedSequence(seed, spawn_key=(worker_index, restart, 2, env_index, block))
@@ -58,16 +61,11 @@ class EpisodeSeeds:
         self.episodes: list[int] = [0] * num_envs
         self.current: list[int | None] = [None] * num_envs
         self._key = seed, worker_index, restart
-        self._blocks: list[list[int]] = [[] for _ in range(num_envs)]
-        self._block_of = [-1] * num_envs
 
     def peek(self, env: int) -> int:
         """The seed of the next episode of environment ``env``."""
-        block, at = divmod(self.episodes[env], _BLOCK)
-        if block != self._block_of[env]:
-            self._blocks[env] = _block(*self._key, env, block)
-            self._block_of[env] = block
-        return self._blocks[env][at]
+        seed, worker_index, restart = self._key
+        return episode_seed(seed, worker_index, env, self.episodes[env], restart=restart)
 
     def next(self, env: int) -> int:
         """Return the seed of the next episode of environment ``env``, and count the episode as begun."""

@@ -35,11 +35,6 @@ class ServerHandle(ABC):
     def __init__(self, index: int) -> None:
         self.index = index
 
-    @property
-    @abstractmethod
-    def pid(self) -> int:
-        """The id of its process."""
-
     @abstractmethod
     def send(self, command: str, *arguments: Any) -> None:
         """Request a call of a method of its `EnvServer`.
@@ -144,14 +139,6 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
     def is_alive(self, env: int) -> bool:
         """Whether ``env`` has a process, as far as known."""
         return self._servers[env] is not None
-
-    def pid(self, env: int) -> int:
-        """The id of the process of ``env``.
-
-        Raises:
-            ProcessDied: The environment has no process.
-        """
-        return self._server(env).pid
 
     def spawn(self, env: int) -> None:
         """Start a process for ``env``, which must have none.

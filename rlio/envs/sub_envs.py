@@ -1,6 +1,6 @@
-"""`SubEnvStepper`: base class of steppers of N single environments. `Outcome`: the result of one step.
+"""`SubEnvStepper`: base class of steppers of N single environments.
 
-An outcome is filled environment by environment, as answers arrive.
+The `VectorStep` of a step is filled environment by environment, as answers arrive.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.envs.observation_buffer import ObservationBuffer
-from rlio.envs.restarts import RestartPolicy, Restarts
+from rlio.envs.restarts import Restarts
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.vector import Stepper, VectorStep
 
 if TYPE_CHECKING:
-    import gymnasium as gym
     from gymnasium.vector import VectorEnv
 
-__all__ = ["Outcome", "SubEnvStepper", "action_iterator"]
+__all__ = ["SubEnvStepper"]
 
 
 class SubEnvStepper(Stepper):
@@ -30,25 +29,25 @@ class SubEnvStepper(Stepper):
 
     Args:
         envs: Holds the environments.
-        restarts: When to recreate failed environments; None raises failures.
+        max_restarts: See `Restarts`.
     """
 
     def __init__(
         self,
         envs: VectorEnv[Any, Any, Any],
         *,
-        restarts: RestartPolicy | None = None,
+        max_restarts: int | None = None,
     ) -> None:
         super().__init__(envs)
-        self._restarts = Restarts(restarts, num_envs=self.num_envs)
+        self._restarts = Restarts(max_restarts, num_envs=self.num_envs)
         self._buffer = ObservationBuffer(self.observation_space, num_envs=self.num_envs)
-        self._outcome = Outcome(self.num_envs)
         #: Failures since the last step that no step has reported: those in `reset`.
         self._untold: dict[int, Exception] = {}
+        self._new_outcome()
         self._seeds: EpisodeSeeds | None = None
         self._steps = np.zeros(self.num_envs, np.int64)
         #: Called with the index of each recreated environment.
-        self.on_recreated: Callable[[int], None] | None = None
+        self.on_recreated: Callable[[int], object] = lambda env: None
 
     @property
     def failures(self) -> int:
@@ -100,7 +99,9 @@ class SubEnvStepper(Stepper):
         Raises:
             EnvError: The environment must not be recreated.
         """
-        self._outcome.failed(env, error, episode=episode)
+        self._errors[env] = error
+        if episode:
+            self._faulty.add(env)
         self._restarts.failed(
             env,
             error,
@@ -109,83 +110,28 @@ class SubEnvStepper(Stepper):
             seed=None if self._seeds is None else self._seeds.current[env],
         )
 
-    def _new_outcome(self, *, idle: bool = False) -> Outcome:
-        self._outcome = outcome = Outcome(self.num_envs, idle=idle)
-        if self._untold:
-            outcome.errors.update(self._untold)
-            self._untold = {}
-        return outcome
-
-    def _tell_recreated(self, env: int) -> None:
-        if self.on_recreated is not None:
-            self.on_recreated(env)
-
-
-def action_iterator(single: gym.Space[Any], batched: gym.Space[Any]) -> Callable[[Any], Any]:
-    """Return a function that iterates over the actions in a batch."""
-    from gymnasium import spaces
-    from gymnasium.vector.utils import iterate
-
-    if isinstance(single, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return iter
-    return lambda actions: iterate(batched, actions)
-
-
-class Outcome:
-    """A `VectorStep` under construction, with the same attributes.
-
-    Args:
-        num_envs: Number of environments.
-        idle: Whether rows are empty until filled; else each row is a transition.
-    """
-
-    __slots__ = (
-        "_valid", "errors", "faulty", "finals", "infos", "rewards", "starts", "terminateds", "truncateds",
-    )  # fmt: skip
-
-    def __init__(self, num_envs: int, *, idle: bool = False) -> None:
-        self.rewards: NDArray[np.float64] = np.zeros(num_envs)
-        self.terminateds: NDArray[np.bool_] = np.zeros(num_envs, bool)
-        self.truncateds: NDArray[np.bool_] = np.zeros(num_envs, bool)
-        self.starts: NDArray[np.bool_] = np.zeros(num_envs, bool)
-        self._valid = np.zeros(num_envs, bool) if idle else None
-        self.faulty: NDArray[np.bool_] | None = None
-        self.errors: dict[int, Exception] = {}
-        self.finals: list[tuple[int, list[Any]]] = []
-        self.infos: list[dict[str, Any]] = [{}] * num_envs
-
-    def is_transition(self, env: int) -> None:
-        """Mark row ``env`` as a transition, if rows start empty."""
-        if self._valid is not None:
-            self._valid[env] = True
-
-    def is_none(self, env: int) -> None:
-        """Mark row ``env`` as not a transition."""
-        if self._valid is None:
-            self._valid = np.ones(len(self.rewards), bool)
-        self._valid[env] = False
-
-    def failed(self, env: int, error: Exception, *, episode: bool) -> None:
-        """Record that ``env`` failed with ``error``, and whether that lost an ``episode``."""
-        self.errors[env] = error
-        if episode:
-            if self.faulty is None:
-                self.faulty = np.zeros(len(self.rewards), bool)
-            self.faulty[env] = True
-
-    def step(self, obs: Any) -> VectorStep:
-        """Return the step, with the observations after it."""
-        valid = self._valid
-        self.finals.sort(key=itemgetter(0))  # Processes answer in any order.
-        return VectorStep(
-            obs,
-            self.rewards,
-            self.terminateds,
-            self.truncateds,
-            None if valid is not None and valid.all() else valid,
-            self.starts,
-            self.finals,
-            self.infos,
-            self.faulty,
-            self.errors,
+    def _new_outcome(self, *, idle: bool = False) -> VectorStep:
+        """Begin a step. ``idle``: no row is a transition until it is filled; else each row is one."""
+        rows = self.num_envs
+        #: Environments whose rows are not transitions, and those that lost an episode.
+        self._skipped: set[int] = set(range(rows)) if idle else set()
+        self._faulty: set[int] = set()
+        self._errors, self._untold = self._untold, {}
+        terminateds, truncateds, starts = np.zeros((3, rows), bool)
+        self._outcome = VectorStep(
+            self._buffer.value, np.zeros(rows), terminateds, truncateds, None, starts, [], [{}] * rows
         )
+        return self._outcome
+
+    def _filled(self) -> VectorStep:
+        """Return the step that was begun."""
+        step = self._outcome
+        if self._skipped:
+            step = step._replace(valid=~self._mask(self._skipped))
+        if self._faulty:
+            step = step._replace(faulty=self._mask(self._faulty))
+        step.finals.sort(key=itemgetter(0))  # Processes answer in any order.
+        return step._replace(errors=self._errors) if self._errors else step
+
+    def _mask(self, envs: set[int]) -> NDArray[np.bool_]:
+        return np.isin(np.arange(self.num_envs), list(envs))

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlio.batch.columns import Columns
-from rlio.batch.nested import leaves
 from rlio.policies.torch_policy import TorchPolicy
 
 if TYPE_CHECKING:
@@ -45,12 +44,6 @@ class BehaviourCloning(TorchPolicy):
         weights = tensors.get(Columns.WEIGHTS)
         loss = losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
         stats = {"entropy": float(self.distribution.entropy(outputs.detach()).mean())}
-        likeliest = self.distribution.sample(outputs.detach(), None)
-        pairs = [(a, b) for (_, a), (_, b) in zip(leaves(likeliest), leaves(actions), strict=True)]
-        if not any(a.is_floating_point() for a, _ in pairs):
-            right = [(a == b).reshape(len(outputs), -1).all(1) for a, b in pairs]
-            same = right[0]
-            for more in right[1:]:
-                same = same & more
-            stats["accuracy"] = float(same.float().mean())
+        if self._is_countable:
+            stats["accuracy"] = float(self._are_likeliest(outputs.detach(), actions).float().mean())
         return loss, stats

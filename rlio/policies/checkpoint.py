@@ -31,6 +31,7 @@ from rlio.storage.paths import TMP_DIR
 __all__ = [
     "load_components",
     "load_state",
+    "pack_arrays",
     "pack_state",
     "read_arrays",
     "read_scratch",
@@ -38,6 +39,7 @@ __all__ = [
     "save_components",
     "save_state",
     "select_components",
+    "unpack_arrays",
     "unpack_state",
     "write_arrays",
     "write_scratch",
@@ -163,9 +165,7 @@ def pack_state(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """
     arrays: dict[str, NDArray[Any]] = {}
     described = _described(state, arrays, "state")
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type] # the stub takes the keywords for allow_pickle
-    data = buffer.getvalue()
+    data = pack_arrays(arrays)
     text = {"format": _FORMAT, "arrays_crc32": zlib.crc32(data), "state": described}
     return json.dumps(text, sort_keys=True, allow_nan=False).encode(), data
 
@@ -193,11 +193,11 @@ def unpack_state(raw: bytes, data: bytes, *, uri_of: Callable[[str], str]) -> di
             "the arrays are not those that state.json was stored with: save the state again",
             uri=uri_of(_ARRAYS),
         )
+    arrays = unpack_arrays(data, uri=uri_of(_ARRAYS))
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            state = _restored(text["state"], file)
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-        raise CorruptData(f"the arrays cannot be read: {error!r}", uri=uri_of(_ARRAYS)) from error
+        state = _restored(text["state"], arrays)
+    except (ValueError, KeyError) as error:
+        raise CorruptData(f"the arrays do not fit the state: {error!r}", uri=uri_of(_ARRAYS)) from error
     assert isinstance(state, dict)
     return state
 
@@ -236,8 +236,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type] # the stub takes the keywords for allow_pickle
+        partial.write_bytes(pack_arrays(arrays))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
@@ -250,19 +249,36 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         DataNotFound: The file does not exist.
         CorruptData: The file has another format, or is damaged.
     """
+    uri = os.fspath(path)
     try:
-        # Read first, because NumPy leaves an unreadable file open.
-        loaded = np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False)
+        data = Path(path).read_bytes()
+    except OSError as error:
+        kind = DataNotFound if isinstance(error, FileNotFoundError) else CorruptData
+        raise kind(f"this file cannot be read: {error}", uri=uri) from error
+    return unpack_arrays(data, uri=uri)
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The bytes of an ``.npz`` file of ``arrays``."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type] # the stub takes the keywords for allow_pickle
+    return buffer.getvalue()
+
+
+def unpack_arrays(data: bytes, *, uri: str) -> dict[str, NDArray[Any]]:
+    """The arrays in the bytes of an ``.npz`` file, by name; nothing is unpickled.
+
+    Raises:
+        CorruptData: The bytes have another format, or are damaged.
+    """
+    try:
+        loaded = np.load(io.BytesIO(data), allow_pickle=False)
         if isinstance(loaded, np.ndarray):
-            raise CorruptData("this is a single array, not a .npz file of arrays", uri=os.fspath(path))
+            raise ValueError("it is a single array")
         with loaded as file:
             return {name: file[name] for name in file.files}
-    except FileNotFoundError as error:
-        raise DataNotFound("there is no such file", uri=os.fspath(path)) from error
-    except CorruptData:
-        raise
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise CorruptData(f"this is not a .npz file of arrays: {error!r}", uri=os.fspath(path)) from error
+        raise CorruptData(f"this is not a .npz file of arrays: {error!r}", uri=uri) from error
 
 
 def _described(value: Any, arrays: dict[str, NDArray[Any]], place: str) -> Any:

@@ -17,15 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from rlio.batch import SampleBatch
 from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import Policy
 from rlio.policies.torch_policy import TorchPolicy
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["in_step", "setup_torch_data_parallel"]
 

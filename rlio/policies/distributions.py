@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.nested import Path, unflatten
+from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
@@ -73,6 +75,14 @@ def distribution_for(space: gym.Space[Any]) -> Distribution:
     Raises:
         OptionError: No distribution supports the space.
     """
+    leaves = leaves_of(space)
+    parts = [_distribution_for(leaf.space) for leaf in leaves]
+    paths = [leaf.path for leaf in leaves]
+    return parts[0] if paths == [()] else _Composite(parts, paths)
+
+
+def _distribution_for(space: gym.Space[Any]) -> Distribution:
+    """The distribution of a space that is one leaf."""
     from gymnasium import spaces
 
     match space:
@@ -84,12 +94,6 @@ def distribution_for(space: gym.Space[Any]) -> Distribution:
             return _Bernoulli(space.shape)
         case spaces.Box() if space.dtype is not None and space.dtype.kind == "f":
             return _Gaussian(space.shape)
-        case spaces.Dict():
-            return _Composite({key: distribution_for(child) for key, child in space.spaces.items()})
-        case spaces.Tuple():
-            return _Composite(
-                {i: distribution_for(child) for i, child in enumerate(space.spaces)}, is_tuple=True
-            )
     raise OptionError(
         f"there is no distribution for actions of {excerpt(str(space))}: expected Discrete, MultiDiscrete, "
         "MultiBinary, floating-point Box, or Dict and Tuple of them"
@@ -237,29 +241,27 @@ class _Gaussian(Distribution):
 
 
 class _Composite(Distribution):
-    def __init__(self, parts: dict[Hashable, Distribution], *, is_tuple: bool = False) -> None:
-        self.size = sum(part.size for part in parts.values())
-        self._parts = parts
-        self._is_tuple = is_tuple
+    def __init__(self, parts: Sequence[Distribution], paths: Sequence[Path]) -> None:
+        self.size = sum(part.size for part in parts)
+        self._parts, self._paths = parts, paths
 
-    def _split(self, outputs: torch.Tensor) -> list[tuple[Any, Distribution, torch.Tensor]]:
+    def _split(self, outputs: torch.Tensor) -> Iterable[tuple[Distribution, torch.Tensor]]:
         import torch
 
-        pieces = torch.split(outputs, [part.size for part in self._parts.values()], dim=-1)
-        return [(key, part, piece) for (key, part), piece in zip(self._parts.items(), pieces, strict=True)]
+        return zip(self._parts, torch.split(outputs, [part.size for part in self._parts], -1), strict=True)
 
     def sample(self, outputs: torch.Tensor, generator: torch.Generator | None) -> Any:
-        drawn = {key: part.sample(piece, generator) for key, part, piece in self._split(outputs)}
-        return tuple(drawn.values()) if self._is_tuple else drawn
+        drawn = [part.sample(piece, generator) for part, piece in self._split(outputs)]
+        return unflatten(self._paths, drawn)
 
     def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
         import torch
 
-        return torch.stack([part.logp(piece, actions[key]) for key, part, piece in self._split(outputs)]).sum(
-            0
-        )
+        taken = [leaf_of(actions, path) for path in self._paths]
+        pairs = zip(self._split(outputs), taken, strict=True)
+        return torch.stack([part.logp(piece, leaf) for (part, piece), leaf in pairs]).sum(0)
 
     def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
         import torch
 
-        return torch.stack([part.entropy(piece) for _, part, piece in self._split(outputs)]).sum(0)
+        return torch.stack([part.entropy(piece) for part, piece in self._split(outputs)]).sum(0)

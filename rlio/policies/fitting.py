@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlio.batch.arrays import to_numpy
-from rlio.batch.nested import path_text
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import SchemaError, excerpt
 
@@ -51,25 +52,24 @@ class Fit:
             part = leaf_of(rows, leaf.path) if leaf.path else rows
             if tuple(part.shape[1:]) != leaf.shape:
                 raise self._misfit(leaf, f"rows of shape {tuple(part.shape[1:])}, expected {leaf.shape}")
-            if numbers and len(part) and (beyond := _beyond(part, leaf.space)):
+            if numbers and len(part) and (beyond := _beyond(part, leaf)):
                 raise self._misfit(leaf, beyond)
 
     def _misfit(self, leaf: Leaf, found: str) -> SchemaError:
-        where = f" at {path_text(leaf.path)}" if leaf.path else ""
         return SchemaError(
-            f"{found}{where}: the policy is bound to {excerpt(str(self._space))}; bind it to the spaces of "
-            "the data, or pass data of its spaces",
+            f"{found}{leaf.place}: the policy is bound to {excerpt(str(self._space))}; bind it to the spaces "
+            "of the data, or pass data of its spaces",
             column=self._column,
         )
 
 
-def _beyond(part: Any, space: gym.Space[Any]) -> str:
+def _beyond(part: Any, leaf: Leaf) -> str:
     """The message for numbers outside a space; "" if there are none, or the space has no range of numbers."""
-    count = getattr(space, "nvec", getattr(space, "n", None))
-    if count is None or not hasattr(space, "start"):
+    if leaf.choices is None:
         return ""
-    rows = to_numpy(part)
+    start, count = np.array(leaf.choices).T
+    rows = to_numpy(part).reshape(len(part), -1)
     least, most = rows.min(0), rows.max(0)
-    if (least >= space.start).all() and (most < space.start + count).all():
+    if (least >= start).all() and (most < start + count).all():
         return ""
     return f"numbers from {least.tolist()} to {most.tolist()}"

@@ -23,21 +23,16 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], *, rows: int) ->
     import torch
     import torch.distributed as dist
 
-    by_kind: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    gradients: list[torch.Tensor] = []
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter)
-    for group in by_kind.values():
-        gradients = [parameter.grad for parameter in group if parameter.grad is not None]
-        # One message for all gradients and the rows, because each costs a round trip. Half precision ends at
-        # 65504.
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-        flat = torch.cat([flat * rows, flat.new_tensor([rows])])
-        dist.all_reduce(flat)
-        flat = flat[:-1] / flat[-1].clamp(min=1)
-        at = 0
-        for gradient in gradients:
-            gradient.copy_(flat[at : at + gradient.numel()].view_as(gradient))
-            at += gradient.numel()
+        gradients.append(parameter.grad)
+    # One message for all gradients and the rows, because each costs a round trip.
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))  # Half precision ends at 65504.
+    flat = torch.cat([flat * rows, flat.new_tensor([rows])])
+    dist.all_reduce(flat)
+    means = torch.split(flat[:-1] / flat[-1].clamp(min=1), [gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean.view_as(gradient))

@@ -65,23 +65,17 @@ class Flatten(nn.Module):
 
 
 def _choices(leaf: Leaf) -> list[tuple[int, int]] | None:
-    """(Start, count) of each choice in a Discrete or MultiDiscrete space; None for a space of numbers.
+    """`Leaf.choices`.
 
     Raises:
-        OptionError: The space is of another kind.
+        OptionError: The space has no fixed count of numbers.
     """
-    from gymnasium import spaces
-
-    match leaf.space:
-        case spaces.Box() | spaces.MultiBinary():
-            return None
-        case spaces.Discrete() as space:
-            return [(int(space.start), int(space.n))]
-        case spaces.MultiDiscrete() as space:
-            return list(zip(space.start.ravel().tolist(), space.nvec.ravel().tolist(), strict=True))
-    raise OptionError(
-        f"the default network cannot read observations of {excerpt(str(leaf.space))}: pass a module that can"
-    )
+    if leaf.is_object:
+        raise OptionError(
+            f"the default network cannot read observations of {excerpt(str(leaf.space))}: pass a module that "
+            "can"
+        )
+    return leaf.choices
 
 
 def _flat(values: torch.Tensor, choices: list[tuple[int, int]] | None) -> torch.Tensor:

@@ -502,9 +502,9 @@ def _one_row(space: gym.Space[Any], value: Any) -> Any:
     """``value`` of ``space`` as a batch of one."""
     from rlio.envs.leaves import leaf_of, leaves_of
 
-    specs = leaves_of(space)
-    rows = [
-        object_column([part]) if leaf.is_object else np.asarray(part, leaf.dtype)[None]
-        for leaf, part in ((leaf, leaf_of(value, leaf.path)) for leaf in specs)
-    ]
-    return rows[0] if specs[0].path == () else unflatten([leaf.path for leaf in specs], rows)
+    leaves = leaves_of(space)
+    rows: list[Any] = []
+    for leaf in leaves:
+        part = leaf_of(value, leaf.path)
+        rows.append(object_column([part]) if leaf.is_object else np.asarray(part, leaf.dtype)[None])
+    return unflatten([leaf.path for leaf in leaves], rows)

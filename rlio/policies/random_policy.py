@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import row_count
 from rlio.batch.columns import Columns
+from rlio.batch.nested import unflatten
+from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import Policy, PolicyOutput, PolicyState, RecurrentState, state_part
 
@@ -47,10 +49,23 @@ class RandomPolicy(Policy):
         action_space: gym.Space[Any],
         seeds: np.random.SeedSequence,
     ) -> None:
+        from gymnasium.spaces import Box
+
         self._rng = np.random.default_rng(seeds)
+        self._leaves = leaves_of(action_space)
         # Also refuses unsupported spaces. Between bounds, all actions are equally likely.
-        logp = _logp(action_space, _draw(action_space, 1, np.random.default_rng(0)))
-        self._constant = np.float32(logp[0]) if _is_bounded(action_space) else None
+        logp = self._logp(self._drawn(1, np.random.default_rng(0)))
+        boxes = [leaf.space for leaf in self._leaves if isinstance(leaf.space, Box)]
+        self._constant = np.float32(logp[0]) if all(box.is_bounded() for box in boxes) else None
+
+    def _drawn(self, rows: int, rng: np.random.Generator) -> Any:
+        drawn = [_draw(leaf.space, rows, rng) for leaf in self._leaves]
+        return unflatten([leaf.path for leaf in self._leaves], drawn)
+
+    def _logp(self, actions: Any) -> NDArray[np.float64]:
+        """Log of the probability (density) of each of ``actions`` under `_drawn`."""
+        parts = [_logp(leaf.space, leaf_of(actions, leaf.path)) for leaf in self._leaves]
+        return np.asarray(np.sum(parts, axis=0))
 
     def compute_actions(
         self,
@@ -62,17 +77,18 @@ class RandomPolicy(Policy):
         timestep: int = 0,
     ) -> PolicyOutput:
         rows = row_count(obs) or 0
-        actions = _draw(self.action_space, rows, self._rng)
+        actions = self._drawn(rows, self._rng)
         if self._constant is not None:
             logp = np.full(rows, self._constant)
         else:
-            logp = _logp(self.action_space, actions).astype(np.float32)
+            logp = self._logp(actions).astype(np.float32)
         return actions, state, {Columns.ACTION_LOGP: logp, Columns.ACTION_PROB: np.exp(logp)}
 
     def compute_log_likelihoods(
         self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
     ) -> NDArray[np.float64]:
-        return _logp(self.action_space, actions)
+        self._bound()
+        return self._logp(actions)
 
     def get_state(self) -> PolicyState:
         return super().get_state() | {"rng": self._rng.bit_generator.state}
@@ -84,7 +100,7 @@ class RandomPolicy(Policy):
 
 
 def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> Any:
-    """Draw ``n`` actions of ``space``."""
+    """Draw ``n`` actions of ``space``, which is one leaf."""
     from gymnasium import spaces
 
     match space:
@@ -96,28 +112,10 @@ def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> Any:
             return rng.integers(0, 2, (n, *space.shape), dtype=space.dtype)
         case spaces.Box():
             return _draw_box(space, n, rng)
-        case spaces.Dict():
-            return {key: _draw(child, n, rng) for key, child in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(_draw(child, n, rng) for child in space.spaces)
     raise OptionError(
         f"RandomPolicy cannot act in {excerpt(str(space))}: expected Box, Discrete, MultiDiscrete, "
         "MultiBinary, or Dict and Tuple of them"
     )
-
-
-def _is_bounded(space: gym.Space[Any]) -> bool:
-    """Whether all actions have two bounds."""
-    from gymnasium import spaces
-
-    match space:
-        case spaces.Box():
-            return space.is_bounded()
-        case spaces.Dict():
-            return all(map(_is_bounded, space.spaces.values()))
-        case spaces.Tuple():
-            return all(map(_is_bounded, space.spaces))
-    return True
 
 
 def _draw_box(space: Any, n: int, rng: np.random.Generator) -> Any:
@@ -151,12 +149,6 @@ def _logp(space: gym.Space[Any], actions: Any) -> NDArray[np.float64]:
             low, high, counted = 0, 1, -np.log(2.0) * np.prod(space.shape)
         case spaces.Box():
             return _logp_box(space, np.asarray(actions))
-        case spaces.Dict():
-            parts = [_logp(child, actions[key]) for key, child in space.spaces.items()]
-            return np.asarray(np.sum(parts, axis=0))
-        case spaces.Tuple():
-            parts = [_logp(child, actions[i]) for i, child in enumerate(space.spaces)]
-            return np.asarray(np.sum(parts, axis=0))
         case _:
             raise OptionError(f"RandomPolicy does not act in {excerpt(str(space))}")
     values = np.asarray(actions)

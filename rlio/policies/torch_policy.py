@@ -26,6 +26,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import take_leaf
 from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import leaves, map_structure
+from rlio.envs.leaves import leaves_of
 from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
 from rlio.policies.distributions import Distribution, distribution_for
 from rlio.policies.fitting import Fit
@@ -149,12 +150,9 @@ class TorchPolicy(Policy):
             raise OptionError(
                 f"module={excerpt(module)}: expected a torch module, or a function that makes one"
             )
-        if learning_rate is not None and not learning_rate > 0:
-            raise OptionError(f"learning_rate={learning_rate}: expected a number above 0")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise OptionError(
-                f"max_grad_norm={max_grad_norm}: expected a number above 0, or None for no bound"
-            )
+        for name, number in (("learning_rate", learning_rate), ("max_grad_norm", max_grad_norm)):
+            if number is not None and not number > 0:
+                raise OptionError(f"{name}={number}: expected a number above 0, or None")
         if postprocessing is not None and not isinstance(postprocessing, (GAE, NStep)):
             raise OptionError(
                 f"postprocessing={excerpt(postprocessing)}: expected GAE(...), NStep(...) or None"
@@ -195,13 +193,9 @@ class TorchPolicy(Policy):
         }
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-        self._size = self._outputs(action_space) + self._has_values
+        self._size = self.distribution.size + self._has_values
         self._module = self._new_module(observation_space, self._size)
         self._optimizer = self._new_optimizer()
-
-    def _outputs(self, action_space: gym.Space[Any]) -> int:
-        """Outputs that the module needs, without the value."""
-        return self.distribution.size
 
     def _new_module(self, observation_space: gym.Space[Any], outputs: int) -> torch.nn.Module:
         import torch
@@ -325,7 +319,7 @@ class TorchPolicy(Policy):
                 "the likelihood of an action depends on the state of a recurrent module, which logged rows "
                 "do not have: pass a function (obs, actions) -> log-probabilities in the policy's place"
             )
-        if not explore and not _is_countable(self.action_space):
+        if not explore and not self._is_countable:
             raise OptionError(
                 f"explore=False chooses one action of {excerpt(str(self.action_space))}, which has no "
                 "density: use explore=True, or a policy for Discrete actions"
@@ -350,10 +344,22 @@ class TorchPolicy(Policy):
         chosen_by, _ = self.split_outputs(outputs)
         if explore:
             return self.distribution.logp(chosen_by, actions)
+        return torch.where(self._are_likeliest(chosen_by, actions), 0.0, -torch.inf)
+
+    def _are_likeliest(self, chosen_by: torch.Tensor, actions: Any) -> torch.Tensor:
+        """Which of ``actions`` are the most likely ones, (N,) bool, given the distribution's inputs."""
+        import torch
+
         best = self.distribution.sample(chosen_by, None)
-        same = map_structure(lambda a, b: (a == b).reshape(len(outputs), -1).all(-1), best, actions)
-        equal = torch.stack([leaf for _, leaf in leaves(same)]).all(0)
-        return torch.where(equal, 0.0, -torch.inf)
+        same = map_structure(lambda a, b: (a == b).reshape(len(chosen_by), -1).all(-1), best, actions)
+        return torch.stack([leaf for _, leaf in leaves(same)]).all(0)
+
+    @property
+    def _is_countable(self) -> bool:
+        """Whether actions have probabilities, not densities as in Box spaces."""
+        from gymnasium.spaces import Box
+
+        return not any(isinstance(leaf.space, Box) for leaf in leaves_of(self.action_space))
 
     def forward(self, obs: Any) -> torch.Tensor:
         """The outputs, in eval mode, of a module that is not recurrent for a batch of observations.
@@ -535,7 +541,7 @@ class TorchPolicy(Policy):
         if self.distributed_world_size > 1 and not batch.agent_steps():
             # Other processes have rows, and wait for this one.
             optimizer.zero_grad(set_to_none=True)
-            self._average(rows=0)
+            average_gradients(self._learned().values(), rows=0)
             return {}, 0
         rows, tensors = self._learnable(batch)
         module = self.module
@@ -545,12 +551,8 @@ class TorchPolicy(Policy):
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call] # torch does not type it
         if self.distributed_world_size > 1:
-            self._average(rows=rows)
+            average_gradients(self._learned().values(), rows=rows)
         return {"loss": float(loss.detach())} | stats, rows
-
-    def _average(self, *, rows: int) -> None:
-        """Average the gradients over all processes; this process's gradients are those of ``rows`` rows."""
-        average_gradients(self._learned().values(), rows=rows)
 
     def _update(self) -> Stats:
         """Take a step along the gradients at the parameters."""
@@ -723,15 +725,3 @@ def _by_sequence(module: torch.nn.Module, tensors: dict[str, Any]) -> torch.Tens
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     array: NDArray[Any] = (tensor if tensor.is_cpu else tensor.cpu()).numpy()
     return array
-
-
-def _is_countable(space: gym.Space[Any]) -> bool:
-    """Whether actions have probabilities instead of densities."""
-    from gymnasium import spaces
-
-    match space:
-        case spaces.Dict():
-            return all(map(_is_countable, space.spaces.values()))
-        case spaces.Tuple():
-            return all(map(_is_countable, space.spaces))
-    return not isinstance(space, spaces.Box)

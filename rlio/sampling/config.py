@@ -17,7 +17,6 @@ from rlio.support.options import checked_keywords, expected_mapping
 
 if TYPE_CHECKING:
     from rlio.connectors.connector import ConnectorLike
-    from rlio.envs.restarts import RestartPolicy
 
 __all__ = ["INPUT_ESTIMATORS", "RolloutConfig", "VectorizeMode"]
 
@@ -117,7 +116,7 @@ class RolloutConfig:
         restart_failed_sub_environments: Recreate an environment that fails in ``step`` or ``reset``, whose
             process died, or that exceeds `env_step_timeout`; the others continue. The episode is discarded
             and counted. If False, each failure raises an `EnvError`. Vector environments are not restarted.
-        max_env_restarts: How often in a row to recreate one environment; see `RestartPolicy`.
+        max_env_restarts: How often in a row to recreate one environment; see `Restarts`.
         env_step_timeout: Seconds after which a step or reset counts as failed (a reset after 60 at the
             earliest); None sets no limit. Only for ``"async"`` and `remote_worker_envs`, because a call in
             the same process cannot be interrupted.
@@ -262,6 +261,16 @@ class RolloutConfig:
             )
 
     @property
+    def envs_are_elsewhere(self) -> bool:
+        """Whether environments live in their own processes or actors."""
+        return self.vectorize_mode == "async" or self.remote_worker_envs
+
+    @property
+    def most_restarts(self) -> int | None:
+        """Restarts of one environment in a row; None: environments are not recreated."""
+        return self.max_env_restarts if self.restart_failed_sub_environments else None
+
+    @property
     def simulates(self) -> bool:
         """Whether policies also sample while they learn from logged rows."""
         return "simulation" in (self.input_evaluation or ())
@@ -286,7 +295,7 @@ class RolloutConfig:
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise OptionError(f"{name}={excerpt(value)}: expected a number, at least 0, or None")
-        if self.vectorize_mode != "async" and not self.remote_worker_envs:
+        if not self.envs_are_elsewhere:
             raise OptionError(
                 f"{name}={value} with vectorize_mode={self.vectorize_mode!r}: requires environments in "
                 "their own processes; use vectorize_mode='async' or remote_worker_envs=True"
@@ -322,19 +331,9 @@ class RolloutConfig:
             self.env_config,
             worker_index=worker_index,
             num_workers=num_workers,
-            remote=self.remote_worker_envs or self.vectorize_mode == "async",
+            remote=self.envs_are_elsewhere,
             recreated_worker=recreated_worker,
         )
-
-    @property
-    def restart_policy(self) -> RestartPolicy | None:
-        """When to recreate failed environments; None raises their failures."""
-        # Imported here, because a config alone needs neither NumPy nor processes.
-        from rlio.envs.restarts import RestartPolicy
-
-        if not self.restart_failed_sub_environments:
-            return None
-        return RestartPolicy(max_restarts=self.max_env_restarts)
 
     def refuse_others(self, who: str, used: Collection[str]) -> None:
         """Raise if fields other than ``used`` were set, because ``who`` would ignore them silently.

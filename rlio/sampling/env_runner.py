@@ -26,9 +26,7 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.episode import Episode
 from rlio.connectors.connector import Pipeline
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.envs.context import EnvContext
-from rlio.envs.horizon import with_horizon
-from rlio.envs.make import EnvLike, EnvSetup, make_stepper, set_environs
+from rlio.envs.make import EnvLike, make_stepper, set_environs
 from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import Stepper
 from rlio.errors import OptionError, StateError, excerpt
@@ -114,11 +112,8 @@ class EnvRunner(Runner[Episode]):
         self.policy = policy
         self.num_workers = num_workers
         self._given_env = env
-        self._env_setup = _env_setup(
-            self.config,
-            self.config.context(
-                worker_index=worker_index, num_workers=num_workers, recreated_worker=recreated_worker
-            ),
+        self._env_context = self.config.context(
+            worker_index=worker_index, num_workers=num_workers, recreated_worker=recreated_worker
         )
         set_environs(self.config.extra_python_environs)
         self._made_stepper: Stepper | None = None
@@ -148,10 +143,8 @@ class EnvRunner(Runner[Episode]):
         self._loop.use(self._stepper)
 
     def _open_envs(self) -> None:
-        env, config = self._given_env, self.config
-        if config.horizon is not None and not config.soft_horizon:
-            env = with_horizon(env, config.horizon)
-        self._made_stepper = stepper = make_stepper(env, self._env_setup)
+        config = self.config
+        self._made_stepper = stepper = make_stepper(self._given_env, config, self._env_context)
         #: The part of the environments' failures that the metrics already include.
         self._failures_counted = 0
         if config.render_env and stepper.envs.render_mode is None:
@@ -173,7 +166,7 @@ class EnvRunner(Runner[Episode]):
             runner=self,
             env=None if made is None else made[index],
             env_index=index,
-            context=self._env_setup.context.with_index(index, recreated=recreated),
+            context=self._env_context.with_index(index, recreated=recreated),
         )
 
     def make_module(self) -> None:
@@ -462,18 +455,3 @@ class EnvRunner(Runner[Episode]):
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
         """Make the filters equal to ``filters``. Never skips the policy; see `Runner.sync_filters`."""
         super().sync_filters({DEFAULT_POLICY_ID: filters.get(DEFAULT_POLICY_ID, ())})
-
-
-def _env_setup(config: RolloutConfig, context: EnvContext) -> EnvSetup:
-    return EnvSetup(
-        num_envs=config.num_envs,
-        vectorize_mode="actors" if config.remote_worker_envs else config.vectorize_mode,
-        context=context,
-        check=config.check_env,
-        validate=config.validate_env,
-        restarts=config.restart_policy,
-        step_timeout=config.env_step_timeout,
-        batch_wait_ms=config.remote_env_batch_wait_ms,
-        render=config.render_env,
-        environs=config.extra_python_environs,
-    )

@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.context import EnvContext, create
-from rlio.envs.make import set_environs
+from rlio.envs.make import made, refuse_makers_options, set_environs
 from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv
 from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
@@ -40,8 +40,6 @@ __all__ = ["MultiAgentEnvLike", "MultiAgentEnvs"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-#: Options of functions that make environments.
-_OF_MAKERS = ("vectorize_mode", "num_envs", "restart_failed_sub_environments", "env_config")
 #: A MultiAgentEnv, a PettingZoo environment, or a function that makes one. Any: PettingZoo's classes.
 MultiAgentEnvLike = Any
 #: Called for each environment made, with its index, the environment and the context of its maker.
@@ -83,22 +81,14 @@ class MultiAgentEnvs:
         self._context = context
         self._build = partial(_build, self._maker(env), self._context, config)
         set_environs(config.extra_python_environs)
-        self.restarts: Restarts = Restarts(config.restart_policy, num_envs=config.num_envs)
+        self.restarts: Restarts = Restarts(config.most_restarts, num_envs=config.num_envs)
         self.errors: dict[int, Exception] = {}
         self._steppers: list[MultiAgentStepper | MultiAgentProcess] = []
         #: Actions of the steps that are running.
         self._sent: dict[int, MultiAgentDict] = {}
         with ExitStack() as opened:
             for index in range(config.num_envs):
-                try:
-                    self._steppers.append(self._made(index))
-                except RlioError:
-                    raise
-                except Exception as error:
-                    raise OptionError(
-                        f"env={excerpt(env)} cannot be made: {type(error).__name__}: "
-                        f"{excerpt(str(error), 500)}"
-                    ) from error
+                self._steppers.append(made(excerpt(env), partial(self._made, index)))
                 opened.callback(self._steppers[-1].close)
             opened.pop_all()
 
@@ -110,12 +100,7 @@ class MultiAgentEnvs:
             )
         if not callable(env) or isinstance(env, MultiAgentEnv):
             given = as_multi_agent_env(env)
-            changed = self._config.changed(_OF_MAKERS)
-            if changed:
-                raise OptionError(
-                    f"{', '.join(changed)} requires a function that makes environments, but env is one "
-                    f"environment, {excerpt(env)}: pass a function that makes it"
-                )
+            refuse_makers_options(env, self._config)
             return lambda _: given
         return partial(create, env)
 

@@ -1,9 +1,9 @@
 """`VectorLoop`: a policy acts in N environments step by step, and a recorder keeps the results.
 
 Example:
-    >>> from rlio.envs.make import EnvSetup, make_stepper
+    >>> from rlio.envs.make import make_stepper
     >>> from rlio.policies.random_policy import RandomPolicy
-    >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=2))
+    >>> stepper = make_stepper("CartPole-v1", RolloutConfig(num_envs=2))
     >>> config = RolloutConfig(num_envs=2, rollout_fragment_length=5)
     >>> counters = {"callbacks": Callbacks(), "metrics": MetricsCollector(), "progress": Progress()}
     >>> loop = VectorLoop(stepper, RandomPolicy(), config=config, seeds=RunnerSeeds(0), **counters)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import io
 import json
 import logging
 import threading
 import time
 import urllib.parse
 import uuid
-import zipfile
 from collections import deque
 from collections.abc import Mapping
 from email.message import Message
 from types import TracebackType
 from typing import Any, Final, Literal, Self
-
-import numpy as np
 
 from rlio.errors import (
     ClosedError,
@@ -30,6 +26,7 @@ from rlio.errors import (
     SchemaError,
     excerpt,
 )
+from rlio.policies.checkpoint import unpack_arrays
 from rlio.policies.policy import Policy
 from rlio.policies.weights import GlobalVars, update_weights
 from rlio.sampling.external_episodes import ExternalEpisodes
@@ -186,11 +183,7 @@ class PolicyClient:
             version, steps = (
                 _number(headers, name, self._parts.netloc) for name in (WEIGHTS_SEQ_NO, TIMESTEP)
             )
-            try:
-                with np.load(io.BytesIO(content), allow_pickle=False) as file:
-                    weights = {name: file[name] for name in file.files}
-            except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-                raise CorruptData(f"the server's weights are not a .npz file: {error}") from error
+            weights = unpack_arrays(content, uri=self._parts.netloc)
             policy = self._episodes.policy
             with self._episodes.changed:
                 # Older versions too: a restarted server begins at an earlier version.

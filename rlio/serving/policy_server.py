@@ -26,6 +26,7 @@ import hmac
 import io
 import json
 import logging
+import math
 import secrets
 import socket
 import socketserver
@@ -36,8 +37,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import Columns
@@ -53,6 +52,7 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
+from rlio.policies.checkpoint import pack_arrays
 from rlio.policies.policy import Policy
 from rlio.reader import InputReader, JsonState
 from rlio.sampling.callbacks import CallbacksLike
@@ -351,10 +351,8 @@ class PolicyServerInput(InputReader):
         with self.weights_lock:
             weights, version = self.policy.get_weights(), self.policy.weights_seq_no
         steps = max(self.runner.env_steps, self.policy.global_vars.timestep)
-        buffer = io.BytesIO()
-        np.savez(buffer, **weights)  # type: ignore[arg-type]  # The stub takes the keywords for allow_pickle.
         headers = {WEIGHTS_SEQ_NO: str(version), TIMESTEP: str(steps)}
-        return "application/octet-stream", buffer.getvalue(), headers
+        return "application/octet-stream", pack_arrays(weights), headers
 
 
 class _Elsewhere(ExternalEnv):
@@ -456,7 +454,8 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], reader: PolicyServerInput) -> None:
         self.reader = reader
-        self._connections: set[Any] = set()
+        #: The open connections, and until when each must have sent the head of its request.
+        self._connections: dict[Any, float] = {}
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
@@ -464,7 +463,7 @@ class _Server(socketserver.ThreadingTCPServer):
         with self._lock:
             has_room = len(self._connections) < self.reader.limits.connections
             if has_room:
-                self._connections.add(request)
+                self._connections[request] = time.monotonic() + self.reader.limits.head_seconds
         if not has_room:
             logger.warning("a connection is refused: %d are open already", self.reader.limits.connections)
             self.shutdown_request(request)
@@ -473,50 +472,28 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._connections.discard(request)
+            self._connections.pop(request, None)
         super().shutdown_request(request)
 
-    def hang_up(self) -> None:
-        """End threads that wait for a request; threads that answer a request may finish."""
+    def await_head(self, connection: Any, seconds: float = math.inf) -> None:
+        """Set the deadline of the head of a request."""
         with self._lock:
-            for connection in self._connections:
-                with contextlib.suppress(OSError):  # It is closed already.
-                    connection.shutdown(socket.SHUT_RD)
+            self._connections[connection] = time.monotonic() + seconds
+
+    def service_actions(self) -> None:
+        """Hang up on connections whose heads take too long; `serve_forever` calls this regularly."""
+        self.hang_up(until=time.monotonic())
+
+    def hang_up(self, until: float = math.inf) -> None:
+        """End threads that wait for the head of a request, if it is due by ``until``; others may finish."""
+        with self._lock:
+            for connection, due in self._connections.items():
+                if due <= until:
+                    with contextlib.suppress(OSError):  # It is closed already.
+                        connection.shutdown(socket.SHUT_RD)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.info("a connection has ended: %s", excerpt(repr(sys.exc_info()[1])))
-
-
-class _Received(io.RawIOBase):
-    """Bytes of a connection. A request's head has a deadline, not only a timeout for each ``recv``."""
-
-    def __init__(self, connection: socket.socket, head_seconds: float) -> None:
-        self._connection = connection
-        self._head_seconds = head_seconds
-        #: Deadline on the monotonic clock; None: only silence ends the connection.
-        self._until: float | None = time.monotonic() + head_seconds
-        self._awaits_head = False
-
-    def begin_body(self) -> None:
-        """Remove the deadline: a body may be large."""
-        self._until = None
-
-    def await_head(self) -> None:
-        """Start the deadline of the next head with its first byte."""
-        self._until, self._awaits_head = None, True
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = _SILENCE_SECONDS if self._until is None else self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the head of a request took too long")
-        self._connection.settimeout(left)
-        count = self._connection.recv_into(buffer)
-        if self._awaits_head:
-            self._until, self._awaits_head = time.monotonic() + self._head_seconds, False
-        return count
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -526,14 +503,17 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "rlio"
     sys_version = ""
     disable_nagle_algorithm = True
+    timeout = _SILENCE_SECONDS
     server: _Server
     rfile: io.BufferedReader
+    _is_later = False
 
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self._received = _Received(self.connection, self.server.reader.limits.head_seconds)
-        self.rfile = io.BufferedReader(self._received)
+    def handle_one_request(self) -> None:
+        if self._is_later:  # The pause before a later head has no deadline.
+            self.rfile.peek(1)
+            self.server.await_head(self.connection, self.server.reader.limits.head_seconds)
+        self._is_later = True
+        super().handle_one_request()
 
     def do_POST(self) -> None:
         reader = self.server.reader
@@ -542,12 +522,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, f"Bearer {reader.token}".encode()):
             self._refuse(401, "UnsafeData", "this server needs the header Authorization: Bearer <its token>")
             return
-        self._received.begin_body()
+        self.server.await_head(self.connection)
         body = self._body()
         if body is None:
             return
-        self._received.await_head()
-        self.connection.settimeout(_SILENCE_SECONDS)
         try:
             command, report_id = self.path.removeprefix(PREFIX), self.headers.get(REPORT_ID)
             kind, content, headers = reader.answer(command, body, report_id)

@@ -25,6 +25,7 @@ from rlio.distributed.group.remote_worker import Fragment, RemoteWorker
 from rlio.distributed.group.worker_spec import WorkerSpec
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import ClosedError, OptionError, WorkerError, WorkerLost, excerpt
+from rlio.worker import RolloutWorker
 
 __all__ = ["ActorPool", "raise_first"]
 
@@ -516,7 +517,8 @@ class ActorPool:
 
     def replace_silent(self, workers: Sequence[RemoteWorker], *, timeout_s: float) -> None:
         """Lose workers that do not answer a call in time."""
-        asked = {each.reference: each for each in [self._asked(worker, "ping") for worker in workers]}
+        pings = [self._asked(worker, "apply", [RolloutWorker.assert_healthy]) for worker in workers]
+        asked = {each.reference: each for each in pings}
         if not asked:
             return
         there, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)

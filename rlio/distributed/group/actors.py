@@ -196,14 +196,10 @@ class WorkerActor:
         """Return ``func(worker)``."""
         return func(self._taken(broadcasts))
 
-    def take_filters(self, *broadcasts: Broadcast) -> dict[str, list[MeanStdFilter]]:
-        """Return the filters and reset their buffers: the caller counts the buffered observations."""
-        return self._taken(broadcasts).get_filters(flush_after=True)
-
     def adopt_filters(self, joint: Filters, *broadcasts: Broadcast) -> None:
-        """Set the filters to ``joint`` plus the observations since `take_filters`.
+        """Set the filters to ``joint`` plus the observations since their buffers were reset.
 
-        These observations stay in the buffers for the next `take_filters`.
+        These observations stay in the buffers for the next synchronisation.
         """
         worker = self._taken(broadcasts)
         since = worker.get_filters()
@@ -212,10 +208,6 @@ class WorkerActor:
             for mine, own in zip(filters, since[policy_id], strict=True):
                 mine.apply_changes(own, with_buffer=True)
         worker.sync_filters(ours)
-
-    def ping(self, *broadcasts: Broadcast) -> None:
-        """Raise unless the worker can sample."""
-        self._taken(broadcasts).assert_healthy()
 
     def close(self) -> None:
         """Close the worker. When this returns, its rows are stored."""

@@ -23,9 +23,9 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 from rlio.batch import Batch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID
@@ -34,7 +34,7 @@ from rlio.distributed.group.actor_pool import ActorPool, raise_first
 from rlio.distributed.group.actors import Broadcast
 from rlio.distributed.group.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.group.joint import JointFilters, JointMetrics
-from rlio.distributed.group.remote_worker import Fragment, RemoteWorker, WorkerStatus
+from rlio.distributed.group.remote_worker import Fragment, WorkerStatus
 from rlio.distributed.group.worker_spec import Acknowledge, WorkerKeywords, WorkerSpec, draw_seed, portable
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import EndOfData, OptionError, RlioError, WorkerError, excerpt
@@ -56,12 +56,6 @@ T = TypeVar("T")
 _ENDED = "all workers reached the end of their inputs"
 
 # Any in this module: environments, policies and options are what `RolloutWorker` takes.
-
-
-class _HasWeights(Protocol):
-    """A worker, or a policy."""
-
-    def get_weights(self) -> dict[str, Any]: ...
 
 
 class WorkerGroup(InputReader):
@@ -203,7 +197,7 @@ class WorkerGroup(InputReader):
         if self.local_worker is not None:
             weights = _all_weights(self.local_worker)
         else:
-            (weights,) = self._called(self._pool.alive[:1], _all_weights)
+            weights = self._of_one_worker(_all_weights)
         weights = {policy_id: own for policy_id, own in weights.items() if own}
         if weights:
             self._broadcast(Broadcast(weights, seq_no=0))
@@ -369,7 +363,7 @@ class WorkerGroup(InputReader):
         policies = frozenset(weights if several else {DEFAULT_POLICY_ID})
         self._pool.broadcasts.add(self._ray.put(broadcast), policies, seq_no=broadcast.seq_no)
 
-    def sync_weights(self, source: _HasWeights | None = None) -> int:
+    def sync_weights(self, source: Policy | RolloutWorker | None = None) -> int:
         """Send the weights of ``source`` to all workers; see `set_weights`.
 
         Args:
@@ -410,7 +404,9 @@ class WorkerGroup(InputReader):
         """
         with self._lock:
             self._check_open()
-            answers = self._pool.call(self._pool.present, "take_filters")
+            # The group counts what the buffers hold, so they are reset.
+            flushed = functools.partial(RolloutWorker.get_filters, flush_after=True)
+            answers = self._pool.call(self._pool.present, "apply", flushed)
             parts = [part for part in answers if not isinstance(part, WorkerError)]
             self._filters.add(parts)
             if any(self._filters.filters.values()):
@@ -479,10 +475,11 @@ class WorkerGroup(InputReader):
         """Call ``func(policy, policy_id)`` for each policy of each worker; see `foreach_worker`."""
         return self.foreach_worker(lambda worker: worker.foreach_policy(func))
 
-    def _called(self, workers: Sequence[RemoteWorker], func: Callable[[RolloutWorker], T]) -> list[T]:
-        answers = self._pool.call(workers, "apply", func)
+    def _of_one_worker(self, func: Callable[[RolloutWorker], T]) -> T:
+        answers = self._pool.call(self._pool.alive[:1], "apply", func)
         raise_first(answers)
-        return answers
+        found: T = answers[0]
+        return found
 
     def probe(self, timeout_s: float | None = None) -> list[WorkerStatus]:
         """Find workers that are dead or hang, replace them, and return the status of all.
@@ -553,7 +550,9 @@ class WorkerGroup(InputReader):
         metrics.load_state_dict(position["lifetime"])
         with self._lock:
             saved = position["filters"]
-            self._filters.load_state_dict(saved, self._filters_of_a_worker() if saved else {})
+            self._filters.load_state_dict(
+                saved, self._of_one_worker(RolloutWorker.get_filters) if saved else {}
+            )
             self.dropped += waiting + self._drain()
             pool.metrics, self.seed = metrics, seed
             pool.reseed(seed)
@@ -563,10 +562,6 @@ class WorkerGroup(InputReader):
                 worker.incarnation = max(worker.incarnation, incarnations.get(str(worker.index), -1))
             self._earlier_incarnations = incarnations
             pool.reopen()
-
-    def _filters_of_a_worker(self) -> dict[str, list[MeanStdFilter]]:
-        (found,) = self._called(self._pool.alive[:1], _filters_of)
-        return found
 
     def _drain(self) -> int:
         """Wait for requests in flight, then drop all waiting fragments; returns their rows."""
@@ -599,10 +594,6 @@ class WorkerGroup(InputReader):
 
 def _all_weights(worker: RolloutWorker) -> dict[str, Any]:
     return dict(worker.foreach_policy(lambda policy, policy_id: (policy_id, policy.get_weights())))
-
-
-def _filters_of(worker: RolloutWorker) -> dict[str, list[MeanStdFilter]]:
-    return worker.get_filters()
 
 
 def _check_acknowledge(acknowledge: Any, output: Any) -> None:

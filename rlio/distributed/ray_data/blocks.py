@@ -29,7 +29,7 @@ from rlio.dataset.arrow_tables import POLICY_ID, Layout, TableColumn
 from rlio.errors import SchemaError, excerpt
 from rlio.schemas.json_values import load_value
 
-__all__ = ["Assembler", "block_arrays", "ray_tensors", "without_empty_columns"]
+__all__ = ["Assembler", "block_arrays", "ray_tensors"]
 
 
 def ray_tensors(values: NDArray[Any]) -> pa.Array:
@@ -54,7 +54,7 @@ class Assembler:
     """Makes batches from consecutive tables, with whole sequences and joint steps.
 
     Ray cuts blocks anywhere, so rows of a sequence or joint step at the end of a table wait for the next
-    table. Columns without a value in any row are left out: see `without_empty_columns`.
+    table. Columns without a value in any row are left out: see `block_arrays`.
 
     Args:
         like: Layout of columns whose fields lack metadata.
@@ -81,8 +81,7 @@ class Assembler:
                 value; or sequences were cut.
         """
         for block in tables:
-            table, left_out = without_empty_columns(block)
-            arrays, layout = block_arrays(table, self.like)
+            arrays, layout, left_out = block_arrays(block, self.like)
             if not len(next(iter(arrays.values()), ())):
                 continue
             self.left_out.update(left_out)
@@ -178,58 +177,40 @@ def _from_block(values: NDArray[Any], column: TableColumn) -> NDArray[Any]:
     return values
 
 
-def without_empty_columns(block: Any) -> tuple[pa.Table, list[str]]:
-    """Return the table of a block without the columns that have no value in any row, and their names.
+def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any]], Layout, list[str]]:
+    """Return the columns of a block as arrays, read-only views where possible; and their layout.
 
-    RLlib's ``agent_id`` is such a column if there is one agent.
+    Columns without a value in any row are left out, such as RLlib's ``agent_id`` if there is one agent. Their
+    names are the last part of the result.
 
     Raises:
-        SchemaError: No column has a value.
+        SchemaError: A column has values in only some rows, or rows of several shapes; or none has a value.
     """
     from ray.data.block import BlockAccessor
 
     table = BlockAccessor.for_block(block).to_arrow()
-    empty = [
-        name
-        for name in table.column_names
-        if table.num_rows
-        and table.column(name).null_count == table.num_rows
-        and not _has_nat(table.schema.field(name).type)
-    ]
+    empty = []
+    for name in table.column_names:
+        nulls, kind = table.column(name).null_count, table.schema.field(name).type
+        if not nulls or pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_date(kind):
+            continue  # NumPy has NaT for a missing time.
+        if nulls < table.num_rows:
+            raise SchemaError(
+                f"{nulls} of {table.num_rows} rows have no value: fill them, or leave the column out",
+                column=name,
+            )
+        empty.append(name)
     if empty and len(empty) == table.num_columns:
         raise SchemaError(
             f"none of {table.num_rows} rows has a value in any of the columns {excerpt(empty)}, so nothing "
             "can be written: check the source of these rows"
         )
-    return table.drop_columns(empty), empty
-
-
-def block_arrays(table: pa.Table, like: Layout | None) -> tuple[dict[str, NDArray[Any]], Layout]:
-    """Return the columns of a block as arrays, read-only views where possible, and their layout.
-
-    Raises:
-        SchemaError: A column has nulls, or rows of several shapes.
-    """
-    from ray.data.block import BlockAccessor
-
-    for name in table.column_names:
-        nulls = table.column(name).null_count
-        if nulls and not _has_nat(table.schema.field(name).type):
-            raise SchemaError(
-                f"{nulls} of {table.num_rows} rows have no value: fill them, or leave the column out",
-                column=name,
-            )
+    table = table.drop_columns(empty)
     if not table.num_columns:
-        return {}, Layout(())
+        return {}, Layout(()), empty
     found: Any = BlockAccessor.for_block(table).to_numpy()
     arrays = {name: _dense(values, name, table.schema.field(name)) for name, values in found.items()}
-    return arrays, Layout.of_fields(table.schema, like=like)
-
-
-def _has_nat(kind: pa.DataType) -> bool:
-    """Whether NumPy has NaT for a missing value of this type."""
-    types = pa.types
-    return bool(types.is_timestamp(kind) or types.is_duration(kind) or types.is_date(kind))
+    return arrays, Layout.of_fields(table.schema, like=like), empty
 
 
 def _dense(values: NDArray[Any], name: str, of: pa.Field) -> NDArray[Any]:
