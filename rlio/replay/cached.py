@@ -18,7 +18,7 @@ from typing import Any
 from rlio.errors import CorruptData
 from rlio.replay.build import SegmentKey, Source, build, key_of
 from rlio.replay.cache import Build, CacheFolder, Entry, Reading
-from rlio.replay.rows import AddedRows, Filled, StoreRows
+from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.schema import Schema, canonical_json
 
@@ -49,13 +49,11 @@ class _Contents:
     """What the builder of a store recorded.
 
     Attributes:
-        filled: How far the tables are filled.
         pieces: Part of a shard -> its rows (None: all were lost) and the number of lost rows; in the order in
             which they were added.
         open: Policy id -> episodes that may continue.
     """
 
-    filled: Filled
     pieces: dict[SegmentKey, tuple[AddedRows | None, int]]
     open: Mapping[str, list[Any]]
 
@@ -74,7 +72,6 @@ class _Contents:
     def to_json(self) -> dict[str, Any]:
         """The JSON form for a manifest."""
         return {
-            **self.filled.to_json(),
             "pieces": [
                 [*key, None if piece is None else [dict(piece.rows), list(piece.steps)], lost]
                 for key, (piece, lost) in self.pieces.items()
@@ -97,7 +94,7 @@ class _Contents:
                     spans = {pid: (first, count) for pid, (first, count) in piece[0].items()}
                     made = AddedRows(spans, (piece[1][0], piece[1][1]))
                 pieces[SegmentKey(path, skip, rows)] = made, lost
-            return cls(Filled.from_json(state), pieces, state["open"])
+            return cls(pieces, state["open"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CorruptData(
                 f"a store's record of its rows is damaged: {error!r}; remove the store"
@@ -151,7 +148,7 @@ def open_cached(
             "the newly built store is missing or incomplete: remove the folder if it exists, and open again",
             uri=entry.path,
         )
-    rows = StoreRows(schema, capacity=1, arrays=reading.arrays, filled=contents.filled, sealed=True)
+    rows = StoreRows(schema, capacity=1, arrays=reading.arrays, sealed=True)
     found = [contents.pieces[key] for key in wanted]
     writers = [segment.ref.writer for segment in source.dataset.segments]
     pieces = [
@@ -200,12 +197,7 @@ def _make(
         contents = None
     known = {} if contents is None else contents.pieces
     segments = [s for s in source.dataset.segments if key_of(s) not in known]
-    rows = StoreRows(
-        schema,
-        capacity=max(len(source.dataset), 1),
-        arrays=making.arrays,
-        filled=None if contents is None else contents.filled,
-    )
+    rows = StoreRows(schema, capacity=max(len(source.dataset), 1), arrays=making.arrays)
     for pid, episodes in ({} if contents is None else contents.open).items():
         rows.ingests[pid].open_from_json(episodes)
     progress(sum(key.rows for key in known))
@@ -216,4 +208,4 @@ def _make(
         key = key_of(segment)
         pieces[key] = built.pieces.get(key), built.lost.get(key, 0)
     going_on = {pid: ingest.open_to_json() for pid, ingest in rows.ingests.items()}
-    making.publish(_Contents(rows.filled, pieces, going_on).to_json(), rows=rows.used)
+    making.publish(_Contents(pieces, going_on).to_json(), rows=rows.used)

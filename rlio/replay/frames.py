@@ -74,7 +74,8 @@ class FramePool:
     """The observations of one leaf.
 
     Frames have logical numbers, which only increase. Frame f lies in slot f mod capacity, so old frames make
-    room for new ones. Windows do not wrap: slots at the end are skipped if a window would.
+    room for new ones. Windows do not wrap: slots at the end are skipped if a window would. A pool continues
+    after the frames that the array already holds.
 
     Args:
         arrays: Makes the array of frames.
@@ -83,7 +84,7 @@ class FramePool:
         dtype: Dtype of its values.
         stack: How frames are stacked into an observation; None: an observation is one frame.
         capacity: Number of frames.
-        head: Logical number of the next frame, equal to the number of existing frames.
+        sealed: Add no frames; the capacity is then the number of existing frames.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class FramePool:
         dtype: np.dtype[Any],
         stack: FrameStack | None,
         capacity: int,
-        head: int = 0,
+        sealed: bool = False,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
@@ -103,15 +104,15 @@ class FramePool:
         self.depth: int = 1 if stack is None else stack.depth
         frame = shape if stack is None else tuple(n for axis, n in enumerate(shape) if axis != stack.axis)
         self.frame_shape = frame
-        self.capacity = capacity
         #: Dtype of a frame as one value: drawing it is then one copy of memory.
         self._frame = np.dtype((np.void, math.prod(frame) * dtype.itemsize))
+        #: Logical number of the next frame.
+        self.head: int = (arrays.size(name) or 0) // self._frame.itemsize
+        self.capacity: int = max(self.head, 1) if sealed else capacity
         #: The frames by slot, one value each.
-        self.frames: NDArray[Any] = arrays.array(name, (capacity,), self._frame)
+        self.frames: NDArray[Any] = arrays.array(name, (self.capacity,), self._frame)
         self._arrays = arrays
         self._name = name
-        #: Logical number of the next frame.
-        self.head: int = head
 
     def prepare(self, obs: NDArray[Any], new_obs: NDArray[Any], after: Ids) -> Frames:
         """Cut the observations of rows into frames. The pool does not change.

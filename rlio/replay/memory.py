@@ -77,6 +77,9 @@ class Arrays(Protocol):
             OptionError: The dtype holds objects, or the name is taken.
         """
 
+    def size(self, name: str) -> int | None:
+        """Bytes that an array already holds; None: there is no such array yet."""
+
     def reserve(self, name: str, rows: int) -> None:
         """Make sure that all rows below ``rows`` can be written. Call it before writing them.
 
@@ -128,6 +131,9 @@ class RamArrays:
         """
         row, rows = _Rows.of(name, shape, dtype)
         return row.over(_anonymous(name, rows * row.bytes), rows)
+
+    def size(self, name: str) -> None:
+        """See `Arrays.size`; no array in memory holds anything before it is made."""
 
     def reserve(self, name: str, rows: int) -> None:
         """See `Arrays.reserve`; memory needs no reservation."""
@@ -276,6 +282,10 @@ class FileArrays:
         with self._errors(name):
             self._files[name] = found = opened(name, row, rows)
         return _over(found)
+
+    def size(self, name: str) -> int | None:
+        """See `Arrays.size`."""
+        return self._given.get(name)
 
     def reserve(self, name: str, rows: int) -> None:
         """See `Arrays.reserve`."""

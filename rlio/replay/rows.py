@@ -14,7 +14,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -31,11 +31,10 @@ from rlio.replay.ingest import Ingest, Part
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.steps import StepLog, bounds_of
-from rlio.replay.table import Extent, RowTable
-from rlio.replay.texts import TextExtent
+from rlio.replay.table import RowTable
 from rlio.schemas.schema import PolicySchema, Schema
 
-__all__ = ["AddedRows", "Filled", "StoreRows"]
+__all__ = ["AddedRows", "StoreRows"]
 
 Ids = NDArray[np.int64]
 
@@ -55,48 +54,8 @@ class AddedRows:
     writer: str = ""
 
 
-@dataclass(frozen=True)
-class Filled:
-    """What a store's arrays already hold.
-
-    Attributes:
-        extents: Policy id -> how far its table is filled.
-        steps: For each build: policy id -> number of rows in its joint steps; and the number of steps.
-    """
-
-    extents: Mapping[str, Extent] = field(default_factory=dict)
-    steps: Sequence[tuple[Mapping[str, int], int]] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON form for a manifest."""
-        return {
-            "extents": {
-                pid: {
-                    "rows": extent.rows,
-                    "frames": dict(extent.frames),
-                    "texts": {name: [list(text.chunks), text.used] for name, text in extent.texts.items()},
-                }
-                for pid, extent in self.extents.items()
-            },
-            "steps": [[dict(rows), count] for rows, count in self.steps],
-        }
-
-    @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> Filled:
-        """Read the form of `to_json`; raises KeyError, TypeError or ValueError for anything else."""
-        extents = {
-            pid: Extent(
-                found["rows"],
-                found["frames"],
-                {name: TextExtent(tuple(sizes), used) for name, (sizes, used) in found["texts"].items()},
-            )
-            for pid, found in written["extents"].items()
-        }
-        return cls(extents, [(rows, count) for rows, count in written["steps"]])
-
-
 class StoreRows:
-    """Tables, one a policy, to which batches are added.
+    """Tables, one a policy, to which batches are added. They continue after the rows in the arrays.
 
     Args:
         schema: Schema of every batch.
@@ -105,7 +64,6 @@ class StoreRows:
         ring: Replace the oldest rows by new ones.
         frames: See `RowTable`.
         columns: Logical columns to keep, if they exist; None: all.
-        filled: What the arrays already hold.
         sealed: Add no rows.
     """
 
@@ -118,7 +76,6 @@ class StoreRows:
         ring: bool = False,
         frames: int | None = None,
         columns: frozenset[str] | None = None,
-        filled: Filled | None = None,
         sealed: bool = False,
     ) -> None:
         #: Schema of all policies. Their tables may have other physical names, because a table's names never
@@ -134,20 +91,14 @@ class StoreRows:
         self._arrays = arrays
         self._columns = columns
         self._sealed = sealed
-        there = filled or Filled()
         for pid, policy in schema.policies.items():
-            self._add_policy(pid, policy, there.extents.get(pid, Extent()))
+            self._add_policy(pid, policy)
         self.joint: bool = schema.multi_agent
         # Live policies of which every row so far has its final observation, and so no validity column.
         self._whole = set(schema.policies) if ring else set()
         #: How often `_whole` or the policies changed; units opened earlier ignore the change.
         self.changes: int = 0
-        self._steps = StepLog(arrays, there.steps)
-
-    @property
-    def filled(self) -> Filled:
-        """What the arrays hold; joint steps only after `save_steps`."""
-        return Filled({pid: table.extent for pid, table in self.tables.items()}, self._steps.saved)
+        self._steps = StepLog(arrays, schema.policies)
 
     @property
     def used(self) -> dict[str, int]:
@@ -228,20 +179,19 @@ class StoreRows:
     def _prepared_of(self, pids: Sequence[str], batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
         return {pid: self._ingests[pid].prepare(batch[pid], writer=writer) for pid in pids if len(batch[pid])}
 
-    def _add_policy(self, pid: str, policy: PolicySchema, extent: Extent) -> None:
+    def _add_policy(self, pid: str, policy: PolicySchema) -> None:
         if any(is_per_sequence(column) for column in policy.columns):
             raise OptionError(
                 f"policy {pid!r} was recorded in sequences (seq_lens), but a store cuts sequences from "
                 "single steps: read these with cache='none'"
             )
         wanted = None if self._columns is None else self._columns & set(policy.columns)
-        # A policy without rows has no files.
-        is_empty = self._sealed and not extent.rows
+        arrays = _Prefixed(self._arrays, f"{pid} ")
         self.tables[pid] = self._table(
             RowLayout.of(policy, columns=wanted),
-            capacity=max(extent.rows, 1) if self._sealed else self._capacity,
-            arrays=RamArrays() if is_empty else _Prefixed(self._arrays, f"{pid} "),
-            extent=extent,
+            capacity=self._capacity,
+            # The files of a policy without rows are empty.
+            arrays=RamArrays() if self._sealed and not arrays.size("rows") else arrays,
         )
         self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
         self._policies[pid] = policy
@@ -251,7 +201,7 @@ class StoreRows:
         schema = self.schema.extended(batch).with_validity()
         for pid in fresh:
             if pid in schema.policies:  # Otherwise it has no columns, and so no rows.
-                self._add_policy(pid, schema.policies[pid], Extent())
+                self._add_policy(pid, schema.policies[pid])
                 self._whole.add(pid)
         self.schema = schema
         self.changes += 1
@@ -377,6 +327,9 @@ class _Prefixed:
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
         return self._arrays.array(self._prefix + name, shape, dtype)
+
+    def size(self, name: str) -> int | None:
+        return self._arrays.size(self._prefix + name)
 
     def reserve(self, name: str, rows: int) -> None:
         self._arrays.reserve(self._prefix + name, rows)

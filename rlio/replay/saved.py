@@ -24,7 +24,7 @@ from rlio.replay.draws import Draw
 from rlio.replay.ingest import Ingest
 from rlio.replay.manifests import Manifest
 from rlio.replay.memory import Arrays, FileArrays
-from rlio.replay.rows import Filled, StoreRows
+from rlio.replay.rows import StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.dtypes import stored_dtype
 from rlio.schemas.schema import Schema
@@ -180,7 +180,7 @@ def _restored_from_1(files: FileArrays, state: Mapping[str, Any], folder: Path, 
         StateError: The rows may have been linked differently.
     """
     schema = Schema.from_text(state["schema"], uri=str(folder))
-    stored = StoreRows(schema, capacity=1, arrays=files, filled=Filled.from_json(state), sealed=True)
+    stored = StoreRows(schema, capacity=1, arrays=files, sealed=True)
     ring = StoreRows(schema, ring=True, **options)
     for pid, table in ring.tables.items():
         table.tail = table.head = state["heads"][pid] - len(stored.tables[pid])

@@ -24,10 +24,10 @@ from rlio.replay.buffers import Buffers, batch_dtype
 from rlio.replay.frames import FramePool, Frames
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, copied
-from rlio.replay.texts import TextExtent, TextHeap, encoded
+from rlio.replay.texts import TextHeap, encoded
 from rlio.schemas.schema import Leaf
 
-__all__ = ["ROW_VERSION", "Extent", "Plan", "Prepared", "RowTable", "slots_of"]
+__all__ = ["ROW_VERSION", "Plan", "Prepared", "RowTable", "slots_of"]
 
 #: Version of the layout of rows, frames and texts in memory, and so in files. Raise it with every change of
 #: the layout: older stores are then rebuilt. The tests hold the layout of this version.
@@ -77,21 +77,6 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Extent:
-    """How far a table is filled; another table over the same arrays starts from it.
-
-    Attributes:
-        rows: Number of rows.
-        frames: Pool -> number of frames.
-        texts: Column -> extent of its heap.
-    """
-
-    rows: int = 0
-    frames: Mapping[str, int] = field(default_factory=dict)
-    texts: Mapping[str, TextExtent] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Plan:
     """How to gather some leaves of a table.
 
@@ -118,7 +103,7 @@ class Plan:
 
 
 class RowTable:
-    """Storage of rows.
+    """Storage of rows. Continues after the rows that the arrays already hold.
 
     Args:
         layout: Which columns lie where.
@@ -128,8 +113,7 @@ class RowTable:
         frames: For a ring: frames that each pool of wide observations keeps. When a pool is full, rows are
             forgotten even if there are fewer than ``capacity``. None: enough for ``capacity`` rows that share
             no frames.
-        extent: What the arrays already hold; not for a ring.
-        sealed: Add no rows. The arrays may be no longer than ``extent`` says.
+        sealed: Add no rows; the capacity is then the number of existing rows.
     """
 
     def __init__(
@@ -140,18 +124,21 @@ class RowTable:
         arrays: Arrays,
         ring: bool = False,
         frames: int | None = None,
-        extent: Extent | None = None,
         sealed: bool = False,
     ) -> None:
         if capacity < 1:
             raise OptionError(f"capacity={capacity}: expected a number of rows to keep, at least 1")
         self.layout = layout
-        self.capacity = capacity
         self.ring = ring
         self._arrays = arrays
-        filled = extent or Extent()
         pairs = _pooled(layout)
         self._row = _with_hidden(layout, pairs)
+        #: Logical number of the oldest kept row.
+        self.tail: int = 0
+        #: Logical number of the next row.
+        self.head: int = (arrays.size("rows") or 0) // self._row.itemsize
+        capacity = max(self.head, 1) if sealed else capacity
+        self.capacity = capacity
         self._rows = arrays.array("rows", (capacity,), self._row)
         self._void = self._rows.view(np.dtype((np.void, self._row.itemsize)))
         self._values = _as_values(self._row)
@@ -163,10 +150,8 @@ class RowTable:
                 shape=obs.spec.shape,
                 dtype=obs.spec.numpy,
                 stack=obs.spec.stack,
-                capacity=max(filled.frames.get(obs.physical, 0), 1)
-                if sealed
-                else frames or 2 * capacity * (1 if obs.spec.stack is None else obs.spec.stack.depth),
-                head=filled.frames.get(obs.physical, 0),
+                capacity=frames or 2 * capacity * (1 if obs.spec.stack is None else obs.spec.stack.depth),
+                sealed=sealed,
             )
             for obs, _ in pairs
         }
@@ -191,30 +176,16 @@ class RowTable:
                 name=f"texts {leaf.physical}",
                 capacity=capacity,
                 ring=ring,
-                extent=filled.texts.get(leaf.physical, TextExtent()),
                 sealed=sealed,
             )
             for leaf in layout.texts
         }
         self._buffers = Buffers()
-        #: Logical number of the oldest kept row.
-        self.tail: int = 0
-        #: Logical number of the next row.
-        self.head: int = filled.rows
         #: For each append whose frames are all kept: its first row, and the lowest frame in each pool.
         self._marks: deque[tuple[int, dict[str, int]]] = deque()
 
     def __len__(self) -> int:
         return self.head - self.tail
-
-    @property
-    def extent(self) -> Extent:
-        """How far the table is filled."""
-        return Extent(
-            self.head,
-            {name: pool.head for name, pool in self._pools.items()},
-            {name: heap.extent for name, heap in self._texts.items()},
-        )
 
     @property
     def used(self) -> dict[str, int]:
