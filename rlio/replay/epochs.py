@@ -56,26 +56,21 @@ class Passage:
     also: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Key(NamedTuple):
-    """Batches to gather together.
+class _Block(NamedTuple):
+    """Batches that were gathered together.
 
     Attributes:
         epoch: Epoch of the batches.
         offset: Position, of all ranks together, before the first batch.
         batches: Number of batches.
         stride: Distance from one batch to the next, in batches; the batches between are skipped.
+        batch: The rows of all.
     """
 
     epoch: int
     offset: int
     batches: int
     stride: int
-
-
-class _Block(NamedTuple):
-    """Batches that were gathered together: their key, and the rows of all."""
-
-    key: _Key
     batch: Batch
 
 
@@ -131,42 +126,48 @@ class StorePass(EpochPass):
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units of this rank; None: the batch size of the options."""
-        block = self._block
-        if block is None or (n is not None and n != self.batch_size) or not self._goes_on(block.key):
-            return self._take(n or self.batch_size)
-        size, at = self.batch_size, self._cut
-        batch = block.batch
-        assert isinstance(batch, SampleBatch)
-        found: Batch = batch[at * size : (at + 1) * size]
+        size = n or self.batch_size
+        if size != self.batch_size:
+            self._block = None
+        elif self._block is None or not self._goes_on(self._block):
+            self._block, self._cut = self._load(), 0
+        block, at = self._block, self._cut
+        if block is None:
+            if self.total == 0:
+                raise EndOfData(self._why_empty())
+            self._check_size(size)
+            return self.units.batch(np.concatenate([self._numbers(span) for span in self._deal(size)]))
         self._cut = at + 1
         self._skipped = 0
-        if self._cut == block.key.batches:
+        if self._cut == block.batches:
             self._block = None
         self._step(size * self.options.shard[1])
+        if block.batches == 1:
+            return block.batch
+        assert isinstance(block.batch, SampleBatch)
+        found: Batch = block.batch[at * size : (at + 1) * size]
         return found
 
-    def _goes_on(self, key: _Key) -> bool:
+    def _goes_on(self, block: _Block) -> bool:
         """Whether the next gathered batch is the one at the current position."""
-        begins = key.offset + self._cut * key.stride * self.batch_size * self.options.shard[1]
-        return key.epoch == self.epoch and begins == self.offset
+        begins = block.offset + self._cut * block.stride * self.batch_size * self.options.shard[1]
+        return block.epoch == self.epoch and begins == self.offset
 
-    def _take(self, n: int) -> Batch:
-        if self.total == 0:
-            raise EndOfData(self._why_empty())
-        self._check_size(n)
-        self._block = None
-        if n == self.batch_size:
-            key = self._next_key(self.epoch, self.offset, self._skipped + 1)
-            self._skipped = 0
-            if key is not None:
-                block = self._load(key)
-                if key.batches > 1:
-                    self._block, self._cut = block, 0
-                    return self.take(None)
-                self._step(n * self.options.shard[1])
-                return block.batch
-        numbers = [self._numbers(span) for span in self._deal(n)]
-        return self.units.batch(np.concatenate(numbers))
+    def _load(self) -> _Block | None:
+        """Gather the next batches together; None if the epoch has no full batch left."""
+        (rank, world), size = self.options.shard, self.batch_size
+        stride, self._skipped = self._skipped + 1, 0
+        full = (self.total - self.offset) // (size * world)
+        if not full or (self.options.epochs is not None and self.epoch >= self.options.epochs):
+            return None
+        batches = min((full - 1) // stride + 1, self._most)
+        if world == stride == 1:
+            numbers = self._numbers(UnitRange(self.epoch, self.offset, self.offset + batches * size))
+        else:
+            first = self.offset + rank * size + np.arange(batches)[:, None] * (stride * world * size)
+            positions = (first + np.arange(size)).reshape(-1)
+            numbers = self._permutation(self.epoch).at(positions) if self.options.shuffle else positions
+        return _Block(self.epoch, self.offset, batches, stride, self.units.batch(numbers))
 
     # ---- as a source of rows for joint gathering: see `rlio.replay.joint_gather` ----
 
@@ -192,24 +193,6 @@ class StorePass(EpochPass):
         """See `EpochPass.skip`."""
         self._skipped += n
         super().skip(n, size)
-
-    def _next_key(self, epoch: int, offset: int, stride: int) -> _Key | None:
-        """The batches to gather together from a position on; None if the epoch has no full batch left."""
-        if self.options.epochs is not None and epoch >= self.options.epochs:
-            return None
-        full = (self.total - offset) // (self.batch_size * self.options.shard[1])
-        return _Key(epoch, offset, min((full - 1) // stride + 1, self._most), stride) if full else None
-
-    def _load(self, key: _Key) -> _Block:
-        rank, world = self.options.shard
-        size = self.batch_size
-        if world == key.stride == 1:
-            numbers = self._numbers(UnitRange(key.epoch, key.offset, key.offset + key.batches * size))
-        else:
-            first = key.offset + rank * size + np.arange(key.batches)[:, None] * (key.stride * world * size)
-            positions = (first + np.arange(size)).reshape(-1)
-            numbers = self._permutation(key.epoch).at(positions) if self.options.shuffle else positions
-        return _Block(key, self.units.batch(numbers))
 
     def _numbers(self, span: UnitRange) -> Ids:
         """The units at some positions."""

@@ -128,21 +128,19 @@ class _Sampler(InputReader):
     def _seen(self) -> Units:
         """The current units. The caller holds the store's lock."""
         self.store.check_open()
-        if self._units is None or self._version != self.store.version:
-            if self._units is None or self._changes != self.store.changes:
-                self._units = self.store.units(self._draw)
+        units = self._units
+        if units is None or self._version != self.store.version:
+            if units is None or self._changes != self.store.changes:
+                units = self._units = self.store.units(self._draw)
                 self._changes = self.store.changes
             else:
-                self._units.update()
-            self._check_units(self._units)
-            self._version = self.store.version
-            self._changed()
-        self._check_units(self._units)
-        return self._units
-
-    def _check_units(self, units: Units) -> None:
+                units.update()
+            if units.count:
+                self._version = self.store.version
+                self._changed()
         if not units.count:
             raise EndOfData(self.store.why_empty(self.unit))
+        return units
 
     def _changed(self) -> None:
         """Called when the store's rows have changed."""
@@ -239,27 +237,20 @@ class UniformSampler(_Sampler):
             units = self._seen()
             if n != self.batch_size:
                 self._block = None
-                return self._fresh(units, n)
-            if self._block is None:
+            elif self._block is None:
                 # Batches are drawn together until an append comes between two of them.
                 self._ahead = min(2 * self._ahead, most_at_once(units, self.store.row_bytes, self.batch_size))
-                if self._ahead == 1:
-                    return self._fresh(units, n)
-                found = self._gathered(units, n * self._ahead)
-                assert isinstance(found, SampleBatch)
-                self._block, self._cut = found, 0
+                if self._ahead > 1:
+                    gathered = self._gathered(units, n * self._ahead)
+                    assert isinstance(gathered, SampleBatch)
+                    self._block, self._cut = gathered, 0
             block, at = self._block, self._cut
-            self._cut = at + n
+            found = self._gathered(units, n) if block is None else block[at : at + n]
             self.drawn += n
-            if self._cut == len(block):
+            self._cut = at + n
+            if block is not None and self._cut == len(block):
                 self._block = None
-            found_rows: SampleBatch = block[at : at + n]
-            return found_rows
-
-    def _fresh(self, units: Units, n: int) -> Batch:
-        found = self._gathered(units, n)
-        self.drawn += n
-        return found
+            return found
 
     def _gathered(self, units: Units, n: int) -> Batch:
         return units.batch(self._order.take(self.drawn, self.drawn + n, units.count))
