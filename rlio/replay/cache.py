@@ -24,7 +24,6 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import stat
@@ -58,7 +57,6 @@ from rlio.replay.cache_room import make_room, remove_abandoned
 from rlio.replay.manifests import MAX_BYTES, Manifest
 from rlio.replay.memory import FileArrays, file_name
 from rlio.schemas.schema import canonical_json
-from rlio.storage.local import sync_descriptor
 from rlio.support.forks import Owner
 
 __all__ = ["Build", "CacheFolder", "Entry", "Manifest", "Reading"]
@@ -70,10 +68,6 @@ DEFAULT_BYTES: Final = 64 << 30
 # The time of use of a store is updated at most this often.
 _STAMP_SECONDS: Final = 60.0
 _BLOCK: Final = 4096
-_FOLDER_FLAGS: Final = (
-    os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
-)
-_FILE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class CacheFolder:
@@ -156,6 +150,11 @@ class Entry:
         """Path of the store, if it exists."""
         return store_path(self.folder.path, self.key)
 
+    @property
+    def manifest(self) -> str:
+        """Path of its manifest."""
+        return os.path.join(self.path, MANIFEST)
+
     def reading(self) -> Reading:
         """Open the store for reading, if it exists.
 
@@ -212,42 +211,35 @@ class Reading:
         self.manifest: Manifest | None = None
         self._entry = entry
         self._arrays: FileArrays | None = None
-        while self.manifest is None:
-            try:
-                fd = os.open(entry.path, _FOLDER_FLAGS)
-            except FileNotFoundError:
-                return
-            try:
-                self._open(fd)
-                return
-            except (FileNotFoundError, CorruptData) as error:
-                if not _is_in_place(fd, entry.path):
-                    continue  # The store was evicted or replaced while it was opened.
-                if isinstance(error, CorruptData):
-                    logger.warning(
-                        "%s is damaged, and will be built again when needed: %s", entry.path, error
-                    )
-                return
-            finally:
-                os.close(fd)
+        found: bytes | None = None
+        failure: CorruptData | None = None
+        # If the manifest is another one now, the store was extended, evicted or replaced while it was opened.
+        while (data := _read(entry.manifest)) != found:
+            self.close()
+            self.manifest, found, failure = None, data, None
+            if data is not None:
+                try:
+                    self._open(data)
+                except CorruptData as error:
+                    failure = error
+        if failure is not None:
+            logger.warning("%s is damaged, and will be built again when needed: %s", entry.path, failure)
 
-    def _open(self, fd: int) -> None:
-        """Map the arrays of the store in a folder.
+    def _open(self, data: bytes) -> None:
+        """Map the arrays of a manifest.
 
         Raises:
-            FileNotFoundError: The folder has no manifest.
             CorruptData: The store is incomplete, or has another description.
         """
-        entry = self._entry
-        manifest = Manifest.load(_read(MANIFEST, fd))
+        entry, manifest = self._entry, Manifest.load(data)
         if canonical_json(manifest.describe) != canonical_json(entry.describe):
             raise CorruptData(
                 f"found a store of {excerpt(manifest.describe)}, expected {excerpt(entry.describe)}: two "
                 "descriptions share one key"
             )
-        arrays = FileArrays(entry.path, sizes=manifest.arrays, dir_fd=fd)
-        _stamp(fd)
-        self.manifest, self._arrays = manifest, arrays
+        self._arrays = FileArrays(entry.path, sizes=manifest.arrays)
+        self.manifest = manifest
+        _stamp(entry.manifest)
 
     @property
     def arrays(self) -> FileArrays:
@@ -273,21 +265,12 @@ class Reading:
         self.close()
 
 
-def _is_in_place(fd: int, path: str) -> bool:
-    """Whether the folder of a descriptor still has this path."""
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
-    except FileNotFoundError:
-        return False
-
-
-def _stamp(dir_fd: int) -> None:
+def _stamp(manifest: str) -> None:
     """Record the use of a store, in the modification time of its manifest."""
-    status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
-    if abs(time.time() - status.st_mtime) > _STAMP_SECONDS:
-        # The disk may be read-only, and nothing is evicted from it then.
-        with contextlib.suppress(OSError):
-            os.utime(MANIFEST, dir_fd=dir_fd)
+    # The disk may be read-only, and nothing is evicted from it then.
+    with contextlib.suppress(OSError):
+        if abs(time.time() - os.stat(manifest).st_mtime) > _STAMP_SECONDS:
+            os.utime(manifest)
 
 
 class Build:
@@ -309,7 +292,6 @@ class Build:
         self._owner = Owner()
         self._arrays: FileArrays | None = None
         self._folder = ""
-        self._dir = -1
         try:
             remove_abandoned(entry.folder.path, entry.key)
             with Reading(entry) as found:
@@ -341,7 +323,6 @@ class Build:
                 writable=True,
                 sizes=None if self.manifest is None else self.manifest.arrays,
                 before_reserving=self._take,
-                dir_fd=self._dir,
             )
         return self._arrays
 
@@ -401,14 +382,14 @@ class Build:
                 os.rename(self._folder, self._entry.path)
                 sync_folder(self._entry.folder.path)
             else:
-                os.unlink(EXTENDING, dir_fd=self._dir)
-        self._close_folder()
+                os.unlink(os.path.join(self._folder, EXTENDING))
+        self._close_arrays()
         self._folder, self.manifest, self.interrupted = "", manifest, False
         return manifest
 
     def close(self) -> None:
         """Drop everything unpublished and let others build. May be called again."""
-        self._close_folder()
+        self._close_arrays()
         lock, self._lock = self._lock, None
         if lock is None or not self._owner.is_here:
             return
@@ -433,52 +414,41 @@ class Build:
         """Create the folder of a first build."""
         folder = new_path(self._entry.folder.path, self._entry.key)
         os.mkdir(folder, 0o700)
-        self._folder, self._dir = folder, os.open(folder, _FOLDER_FLAGS)
+        self._folder = folder
 
     def _begin_extension(self, manifest: Manifest) -> None:
         """Mark the store as being extended, before changing any of it."""
-        self._dir = os.open(self._entry.path, _FOLDER_FLAGS)
-        with contextlib.suppress(FileExistsError):
-            write_file(EXTENDING, b"", dir_fd=self._dir)
-        sync_descriptor(self._dir)
-        remove_strays(self._dir, {file_name(name) for name in manifest.arrays})
         self._folder = self._entry.path
+        with contextlib.suppress(FileExistsError):
+            write_file(os.path.join(self._folder, EXTENDING), b"")
+        sync_folder(self._folder)
+        remove_strays(self._folder, {file_name(name) for name in manifest.arrays})
 
     def _take(self, bytes: int) -> None:
         """Make room for the bytes of a file, which occupies whole blocks."""
         self.ensure_room(-(-bytes // _BLOCK) * _BLOCK)
 
     def _write_manifest(self, data: bytes) -> None:
-        temporary = f"manifest-{uuid.uuid4().hex[:8]}.tmp"
-        write_file(temporary, data, dir_fd=self._dir)
+        temporary = os.path.join(self._folder, f"manifest-{uuid.uuid4().hex[:8]}.tmp")
+        write_file(temporary, data)
         # Sync the names of new arrays first: a manifest that survives a crash then finds all its arrays.
-        sync_descriptor(self._dir)
-        os.rename(temporary, MANIFEST, src_dir_fd=self._dir, dst_dir_fd=self._dir)
-        sync_descriptor(self._dir)
+        sync_folder(self._folder)
+        os.rename(temporary, os.path.join(self._folder, MANIFEST))
+        sync_folder(self._folder)
 
-    def _close_folder(self) -> None:
+    def _close_arrays(self) -> None:
         arrays, self._arrays = self._arrays, None
         if arrays is not None:
             arrays.close()
-        fd, self._dir = self._dir, -1
-        if fd >= 0:
-            os.close(fd)
 
 
-def _read(name: str, dir_fd: int) -> bytes:
-    """Read a whole small file.
-
-    Raises:
-        CorruptData: It is not a regular file, or too long.
-    """
+def _read(manifest: str) -> bytes | None:
+    """The bytes of a manifest, or none if it is no regular file, or too long; None: there is no such file."""
     try:
-        fd = os.open(name, _FILE_FLAGS, dir_fd=dir_fd)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CorruptData(f"{name} is a link") from error
-        raise
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
+        status = os.lstat(manifest)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise CorruptData(f"{name} is not a regular file of at most {MAX_BYTES} bytes")
-        return file.read()
+            return b""
+        with open(manifest, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None

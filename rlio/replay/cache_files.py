@@ -231,11 +231,11 @@ def _is_ours(name: str) -> bool:
     )
 
 
-def remove_strays(dir_fd: int, keep: set[str]) -> None:
+def remove_strays(path: str, keep: set[str]) -> None:
     """Remove what a killed extension left in a store: arrays that the manifest does not list."""
-    for name in os.listdir(dir_fd):
+    for name in os.listdir(path):
         if (is_array_file(name) and name not in keep) or _TEMPORARY.fullmatch(name):
-            os.unlink(name, dir_fd=dir_fd)
+            os.unlink(os.path.join(path, name))
 
 
 def scan(folder: str, key: str | None = None) -> list[StoreFolder]:
@@ -269,10 +269,9 @@ def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
                     yield entry.name, entry.stat(follow_symlinks=False)
 
 
-def write_file(path: str, data: bytes, *, dir_fd: int | None = None) -> None:
+def write_file(path: str, data: bytes) -> None:
     """Create a file and make it durable."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-    fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         write_whole(fd, memoryview(data))
         sync_descriptor(fd)

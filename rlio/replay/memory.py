@@ -53,7 +53,7 @@ _SUFFIX: Final = ".array"
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
 _ARRAY_FILE: Final = re.compile(r"([a-z0-9_.%-]{0,200}|[a-z0-9_.%-]{64}~[0-9a-f]{32})\.array")
 _MOST_PLAIN: Final = 200
-_OPEN: Final = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_OPEN: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors of posix_fallocate on filesystems that cannot reserve space.
 _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
@@ -217,10 +217,9 @@ class FileArrays:
         sizes: Name -> bytes of the existing arrays. Readers ignore bytes beyond; a process that extends an
             array cuts them off. None: the folder has no arrays.
         before_reserving: Called with the number of bytes before they are reserved; may raise.
-        dir_fd: A descriptor of the folder, which may have been renamed; stays open.
 
     Raises:
-        CacheError: The folder, or a file to read, cannot be opened.
+        CacheError: A file to read cannot be opened.
         CorruptData: A file to read is absent, or shorter than its array.
     """
 
@@ -231,7 +230,6 @@ class FileArrays:
         writable: bool = False,
         sizes: Mapping[str, int] | None = None,
         before_reserving: Callable[[int], None] | None = None,
-        dir_fd: int | None = None,
     ) -> None:
         self.folder: str = os.fspath(folder)
         self.writable = writable
@@ -241,29 +239,16 @@ class FileArrays:
         #: Name -> the bytes of each array to read; None for an empty array.
         self._mapped: dict[str, mmap.mmap | None] = {}
         self._failed: str | None = None
-        try:
-            # A descriptor still refers to this folder after a rename.
-            self._dir = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if dir_fd is None else os.dup(dir_fd)
-        except OSError as error:
-            raise CacheError(f"the folder of arrays cannot be opened: {error}", uri=self.folder) from error
+        self._closed = False
         if not writable:
-            try:
-                for name, size in self._given.items():
-                    with self._errors(name):
-                        self._mapped[name] = self._map_whole(name, size)
-            except BaseException:
-                self.close()
-                raise
+            for name, size in self._given.items():
+                with self._errors(name):
+                    self._mapped[name] = self._map_whole(name, size)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Name -> bytes of every array: the current size of opened arrays, the given size of others."""
         return {**self._given, **{name: found.bytes for name, found in self._files.items()}}
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of the opened arrays that have space on the disk."""
-        return sum(found.reserved for found in self._files.values())
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
         """See `Arrays.array`.
@@ -273,8 +258,7 @@ class FileArrays:
             CacheError: The file could not be made or opened.
             OptionError: As in `Arrays.array`; or the array already has more rows.
         """
-        if self._dir < 0:
-            raise ClosedError("the arrays of this store were closed: open the store again", uri=self.folder)
+        self._check_open()
         row, rows = _Rows.of(name, shape, dtype)
         if name in self._files:
             raise OptionError(f"the array {excerpt(name)} exists already: use another name", uri=self.folder)
@@ -339,9 +323,7 @@ class FileArrays:
     def close(self) -> None:
         """Release everything except arrays returned earlier. May be called again."""
         self.clear()
-        fd, self._dir = self._dir, -1
-        if fd >= 0:
-            os.close(fd)
+        self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -350,15 +332,18 @@ class FileArrays:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_dir"):
+        if hasattr(self, "_files"):
             self.close()
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, file_name(name))
 
-    def _writable(self, name: str) -> _InFile:
-        if self._dir < 0:
+    def _check_open(self) -> None:
+        if self._closed:
             raise ClosedError("the arrays of this store were closed: open the store again", uri=self.folder)
+
+    def _writable(self, name: str) -> _InFile:
+        self._check_open()
         if not self.writable:
             raise OptionError(
                 "these arrays were opened for reading: open them with writable=True", uri=self.folder
@@ -418,7 +403,7 @@ class FileArrays:
 
     def _open(self, name: str, flags: int) -> int:
         try:
-            fd = os.open(file_name(name), flags | _OPEN, 0o600, dir_fd=self._dir)
+            fd = os.open(self._path(name), flags | _OPEN, 0o600)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
