@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,10 @@ from rlio.replay.order import Permutation
 from rlio.replay.positions import UnitRange
 from rlio.support.forks import cached_property
 
-__all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
+if TYPE_CHECKING:
+    from rlio.replay.store import ReplayStore
+
+__all__ = ["OWN_BATCH", "StorePass", "most_at_once"]
 
 Ids = NDArray[np.int64]
 
@@ -30,30 +32,6 @@ _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 4 << 20
 # Positions whose units are computed at once.
 _ORDER_ROWS: Final = 16_384
-
-
-@dataclass(frozen=True)
-class Passage:
-    """What a pass covers.
-
-    Attributes:
-        open: Returns the units of an epoch, and the bytes of a row, which limit how many rows are gathered at
-            once; called on first use.
-        draw: The draw that defines the units.
-        digest: Identifies the data: a state fits only data with the same digest.
-        uri: URI for messages.
-        why_empty: Returns why there is nothing to draw, given the unit.
-        batch_size: Default number of units in a batch.
-        also: Further values that must be equal for a position to mean the same units.
-    """
-
-    open: Callable[[], tuple[Units, int]]
-    draw: Draw
-    digest: str
-    uri: str
-    why_empty: Callable[[Unit], str]
-    batch_size: int = OWN_BATCH
-    also: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Block(NamedTuple):
@@ -78,15 +56,28 @@ class StorePass(EpochPass):
     """Epochs over a store.
 
     Args:
-        passage: What the pass covers.
+        store: The store; its units are opened on first use.
+        draw: The draw that defines the units.
         options: Batch size, epochs, order and shard.
+        usual: Default number of units in a batch.
+        also: Further values that must be equal for a position to mean the same units.
     """
 
     order = "global"
 
-    def __init__(self, passage: Passage, options: ReadOptions) -> None:
-        super().__init__(options, uri=passage.uri, usual=passage.batch_size)
-        self.passage = passage
+    def __init__(
+        self,
+        store: ReplayStore,
+        draw: Draw,
+        options: ReadOptions,
+        *,
+        usual: int = OWN_BATCH,
+        also: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(options, uri=store.uri, usual=usual)
+        self.store = store
+        self.draw = draw
+        self._also = also or {}
         #: An epoch, and the order of its units.
         self._order: tuple[int, Permutation] | None = None
         #: Units at positions that were computed ahead: (epoch, first position, units).
@@ -101,21 +92,20 @@ class StorePass(EpochPass):
     @cached_property
     def units(self) -> Units:
         """The units of an epoch; opens them on first use."""
-        return self._opened[0]
+        return self._open()
 
-    @cached_property
-    def _opened(self) -> tuple[Units, int]:
-        return self.passage.open()
+    def _open(self) -> Units:
+        return self.store.units(self.draw)
 
     @cached_property
     def _most(self) -> int:
         """Most batches to gather at once."""
-        return most_at_once(*self._opened, self.batch_size)
+        return most_at_once(self.units, self.store.row_bytes, self.batch_size)
 
     @property
     def unit(self) -> Unit:
         """The kind of unit that is counted."""
-        return self.passage.draw.unit
+        return self.draw.unit
 
     @property
     def total(self) -> int:
@@ -220,7 +210,7 @@ class StorePass(EpochPass):
         return known[1]
 
     def _why_empty(self) -> str:
-        return self.passage.why_empty(self.unit)
+        return self.store.why_empty(self.unit)
 
     # ---- state ----
 
@@ -232,16 +222,14 @@ class StorePass(EpochPass):
         self._block = None
 
     def _identity(self) -> JsonState:
-        options = {**self.passage.draw.to_json(), **self.passage.also}
-        return {"snapshot": self.passage.digest, "options": options}
+        return {"snapshot": self.store.digest, "options": {**self.draw.to_json(), **self._also}}
 
     def close(self) -> None:
         """Release gathered rows and units."""
         self._block = None
-        if "_opened" in self.__dict__:  # Free gigabytes now, without waiting for the garbage collector.
+        if "units" in self.__dict__:  # Free gigabytes now, without waiting for the garbage collector.
             self._last_total = self.total
-            for name in ("_opened", "units"):
-                self.__dict__.pop(name, None)
+            del self.__dict__["units"]
 
 
 def most_at_once(units: Units, row_bytes: int, batch_size: int) -> int:

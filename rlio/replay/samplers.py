@@ -22,7 +22,7 @@ from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
-from rlio.replay.epochs import OWN_BATCH, Passage, StorePass, most_at_once
+from rlio.replay.epochs import OWN_BATCH, StorePass, most_at_once
 from rlio.replay.order import UniformDraws
 from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
@@ -41,17 +41,8 @@ class EpochReader(InputReader):
     """Gives every unit of a store once an epoch; see `ReplayStore.epochs`."""
 
     def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions) -> None:
-        units = store.units(draw)
-        self._pass = StorePass(
-            Passage(
-                open=lambda: (units, store.row_bytes),
-                draw=draw,
-                digest=store.digest,
-                uri=store.uri,
-                why_empty=store.why_empty,
-            ),
-            options,
-        )
+        self._pass = StorePass(store, draw, options)
+        _ = self._pass.units  # Refuses an illegal draw here, not at the first batch.
         self.unit: Unit = draw.unit
         self.drop_last: bool = options.drop_last
         # Ranks share batches among them, and the batch size decides how many rows are dropped.
