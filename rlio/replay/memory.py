@@ -89,35 +89,25 @@ class Arrays(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Dtype and shape of one row of an array."""
+def _row_bytes(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    """Bytes of a row of an array.
 
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    Raises:
+        OptionError: The dtype holds objects, or the shape is illegal.
+    """
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        raise OptionError(
+            f"the array {excerpt(name)} of dtype {kind}: a store cannot hold objects; use numbers"
+        )
+    if not shape or min(shape) < 0:
+        raise OptionError(f"the array {excerpt(name)} of shape {shape}: expected (rows, ...)")
+    return math.prod(shape[1:]) * kind.itemsize
 
-    @classmethod
-    def of(cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Self, int]:
-        """The kind of row, and the number of rows."""
-        kind = np.dtype(dtype)
-        if kind.hasobject:
-            raise OptionError(
-                f"the array {excerpt(name)} of dtype {kind}: a store cannot hold objects; use numbers"
-            )
-        if not shape or min(shape) < 0:
-            raise OptionError(f"the array {excerpt(name)} of shape {shape}: expected (rows, ...)")
-        return cls(kind.base, (*shape[1:], *kind.shape)), shape[0]
 
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def over(self, memory: NDArray[np.uint8] | None, rows: int) -> NDArray[Any]:
-        """An array of rows over the beginning of ``memory``, or zeros for empty rows."""
-        shape = (rows, *self.shape)
-        if memory is None or not rows * self.bytes:
-            return np.zeros(shape, self.dtype)
-        return memory[: rows * self.bytes].view(self.dtype).reshape(shape)
+def _over(memory: mmap.mmap | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
+    """An array over the beginning of ``memory``, or zeros without memory."""
+    return np.zeros(shape, dtype) if memory is None else np.ndarray(shape, dtype, buffer=memory)
 
 
 class RamArrays:
@@ -129,8 +119,8 @@ class RamArrays:
         Raises:
             OptionError: The dtype holds objects, or the address space is too small.
         """
-        row, rows = _Rows.of(name, shape, dtype)
-        return row.over(_anonymous(name, rows * row.bytes), rows)
+        row = _row_bytes(name, shape, dtype)
+        return _over(_anonymous(name, shape[0] * row), shape, dtype)
 
     def size(self, name: str) -> None:
         """See `Arrays.size`; no array in memory holds anything before it is made."""
@@ -146,11 +136,11 @@ def copied(arrays: Arrays, name: str, rows: int, like: NDArray[Any]) -> NDArray[
     return made
 
 
-def _anonymous(name: str, size: int) -> NDArray[np.uint8]:
-    """Zeros."""
+def _anonymous(name: str, size: int) -> mmap.mmap | None:
+    """Zeros; None if NumPy makes them as well."""
     flags = _lazy_flags()
     if not size or flags is None:
-        return np.zeros(size, np.uint8)
+        return None
     try:
         memory = mmap.mmap(-1, size, flags=flags)
     except (OSError, OverflowError) as error:
@@ -159,7 +149,7 @@ def _anonymous(name: str, size: int) -> NDArray[np.uint8]:
             "raise the limit (ulimit -v, vm.overcommit_memory)"
         ) from error
     _in_huge_pages(memory, size)
-    return np.frombuffer(memory, np.uint8)
+    return memory
 
 
 def _in_huge_pages(memory: mmap.mmap, size: int) -> None:
@@ -186,14 +176,14 @@ class _InFile:
     """An array over a file.
 
     Attributes:
-        row: Dtype and shape of a row.
+        row: Bytes of a row.
         rows: How many rows fit in the file.
         fd: File descriptor of a writer; -1 for readers.
         reserved: Bytes, from the start, that have space on the disk.
         mapped: The bytes; None for an empty file.
     """
 
-    row: _Rows
+    row: int
     rows: int
     fd: int
     reserved: int
@@ -201,7 +191,7 @@ class _InFile:
 
     @property
     def bytes(self) -> int:
-        return self.rows * self.row.bytes
+        return self.rows * self.row
 
 
 class FileArrays:
@@ -259,13 +249,15 @@ class FileArrays:
             OptionError: As in `Arrays.array`; or the array already has more rows.
         """
         self._check_open()
-        row, rows = _Rows.of(name, shape, dtype)
+        row = _row_bytes(name, shape, dtype)
         if name in self._files:
             raise OptionError(f"the array {excerpt(name)} exists already: use another name", uri=self.folder)
         opened = self._extend if self.writable else self._read
         with self._errors(name):
-            self._files[name] = found = opened(name, row, rows)
-        return _over(found)
+            self._files[name] = found = opened(name, row, shape[0])
+        array = _over(found.mapped, shape, dtype)
+        array.flags.writeable = self.writable
+        return array
 
     def size(self, name: str) -> int | None:
         """See `Arrays.size`."""
@@ -275,7 +267,7 @@ class FileArrays:
         """See `Arrays.reserve`."""
         found = self._writable(name)
         _check_rows(name, rows, found.rows)
-        wanted = rows * found.row.bytes
+        wanted = rows * found.row
         if wanted <= found.reserved:
             return
         end = min(-(-wanted // STEP) * STEP, found.bytes)
@@ -290,7 +282,7 @@ class FileArrays:
         found = self._writable(name)
         _check_rows(name, rows, found.rows)
         with self._errors(name):
-            os.ftruncate(found.fd, rows * found.row.bytes)
+            os.ftruncate(found.fd, rows * found.row)
         found.rows = rows
         found.reserved = min(found.reserved, found.bytes)
 
@@ -376,15 +368,15 @@ class FileArrays:
         finally:
             os.close(fd)  # The map keeps its own descriptor.
 
-    def _read(self, name: str, row: _Rows, rows: int) -> _InFile:
+    def _read(self, name: str, row: int, rows: int) -> _InFile:
         if name not in self._given:
             raise CorruptData(f"the store has no array {excerpt(name)}: build it again", uri=self.folder)
-        size = rows * row.bytes
+        size = rows * row
         self._check_size(name, self._given[name], size)
         return _InFile(row, rows, -1, size, self._mapped[name])
 
-    def _extend(self, name: str, row: _Rows, rows: int) -> _InFile:
-        size, given = rows * row.bytes, self._given.get(name)
+    def _extend(self, name: str, row: int, rows: int) -> _InFile:
+        size, given = rows * row, self._given.get(name)
         if given is not None and given > size:
             raise OptionError(
                 f"the array {excerpt(name)} has {given} bytes already: it cannot shrink to {size}",
@@ -432,14 +424,6 @@ def _check_rows(name: str, rows: int, most: int) -> None:
 
 def _map(fd: int, size: int, access: int) -> mmap.mmap | None:
     return mmap.mmap(fd, size, access=access) if size else None
-
-
-def _over(found: _InFile) -> NDArray[Any]:
-    memory = None if found.mapped is None else np.frombuffer(found.mapped, np.uint8)
-    array = found.row.over(memory, found.rows)
-    if found.fd < 0:
-        array.flags.writeable = False
-    return array
 
 
 def _fill(fd: int, start: int, end: int) -> None:
