@@ -14,7 +14,7 @@ Example:
     >>> at, after = pool.append(frames)
     >>> at.tolist(), after.tolist()                                # Three observations, not four.
     ([0, 1], [1, 2])
-    >>> pool.gather(after).tolist()
+    >>> pool.gather(after, np.empty((2, 2), "u1")).tolist()
     [[1, 1], [2, 2]]
 """
 
@@ -165,7 +165,7 @@ class FramePool:
             at[chain.rows], following[chain.rows] = starts[:-1], starts[1:]
         return at, following
 
-    def gather(self, windows: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def gather(self, windows: Ids, out: NDArray[Any]) -> NDArray[Any]:
         """The observations of the given windows, shape (n, *shape).
 
         If the last axis of a stack counts frames, the frames of an observation still lie one after the other
@@ -173,11 +173,9 @@ class FramePool:
 
         Args:
             windows: Windows, by the logical numbers of their first frames.
-            out: A contiguous array of the same size in bytes, whose memory is used.
+            out: A contiguous array of that shape, whose memory is used.
         """
         count = len(windows)
-        if out is None:
-            out = np.empty((count, *self.shape), self.dtype)
         slots = windows % self.capacity
         if self.depth == 1:
             np.take(self.frames, slots, out=self._as_frames(out, count), mode="clip")
@@ -205,10 +203,6 @@ class FramePool:
         return np.moveaxis(earlier, 1, -1), np.moveaxis(later, 1, -1)
 
     def _as_frames(self, out: NDArray[Any], frames: int) -> NDArray[Any]:
-        if not out.flags.c_contiguous:
-            raise OptionError(
-                "found an array that is not contiguous: pass a contiguous out= to gather observations"
-            )
         return out.reshape(-1).view(np.uint8).view(self._frame).reshape(frames)
 
     def _frames_of(self, values: NDArray[Any]) -> NDArray[Any]:
