@@ -995,14 +995,6 @@ def test_an_illegal_bound_is_refused(tmp_path: Path, bytes_: Any) -> None:
         CacheFolder(tmp_path / "cache", max_bytes=bytes_)
 
 
-@pytest.mark.parametrize("key", ["", "abc", "A" * 16, "../../../../etc/x", "0" * 129, "0" * 15 + "\n", 5])
-def test_an_illegal_key_is_refused(folder: CacheFolder, key: Any) -> None:
-    with pytest.raises(OptionError, match="key"):
-        folder.entry(key, {})
-    with pytest.raises(OptionError, match="JSON"):
-        folder.entry(KEY, {"a": object()})
-
-
 def test_a_folder_that_others_could_have_filled_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,6 @@ from rlio.replay.cache_files import (
     MANIFEST,
     builder_lock,
     explained,
-    is_key,
     new_path,
     prepare,
     remove,
@@ -53,7 +52,7 @@ from rlio.replay.cache_files import (
     user_folder,
     write_file,
 )
-from rlio.replay.cache_room import make_room, remove_abandoned
+from rlio.replay.cache_room import make_room, sweep
 from rlio.replay.manifests import MAX_BYTES, Manifest
 from rlio.replay.memory import FileArrays, file_name
 from rlio.schemas.schema import canonical_json
@@ -114,12 +113,7 @@ class CacheFolder:
         Args:
             key: Digest of ``describe``: 16 to 128 lower-case hexadecimal digits.
             describe: What identifies the store, as JSON. A store with another description does not match.
-
-        Raises:
-            OptionError: The key is malformed, or the description is not JSON.
         """
-        if not is_key(key):
-            raise OptionError(f"key={excerpt(key)}: expected 16 to 128 lower-case hexadecimal digits")
         return Entry(self, key, describe)
 
     def __repr__(self) -> str:
@@ -143,7 +137,6 @@ class Entry:
         self.folder = folder
         self.key = key
         self.describe: dict[str, Any] = dict(describe)
-        Manifest(describe=self.describe, arrays={}, state={}).dump()  # Raises if it is not JSON.
 
     @property
     def path(self) -> str:
@@ -293,7 +286,7 @@ class Build:
         self._arrays: FileArrays | None = None
         self._folder = ""
         try:
-            remove_abandoned(entry.folder.path, entry.key)
+            sweep(entry.folder.path, held=entry.key)
             with Reading(entry) as found:
                 self.manifest = found.manifest
             if self.manifest is not None:

@@ -39,7 +39,6 @@ __all__ = [
     "StoreFolder",
     "builder_lock",
     "explained",
-    "is_key",
     "new_path",
     "prepare",
     "remove",
@@ -65,14 +64,8 @@ _TAG: Final = "CACHEDIR.TAG"
 _TAG_SAYS: Final = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of rlio. See https://bford.info/cachedir/\n"
 )
-_KEY: Final = re.compile(r"[0-9a-f]{16,128}")
 _FOLDER: Final = re.compile(r"([0-9a-f]{16,128})\.(?:store|(new|old)-[0-9a-f]{8})")
 _TEMPORARY: Final = re.compile(r"manifest-[0-9a-f]{8}\.tmp")
-
-
-def is_key(key: str) -> bool:
-    """Whether a text may be the key of a store: 16 to 128 lower-case hexadecimal digits."""
-    return isinstance(key, str) and _KEY.fullmatch(key) is not None
 
 
 def store_path(folder: str, key: str) -> str:
@@ -238,16 +231,14 @@ def remove_strays(path: str, keep: set[str]) -> None:
             os.unlink(os.path.join(path, name))
 
 
-def scan(folder: str, key: str | None = None) -> list[StoreFolder]:
-    """The folders of stores, of all keys or one."""
+def scan(folder: str) -> list[StoreFolder]:
+    """The folders of stores."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             match = _FOLDER.fullmatch(entry.name)
-            if match is None or (key is not None and match[1] != key):
-                continue
             with contextlib.suppress(FileNotFoundError):  # It was removed or renamed in the meantime.
-                if entry.is_dir(follow_symlinks=False):
+                if match is not None and entry.is_dir(follow_symlinks=False):
                     found.append(_measure(entry.path, match[1], match[2] or "store"))
     return found
 
