@@ -653,17 +653,14 @@ class _JointSteps(Units):
 
 def _padded(column: Any, place: Ids, rows: int) -> Any:
     """A column with its rows at the given places, and zeros between them."""
-    if isinstance(column, dict):
-        return {key: _padded(part, place, rows) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return tuple(_padded(part, place, rows) for part in column)
-    made = (
-        np.full(rows, None, object)
-        if column.dtype == object
-        else np.zeros((rows, *column.shape[1:]), column.dtype)
-    )
-    made[place] = column
-    return made
+
+    def padded(leaf: NDArray[Any]) -> NDArray[Any]:
+        shape = (rows, *leaf.shape[1:])
+        made = np.full(shape, None, object) if leaf.dtype == object else np.zeros(shape, leaf.dtype)
+        made[place] = leaf
+        return made
+
+    return map_structure(padded, column)
 
 
 def _states(held: PolicyView) -> dict[str, Leaf]:

@@ -183,12 +183,6 @@ class RowFilter:
     def __repr__(self) -> str:
         return f"RowFilter({self.text!r})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RowFilter) and self.text == other.text and self.columns == other.columns
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
     def reads(self, column: str) -> bool:
         """Whether the filter needs a logical column, if it exists."""
         return self.columns is None or column in self.columns or (column == WRITER and self.split is not None)

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, excerpt
+from rlio.errors import CacheError, CorruptData, OptionError, excerpt
 from rlio.storage.local import sync_descriptor
 
 __all__ = ["Arrays", "FileArrays", "RamArrays", "copied", "file_name", "is_array_file"]
@@ -72,9 +72,6 @@ class Arrays(Protocol):
 
         Returns:
             A view, writable for builders and read-only for readers. The memory lives as long as a view.
-
-        Raises:
-            OptionError: The dtype holds objects, or the name is taken.
         """
 
     def size(self, name: str) -> int | None:
@@ -85,24 +82,12 @@ class Arrays(Protocol):
 
         Raises:
             CacheError: The disk is full, or a quota or limit is reached.
-            OptionError: The array has fewer rows.
         """
 
 
-def _row_bytes(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
-    """Bytes of a row of an array.
-
-    Raises:
-        OptionError: The dtype holds objects, or the shape is illegal.
-    """
-    kind = np.dtype(dtype)
-    if kind.hasobject:
-        raise OptionError(
-            f"the array {excerpt(name)} of dtype {kind}: a store cannot hold objects; use numbers"
-        )
-    if not shape or min(shape) < 0:
-        raise OptionError(f"the array {excerpt(name)} of shape {shape}: expected (rows, ...)")
-    return math.prod(shape[1:]) * kind.itemsize
+def _row_bytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    """Bytes of a row of an array."""
+    return math.prod(shape[1:]) * np.dtype(dtype).itemsize
 
 
 def _over(memory: mmap.mmap | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
@@ -117,10 +102,9 @@ class RamArrays:
         """See `Arrays.array`; writable.
 
         Raises:
-            OptionError: The dtype holds objects, or the address space is too small.
+            OptionError: The address space is too small.
         """
-        row = _row_bytes(name, shape, dtype)
-        return _over(_anonymous(name, shape[0] * row), shape, dtype)
+        return _over(_anonymous(name, shape[0] * _row_bytes(shape, dtype)), shape, dtype)
 
     def size(self, name: str) -> None:
         """See `Arrays.size`; no array in memory holds anything before it is made."""
@@ -229,7 +213,6 @@ class FileArrays:
         #: Name -> the bytes of each array to read; None for an empty array.
         self._mapped: dict[str, mmap.mmap | None] = {}
         self._failed: str | None = None
-        self._closed = False
         if not writable:
             for name, size in self._given.items():
                 with self._errors(name):
@@ -246,15 +229,11 @@ class FileArrays:
         Raises:
             CorruptData: The array to read, or the file to extend, is absent or too short.
             CacheError: The file could not be made or opened.
-            OptionError: As in `Arrays.array`; or the array already has more rows.
+            OptionError: The array already has more rows.
         """
-        self._check_open()
-        row = _row_bytes(name, shape, dtype)
-        if name in self._files:
-            raise OptionError(f"the array {excerpt(name)} exists already: use another name", uri=self.folder)
         opened = self._extend if self.writable else self._read
         with self._errors(name):
-            self._files[name] = found = opened(name, row, shape[0])
+            self._files[name] = found = opened(name, _row_bytes(shape, dtype), shape[0])
         array = _over(found.mapped, shape, dtype)
         array.flags.writeable = self.writable
         return array
@@ -265,8 +244,7 @@ class FileArrays:
 
     def reserve(self, name: str, rows: int) -> None:
         """See `Arrays.reserve`."""
-        found = self._writable(name)
-        _check_rows(name, rows, found.rows)
+        found = self._files[name]
         wanted = rows * found.row
         if wanted <= found.reserved:
             return
@@ -279,8 +257,7 @@ class FileArrays:
 
     def trim(self, name: str, rows: int) -> None:
         """Free the space after the first ``rows`` rows; touching freed rows kills the process (SIGBUS)."""
-        found = self._writable(name)
-        _check_rows(name, rows, found.rows)
+        found = self._files[name]
         with self._errors(name):
             os.ftruncate(found.fd, rows * found.row)
         found.rows = rows
@@ -292,8 +269,7 @@ class FileArrays:
         Raises:
             CacheError: They are not durable: do not rely on the stored rows.
         """
-        for name in self._files:
-            found = self._writable(name)
+        for name, found in self._files.items():
             if self._failed is not None:
                 # The kernel reports a failed write only once, and then treats its pages as written.
                 raise CacheError(self._failed, uri=self._path(name))
@@ -305,17 +281,12 @@ class FileArrays:
                 self._failed = f"the array {excerpt(name)} could not be made durable: {error}"
                 raise CacheError(self._failed, uri=self._path(name)) from error
 
-    def clear(self) -> None:
-        """Release every array and its name. Arrays returned earlier stay valid."""
+    def close(self) -> None:
+        """Release every array and its name. Arrays returned earlier stay valid. May be called again."""
         files, self._files, self._mapped = self._files, {}, {}
         for found in files.values():
             if found.fd >= 0:
                 os.close(found.fd)
-
-    def close(self) -> None:
-        """Release everything except arrays returned earlier. May be called again."""
-        self.clear()
-        self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -329,18 +300,6 @@ class FileArrays:
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, file_name(name))
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the arrays of this store were closed: open the store again", uri=self.folder)
-
-    def _writable(self, name: str) -> _InFile:
-        self._check_open()
-        if not self.writable:
-            raise OptionError(
-                "these arrays were opened for reading: open them with writable=True", uri=self.folder
-            )
-        return self._files[name]
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Any:
@@ -415,11 +374,6 @@ class FileArrays:
                 f"a file of the store has {found} bytes, expected {expected}: build the store again",
                 uri=self._path(name),
             )
-
-
-def _check_rows(name: str, rows: int, most: int) -> None:
-    if not 0 <= rows <= most:
-        raise OptionError(f"{rows} rows of the array {excerpt(name)}, which has {most}: expected 0 to {most}")
 
 
 def _map(fd: int, size: int, access: int) -> mmap.mmap | None:

@@ -403,7 +403,7 @@ class ReplayStore(Described):
             rows.add(batch, writer=writer)
         except BaseException:
             if self._scratch is not None:
-                self._scratch.clear()
+                self._scratch.close()
             raise
         return rows
 

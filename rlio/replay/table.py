@@ -214,14 +214,9 @@ class RowTable:
             after: For each row, the index of its successor in its episode, or -1; always a later row.
 
         Raises:
-            OptionError: The rows exceed the table, or the frames of one episode exceed a pool.
+            OptionError: The frames of one episode exceed a pool.
         """
-        rows = len(after)
-        if rows > self.capacity:
-            raise OptionError(
-                f"{rows} rows at once into a table of {self.capacity}: add fewer rows at a time"
-            )
-        block = np.zeros(rows, self._row)
+        block = np.zeros(len(after), self._row)
         for leaf in self.layout.packed:
             block[leaf.physical] = arrays[leaf.physical]
         linked = np.flatnonzero(after >= 0)
