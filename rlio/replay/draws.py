@@ -367,7 +367,7 @@ class _Maker:
         if draw.filter is not None:
             wanted = draw.derived(known)
             draw.filter.check(PolicySchema((*held.policy.leaves, *map(episode_leaf, dict.fromkeys(wanted)))))
-        if names := draw.derived(known):
+        if names := dict.fromkeys(draw.derived(known)):
             episodes = held.episode_values()
             self._derived = {name: episodes.of(name, draw.gamma) for name in names}
             if draw.filter is not None and draw.filter.quantiles:

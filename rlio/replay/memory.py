@@ -157,12 +157,12 @@ def _lazy_flags() -> int | None:
 
 @dataclass
 class _InFile:
-    """An array over a file.
+    """A writable array over a file.
 
     Attributes:
         row: Bytes of a row.
         rows: How many rows fit in the file.
-        fd: File descriptor of a writer; -1 for readers.
+        fd: File descriptor.
         reserved: Bytes, from the start, that have space on the disk.
         mapped: The bytes; None for an empty file.
     """
@@ -231,10 +231,10 @@ class FileArrays:
             CacheError: The file could not be made or opened.
             OptionError: The array already has more rows.
         """
-        opened = self._extend if self.writable else self._read
+        rows, row = shape[0], _row_bytes(shape, dtype)
         with self._errors(name):
-            self._files[name] = found = opened(name, _row_bytes(shape, dtype), shape[0])
-        array = _over(found.mapped, shape, dtype)
+            memory = self._extend(name, row, rows) if self.writable else self._read(name, rows * row)
+        array = _over(memory, shape, dtype)
         array.flags.writeable = self.writable
         return array
 
@@ -285,8 +285,7 @@ class FileArrays:
         """Release every array and its name. Arrays returned earlier stay valid. May be called again."""
         files, self._files, self._mapped = self._files, {}, {}
         for found in files.values():
-            if found.fd >= 0:
-                os.close(found.fd)
+            os.close(found.fd)
 
     def __enter__(self) -> Self:
         return self
@@ -327,14 +326,13 @@ class FileArrays:
         finally:
             os.close(fd)  # The map keeps its own descriptor.
 
-    def _read(self, name: str, row: int, rows: int) -> _InFile:
+    def _read(self, name: str, size: int) -> mmap.mmap | None:
         if name not in self._given:
             raise CorruptData(f"the store has no array {excerpt(name)}: build it again", uri=self.folder)
-        size = rows * row
         self._check_size(name, self._given[name], size)
-        return _InFile(row, rows, -1, size, self._mapped[name])
+        return self._mapped[name]
 
-    def _extend(self, name: str, row: int, rows: int) -> _InFile:
+    def _extend(self, name: str, row: int, rows: int) -> mmap.mmap | None:
         size, given = rows * row, self._given.get(name)
         if given is not None and given > size:
             raise OptionError(
@@ -347,10 +345,12 @@ class FileArrays:
                 self._check_size(name, os.fstat(fd).st_size, given)
                 os.ftruncate(fd, given)  # A killed extension may have left bytes here: make them zeros again.
             os.ftruncate(fd, size)
-            return _InFile(row, rows, fd, given or 0, _map(fd, size, mmap.ACCESS_WRITE))
+            mapped = _map(fd, size, mmap.ACCESS_WRITE)
         except BaseException:
             os.close(fd)
             raise
+        self._files[name] = _InFile(row, rows, fd, given or 0, mapped)
+        return mapped
 
     def _open(self, name: str, flags: int) -> int:
         try:

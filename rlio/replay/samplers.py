@@ -313,7 +313,8 @@ class PrioritisedSampler(_Sampler):
         if self._priorities is None:
             self._priorities = Priorities(table.capacity, self.options)
         tail, head = self.span
-        self._forget(range(tail, min(table.tail, head)), table.capacity)
+        for part in slots_of(range(tail, min(table.tail, head)), table.capacity):
+            self._priorities.forget(part)
         for part in slots_of(range(max(head, table.tail), table.head), table.capacity):
             self._priorities.appended(part)
         self.span = table.tail, table.head
@@ -332,25 +333,17 @@ class PrioritisedSampler(_Sampler):
             )
         return tables[self._draw.policy or next(iter(tables))]
 
-    def _forget(self, rows: range, capacity: int) -> None:
-        assert self._priorities is not None
-        for part in slots_of(rows, capacity):
-            self._priorities.forget(part)
-
     def _take(self, n: int) -> Batch:
         with self.store.lock:
             units = self._seen()
             assert self._priorities is not None
             self._check_priorities(self._priorities.drawn)
             slots, weights = self._priorities.draw(n, self._rng)
-            numbers = slots
+            first = 0
             if self.store.live:
-                table = self._table
-                rows = table.tail + (slots - table.tail) % table.capacity
-                numbers = rows - table.tail
-            else:
-                rows = slots
-            return units.batch(numbers, {Columns.WEIGHTS: weights, BATCH_INDEXES: rows})
+                table, first = self._table, self._table.tail
+                slots = first + (slots - first) % table.capacity
+            return units.batch(slots - first, {Columns.WEIGHTS: weights, BATCH_INDEXES: slots})
 
     def update_priorities(self, indexes: npt.ArrayLike, errors: npt.ArrayLike) -> None:
         """Set the priorities of drawn units from their errors.
