@@ -53,7 +53,7 @@ from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 from rlio.support.described import Described
-from rlio.support.options import checked_keywords, default_options
+from rlio.support.options import check_count, checked_keywords, default_options
 
 __all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
@@ -151,8 +151,7 @@ class ReplayStore(Described):
     def __init__(
         self, capacity: int, *, frames: int | None = None, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
-            raise OptionError(f"capacity={excerpt(capacity)}: expected a number of rows, at least 1")
+        check_count("capacity", capacity, least=1)
         self._capacity = capacity
         self._frames = frames
         self._init(live=True, uri="the live store", digest="live", folder=folder)
