@@ -252,7 +252,7 @@ def test_rows_look_as_their_version_says() -> None:
     policy = Schema.of(batch).policies["default_policy"]
     table = RowTable(RowLayout.of(policy), capacity=40, arrays=arrays)
     Ingest(table, policy, name="default_policy").add(batch)
-    rows = {name: (str(kind[0]), kind[1]) for name, kind in (table._row.fields or {}).items()}
+    rows = {name: (str(kind[0]), kind[1]) for name, kind in (table.row.fields or {}).items()}
     assert ROW_VERSION == 1
     assert rows == {
         "eps_id": ("int64", 0), "t": ("int64", 8), "rewards": ("float32", 16), "terminateds": ("bool", 20),
@@ -260,7 +260,7 @@ def test_rows_look_as_their_version_says() -> None:
         "@obs obs": ("int64", 40), "@new_obs obs": ("int64", 48),
     }  # fmt: skip
     assert arrays.made == {
-        "rows": (40, table._row.str, ()),
+        "rows": (40, table.row.str, ()),
         "frames obs": (320, "|V1600", ()),
         "wide wide": (40, "<f4", (300,)),
         "texts infos places": (40, "|V16", ()),

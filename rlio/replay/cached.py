@@ -154,6 +154,6 @@ def _make(making: Build, source: Source, schema: Schema, wanted: list[SegmentKey
         rows.ingests[pid].open_from_json(episodes)
     source.progress(sum(key.rows for key in known))
     parts = known | build(source, segments, rows)
-    rows.save_steps()
+    rows.steps.save()
     going_on = {pid: ingest.open_to_json() for pid, ingest in rows.ingests.items()}
     making.publish(_Contents(parts, going_on).to_json(), rows=rows.used)

@@ -520,7 +520,7 @@ class RowUnits(Units):
     def looks_like(self, other: RowUnits) -> bool:
         """Whether both units have the same packed rows, wanted columns and names."""
         return (
-            self.table.void == other.table.void
+            self.table.packed.dtype == other.table.packed.dtype
             and self.table.row == other.table.row
             and self.plan.packed == other.plan.packed
             and self._maker.plain is not None

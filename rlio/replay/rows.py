@@ -82,7 +82,8 @@ class StoreRows:
         #: change.
         self.schema: Schema = schema
         self.tables: dict[str, RowTable] = {}
-        self._ingests: dict[str, Ingest] = {}
+        #: Policy id -> the `Ingest` that adds its rows.
+        self.ingests: dict[str, Ingest] = {}
         #: Policy id -> the columns of its table.
         self._policies: dict[str, PolicySchema] = {}
         self._ring = ring
@@ -98,7 +99,7 @@ class StoreRows:
         self._whole = set(schema.policies) if ring else set()
         #: How often `_whole` or the policies changed; units opened earlier ignore the change.
         self.changes: int = 0
-        self._steps = StepLog(arrays, schema.policies)
+        self.steps: StepLog = StepLog(arrays, schema.policies)
 
     @property
     def used(self) -> dict[str, int]:
@@ -106,11 +107,6 @@ class StoreRows:
         return {
             f"{pid} {name}": rows for pid, table in self.tables.items() for name, rows in table.used.items()
         }
-
-    @property
-    def ingests(self) -> Mapping[str, Ingest]:
-        """Policy id -> the `Ingest` that adds its rows."""
-        return self._ingests
 
     @property
     def row_bytes(self) -> int:
@@ -129,7 +125,7 @@ class StoreRows:
                 batch = batch.as_multi_agent()
             else:
                 (table,) = self.tables.values()
-                ((pid, ingest),) = self._ingests.items()
+                ((pid, ingest),) = self.ingests.items()
                 first = table.head
                 ingest.add(batch, writer=writer)
                 self._look_for_missing(pid, batch)
@@ -142,26 +138,26 @@ class StoreRows:
         numbers, count = step_numbers(batch)
         parts = self._prepared(batch, writer)
         for pid, own in parts.items():
-            self._ingests[pid].reserve(own)
+            self.ingests[pid].reserve(own)
         rows: dict[str, tuple[int, int]] = {}
         order, bounds = {}, {}
         for pid, table in self.tables.items():
             first = table.head
             if pid in parts:
-                self._ingests[pid].commit(parts[pid])
+                self.ingests[pid].commit(parts[pid])
                 self._look_for_missing(pid, batch[pid])
             number = numbers.get(pid, np.empty(0, np.int64))
             rows[pid] = first, table.head - first
             order[pid] = np.argsort(number, kind="stable") + first
             bounds[pid] = bounds_of(np.bincount(number, minlength=count), first=first)
-        start = self._steps.stop
-        self._steps.added.add(order, bounds)
+        start = self.steps.stop
+        self.steps.added.add(order, bounds)
         self._forget_steps()
         return AddedRows(rows, (start, count))
 
     def _forget_steps(self) -> None:
         """Drop joint steps whose rows the tables of a ring have forgotten."""
-        self._steps.added.forget({pid: table.tail for pid, table in self.tables.items()})
+        self.steps.added.forget({pid: table.tail for pid, table in self.tables.items()})
 
     def _prepared(self, batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
         """Policy id -> its checked rows; makes tables for new policies of a live store."""
@@ -177,7 +173,7 @@ class StoreRows:
         return parts | self._prepared_of(unknown, batch, writer)
 
     def _prepared_of(self, pids: Sequence[str], batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
-        return {pid: self._ingests[pid].prepare(batch[pid], writer=writer) for pid in pids if len(batch[pid])}
+        return {pid: self.ingests[pid].prepare(batch[pid], writer=writer) for pid in pids if len(batch[pid])}
 
     def _add_policy(self, pid: str, policy: PolicySchema) -> None:
         if any(is_per_sequence(column) for column in policy.columns):
@@ -193,7 +189,7 @@ class StoreRows:
             # The files of a policy without rows are empty.
             arrays=RamArrays() if self._sealed and not arrays.size("rows") else arrays,
         )
-        self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
+        self.ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
         self._policies[pid] = policy
 
     def _take_in(self, fresh: Sequence[str], batch: MultiAgentBatch) -> None:
@@ -211,10 +207,6 @@ class StoreRows:
             self._whole.remove(pid)
             self.changes += 1
 
-    def save_steps(self) -> None:
-        """Write the added joint steps into arrays, for other readers."""
-        self._steps.save()
-
     # ---- keeping a ring ----
 
     def dump(self, arrays: Arrays) -> dict[str, Any]:
@@ -226,7 +218,7 @@ class StoreRows:
         policies = {
             pid: {
                 **table.dump(_Prefixed(arrays, f"{pid} ")),
-                "open": self._ingests[pid].open_to_json(),
+                "open": self.ingests[pid].open_to_json(),
                 "whole": pid in self._whole,
             }
             for pid, table in self.tables.items()
@@ -235,7 +227,7 @@ class StoreRows:
             # The tables' own schemas: their physical names do not change when policies are added.
             "schema": Schema(self._policies, self.joint).text,
             "policies": policies,
-            "steps": self._steps.added.dump(arrays),
+            "steps": self.steps.added.dump(arrays),
         }
 
     @classmethod
@@ -262,7 +254,7 @@ class StoreRows:
             made.ingests[pid].open_from_json(own["open"])
         made._whole = {pid for pid, own in state["policies"].items() if own["whole"]}
         heads = {pid: table.head for pid, table in made.tables.items()}
-        made._steps.added.restore(stored, state["steps"], heads)
+        made.steps.added.restore(stored, state["steps"], heads)
         made._forget_steps()
         return made
 
@@ -293,7 +285,7 @@ class StoreRows:
         held = {pid: replace(self._held(pid, pieces), trimmed=trimmed) for pid in chosen}
         steps = None
         if self.joint and policy is None:
-            steps = self._steps.view(None if pieces is None else [piece.steps for piece in pieces])
+            steps = self.steps.view(None if pieces is None else [piece.steps for piece in pieces])
         return open_units(held, draw, steps=steps)
 
     def _held(self, pid: str, pieces: Sequence[AddedRows] | None) -> PolicyView:

@@ -51,11 +51,6 @@ class Steps:
         """Number of kept steps."""
         return self.stop - self.first
 
-    @property
-    def appends(self) -> Ids:
-        """How many kept steps each append added."""
-        return np.diff([*self._appends, self.stop])
-
     def add(self, rows: Mapping[str, Ids], bounds: Mapping[str, Ids]) -> None:
         """Add steps.
 

@@ -8,9 +8,9 @@ memory comes from nor which rows are drawn.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, copied
 from rlio.replay.texts import TextHeap, encoded
 from rlio.schemas.schema import Leaf
+from rlio.support.forks import cached_property
 
 __all__ = ["ROW_VERSION", "Plan", "Prepared", "RowTable", "slots_of"]
 
@@ -90,16 +91,11 @@ class Plan:
     windows: list[str]
     wide: list[str]
     texts: list[str]
-    _batches: dict[int, np.dtype[Any]] = field(default_factory=dict, compare=False)
 
-    def batch(self, rows: int) -> np.dtype[Any]:
-        """The memory layout of a batch of this many rows; see `batch_dtype`."""
-        found = self._batches.get(rows)
-        if found is None:
-            if len(self._batches) >= _MOST_SIZES:
-                self._batches.clear()
-            found = self._batches[rows] = batch_dtype(rows, self.fixed)
-        return found
+    @cached_property
+    def batch(self) -> Callable[[int], np.dtype[Any]]:
+        """The memory layout of a batch of so many rows; see `batch_dtype`."""
+        return lru_cache(_MOST_SIZES)(partial(batch_dtype, columns=self.fixed))
 
 
 class RowTable:
@@ -132,16 +128,19 @@ class RowTable:
         self.ring = ring
         self._arrays = arrays
         pairs = _pooled(layout)
-        self._row = _with_hidden(layout, pairs)
+        #: Dtype of a packed row, hidden fields included.
+        self.row: np.dtype[Any] = _with_hidden(layout, pairs)
         #: Logical number of the oldest kept row.
         self.tail: int = 0
         #: Logical number of the next row.
-        self.head: int = (arrays.size("rows") or 0) // self._row.itemsize
+        self.head: int = (arrays.size("rows") or 0) // self.row.itemsize
         capacity = max(self.head, 1) if sealed else capacity
         self.capacity = capacity
-        self._rows = arrays.array("rows", (capacity,), self._row)
-        self._void = self._rows.view(np.dtype((np.void, self._row.itemsize)))
-        self._values = _as_values(self._row)
+        self._rows = arrays.array("rows", (capacity,), self.row)
+        #: All packed rows, one value each: drawing a row is one copy of memory. Without a ring, they are
+        #: indexed by their logical numbers.
+        self.packed: NDArray[Any] = self._rows.view(np.dtype((np.void, self.row.itemsize)))
+        self._values = _as_values(self.row)
         self._next, self._prev, self._at = self._rows[_NEXT], self._rows[_PREV], self._rows[_AT]
         self._pools = {
             obs.physical: FramePool(
@@ -216,7 +215,7 @@ class RowTable:
         Raises:
             OptionError: The frames of one episode exceed a pool.
         """
-        block = np.zeros(len(after), self._row)
+        block = np.zeros(len(after), self.row)
         for leaf in self.layout.packed:
             block[leaf.physical] = arrays[leaf.physical]
         linked = np.flatnonzero(after >= 0)
@@ -357,7 +356,7 @@ class RowTable:
             lowest: Pool -> its first frame that is needed; None: computed from the rows.
         """
         rows = range(self.tail, self.head)
-        found = {"rows": (self._void, rows)}
+        found = {"rows": (self.packed, rows)}
         found |= {f"wide {name}": (values, rows) for name, values in self._wide.items()}
         for name, pool in self._pools.items():
             first = self._lowest(name) if lowest is None else lowest[name]
@@ -402,7 +401,7 @@ class RowTable:
         if plan.packed or plan.windows:
             windows = {name: np.empty(len(rows), np.int64) for name in plan.windows}
             # Copy as many rows at a time as stay in the processor's cache from one copy to the next.
-            step = max(_CACHED_BYTES // self._row.itemsize, 1)
+            step = max(_CACHED_BYTES // self.row.itemsize, 1)
             for start in range(0, len(rows), step):
                 part = slice(start, start + step)
                 block = self._block(slots[part])
@@ -453,25 +452,10 @@ class RowTable:
         rest = [name for name in (*plan.windows, *plan.wide, *plan.texts) if name not in out]
         return out | self.gather(rows, self.plan(leaf for leaf in self.leaves if leaf.physical in rest))
 
-    @property
-    def row(self) -> np.dtype[Any]:
-        """Dtype of a packed row, hidden fields included."""
-        return self._row
-
-    @property
-    def void(self) -> np.dtype[Any]:
-        """Dtype of a packed row as one value: drawing it is then one copy of memory."""
-        return self._void.dtype
-
-    @property
-    def packed_values(self) -> NDArray[Any]:
-        """All packed rows as values of `void`; without a ring, indexed by their logical numbers."""
-        return self._void
-
     def unpacked(self, packed: NDArray[Any], plan: Plan, buffers: Buffers) -> dict[str, NDArray[Any]]:
-        """The packed columns of rows from `packed_values`: physical column -> contiguous array."""
+        """The packed columns of rows from `packed`: physical column -> contiguous array."""
         out = buffers.columns(plan.batch(len(packed)))
-        self._unpack(packed.view(self._row), plan, out, slice(None))
+        self._unpack(packed.view(self.row), plan, out, slice(None))
         return out
 
     def _unpack(self, block: NDArray[Any], plan: Plan, out: Mapping[str, NDArray[Any]], part: slice) -> None:
@@ -487,13 +471,9 @@ class RowTable:
 
     def _block(self, slots: Ids) -> NDArray[Any]:
         """The packed rows in the given slots: a structured array in reused memory."""
-        memory = self._buffers.empty((len(slots),), self._void.dtype)
-        np.take(self._void, slots, out=memory, mode="clip")
-        return memory.view(self._row)
-
-    def packed(self, rows: Ids) -> NDArray[Any]:
-        """The packed rows, hidden fields included: a structured array in reused memory."""
-        return self._block(self._slots(rows))
+        memory = self._buffers.empty((len(slots),), self.packed.dtype)
+        np.take(self.packed, slots, out=memory, mode="clip")
+        return memory.view(self.row)
 
     def distances(self, rows: Ids) -> Ids:
         """How many rows after each row its successor in its episode comes; 0 for none."""
