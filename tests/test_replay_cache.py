@@ -122,7 +122,6 @@ def test_an_extension_is_seen_by_new_readers_and_leaves_the_old_as_they_are(fold
         before = old.arrays.array("rows", (10,), ROWS)
         with entry.building() as opened:
             assert opened.manifest == old.manifest
-            assert not opened.interrupted
             extend(opened, 990)
         assert rows_in(entry) == 1000
         np.testing.assert_array_equal(before, np.arange(10))
@@ -150,8 +149,6 @@ def test_a_build_may_publish_again_and_again(folder: CacheFolder) -> None:
         for rows in (10, 20, 30):
             extend(opened, 10)
             assert rows_in(entry) == rows
-    with entry.building() as opened:
-        assert not opened.interrupted
 
 
 def test_arrays_are_cut_to_what_is_used(folder: CacheFolder) -> None:
@@ -185,7 +182,7 @@ def test_what_is_not_published_is_dropped(folder: CacheFolder) -> None:
         opened.ensure_room(1)
 
 
-def test_an_extension_that_is_not_published_is_told_to_the_next(folder: CacheFolder) -> None:
+def test_a_store_whose_extension_is_not_published_is_built_again_by_the_next(folder: CacheFolder) -> None:
     entry = entry_of(folder)
     build(entry)
     with entry.building() as opened:
@@ -196,16 +193,12 @@ def test_an_extension_that_is_not_published_is_told_to_the_next(folder: CacheFol
         array[:10] = np.arange(10)
     assert rows_in(entry) == 10
     with entry.building() as opened:
-        assert opened.interrupted
+        assert opened.manifest is None
         again = opened.arrays.array("rows", (20,), ROWS)
-        assert again.tolist() == [*range(10), *[0] * 10]
-        assert opened.arrays.array("more", (3,), ROWS).tolist() == [0] * 3
-    with entry.building() as opened:
-        assert opened.interrupted
-        extend(opened, 5)
+        assert again.tolist() == [0] * 20
+    assert names(folder) == []
+    build(entry, 15)
     assert rows_in(entry) == 15
-    with entry.building() as opened:
-        assert not opened.interrupted
 
 
 def test_a_store_is_rebuilt_beside_its_readers(folder: CacheFolder) -> None:
@@ -276,14 +269,6 @@ def test_use_after_the_end_is_an_error(folder: CacheFolder) -> None:
     with pytest.raises(ClosedError):
         reading.arrays  # noqa: B018
     assert array.tolist() == list(range(10))
-    with entry.building() as opened:
-        opened.arrays.array("rows", (10,), ROWS)
-        with pytest.raises(OptionError, match="start over"):
-            opened.start_over()
-        with pytest.raises(OptionError, match="JSON"):
-            opened.publish({"head": float("nan")})
-        with pytest.raises(OptionError, match="JSON"):
-            opened.publish({"head": {1, 2}})
 
 
 def test_no_descriptor_is_left(folder: CacheFolder) -> None:
@@ -500,13 +485,11 @@ def check_after(path: Path, stage: mmap.mmap, where: object) -> None:
     entry = entry_of(path)
     assert rows_in(entry) in STAGES[stage[0]], where
     with entry.building() as opened:
-        if opened.interrupted:
-            assert opened.manifest is not None
         extend(opened, 100)
     assert rows_in(entry) in (100, 110, 120, 107), where
     with entry.building() as opened, entry.reading():
         opened.ensure_room(1)  # Sweeps.
-        assert not opened.interrupted
+        assert opened.manifest is not None
     assert names(entry.folder) == [f"{KEY}.store"], where
     files = set(os.listdir(entry.path))
     assert files - {"more.array"} == {"manifest.json", "rows.array"}, where
@@ -935,7 +918,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_an_error_and_costs_no_store(small_disk: Path) -> None:
+def test_a_full_disk_is_an_error_and_readers_keep_the_store(small_disk: Path) -> None:
     def run() -> None:
         folder = CacheFolder(small_disk / "cache")
         entry, filler = entry_of(folder), small_disk / "filler"
@@ -951,11 +934,10 @@ def test_a_full_disk_is_an_error_and_costs_no_store(small_disk: Path) -> None:
             while True:
                 file.write(bytes(4096))
         with pytest.raises(CacheError), entry.building() as opened:
-            extend(opened, 1000)
-        assert rows_in(entry) == 1000
+            extend(opened, 100_000)
+        assert rows_in(entry) is None
         filler.unlink()
-        with entry.building() as opened:
-            extend(opened, 1000)
+        build(entry, 2000)
         assert rows_in(entry) == 2000
 
     assert wait_for(fork(run)) == 0

@@ -46,7 +46,6 @@ from rlio.replay.cache_files import (
     prepare,
     remove,
     remove_store,
-    remove_strays,
     scan,
     store_path,
     user_folder,
@@ -54,9 +53,10 @@ from rlio.replay.cache_files import (
 )
 from rlio.replay.cache_room import make_room, sweep
 from rlio.replay.manifests import MAX_BYTES, Manifest
-from rlio.replay.memory import FileArrays, file_name
+from rlio.replay.memory import FileArrays
 from rlio.schemas.schema import canonical_json
 from rlio.support.forks import Owner
+from rlio.support.options import check_count
 
 __all__ = ["Build", "CacheFolder", "Entry", "Manifest", "Reading"]
 
@@ -96,10 +96,7 @@ class CacheFolder:
         given = os.environ.get("RLIO_CACHE") if path is None else os.fspath(path)
         self.path: str = os.path.abspath(os.path.expanduser(given or user_folder()))
         self.max_bytes: int = _bytes_from_environment() if max_bytes is None else max_bytes
-        if type(self.max_bytes) is not int or self.max_bytes < 1:
-            raise OptionError(
-                f"max_bytes={excerpt(self.max_bytes)}: expected bytes of all stores, at least 1"
-            )
+        check_count("max_bytes", self.max_bytes, least=1, of="bytes")
         prepare(self.path)
 
     @property
@@ -273,13 +270,11 @@ class Build:
     Use it in one thread only, and not after a fork.
 
     Attributes:
-        manifest: Manifest of the store to extend; None: there is no store yet.
-        interrupted: Whether an earlier extension did not finish: it may have changed bytes in place, below
-            the lengths in the manifest.
+        manifest: Manifest of the store to extend; None: there is no store yet. A store whose extension did
+            not finish is removed: bytes below the lengths in its manifest may have been changed in place.
     """
 
     def __init__(self, entry: Entry, lock: FileLock) -> None:
-        self.interrupted: bool = False
         self._entry = entry
         self._lock: FileLock | None = lock
         self._owner = Owner()
@@ -287,10 +282,10 @@ class Build:
         self._folder = ""
         try:
             sweep(entry.folder.path, held=entry.key)
+            if os.path.lexists(os.path.join(entry.path, EXTENDING)):
+                remove_store(entry.folder.path, entry.key)
             with Reading(entry) as found:
                 self.manifest = found.manifest
-            if self.manifest is not None:
-                self.interrupted = os.path.lexists(os.path.join(entry.path, EXTENDING))
         except BaseException:
             self.close()
             raise
@@ -308,9 +303,13 @@ class Build:
         if self._arrays is None:
             with explained(self._entry.path):
                 if self.manifest is None:
-                    self._begin()
+                    self._folder = new_path(self._entry.folder.path, self._entry.key)
+                    os.mkdir(self._folder, 0o700)
                 else:
-                    self._begin_extension(self.manifest)
+                    # Mark the store as being extended, before changing any of it.
+                    self._folder = self._entry.path
+                    write_file(os.path.join(self._folder, EXTENDING), b"")
+                    sync_folder(self._folder)
             self._arrays = FileArrays(
                 self._folder,
                 writable=True,
@@ -335,15 +334,12 @@ class Build:
     def start_over(self) -> None:
         """Discard an existing store that cannot be extended, and build it from the beginning.
 
-        Raises:
-            OptionError: Some of its arrays have been opened.
+        Call it before opening arrays.
         """
         self._check_open()
-        if self._arrays is not None:
-            raise OptionError("the build has begun: start over before opening arrays", uri=self._entry.path)
         with explained(self._entry.path):
             remove_store(self._entry.folder.path, self._entry.key)
-        self.manifest, self.interrupted = None, False
+        self.manifest = None
 
     def publish(self, state: Mapping[str, Any], *, rows: Mapping[str, int] | None = None) -> Manifest:
         """Publish what was built: trim the arrays to their used rows, make them durable, write the manifest.
@@ -359,7 +355,6 @@ class Build:
 
         Raises:
             CacheError: The arrays could not be made durable; nothing is published.
-            OptionError: ``state`` is not JSON.
         """
         arrays = self.arrays
         for name, used in (rows or {}).items():
@@ -377,7 +372,7 @@ class Build:
             else:
                 os.unlink(os.path.join(self._folder, EXTENDING))
         self._close_arrays()
-        self._folder, self.manifest, self.interrupted = "", manifest, False
+        self._folder, self.manifest = "", manifest
         return manifest
 
     def close(self) -> None:
@@ -402,20 +397,6 @@ class Build:
         self._owner.check("build", error=CacheError, uri=self._entry.path)
         if self._lock is None:
             raise ClosedError("this build is closed: start another with building()", uri=self._entry.path)
-
-    def _begin(self) -> None:
-        """Create the folder of a first build."""
-        folder = new_path(self._entry.folder.path, self._entry.key)
-        os.mkdir(folder, 0o700)
-        self._folder = folder
-
-    def _begin_extension(self, manifest: Manifest) -> None:
-        """Mark the store as being extended, before changing any of it."""
-        self._folder = self._entry.path
-        with contextlib.suppress(FileExistsError):
-            write_file(os.path.join(self._folder, EXTENDING), b"")
-        sync_folder(self._folder)
-        remove_strays(self._folder, {file_name(name) for name in manifest.arrays})
 
     def _take(self, bytes: int) -> None:
         """Make room for the bytes of a file, which occupies whole blocks."""

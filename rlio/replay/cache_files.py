@@ -10,7 +10,8 @@
     <key>.old-<random>/   a store being removed
 
 ``extending`` in a store marks an extension that has begun: it may have changed bytes in place, below the
-lengths in the manifest. Stores of earlier versions also have ``used``.
+lengths in the manifest. If its builder died, the next builder removes the store. Stores of earlier versions
+also have ``used``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ __all__ = [
     "prepare",
     "remove",
     "remove_store",
-    "remove_strays",
     "scan",
     "store_path",
     "user_folder",
@@ -224,13 +224,6 @@ def _is_ours(name: str) -> bool:
     )
 
 
-def remove_strays(path: str, keep: set[str]) -> None:
-    """Remove what a killed extension left in a store: arrays that the manifest does not list."""
-    for name in os.listdir(path):
-        if (is_array_file(name) and name not in keep) or _TEMPORARY.fullmatch(name):
-            os.unlink(os.path.join(path, name))
-
-
 def scan(folder: str) -> list[StoreFolder]:
     """The folders of stores."""
     found = []
@@ -245,19 +238,15 @@ def scan(folder: str) -> list[StoreFolder]:
 
 def _measure(path: str, key: str, kind: str) -> StoreFolder:
     total, used = 0, 0.0
-    for name, status in _files(path):
-        total += status.st_blocks * 512
-        if name == MANIFEST:
-            used = status.st_mtime
-    return StoreFolder(path, key, kind, total, used)  # type: ignore[arg-type]  # The pattern ensures the kind.
-
-
-def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 if _is_ours(entry.name):
-                    yield entry.name, entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
+                    total += status.st_blocks * 512
+                    if entry.name == MANIFEST:
+                        used = status.st_mtime
+    return StoreFolder(path, key, kind, total, used)  # type: ignore[arg-type]  # The pattern ensures the kind.
 
 
 def write_file(path: str, data: bytes) -> None:

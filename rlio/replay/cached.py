@@ -141,9 +141,9 @@ def _contents(found: Reading | Build) -> _Contents | None:
 def _make(making: Build, source: Source, schema: Schema, wanted: list[SegmentKey]) -> None:
     """Build or extend a store, unless another process has done so since."""
     contents = _contents(making)
-    if contents is not None and contents.serves(wanted) and not making.interrupted:
+    if contents is not None and contents.serves(wanted):
         return
-    if contents is not None and (making.interrupted or not contents.parts.keys() <= set(wanted)):
+    if contents is not None and not contents.parts.keys() <= set(wanted):
         logger.info("%s has changed: rebuilding its store", source.dataset.uri)
         making.start_over()
         contents = None
