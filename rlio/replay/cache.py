@@ -16,8 +16,8 @@ Example:
     ...         build.arrays.reserve("rows", 3)
     ...         rows[:3] = [1, 2, 3]
     ...         _ = build.publish({"head": 3}, rows={"rows": 3})
-    >>> with entry.reading() as reading:
-    ...     reading.arrays.array("rows", (reading.manifest.state["head"],), np.dtype("f4")).tolist()
+    >>> reading = entry.reading()
+    >>> reading.arrays.array("rows", (reading.manifest.state["head"],), np.dtype("f4")).tolist()
     [1.0, 2.0, 3.0]
 """
 
@@ -31,7 +31,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
@@ -145,14 +145,46 @@ class Entry:
         """Path of its manifest."""
         return os.path.join(self.path, MANIFEST)
 
-    def reading(self) -> Reading:
-        """Open the store for reading, if it exists.
+    def reading(self) -> Reading | None:
+        """Open the store for reading; None: it must be built.
+
+        All arrays are mapped, and do not change when the store grows, is replaced or evicted. Threads and
+        forks may read.
 
         Raises:
             CacheError: The cache folder cannot be used.
         """
+        opened: Reading | None = None
+        found: bytes | None = None
+        failure: CorruptData | None = None
         with explained(self.path):
-            return Reading(self)
+            # If the manifest is another one now, the store was extended, evicted or replaced while it was
+            # opened.
+            while (data := _read(self.manifest)) != found:
+                opened, found, failure = None, data, None
+                try:
+                    opened = None if data is None else self._map(data)
+                except CorruptData as error:
+                    failure = error
+        if failure is not None:
+            logger.warning("%s is damaged, and will be built again when needed: %s", self.path, failure)
+        return opened
+
+    def _map(self, data: bytes) -> Reading:
+        """Map the arrays of a manifest.
+
+        Raises:
+            CorruptData: The store is incomplete, or has another description.
+        """
+        manifest = Manifest.load(data)
+        if canonical_json(manifest.describe) != canonical_json(self.describe):
+            raise CorruptData(
+                f"found a store of {excerpt(manifest.describe)}, expected {excerpt(self.describe)}: two "
+                "descriptions share one key"
+            )
+        arrays = FileArrays(self.path, sizes=manifest.arrays)
+        _stamp(self.manifest)
+        return Reading(manifest, arrays)
 
     def building(self, *, stop: threading.Event | None = None) -> Build:
         """Acquire the right to build or extend the store; waits while another process or thread holds it.
@@ -187,72 +219,16 @@ class Entry:
         return f"Entry({self.path!r})"
 
 
-class Reading:
-    """A store opened for reading. Use `Entry.reading`; a context manager.
-
-    All arrays are mapped, and do not change when the store grows, is replaced or evicted. Threads and forks
-    may read. A fork that closes its copy does not affect its parent's.
+class Reading(NamedTuple):
+    """A store opened for reading; see `Entry.reading`.
 
     Attributes:
-        manifest: The store's manifest; None: the store must be built.
+        manifest: The store's manifest.
+        arrays: Its arrays, with the sizes in the manifest, even if the store has grown since.
     """
 
-    def __init__(self, entry: Entry) -> None:
-        self.manifest: Manifest | None = None
-        self._entry = entry
-        self._arrays: FileArrays | None = None
-        found: bytes | None = None
-        failure: CorruptData | None = None
-        # If the manifest is another one now, the store was extended, evicted or replaced while it was opened.
-        while (data := _read(entry.manifest)) != found:
-            self.close()
-            self.manifest, found, failure = None, data, None
-            if data is not None:
-                try:
-                    self._open(data)
-                except CorruptData as error:
-                    failure = error
-        if failure is not None:
-            logger.warning("%s is damaged, and will be built again when needed: %s", entry.path, failure)
-
-    def _open(self, data: bytes) -> None:
-        """Map the arrays of a manifest.
-
-        Raises:
-            CorruptData: The store is incomplete, or has another description.
-        """
-        entry, manifest = self._entry, Manifest.load(data)
-        if canonical_json(manifest.describe) != canonical_json(entry.describe):
-            raise CorruptData(
-                f"found a store of {excerpt(manifest.describe)}, expected {excerpt(entry.describe)}: two "
-                "descriptions share one key"
-            )
-        self._arrays = FileArrays(entry.path, sizes=manifest.arrays)
-        self.manifest = manifest
-        _stamp(entry.manifest)
-
-    @property
-    def arrays(self) -> FileArrays:
-        """The read-only arrays, with the sizes in the manifest, even if the store has grown since.
-
-        Raises:
-            ClosedError: There is no store, or the reader is closed.
-        """
-        if self._arrays is None:
-            raise ClosedError("the store does not exist, or was closed: open it again", uri=self._entry.path)
-        return self._arrays
-
-    def close(self) -> None:
-        """Release the store. Arrays returned earlier stay valid. May be called again."""
-        arrays, self._arrays = self._arrays, None
-        if arrays is not None:
-            arrays.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    manifest: Manifest
+    arrays: FileArrays
 
 
 def _stamp(manifest: str) -> None:
@@ -284,8 +260,8 @@ class Build:
             sweep(entry.folder.path, held=entry.key)
             if os.path.lexists(os.path.join(entry.path, EXTENDING)):
                 remove_store(entry.folder.path, entry.key)
-            with Reading(entry) as found:
-                self.manifest = found.manifest
+            found = entry.reading()
+            self.manifest: Manifest | None = None if found is None else found.manifest
         except BaseException:
             self.close()
             raise

@@ -16,7 +16,8 @@ from typing import Any
 
 from rlio.errors import CorruptData
 from rlio.replay.build import SegmentKey, SegmentRows, Source, build, key_of
-from rlio.replay.cache import Build, CacheFolder, Entry, Reading
+from rlio.replay.cache import Build, CacheFolder, Entry
+from rlio.replay.memory import FileArrays
 from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.schema import Schema, canonical_json
@@ -94,30 +95,29 @@ def open_cached(
     """
     wanted = [key_of(segment) for segment in source.dataset.segments]
     entry = _entry(source, schema, folder, pinned=source.dataset.pinned)
-    reading = entry.reading()
-    contents = _contents(reading)
-    if contents is not None and not contents.serves(wanted) and set(wanted) <= contents.parts.keys():
+    found = _opened(entry)
+    if found is not None and not found[0].serves(wanted) and set(wanted) <= found[0].parts.keys():
         # Meanwhile another process added rows newer than this snapshot, which therefore gets its own store.
-        reading.close()
         entry = _entry(source, schema, folder, pinned=True)
-        reading = entry.reading()
-        contents = _contents(reading)
-    if contents is None or not contents.serves(wanted):
-        reading.close()
+        found = _opened(entry)
+    if found is None or not found[0].serves(wanted):
         with entry.building(stop=source.stop) as making:
             _make(making, source, schema, wanted)
             # Open the store before releasing the right to build, so that it cannot be evicted in between.
-            reading = entry.reading()
-            contents = _contents(reading)
-    if contents is None or not contents.serves(wanted):
-        reading.close()
+            found = _opened(entry)
+    if found is None or not found[0].serves(wanted):
         raise CorruptData(
             "the newly built store is missing or incomplete: remove the folder if it exists, and open again",
             uri=entry.path,
         )
-    # The rows keep the arrays mapped.
-    with reading:
-        return StoreRows(schema, capacity=1, arrays=reading.arrays, sealed=True), contents.parts
+    contents, arrays = found
+    return StoreRows(schema, capacity=1, arrays=arrays, sealed=True), contents.parts
+
+
+def _opened(entry: Entry) -> tuple[_Contents, FileArrays] | None:
+    """The content and the arrays of a store, if it exists."""
+    found = entry.reading()
+    return None if found is None else (_Contents.from_json(found.manifest.state), found.arrays)
 
 
 def _entry(source: Source, schema: Schema, folder: CacheFolder, *, pinned: bool) -> Entry:
@@ -134,13 +134,9 @@ def _entry(source: Source, schema: Schema, folder: CacheFolder, *, pinned: bool)
     return folder.entry(key, describe)
 
 
-def _contents(found: Reading | Build) -> _Contents | None:
-    return None if found.manifest is None else _Contents.from_json(found.manifest.state)
-
-
 def _make(making: Build, source: Source, schema: Schema, wanted: list[SegmentKey]) -> None:
     """Build or extend a store, unless another process has done so since."""
-    contents = _contents(making)
+    contents = None if making.manifest is None else _Contents.from_json(making.manifest.state)
     if contents is not None and contents.serves(wanted):
         return
     if contents is not None and not contents.parts.keys() <= set(wanted):

@@ -302,12 +302,11 @@ class StoreRows:
         first = spans[0][0] if spans else 0
         ends = np.cumsum([0, *(size for _, size in spans)]).tolist()
         names = np.array([piece.writer for piece in held], object)
-        if all(at == first + end for (at, _), end in zip(spans, ends, strict=False)):
-            writers = np.array(ends[:-1], np.int64) + first, names
-            return PolicyView(pid, policy, table, span=RowRange(first, count, head), writers=writers)
-        rows = np.concatenate([np.arange(at, at + size) for at, size in spans])
-        writers = np.array(ends[:-1], np.int64), names
-        return PolicyView(pid, policy, table, rows, RowRange(0, count, head), writers)
+        rows = None
+        if any(at != first + end for (at, _), end in zip(spans, ends, strict=False)):
+            first, rows = 0, np.concatenate([np.arange(at, at + size) for at, size in spans])
+        writers = np.array(ends[:-1], np.int64) + first, names
+        return PolicyView(pid, policy, table, rows, RowRange(first, count, head), writers)
 
 
 class _Prefixed:
