@@ -16,7 +16,7 @@ from rlio.dataset.snapshot import common_columns
 from rlio.errors import LedgerError, OptionError
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units
-from rlio.replay.epochs import Passage, StorePass
+from rlio.replay.epochs import StorePass
 from rlio.replay.positions import columns_digest
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
@@ -64,7 +64,7 @@ class StoredPass(StorePass):
         self.dataset = dataset
         self.cache: Kept = cache
         common_columns(dataset, missing=missing, wanted=options.columns)
-        self._store = ReplayStore.open(
+        store = ReplayStore.open(
             dataset,
             cache=cache,
             # Other draws need more columns. A store on disk is shared by all readers of the data.
@@ -73,38 +73,27 @@ class StoredPass(StorePass):
             on_error=options.on_error,
             wait=False,
         )
-        passage = Passage(
-            open=self._open,
-            draw=draw,
-            digest=dataset.digest,
-            uri=dataset.uri,
-            why_empty=self._store.why_empty,
-            batch_size=own_size(dataset) if draw.by_row else _OWN_SEQUENCES,
-            also={
-                "columns": columns_digest(options),
-                "on_error": options.on_error,
-                "missing": missing,
-            },
-        )
-        super().__init__(passage, options)
+        also = {"columns": columns_digest(options), "on_error": options.on_error, "missing": missing}
+        usual = own_size(dataset) if draw.by_row else _OWN_SEQUENCES
+        super().__init__(store, draw, options, usual=usual, also=also)
 
-    def _open(self) -> tuple[Units, int]:
+    def _open(self) -> Units:
         """The units, once the store is built; checks the store's rows against the shards' names."""
-        units = self._store.units(self.passage.draw)
+        units = super()._open()
         named = len(self.dataset) + sum(rows for _, rows in self.dataset.lost_rows())
-        if len(self._store) + self._store.skipped != named:
+        if len(self.store) + self.store.skipped != named:
             raise LedgerError(
-                f"the data set has {named} rows, as the shards' names say, but {len(self._store)} were "
-                f"stored and {self._store.skipped} are lost: this is a bug of rlio, please report it",
+                f"the data set has {named} rows, as the shards' names say, but {len(self.store)} were "
+                f"stored and {self.store.skipped} are lost: this is a bug of rlio, please report it",
                 uri=self.dataset.uri,
             )
-        return units, self._store.row_bytes
+        return units
 
     @property
     def skipped(self) -> int:
         """Rows lost to damage, each counted once; waits for the store."""
-        self._store.wait()
-        return self._store.skipped
+        self.store.wait()
+        return self.store.skipped
 
     def serves(self, dataset: Dataset) -> bool:
         """Whether another listing of the data set has the same rows."""
@@ -114,7 +103,7 @@ class StoredPass(StorePass):
     def close(self) -> None:
         """Close the store, and end its threads."""
         super().close()
-        self._store.close()
+        self.store.close()
 
 
 def choose_cache(dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cache) -> Kept:

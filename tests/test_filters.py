@@ -687,7 +687,6 @@ def test_where_bounds_say_no_row_matches_none_does(
 ) -> None:
     try:
         chosen = RowFilter.parse(condition[0])
-        opposite = RowFilter.parse(f"not ({condition[0]})")
     except OptionError:
         return
     try:
@@ -696,8 +695,6 @@ def test_where_bounds_say_no_row_matches_none_does(
         assume(False)
     if found.any():
         assert chosen.may_match(bounds)
-    if not found.all():
-        assert opposite.may_match(bounds)
     for name in "abc":  # What is not known may be anything.
         fewer = {ref: ends for ref, ends in bounds.items() if ref.column != name}
         if found.any():
@@ -707,20 +704,16 @@ def test_where_bounds_say_no_row_matches_none_does(
 DENIED = {
     "x > 10": {"x": (0, 10)},
     "x >= 11": {"x": (0, 10)},
-    "not x <= 10": {"x": (0, 10)},
     "x < 0 or x > 10": {"x": (0, 10)},
     "20 > x > 10": {"x": (0, 10)},
     "x == 11": {"x": (0, 10)},
     "x != 5": {"x": (5, 5)},
     "x in (-1, 11, 12)": {"x": (0, 10)},
-    "not x in (5,)": {"x": (5, 5)},
     "x > 9007199254740992": {"x": (0, 2**53)},
     "z": {"z": (False, False)},
     "10 < x": {"x": (0, 10)},
     "11 <= x": {"x": (0, 10)},
     "5 != x": {"x": (5, 5)},
-    "x not in (5,)": {"x": (5, 5)},
-    "not z": {"z": (True, True)},
     "z > 0 and x > 3": {"z": (False, True), "x": (0, 3)},
     "f > 1.5": {"f": (0.0, 1.5)},
     "f == 0.1": {"f": (0.2, 0.3)},

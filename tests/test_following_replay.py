@@ -90,7 +90,7 @@ def test_a_ring_on_disk_holds_the_same_and_leaves_nothing_there(tmp_path: Path) 
             state = replay.state_dict()
             replay.load_state_dict(state)
             assert in_ring(replay) == found[0][0]
-            assert len(list(tmp_path.rglob("rlio-ring-*"))) == (folder is not None)
+            assert (tmp_path / "rings").is_dir() == (folder is not None)
             assert list(tmp_path.rglob("*.array")) == []
     assert found[0] == found[1]
     assert list((tmp_path / "rings").iterdir()) == []

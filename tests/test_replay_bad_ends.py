@@ -283,7 +283,7 @@ def test_a_closed_reader_holds_no_rows(world: World, cache: Path, where: Any) ->
     try:
         reader = DatasetReader(world.root, cache=where, shuffle=True, seed=0, batch_size=10)
         reader.sample()
-        (rows,) = reader._pass._store.tables.values()  # type: ignore[attr-defined]
+        (rows,) = reader._pass.store.tables.values()  # type: ignore[attr-defined]
         kept = weakref.ref(rows)
         del rows
         reader.close()

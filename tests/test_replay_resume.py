@@ -11,6 +11,7 @@ import json
 import random
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from rlio.maintenance import compact
 from rlio.reader import JsonState
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units
-from rlio.replay.epochs import Passage, StorePass
+from rlio.replay.epochs import StorePass
 from rlio.replay.order import Permutation
 
 Key = tuple[int, ...]
@@ -269,14 +270,10 @@ class Numbers(Units):
 
 
 def pass_over(count: int, **options: Any) -> StorePass:
-    passage = Passage(
-        open=lambda: (Numbers(count), 8),
-        draw=Draw(),
-        digest="0" * 64,
-        uri="memory://large",
-        why_empty=lambda unit: f"no {unit}",
+    store: Any = SimpleNamespace(
+        units=lambda draw: Numbers(count), row_bytes=8, digest="0" * 64, uri="memory://large"
     )
-    return StorePass(passage, ReadOptions(shuffle=True, seed=7, **options))
+    return StorePass(store, Draw(), ReadOptions(shuffle=True, seed=7, **options))
 
 
 @pytest.mark.parametrize("count", [10**8, 10**8 + 7, 5 * 10**9])

@@ -62,6 +62,7 @@ from rlio.replay.positions import check_options, columns_digest
 from rlio.schemas.folded import Folded, unfold
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import cached_property
+from rlio.support.options import check_seconds
 
 __all__ = ["FollowPass", "Taken"]
 
@@ -158,8 +159,9 @@ class FollowPass:
     ) -> None:
         _check_combination(options, missing)
         self._slots = slots
-        self._idle_timeout = None if idle_timeout is None else _seconds("idle_timeout", idle_timeout)
-        self._poll_seconds = _seconds("poll_seconds", poll_seconds)
+        self._idle_timeout = None if idle_timeout is None else check_seconds("idle_timeout", idle_timeout)
+        # A poll of 0 seconds would be a busy loop.
+        self._poll_seconds = check_seconds("poll_seconds", poll_seconds, least=1e-3)
         self._listing_seconds = 0.0
         self._storage = storage
         self._options = options
@@ -174,7 +176,8 @@ class FollowPass:
         self._queue: deque[Segment] = deque()
         # The current segment, its live groups, and how many of them are taken.
         self._current: tuple[Segment, list[Span], int] | None = None
-        self._listing = Listing()
+        #: The last listing.
+        self.listing: Listing = Listing()
         self._reader: SegmentReader | None = None
         self._gone = GoneShards(storage, options.on_error)
         self._ahead: Ahead[_Decoded] = Ahead(self._decode)
@@ -197,9 +200,9 @@ class FollowPass:
     @property
     def dataset(self) -> Dataset:
         """The data set, as listed last."""
-        if not self._listing.writers:
+        if not self.listing.writers:
             read_header(self._storage)  # Raises an error that says what is stored instead.
-        return Dataset(self._storage, self._listing)
+        return Dataset(self._storage, self.listing)
 
     @property
     def unit(self) -> Unit:
@@ -209,7 +212,7 @@ class FollowPass:
     @property
     def total(self) -> int:
         """Rows of the last listing, of all ranks."""
-        return len(Dataset(self._storage, self._listing))
+        return len(Dataset(self._storage, self.listing))
 
     # ---- batches ----
 
@@ -273,15 +276,10 @@ class FollowPass:
             return Taken(batch, chunk.writer, self._rows[chunk.writer] - units)
 
     @property
-    def listing(self) -> Listing:
-        """The last listing."""
-        return self._listing
-
-    @property
     def reached(self) -> dict[str, int]:
         """Writer -> next row, also past trimmed or skipped rows; valid after `take_now` returned None."""
         found = dict(self._rows)
-        for writer, row in self._listing.trimmed.items():  # Also writers without a shard left.
+        for writer, row in self.listing.trimmed.items():  # Also writers without a shard left.
             if row > found.get(writer, 0) and self.owns(writer):
                 found[writer] = row
         return found
@@ -455,7 +453,7 @@ class FollowPass:
             return any(found.cover(w, start=self._rows.get(w, 0)).holes for w in own)
 
         # Keep to a write attempt whose rows were served, even if a later listing prefers another attempt.
-        self._listing = found = list_settled(self._storage, lacks=lacks).staying_with(self._rows)
+        self.listing = found = list_settled(self._storage, lacks=lacks).staying_with(self._rows)
         self._listing_seconds = took[0] if took else 0.0
         if not found.writers or (self._reader is None and not self._begin()):
             return False
@@ -491,10 +489,10 @@ class FollowPass:
         """The error for missing rows."""
         torn = [
             rejected
-            for rejected, name in self._listing.torn().get(writer, [])
+            for rejected, name in self.listing.torn().get(writer, [])
             if name.first < hole.stop and hole.start < name.end
         ]
-        sealed = self._listing.sealed.get(writer)
+        sealed = self.listing.sealed.get(writer)
         why = (
             f": the shard {torn[0].reason}"
             if torn
@@ -511,8 +509,8 @@ class FollowPass:
     def _is_complete(self) -> bool:
         """Whether every writer is closed (sealed); all listed rows are served by then."""
         # Includes writers that are known only by a marker, because they have just begun.
-        writers = self._listing.writers + list(self._listing.trimmed)
-        return bool(writers) and all(writer in self._listing.sealed for writer in writers)
+        writers = self.listing.writers + list(self.listing.trimmed)
+        return bool(writers) and all(writer in self.listing.sealed for writer in writers)
 
     def _end_idle(self) -> None:
         """End because no row came within the timeout.
@@ -521,9 +519,9 @@ class FollowPass:
             CorruptData: A shard never reached its size while waiting: it is torn.
         """
         self._over = True
-        for writer in self._own(self._listing):
+        for writer in self._own(self.listing):
             cursor = self._rows.get(writer, 0)
-            for rejected, name in self._listing.torn().get(writer, []):
+            for rejected, name in self.listing.torn().get(writer, []):
                 if name.end <= cursor:
                     continue
                 error = CorruptData(
@@ -544,11 +542,11 @@ class FollowPass:
         try:
             read_header(self._storage)
         except DataNotFound:
-            if self._listing.shards or self._storage.is_file:
+            if self.listing.shards or self._storage.is_file:
                 raise  # Rows without a header, which is written first: it is lost. Or the root is a file.
             return False
-        dataset = Dataset(self._storage, self._listing)
-        if not dataset.schemas and not self._listing.shards:
+        dataset = Dataset(self._storage, self.listing)
+        if not dataset.schemas and not self.listing.shards:
             return False
         self._reader = SegmentReader(
             dataset,
@@ -648,7 +646,7 @@ class FollowPass:
         assert self._pending is not None
         (until, served), writer = self._pending, self._turn
         first = self._rows[writer]
-        self._listing = found = list_settled(
+        self.listing = found = list_settled(
             self._storage, lacks=lambda found: bool(found.cover(writer, start=first, end=until).holes)
         )
         if self._reader is None and not self._begin():
@@ -723,11 +721,3 @@ def _check_combination(options: ReadOptions, missing: str) -> None:
             f"follow=True and missing={excerpt(missing)}: the columns that later writers lack are unknown; "
             "name columns=[...], or use missing='fill'"
         )
-
-
-def _seconds(name: str, value: object) -> float:
-    """A checked number of seconds; a poll of 0 is refused, because it would be a busy loop."""
-    least = 0.0 if name == "idle_timeout" else 1e-3
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-        raise OptionError(f"{name}={excerpt(value)}: expected a number of seconds, {least:g} or more")
-    return float(value)

@@ -19,10 +19,11 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from rlio.dataset.listing import Listing
 from rlio.dataset.names import MAX_ROW
-from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerpt
+from rlio.errors import PublishError, RlioError, UnsafeData
 from rlio.following.marks import Mark, check_follower_name, list_marks, mark_path, newest, put_mark
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
+from rlio.support.options import check_count, check_seconds
 
 __all__ = ["Growing", "MarkKeeper", "Markers", "share_out"]
 
@@ -63,13 +64,8 @@ class Markers:
     def __post_init__(self) -> None:
         check_follower_name(self.name)
         for name in ("every_seconds", "heartbeat_seconds", "idle_seconds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise OptionError(
-                    f"Markers({name}={excerpt(value)}): expected a number of seconds, 0 or more"
-                )
-        if type(self.every_rows) is not int or self.every_rows < 1:
-            raise OptionError(f"Markers(every_rows={excerpt(self.every_rows)}): expected rows, 1 or more")
+            check_seconds(f"Markers.{name}", getattr(self, name))
+        check_count("Markers.every_rows", self.every_rows, least=1)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from rlio.following.marks import Mark, list_marks, newest
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner
+from rlio.support.options import check_count, check_seconds
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
@@ -64,14 +65,9 @@ class Pace:
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("stale_seconds", 0.0), ("poll_seconds", 1e-3)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-                raise OptionError(
-                    f"Pace({name}={excerpt(value)}): expected a number of seconds, {least:g} or more"
-                )
-        if type(self.ahead) is not int or self.ahead < 0:
-            raise OptionError(f"Pace(ahead={excerpt(self.ahead)}): expected rows, 0 or more")
+        check_seconds("Pace.stale_seconds", self.stale_seconds)
+        check_seconds("Pace.poll_seconds", self.poll_seconds, least=1e-3)
+        check_count("Pace.ahead", self.ahead, least=0)
 
 
 @runtime_checkable

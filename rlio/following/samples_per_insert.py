@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Final
 
 from rlio.errors import LedgerError, OptionError, excerpt
+from rlio.support.options import check_count
 
 __all__ = ["NO_BOUND", "Account", "SamplesPerInsert"]
 
@@ -72,10 +73,7 @@ class SamplesPerInsert:
                 )
         for name, least in (("error_buffer", 0), ("min_size", 1)):
             value = getattr(self, name)
-            if type(value) is not int or not least <= value < NO_BOUND:
-                raise OptionError(
-                    f"SamplesPerInsert({name}={excerpt(value)}): expected rows, {least} or more"
-                )
+            check_count(f"SamplesPerInsert.{name}", value, least=least)
         if self.min is not None and self.max is not None and self.min > self.max:
             raise OptionError(
                 f"SamplesPerInsert(min={self.min!r}, max={self.max!r}): expected min to be at most max"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -22,7 +22,7 @@ from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.support.forks import BackgroundThread
 
-__all__ = ["Built", "SegmentKey", "Source", "build", "key_of", "schema_of"]
+__all__ = ["SegmentKey", "SegmentRows", "Source", "build", "key_of", "rows_of", "schema_of"]
 
 
 class SegmentKey(NamedTuple):
@@ -47,29 +47,38 @@ class Source:
         dataset: The snapshot.
         missing: The rule for columns that only some writers have.
         on_error: What to do with damaged rows.
+        given_up: Paths of shards that are listed but missing, which counts as damage.
+        stop: Set it to stop the build.
+        progress: Called with the number of rows added, or lost.
     """
 
     dataset: Dataset
-    missing: Literal["error", "drop", "fill"] = "error"
-    on_error: Literal["raise", "skip"] = "raise"
+    missing: Literal["error", "drop", "fill"]
+    on_error: Literal["raise", "skip"]
+    given_up: set[str]
+    stop: threading.Event
+    progress: Callable[[int], object] = lambda rows: None
 
 
-@dataclass(frozen=True)
-class Built:
-    """The result of a build.
+class SegmentRows(NamedTuple):
+    """What a store has of a segment.
 
     Attributes:
-        pieces: Part of a shard -> its rows, in the order in which they were added.
-        lost: Part of a shard -> rows of it that were lost to damage.
+        rows: Its rows; None if all are lost.
+        lost: Number of rows lost to damage.
     """
 
-    pieces: dict[SegmentKey, AddedRows]
-    lost: dict[SegmentKey, int]
+    rows: AddedRows | None = None
+    lost: int = 0
 
-    @property
-    def skipped(self) -> int:
-        """Number of lost rows."""
-        return sum(self.lost.values())
+
+def rows_of(
+    parts: Mapping[SegmentKey, SegmentRows], segments: Iterable[Segment]
+) -> tuple[list[AddedRows], int]:
+    """The rows of some segments, and the number of lost rows."""
+    found = [(parts[key_of(segment)], segment.ref.writer) for segment in segments]
+    rows = [replace(part.rows, writer=writer) for part, writer in found if part.rows is not None]
+    return rows, sum(part.lost for part, _ in found)
 
 
 def key_of(segment: Segment) -> SegmentKey:
@@ -136,53 +145,43 @@ class Decoded(NamedTuple):
     rows: int
 
 
-def build(
-    source: Source,
-    segments: Sequence[Segment],
-    rows: StoreRows,
-    *,
-    progress: Callable[[int], None],
-    stop: threading.Event,
-    given_up: set[str],
-) -> Built:
+def build(source: Source, segments: Sequence[Segment], rows: StoreRows) -> dict[SegmentKey, SegmentRows]:
     """Decode segments and add their rows to a store.
 
     Args:
         source: What to read.
         segments: Segments that the store lacks, in recorded order.
         rows: The store.
-        progress: Called with the number of rows added, or lost.
-        stop: Set it to stop the build.
-        given_up: Paths of shards that are listed but missing, which counts as damage.
+
+    Returns:
+        The part of each segment, in the order in which they were added.
 
     Raises:
         CorruptData: Rows are damaged.
         ShardGone: A shard is missing: list the data set again.
-        ClosedError: ``stop`` was set.
+        ClosedError: ``source.stop`` was set.
     """
     dataset = source.dataset
     options = group_options(dataset, ReadOptions(on_error=source.on_error), source.missing)
-    reader = SegmentReader(dataset, options, counting_of(dataset, None), given_up=given_up)
+    reader = SegmentReader(dataset, options, counting_of(dataset, None), given_up=source.given_up)
     decoded = batches_of(source, reader, segments)
-    pieces: dict[SegmentKey, AddedRows] = {}
-    lost: dict[SegmentKey, int] = {}
+    parts = {key_of(segment): SegmentRows() for segment in segments}
     # A background thread decodes one group ahead of this thread, which packs.
     with closing(BackgroundThread("rlio-decode")) as thread:
         coming = thread.submit(next, decoded, None)
         while (found := coming.result()) is not None:
-            if stop.is_set():
+            if source.stop.is_set():
                 raise ClosedError("the store was closed while it was being built: open a new one")
             coming = thread.submit(next, decoded, None)
+            key = key_of(found.segment)
+            added, lost = parts[key]
             if found.batch is None:
-                key = key_of(found.segment)
-                lost[key] = lost.get(key, 0) + found.rows
+                parts[key] = SegmentRows(added, lost + found.rows)
             else:
-                writer = found.segment.ref.writer
-                piece = replace(rows.add(found.batch, writer=writer), writer=writer)
-                key = key_of(found.segment)
-                pieces[key] = _joined(pieces[key], piece) if key in pieces else piece
-            progress(found.rows)
-    return Built(pieces, lost)
+                more = rows.add(found.batch, writer=found.segment.ref.writer)
+                parts[key] = SegmentRows(more if added is None else _joined(added, more), lost)
+            source.progress(found.rows)
+    return parts
 
 
 def _joined(one: AddedRows, other: AddedRows) -> AddedRows:

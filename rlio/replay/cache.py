@@ -16,15 +16,14 @@ Example:
     ...         build.arrays.reserve("rows", 3)
     ...         rows[:3] = [1, 2, 3]
     ...         _ = build.publish({"head": 3}, rows={"rows": 3})
-    >>> with entry.reading() as reading:
-    ...     reading.arrays.array("rows", (reading.manifest.state["head"],), np.dtype("f4")).tolist()
+    >>> reading = entry.reading()
+    >>> reading.arrays.array("rows", (reading.manifest.state["head"],), np.dtype("f4")).tolist()
     [1.0, 2.0, 3.0]
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import stat
@@ -32,7 +31,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
@@ -43,23 +42,21 @@ from rlio.replay.cache_files import (
     MANIFEST,
     builder_lock,
     explained,
-    is_key,
     new_path,
     prepare,
     remove,
     remove_store,
-    remove_strays,
     scan,
     store_path,
     user_folder,
     write_file,
 )
-from rlio.replay.cache_room import make_room, remove_abandoned
+from rlio.replay.cache_room import make_room, sweep
 from rlio.replay.manifests import MAX_BYTES, Manifest
-from rlio.replay.memory import FileArrays, file_name
+from rlio.replay.memory import FileArrays
 from rlio.schemas.schema import canonical_json
-from rlio.storage.local import sync_descriptor
 from rlio.support.forks import Owner
+from rlio.support.options import check_count
 
 __all__ = ["Build", "CacheFolder", "Entry", "Manifest", "Reading"]
 
@@ -70,10 +67,6 @@ DEFAULT_BYTES: Final = 64 << 30
 # The time of use of a store is updated at most this often.
 _STAMP_SECONDS: Final = 60.0
 _BLOCK: Final = 4096
-_FOLDER_FLAGS: Final = (
-    os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
-)
-_FILE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class CacheFolder:
@@ -103,10 +96,7 @@ class CacheFolder:
         given = os.environ.get("RLIO_CACHE") if path is None else os.fspath(path)
         self.path: str = os.path.abspath(os.path.expanduser(given or user_folder()))
         self.max_bytes: int = _bytes_from_environment() if max_bytes is None else max_bytes
-        if type(self.max_bytes) is not int or self.max_bytes < 1:
-            raise OptionError(
-                f"max_bytes={excerpt(self.max_bytes)}: expected bytes of all stores, at least 1"
-            )
+        check_count("max_bytes", self.max_bytes, least=1, of="bytes")
         prepare(self.path)
 
     @property
@@ -120,12 +110,7 @@ class CacheFolder:
         Args:
             key: Digest of ``describe``: 16 to 128 lower-case hexadecimal digits.
             describe: What identifies the store, as JSON. A store with another description does not match.
-
-        Raises:
-            OptionError: The key is malformed, or the description is not JSON.
         """
-        if not is_key(key):
-            raise OptionError(f"key={excerpt(key)}: expected 16 to 128 lower-case hexadecimal digits")
         return Entry(self, key, describe)
 
     def __repr__(self) -> str:
@@ -149,21 +134,57 @@ class Entry:
         self.folder = folder
         self.key = key
         self.describe: dict[str, Any] = dict(describe)
-        Manifest(describe=self.describe, arrays={}, state={}).dump()  # Raises if it is not JSON.
 
     @property
     def path(self) -> str:
         """Path of the store, if it exists."""
         return store_path(self.folder.path, self.key)
 
-    def reading(self) -> Reading:
-        """Open the store for reading, if it exists.
+    @property
+    def manifest(self) -> str:
+        """Path of its manifest."""
+        return os.path.join(self.path, MANIFEST)
+
+    def reading(self) -> Reading | None:
+        """Open the store for reading; None: it must be built.
+
+        All arrays are mapped, and do not change when the store grows, is replaced or evicted. Threads and
+        forks may read.
 
         Raises:
             CacheError: The cache folder cannot be used.
         """
+        opened: Reading | None = None
+        found: bytes | None = None
+        failure: CorruptData | None = None
         with explained(self.path):
-            return Reading(self)
+            # If the manifest is another one now, the store was extended, evicted or replaced while it was
+            # opened.
+            while (data := _read(self.manifest)) != found:
+                opened, found, failure = None, data, None
+                try:
+                    opened = None if data is None else self._map(data)
+                except CorruptData as error:
+                    failure = error
+        if failure is not None:
+            logger.warning("%s is damaged, and will be built again when needed: %s", self.path, failure)
+        return opened
+
+    def _map(self, data: bytes) -> Reading:
+        """Map the arrays of a manifest.
+
+        Raises:
+            CorruptData: The store is incomplete, or has another description.
+        """
+        manifest = Manifest.load(data)
+        if canonical_json(manifest.describe) != canonical_json(self.describe):
+            raise CorruptData(
+                f"found a store of {excerpt(manifest.describe)}, expected {excerpt(self.describe)}: two "
+                "descriptions share one key"
+            )
+        arrays = FileArrays(self.path, sizes=manifest.arrays)
+        _stamp(self.manifest)
+        return Reading(manifest, arrays)
 
     def building(self, *, stop: threading.Event | None = None) -> Build:
         """Acquire the right to build or extend the store; waits while another process or thread holds it.
@@ -198,96 +219,24 @@ class Entry:
         return f"Entry({self.path!r})"
 
 
-class Reading:
-    """A store opened for reading. Use `Entry.reading`; a context manager.
-
-    All arrays are mapped, and do not change when the store grows, is replaced or evicted. Threads and forks
-    may read. A fork that closes its copy does not affect its parent's.
+class Reading(NamedTuple):
+    """A store opened for reading; see `Entry.reading`.
 
     Attributes:
-        manifest: The store's manifest; None: the store must be built.
+        manifest: The store's manifest.
+        arrays: Its arrays, with the sizes in the manifest, even if the store has grown since.
     """
 
-    def __init__(self, entry: Entry) -> None:
-        self.manifest: Manifest | None = None
-        self._entry = entry
-        self._arrays: FileArrays | None = None
-        while self.manifest is None:
-            try:
-                fd = os.open(entry.path, _FOLDER_FLAGS)
-            except FileNotFoundError:
-                return
-            try:
-                self._open(fd)
-                return
-            except (FileNotFoundError, CorruptData) as error:
-                if not _is_in_place(fd, entry.path):
-                    continue  # The store was evicted or replaced while it was opened.
-                if isinstance(error, CorruptData):
-                    logger.warning(
-                        "%s is damaged, and will be built again when needed: %s", entry.path, error
-                    )
-                return
-            finally:
-                os.close(fd)
-
-    def _open(self, fd: int) -> None:
-        """Map the arrays of the store in a folder.
-
-        Raises:
-            FileNotFoundError: The folder has no manifest.
-            CorruptData: The store is incomplete, or has another description.
-        """
-        entry = self._entry
-        manifest = Manifest.load(_read(MANIFEST, fd))
-        if canonical_json(manifest.describe) != canonical_json(entry.describe):
-            raise CorruptData(
-                f"found a store of {excerpt(manifest.describe)}, expected {excerpt(entry.describe)}: two "
-                "descriptions share one key"
-            )
-        arrays = FileArrays(entry.path, sizes=manifest.arrays, dir_fd=fd)
-        _stamp(fd)
-        self.manifest, self._arrays = manifest, arrays
-
-    @property
-    def arrays(self) -> FileArrays:
-        """The read-only arrays, with the sizes in the manifest, even if the store has grown since.
-
-        Raises:
-            ClosedError: There is no store, or the reader is closed.
-        """
-        if self._arrays is None:
-            raise ClosedError("the store does not exist, or was closed: open it again", uri=self._entry.path)
-        return self._arrays
-
-    def close(self) -> None:
-        """Release the store. Arrays returned earlier stay valid. May be called again."""
-        arrays, self._arrays = self._arrays, None
-        if arrays is not None:
-            arrays.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    manifest: Manifest
+    arrays: FileArrays
 
 
-def _is_in_place(fd: int, path: str) -> bool:
-    """Whether the folder of a descriptor still has this path."""
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
-    except FileNotFoundError:
-        return False
-
-
-def _stamp(dir_fd: int) -> None:
+def _stamp(manifest: str) -> None:
     """Record the use of a store, in the modification time of its manifest."""
-    status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
-    if abs(time.time() - status.st_mtime) > _STAMP_SECONDS:
-        # The disk may be read-only, and nothing is evicted from it then.
-        with contextlib.suppress(OSError):
-            os.utime(MANIFEST, dir_fd=dir_fd)
+    # The disk may be read-only, and nothing is evicted from it then.
+    with contextlib.suppress(OSError):
+        if abs(time.time() - os.stat(manifest).st_mtime) > _STAMP_SECONDS:
+            os.utime(manifest)
 
 
 class Build:
@@ -297,25 +246,22 @@ class Build:
     Use it in one thread only, and not after a fork.
 
     Attributes:
-        manifest: Manifest of the store to extend; None: there is no store yet.
-        interrupted: Whether an earlier extension did not finish: it may have changed bytes in place, below
-            the lengths in the manifest.
+        manifest: Manifest of the store to extend; None: there is no store yet. A store whose extension did
+            not finish is removed: bytes below the lengths in its manifest may have been changed in place.
     """
 
     def __init__(self, entry: Entry, lock: FileLock) -> None:
-        self.interrupted: bool = False
         self._entry = entry
         self._lock: FileLock | None = lock
         self._owner = Owner()
         self._arrays: FileArrays | None = None
         self._folder = ""
-        self._dir = -1
         try:
-            remove_abandoned(entry.folder.path, entry.key)
-            with Reading(entry) as found:
-                self.manifest = found.manifest
-            if self.manifest is not None:
-                self.interrupted = os.path.lexists(os.path.join(entry.path, EXTENDING))
+            sweep(entry.folder.path, held=entry.key)
+            if os.path.lexists(os.path.join(entry.path, EXTENDING)):
+                remove_store(entry.folder.path, entry.key)
+            found = entry.reading()
+            self.manifest: Manifest | None = None if found is None else found.manifest
         except BaseException:
             self.close()
             raise
@@ -333,15 +279,18 @@ class Build:
         if self._arrays is None:
             with explained(self._entry.path):
                 if self.manifest is None:
-                    self._begin()
+                    self._folder = new_path(self._entry.folder.path, self._entry.key)
+                    os.mkdir(self._folder, 0o700)
                 else:
-                    self._begin_extension(self.manifest)
+                    # Mark the store as being extended, before changing any of it.
+                    self._folder = self._entry.path
+                    write_file(os.path.join(self._folder, EXTENDING), b"")
+                    sync_folder(self._folder)
             self._arrays = FileArrays(
                 self._folder,
                 writable=True,
                 sizes=None if self.manifest is None else self.manifest.arrays,
                 before_reserving=self._take,
-                dir_fd=self._dir,
             )
         return self._arrays
 
@@ -361,15 +310,12 @@ class Build:
     def start_over(self) -> None:
         """Discard an existing store that cannot be extended, and build it from the beginning.
 
-        Raises:
-            OptionError: Some of its arrays have been opened.
+        Call it before opening arrays.
         """
         self._check_open()
-        if self._arrays is not None:
-            raise OptionError("the build has begun: start over before opening arrays", uri=self._entry.path)
         with explained(self._entry.path):
             remove_store(self._entry.folder.path, self._entry.key)
-        self.manifest, self.interrupted = None, False
+        self.manifest = None
 
     def publish(self, state: Mapping[str, Any], *, rows: Mapping[str, int] | None = None) -> Manifest:
         """Publish what was built: trim the arrays to their used rows, make them durable, write the manifest.
@@ -385,7 +331,6 @@ class Build:
 
         Raises:
             CacheError: The arrays could not be made durable; nothing is published.
-            OptionError: ``state`` is not JSON.
         """
         arrays = self.arrays
         for name, used in (rows or {}).items():
@@ -401,14 +346,14 @@ class Build:
                 os.rename(self._folder, self._entry.path)
                 sync_folder(self._entry.folder.path)
             else:
-                os.unlink(EXTENDING, dir_fd=self._dir)
-        self._close_folder()
-        self._folder, self.manifest, self.interrupted = "", manifest, False
+                os.unlink(os.path.join(self._folder, EXTENDING))
+        self._close_arrays()
+        self._folder, self.manifest = "", manifest
         return manifest
 
     def close(self) -> None:
         """Drop everything unpublished and let others build. May be called again."""
-        self._close_folder()
+        self._close_arrays()
         lock, self._lock = self._lock, None
         if lock is None or not self._owner.is_here:
             return
@@ -429,56 +374,31 @@ class Build:
         if self._lock is None:
             raise ClosedError("this build is closed: start another with building()", uri=self._entry.path)
 
-    def _begin(self) -> None:
-        """Create the folder of a first build."""
-        folder = new_path(self._entry.folder.path, self._entry.key)
-        os.mkdir(folder, 0o700)
-        self._folder, self._dir = folder, os.open(folder, _FOLDER_FLAGS)
-
-    def _begin_extension(self, manifest: Manifest) -> None:
-        """Mark the store as being extended, before changing any of it."""
-        self._dir = os.open(self._entry.path, _FOLDER_FLAGS)
-        with contextlib.suppress(FileExistsError):
-            write_file(EXTENDING, b"", dir_fd=self._dir)
-        sync_descriptor(self._dir)
-        remove_strays(self._dir, {file_name(name) for name in manifest.arrays})
-        self._folder = self._entry.path
-
     def _take(self, bytes: int) -> None:
         """Make room for the bytes of a file, which occupies whole blocks."""
         self.ensure_room(-(-bytes // _BLOCK) * _BLOCK)
 
     def _write_manifest(self, data: bytes) -> None:
-        temporary = f"manifest-{uuid.uuid4().hex[:8]}.tmp"
-        write_file(temporary, data, dir_fd=self._dir)
+        temporary = os.path.join(self._folder, f"manifest-{uuid.uuid4().hex[:8]}.tmp")
+        write_file(temporary, data)
         # Sync the names of new arrays first: a manifest that survives a crash then finds all its arrays.
-        sync_descriptor(self._dir)
-        os.rename(temporary, MANIFEST, src_dir_fd=self._dir, dst_dir_fd=self._dir)
-        sync_descriptor(self._dir)
+        sync_folder(self._folder)
+        os.rename(temporary, os.path.join(self._folder, MANIFEST))
+        sync_folder(self._folder)
 
-    def _close_folder(self) -> None:
+    def _close_arrays(self) -> None:
         arrays, self._arrays = self._arrays, None
         if arrays is not None:
             arrays.close()
-        fd, self._dir = self._dir, -1
-        if fd >= 0:
-            os.close(fd)
 
 
-def _read(name: str, dir_fd: int) -> bytes:
-    """Read a whole small file.
-
-    Raises:
-        CorruptData: It is not a regular file, or too long.
-    """
+def _read(manifest: str) -> bytes | None:
+    """The bytes of a manifest, or none if it is no regular file, or too long; None: there is no such file."""
     try:
-        fd = os.open(name, _FILE_FLAGS, dir_fd=dir_fd)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CorruptData(f"{name} is a link") from error
-        raise
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
+        status = os.lstat(manifest)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise CorruptData(f"{name} is not a regular file of at most {MAX_BYTES} bytes")
-        return file.read()
+            return b""
+        with open(manifest, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None

@@ -10,7 +10,8 @@
     <key>.old-<random>/   a store being removed
 
 ``extending`` in a store marks an extension that has begun: it may have changed bytes in place, below the
-lengths in the manifest. Stores of earlier versions also have ``used``.
+lengths in the manifest. If its builder died, the next builder removes the store. Stores of earlier versions
+also have ``used``.
 """
 
 from __future__ import annotations
@@ -39,12 +40,10 @@ __all__ = [
     "StoreFolder",
     "builder_lock",
     "explained",
-    "is_key",
     "new_path",
     "prepare",
     "remove",
     "remove_store",
-    "remove_strays",
     "scan",
     "store_path",
     "user_folder",
@@ -65,14 +64,8 @@ _TAG: Final = "CACHEDIR.TAG"
 _TAG_SAYS: Final = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of rlio. See https://bford.info/cachedir/\n"
 )
-_KEY: Final = re.compile(r"[0-9a-f]{16,128}")
 _FOLDER: Final = re.compile(r"([0-9a-f]{16,128})\.(?:store|(new|old)-[0-9a-f]{8})")
 _TEMPORARY: Final = re.compile(r"manifest-[0-9a-f]{8}\.tmp")
-
-
-def is_key(key: str) -> bool:
-    """Whether a text may be the key of a store: 16 to 128 lower-case hexadecimal digits."""
-    return isinstance(key, str) and _KEY.fullmatch(key) is not None
 
 
 def store_path(folder: str, key: str) -> str:
@@ -231,48 +224,34 @@ def _is_ours(name: str) -> bool:
     )
 
 
-def remove_strays(dir_fd: int, keep: set[str]) -> None:
-    """Remove what a killed extension left in a store: arrays that the manifest does not list."""
-    for name in os.listdir(dir_fd):
-        if (is_array_file(name) and name not in keep) or _TEMPORARY.fullmatch(name):
-            os.unlink(name, dir_fd=dir_fd)
-
-
-def scan(folder: str, key: str | None = None) -> list[StoreFolder]:
-    """The folders of stores, of all keys or one."""
+def scan(folder: str) -> list[StoreFolder]:
+    """The folders of stores."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             match = _FOLDER.fullmatch(entry.name)
-            if match is None or (key is not None and match[1] != key):
-                continue
             with contextlib.suppress(FileNotFoundError):  # It was removed or renamed in the meantime.
-                if entry.is_dir(follow_symlinks=False):
+                if match is not None and entry.is_dir(follow_symlinks=False):
                     found.append(_measure(entry.path, match[1], match[2] or "store"))
     return found
 
 
 def _measure(path: str, key: str, kind: str) -> StoreFolder:
     total, used = 0, 0.0
-    for name, status in _files(path):
-        total += status.st_blocks * 512
-        if name == MANIFEST:
-            used = status.st_mtime
-    return StoreFolder(path, key, kind, total, used)  # type: ignore[arg-type]  # The pattern ensures the kind.
-
-
-def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 if _is_ours(entry.name):
-                    yield entry.name, entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
+                    total += status.st_blocks * 512
+                    if entry.name == MANIFEST:
+                        used = status.st_mtime
+    return StoreFolder(path, key, kind, total, used)  # type: ignore[arg-type]  # The pattern ensures the kind.
 
 
-def write_file(path: str, data: bytes, *, dir_fd: int | None = None) -> None:
+def write_file(path: str, data: bytes) -> None:
     """Create a file and make it durable."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-    fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         write_whole(fd, memoryview(data))
         sync_descriptor(fd)

@@ -18,7 +18,7 @@ from filelock import Timeout
 from rlio.errors import CacheError
 from rlio.replay.cache_files import StoreFolder, builder_lock, remove, remove_store, scan
 
-__all__ = ["make_room", "remove_abandoned", "size_text"]
+__all__ = ["make_room", "size_text", "sweep"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -39,7 +39,7 @@ def make_room(folder: str, key: str, wanted: int, max_bytes: int) -> None:
         CacheError: The bytes do not fit. If that is clear in advance, no store is removed. Stores that are
             being extended, or that a process has mapped, show only during eviction that they free nothing.
     """
-    _sweep(folder)
+    sweep(folder)
     found = scan(folder)
     others = sorted(
         (each for each in found if each.kind == "store" and each.key != key),
@@ -78,21 +78,19 @@ def _evict(folder: str, found: StoreFolder) -> bool:
     return True
 
 
-def _sweep(folder: str) -> None:
-    """Remove what dead processes left: stores half removed and stores half built."""
+def sweep(folder: str, *, held: str | None = None) -> None:
+    """Remove what dead processes left: stores half removed and stores half built.
+
+    Args:
+        folder: Folder of the stores.
+        held: A key whose lock the caller holds, before it builds.
+    """
     for found in scan(folder):
-        if found.kind == "old":
+        if found.kind == "old" or (found.kind == "new" and found.key == held):
             remove(found.path)
         elif found.kind == "new":
             with contextlib.suppress(Timeout), builder_lock(folder, found.key).acquire(blocking=False):
                 remove(found.path)
-
-
-def remove_abandoned(folder: str, key: str) -> None:
-    """Remove the half-built stores of a key whose lock the caller holds: their builders are dead."""
-    for found in scan(folder, key):
-        if found.kind == "new":
-            remove(found.path)
 
 
 def _disk(folder: str) -> tuple[int, int]:

@@ -10,38 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlio.errors import CorruptData
-from rlio.replay.build import SegmentKey, Source, build, key_of
-from rlio.replay.cache import Build, CacheFolder, Entry, Reading
-from rlio.replay.rows import AddedRows, Filled, StoreRows
+from rlio.replay.build import SegmentKey, SegmentRows, Source, build, key_of
+from rlio.replay.cache import Build, CacheFolder, Entry
+from rlio.replay.memory import FileArrays
+from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.schema import Schema, canonical_json
 
-__all__ = ["Cached", "open_cached"]
+__all__ = ["open_cached"]
 
 logger: logging.Logger = logging.getLogger("rlio")
-
-
-@dataclass(frozen=True)
-class Cached:
-    """A store of the cache, open for reading.
-
-    Attributes:
-        rows: All rows of the store.
-        pieces: Rows of the snapshot, in recorded order.
-        skipped: Rows lost to damage when the store was built.
-        reading: Keeps the arrays mapped.
-    """
-
-    rows: StoreRows
-    pieces: list[AddedRows]
-    skipped: int
-    reading: Reading
 
 
 @dataclass(frozen=True)
@@ -49,35 +32,23 @@ class _Contents:
     """What the builder of a store recorded.
 
     Attributes:
-        filled: How far the tables are filled.
-        pieces: Part of a shard -> its rows (None: all were lost) and the number of lost rows; in the order in
-            which they were added.
+        parts: What the store has of each segment, in the order in which they were added.
         open: Policy id -> episodes that may continue.
     """
 
-    filled: Filled
-    pieces: dict[SegmentKey, tuple[AddedRows | None, int]]
+    parts: dict[SegmentKey, SegmentRows]
     open: Mapping[str, list[Any]]
 
     def serves(self, wanted: list[SegmentKey]) -> bool:
         """Whether the parts of a snapshot are exactly the first parts of the store."""
-        return set(list(self.pieces)[: len(wanted)]) == set(wanted)
-
-    def grows_to(self, wanted: list[SegmentKey]) -> bool:
-        """Whether a snapshot has all parts of the store, and possibly more."""
-        return self.pieces.keys() <= set(wanted)
-
-    def grows_beyond(self, wanted: list[SegmentKey]) -> bool:
-        """Whether the store has all parts of a snapshot, and possibly more."""
-        return set(wanted) <= self.pieces.keys()
+        return set(list(self.parts)[: len(wanted)]) == set(wanted)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form for a manifest."""
         return {
-            **self.filled.to_json(),
             "pieces": [
-                [*key, None if piece is None else [dict(piece.rows), list(piece.steps)], lost]
-                for key, (piece, lost) in self.pieces.items()
+                [*key, None if added is None else [dict(added.rows), list(added.steps)], lost]
+                for key, (added, lost) in self.parts.items()
             ],
             "open": dict(self.open),
         }
@@ -90,14 +61,14 @@ class _Contents:
             CorruptData: ``state`` has another form.
         """
         try:
-            pieces: dict[SegmentKey, tuple[AddedRows | None, int]] = {}
-            for path, skip, rows, piece, lost in state["pieces"]:
+            parts: dict[SegmentKey, SegmentRows] = {}
+            for path, skip, rows, added, lost in state["pieces"]:
                 made = None
-                if piece is not None:
-                    spans = {pid: (first, count) for pid, (first, count) in piece[0].items()}
-                    made = AddedRows(spans, (piece[1][0], piece[1][1]))
-                pieces[SegmentKey(path, skip, rows)] = made, lost
-            return cls(Filled.from_json(state), pieces, state["open"])
+                if added is not None:
+                    spans = {pid: (first, count) for pid, (first, count) in added[0].items()}
+                    made = AddedRows(spans, (added[1][0], added[1][1]))
+                parts[SegmentKey(path, skip, rows)] = SegmentRows(made, lost)
+            return cls(parts, state["open"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CorruptData(
                 f"a store's record of its rows is damaged: {error!r}; remove the store"
@@ -105,23 +76,17 @@ class _Contents:
 
 
 def open_cached(
-    source: Source,
-    schema: Schema,
-    folder: CacheFolder,
-    *,
-    progress: Callable[[int], None],
-    stop: threading.Event,
-    given_up: set[str],
-) -> Cached:
+    source: Source, schema: Schema, folder: CacheFolder
+) -> tuple[StoreRows, dict[SegmentKey, SegmentRows]]:
     """Open the store of a snapshot; builds or extends it if needed.
 
     Args:
         source: What to read.
         schema: Schema of its rows.
         folder: The cache folder.
-        progress: Called with the number of rows added.
-        stop: Set it to stop.
-        given_up: Paths of shards that are listed but missing.
+
+    Returns:
+        All rows of the store, and what it has of each segment.
 
     Raises:
         CorruptData: Rows are damaged.
@@ -130,36 +95,29 @@ def open_cached(
     """
     wanted = [key_of(segment) for segment in source.dataset.segments]
     entry = _entry(source, schema, folder, pinned=source.dataset.pinned)
-    reading = entry.reading()
-    contents = _contents(reading)
-    if contents is not None and not contents.serves(wanted) and contents.grows_beyond(wanted):
+    found = _opened(entry)
+    if found is not None and not found[0].serves(wanted) and set(wanted) <= found[0].parts.keys():
         # Meanwhile another process added rows newer than this snapshot, which therefore gets its own store.
-        reading.close()
         entry = _entry(source, schema, folder, pinned=True)
-        reading = entry.reading()
-        contents = _contents(reading)
-    if contents is None or not contents.serves(wanted):
-        reading.close()
-        with entry.building(stop=stop) as making:
-            _make(making, source, schema, wanted, progress=progress, stop=stop, given_up=given_up)
+        found = _opened(entry)
+    if found is None or not found[0].serves(wanted):
+        with entry.building(stop=source.stop) as making:
+            _make(making, source, schema, wanted)
             # Open the store before releasing the right to build, so that it cannot be evicted in between.
-            reading = entry.reading()
-            contents = _contents(reading)
-    if contents is None or not contents.serves(wanted):
-        reading.close()
+            found = _opened(entry)
+    if found is None or not found[0].serves(wanted):
         raise CorruptData(
             "the newly built store is missing or incomplete: remove the folder if it exists, and open again",
             uri=entry.path,
         )
-    rows = StoreRows(schema, capacity=1, arrays=reading.arrays, filled=contents.filled, sealed=True)
-    found = [contents.pieces[key] for key in wanted]
-    writers = [segment.ref.writer for segment in source.dataset.segments]
-    pieces = [
-        replace(piece, writer=writer)
-        for (piece, _), writer in zip(found, writers, strict=True)
-        if piece is not None
-    ]
-    return Cached(rows, pieces, sum(lost for _, lost in found), reading)
+    contents, arrays = found
+    return StoreRows(schema, capacity=1, arrays=arrays, sealed=True), contents.parts
+
+
+def _opened(entry: Entry) -> tuple[_Contents, FileArrays] | None:
+    """The content and the arrays of a store, if it exists."""
+    found = entry.reading()
+    return None if found is None else (_Contents.from_json(found.manifest.state), found.arrays)
 
 
 def _entry(source: Source, schema: Schema, folder: CacheFolder, *, pinned: bool) -> Entry:
@@ -176,44 +134,22 @@ def _entry(source: Source, schema: Schema, folder: CacheFolder, *, pinned: bool)
     return folder.entry(key, describe)
 
 
-def _contents(found: Reading | Build) -> _Contents | None:
-    return None if found.manifest is None else _Contents.from_json(found.manifest.state)
-
-
-def _make(
-    making: Build,
-    source: Source,
-    schema: Schema,
-    wanted: list[SegmentKey],
-    *,
-    progress: Callable[[int], None],
-    stop: threading.Event,
-    given_up: set[str],
-) -> None:
+def _make(making: Build, source: Source, schema: Schema, wanted: list[SegmentKey]) -> None:
     """Build or extend a store, unless another process has done so since."""
-    contents = _contents(making)
-    if contents is not None and contents.serves(wanted) and not making.interrupted:
+    contents = None if making.manifest is None else _Contents.from_json(making.manifest.state)
+    if contents is not None and contents.serves(wanted):
         return
-    if contents is not None and (making.interrupted or not contents.grows_to(wanted)):
+    if contents is not None and not contents.parts.keys() <= set(wanted):
         logger.info("%s has changed: rebuilding its store", source.dataset.uri)
         making.start_over()
         contents = None
-    known = {} if contents is None else contents.pieces
+    known = {} if contents is None else contents.parts
     segments = [s for s in source.dataset.segments if key_of(s) not in known]
-    rows = StoreRows(
-        schema,
-        capacity=max(len(source.dataset), 1),
-        arrays=making.arrays,
-        filled=None if contents is None else contents.filled,
-    )
+    rows = StoreRows(schema, capacity=max(len(source.dataset), 1), arrays=making.arrays)
     for pid, episodes in ({} if contents is None else contents.open).items():
         rows.ingests[pid].open_from_json(episodes)
-    progress(sum(key.rows for key in known))
-    built = build(source, segments, rows, progress=progress, stop=stop, given_up=given_up)
-    rows.save_steps()
-    pieces = dict(known)
-    for segment in segments:
-        key = key_of(segment)
-        pieces[key] = built.pieces.get(key), built.lost.get(key, 0)
+    source.progress(sum(key.rows for key in known))
+    parts = known | build(source, segments, rows)
+    rows.steps.save()
     going_on = {pid: ingest.open_to_json() for pid, ingest in rows.ingests.items()}
-    making.publish(_Contents(rows.filled, pieces, going_on).to_json(), rows=rows.used)
+    making.publish(_Contents(parts, going_on).to_json(), rows=rows.used)

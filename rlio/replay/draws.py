@@ -367,7 +367,7 @@ class _Maker:
         if draw.filter is not None:
             wanted = draw.derived(known)
             draw.filter.check(PolicySchema((*held.policy.leaves, *map(episode_leaf, dict.fromkeys(wanted)))))
-        if names := draw.derived(known):
+        if names := dict.fromkeys(draw.derived(known)):
             episodes = held.episode_values()
             self._derived = {name: episodes.of(name, draw.gamma) for name in names}
             if draw.filter is not None and draw.filter.quantiles:
@@ -520,7 +520,7 @@ class RowUnits(Units):
     def looks_like(self, other: RowUnits) -> bool:
         """Whether both units have the same packed rows, wanted columns and names."""
         return (
-            self.table.void == other.table.void
+            self.table.packed.dtype == other.table.packed.dtype
             and self.table.row == other.table.row
             and self.plan.packed == other.plan.packed
             and self._maker.plain is not None
@@ -653,17 +653,14 @@ class _JointSteps(Units):
 
 def _padded(column: Any, place: Ids, rows: int) -> Any:
     """A column with its rows at the given places, and zeros between them."""
-    if isinstance(column, dict):
-        return {key: _padded(part, place, rows) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return tuple(_padded(part, place, rows) for part in column)
-    made = (
-        np.full(rows, None, object)
-        if column.dtype == object
-        else np.zeros((rows, *column.shape[1:]), column.dtype)
-    )
-    made[place] = column
-    return made
+
+    def padded(leaf: NDArray[Any]) -> NDArray[Any]:
+        shape = (rows, *leaf.shape[1:])
+        made = np.full(shape, None, object) if leaf.dtype == object else np.zeros(shape, leaf.dtype)
+        made[place] = leaf
+        return made
+
+    return map_structure(padded, column)
 
 
 def _states(held: PolicyView) -> dict[str, Leaf]:

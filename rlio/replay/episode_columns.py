@@ -75,7 +75,6 @@ class EpisodeValues:
             self._whole &= table.values(flat[Columns.T], self.firsts) == 0
         else:
             self._whole &= ~trimmed(self.firsts)
-        self._known: dict[str, NDArray[np.float64]] = {}
 
     def _is_done(self, rows: Ids) -> NDArray[np.bool_]:
         flags = [name for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in self._flat]
@@ -95,14 +94,6 @@ class EpisodeValues:
         Raises:
             MissingColumn: There are no rewards.
         """
-        if name not in self._known:
-            found = np.full(self._head, np.nan)
-            found[self._rows] = self._calculated(name, gamma)
-            self._known[name] = found
-        return self._known[name]
-
-    def _calculated(self, name: str, gamma: float) -> NDArray[np.float64]:
-        """The column, in the order of the episodes."""
         lengths = self._lengths
         known = np.repeat(self._ended if name in (RETURNS_TO_GO, MC_RETURN) else self._whole, lengths)
         values: NDArray[Any]
@@ -115,4 +106,6 @@ class EpisodeValues:
             values = discount_cumsum(rewards, gamma if name == MC_RETURN else 1.0, lengths=lengths)
             if name == EPISODE_RETURN:
                 values = np.repeat(values[np.cumsum(lengths) - lengths], lengths)
-        return np.where(known, values, np.nan)
+        found = np.full(self._head, np.nan)
+        found[self._rows] = np.where(known, values, np.nan)
+        return found

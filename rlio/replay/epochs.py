@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,10 @@ from rlio.replay.order import Permutation
 from rlio.replay.positions import UnitRange
 from rlio.support.forks import cached_property
 
-__all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
+if TYPE_CHECKING:
+    from rlio.replay.store import ReplayStore
+
+__all__ = ["OWN_BATCH", "StorePass", "most_at_once"]
 
 Ids = NDArray[np.int64]
 
@@ -32,50 +34,21 @@ _BLOCK_BYTES: Final = 4 << 20
 _ORDER_ROWS: Final = 16_384
 
 
-@dataclass(frozen=True)
-class Passage:
-    """What a pass covers.
-
-    Attributes:
-        open: Returns the units of an epoch, and the bytes of a row, which limit how many rows are gathered at
-            once; called on first use.
-        draw: The draw that defines the units.
-        digest: Identifies the data: a state fits only data with the same digest.
-        uri: URI for messages.
-        why_empty: Returns why there is nothing to draw, given the unit.
-        batch_size: Default number of units in a batch.
-        also: Further values that must be equal for a position to mean the same units.
-    """
-
-    open: Callable[[], tuple[Units, int]]
-    draw: Draw
-    digest: str
-    uri: str
-    why_empty: Callable[[Unit], str]
-    batch_size: int = OWN_BATCH
-    also: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _Key(NamedTuple):
-    """Batches to gather together.
+class _Block(NamedTuple):
+    """Batches that were gathered together.
 
     Attributes:
         epoch: Epoch of the batches.
         offset: Position, of all ranks together, before the first batch.
         batches: Number of batches.
         stride: Distance from one batch to the next, in batches; the batches between are skipped.
+        batch: The rows of all.
     """
 
     epoch: int
     offset: int
     batches: int
     stride: int
-
-
-class _Block(NamedTuple):
-    """Batches that were gathered together: their key, and the rows of all."""
-
-    key: _Key
     batch: Batch
 
 
@@ -83,15 +56,28 @@ class StorePass(EpochPass):
     """Epochs over a store.
 
     Args:
-        passage: What the pass covers.
+        store: The store; its units are opened on first use.
+        draw: The draw that defines the units.
         options: Batch size, epochs, order and shard.
+        usual: Default number of units in a batch.
+        also: Further values that must be equal for a position to mean the same units.
     """
 
     order = "global"
 
-    def __init__(self, passage: Passage, options: ReadOptions) -> None:
-        super().__init__(options, uri=passage.uri, usual=passage.batch_size)
-        self.passage = passage
+    def __init__(
+        self,
+        store: ReplayStore,
+        draw: Draw,
+        options: ReadOptions,
+        *,
+        usual: int = OWN_BATCH,
+        also: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(options, uri=store.uri, usual=usual)
+        self.store = store
+        self.draw = draw
+        self._also = also or {}
         #: An epoch, and the order of its units.
         self._order: tuple[int, Permutation] | None = None
         #: Units at positions that were computed ahead: (epoch, first position, units).
@@ -106,21 +92,20 @@ class StorePass(EpochPass):
     @cached_property
     def units(self) -> Units:
         """The units of an epoch; opens them on first use."""
-        return self._opened[0]
+        return self._open()
 
-    @cached_property
-    def _opened(self) -> tuple[Units, int]:
-        return self.passage.open()
+    def _open(self) -> Units:
+        return self.store.units(self.draw)
 
     @cached_property
     def _most(self) -> int:
         """Most batches to gather at once."""
-        return most_at_once(*self._opened, self.batch_size)
+        return most_at_once(self.units, self.store.row_bytes, self.batch_size)
 
     @property
     def unit(self) -> Unit:
         """The kind of unit that is counted."""
-        return self.passage.draw.unit
+        return self.draw.unit
 
     @property
     def total(self) -> int:
@@ -131,42 +116,48 @@ class StorePass(EpochPass):
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units of this rank; None: the batch size of the options."""
-        block = self._block
-        if block is None or (n is not None and n != self.batch_size) or not self._goes_on(block.key):
-            return self._take(n or self.batch_size)
-        size, at = self.batch_size, self._cut
-        batch = block.batch
-        assert isinstance(batch, SampleBatch)
-        found: Batch = batch[at * size : (at + 1) * size]
+        size = n or self.batch_size
+        if size != self.batch_size:
+            self._block = None
+        elif self._block is None or not self._goes_on(self._block):
+            self._block, self._cut = self._load(), 0
+        block, at = self._block, self._cut
+        if block is None:
+            if self.total == 0:
+                raise EndOfData(self._why_empty())
+            self._check_size(size)
+            return self.units.batch(np.concatenate([self._numbers(span) for span in self._deal(size)]))
         self._cut = at + 1
         self._skipped = 0
-        if self._cut == block.key.batches:
+        if self._cut == block.batches:
             self._block = None
         self._step(size * self.options.shard[1])
+        if block.batches == 1:
+            return block.batch
+        assert isinstance(block.batch, SampleBatch)
+        found: Batch = block.batch[at * size : (at + 1) * size]
         return found
 
-    def _goes_on(self, key: _Key) -> bool:
+    def _goes_on(self, block: _Block) -> bool:
         """Whether the next gathered batch is the one at the current position."""
-        begins = key.offset + self._cut * key.stride * self.batch_size * self.options.shard[1]
-        return key.epoch == self.epoch and begins == self.offset
+        begins = block.offset + self._cut * block.stride * self.batch_size * self.options.shard[1]
+        return block.epoch == self.epoch and begins == self.offset
 
-    def _take(self, n: int) -> Batch:
-        if self.total == 0:
-            raise EndOfData(self._why_empty())
-        self._check_size(n)
-        self._block = None
-        if n == self.batch_size:
-            key = self._next_key(self.epoch, self.offset, self._skipped + 1)
-            self._skipped = 0
-            if key is not None:
-                block = self._load(key)
-                if key.batches > 1:
-                    self._block, self._cut = block, 0
-                    return self.take(None)
-                self._step(n * self.options.shard[1])
-                return block.batch
-        numbers = [self._numbers(span) for span in self._deal(n)]
-        return self.units.batch(np.concatenate(numbers))
+    def _load(self) -> _Block | None:
+        """Gather the next batches together; None if the epoch has no full batch left."""
+        (rank, world), size = self.options.shard, self.batch_size
+        stride, self._skipped = self._skipped + 1, 0
+        full = (self.total - self.offset) // (size * world)
+        if not full or (self.options.epochs is not None and self.epoch >= self.options.epochs):
+            return None
+        batches = min((full - 1) // stride + 1, self._most)
+        if world == stride == 1:
+            numbers = self._numbers(UnitRange(self.epoch, self.offset, self.offset + batches * size))
+        else:
+            first = self.offset + rank * size + np.arange(batches)[:, None] * (stride * world * size)
+            positions = (first + np.arange(size)).reshape(-1)
+            numbers = self._permutation(self.epoch).at(positions) if self.options.shuffle else positions
+        return _Block(self.epoch, self.offset, batches, stride, self.units.batch(numbers))
 
     # ---- as a source of rows for joint gathering: see `rlio.replay.joint_gather` ----
 
@@ -192,24 +183,6 @@ class StorePass(EpochPass):
         """See `EpochPass.skip`."""
         self._skipped += n
         super().skip(n, size)
-
-    def _next_key(self, epoch: int, offset: int, stride: int) -> _Key | None:
-        """The batches to gather together from a position on; None if the epoch has no full batch left."""
-        if self.options.epochs is not None and epoch >= self.options.epochs:
-            return None
-        full = (self.total - offset) // (self.batch_size * self.options.shard[1])
-        return _Key(epoch, offset, min((full - 1) // stride + 1, self._most), stride) if full else None
-
-    def _load(self, key: _Key) -> _Block:
-        rank, world = self.options.shard
-        size = self.batch_size
-        if world == key.stride == 1:
-            numbers = self._numbers(UnitRange(key.epoch, key.offset, key.offset + key.batches * size))
-        else:
-            first = key.offset + rank * size + np.arange(key.batches)[:, None] * (key.stride * world * size)
-            positions = (first + np.arange(size)).reshape(-1)
-            numbers = self._permutation(key.epoch).at(positions) if self.options.shuffle else positions
-        return _Block(key, self.units.batch(numbers))
 
     def _numbers(self, span: UnitRange) -> Ids:
         """The units at some positions."""
@@ -237,7 +210,7 @@ class StorePass(EpochPass):
         return known[1]
 
     def _why_empty(self) -> str:
-        return self.passage.why_empty(self.unit)
+        return self.store.why_empty(self.unit)
 
     # ---- state ----
 
@@ -249,16 +222,14 @@ class StorePass(EpochPass):
         self._block = None
 
     def _identity(self) -> JsonState:
-        options = {**self.passage.draw.to_json(), **self.passage.also}
-        return {"snapshot": self.passage.digest, "options": options}
+        return {"snapshot": self.store.digest, "options": {**self.draw.to_json(), **self._also}}
 
     def close(self) -> None:
         """Release gathered rows and units."""
         self._block = None
-        if "_opened" in self.__dict__:  # Free gigabytes now, without waiting for the garbage collector.
+        if "units" in self.__dict__:  # Free gigabytes now, without waiting for the garbage collector.
             self._last_total = self.total
-            for name in ("_opened", "units"):
-                self.__dict__.pop(name, None)
+            del self.__dict__["units"]
 
 
 def most_at_once(units: Units, row_bytes: int, batch_size: int) -> int:

@@ -34,7 +34,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -167,16 +166,10 @@ class RowFilter:
         )
 
     @property
-    def quantiles(self) -> set[tuple[str, float]]:
-        """The (column, share) of each quantile that the filter compares with."""
-        found: set[tuple[str, float]] = set()
-
-        def note(column: str, share: float) -> float:
-            found.add((column, share))
-            return 0.0
-
-        self.with_quantiles(note)
-        return found
+    def quantiles(self) -> bool:
+        """Whether the filter compares with quantiles."""
+        nodes = () if self._condition is None else ast.walk(self._condition)
+        return any(_quantile(node) is not None for node in nodes)
 
     def with_quantiles(self, value_of: Callable[[str, float], float]) -> RowFilter:
         """Return the filter with the value of each quantile in its place."""
@@ -189,12 +182,6 @@ class RowFilter:
 
     def __repr__(self) -> str:
         return f"RowFilter({self.text!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RowFilter) and self.text == other.text and self.columns == other.columns
-
-    def __hash__(self) -> int:
-        return hash(self.text)
 
     def reads(self, column: str) -> bool:
         """Whether the filter needs a logical column, if it exists."""
@@ -293,8 +280,8 @@ class RowFilter:
     def may_match(self, bounds: Mapping[Ref, Bounds]) -> bool:
         """Whether any of some rows may pass, given bounds of their values; True if bounds are unknown.
 
-        Bounds decide comparisons of a column with a constant, and columns of bools. Anything else may be true
-        or false.
+        Bounds decide comparisons of a column with a constant, and columns of bools; also those joined by
+        ``and`` and ``or``. Anything else may be true, also what follows ``not``.
 
         Args:
             bounds: Row value -> its least and greatest value among the rows, NaNs excluded, as NumPy scalars
@@ -303,7 +290,7 @@ class RowFilter:
         if self._condition is None:
             return True
         with np.errstate(all="ignore"):
-            return _outcomes(self._condition, bounds).can_hold
+            return _may_hold(self._condition, bounds)
 
 
 def _name_of(function: RowFunction) -> str:
@@ -452,24 +439,27 @@ def _opposite(node: ast.expr) -> ast.expr:
 
 
 def _comparison(node: ast.Compare) -> ast.expr:
-    if any(_quantile(side) is not None for side in (node.left, *node.comparators)):
-        return _quantile_comparison(node)
-    sides = [_canonical(node.left)]
-    for op, side in zip(node.ops, node.comparators, strict=True):
-        is_among = isinstance(op, ast.In | ast.NotIn)
-        if is_among and len(node.ops) > 1:
-            raise _refusal(node, "'in' cannot be chained with other comparisons; join them by 'and'")
-        if not is_among and type(op) not in _COMPARISONS:
+    among = [isinstance(op, ast.In | ast.NotIn) for op in node.ops]
+    sides = [
+        _among(side) if is_in else _side(side) for is_in, side in zip(among, node.comparators, strict=True)
+    ]
+    made = ast.Compare(_side(node.left), node.ops, sides)
+    if any(among) and len(among) > 1:
+        raise _refusal(node, "'in' cannot be chained with other comparisons; join them by 'and'")
+    for left, op, right in _pairs(made):
+        if not any(among) and type(op) not in _COMPARISONS:
             raise _refusal(node, _ALLOWED)
-        sides.append(_among(side) if is_among else _canonical(side))
-    if any(
-        isinstance(a, ast.Constant) and isinstance(b, ast.Constant | ast.Tuple) for a, b in pairwise(sides)
-    ):
-        raise _refusal(node, "a comparison of constants: compare a column")
-    return ast.Compare(sides[0], node.ops, sides[1:])
+        if isinstance(left, ast.Constant) and isinstance(right, ast.Constant | ast.Tuple):
+            raise _refusal(node, "a comparison of constants: compare a column")
+        for side, other in ((left, right), (right, left)):
+            ref = _ref(other)
+            is_episodes = ref is not None and not ref.path and ref.column in EPISODE_COLUMNS
+            if _quantile(side) is not None and not is_episodes:
+                raise _refusal(node, f"quantile(share) is compared with one of {', '.join(EPISODE_COLUMNS)}")
+    return made
 
 
-def _quantile(node: ast.expr) -> float | None:
+def _quantile(node: ast.AST) -> float | None:
     """The share of ``quantile(share)``; None: it is something else."""
     match node:
         case ast.Call(
@@ -479,23 +469,14 @@ def _quantile(node: ast.expr) -> float | None:
     return None
 
 
-def _quantile_comparison(node: ast.Compare) -> ast.expr:
-    """The comparison of an episode column with quantiles, such as ``quantile(0.1) < episode_return``."""
-    sides: list[ast.expr] = []
-    for side in (node.left, *node.comparators):
-        share = _quantile(side)
-        if share is None:
-            sides.append(_canonical(side))
-        elif 0.0 <= share <= 1.0:
-            sides.append(ast.Call(ast.Name("quantile"), [ast.Constant(share)], []))
-        else:
-            raise _refusal(side, "expected a share of the episodes, from 0 to 1")
-    made = ast.Compare(sides[0], node.ops, sides[1:])
-    for left, op, right in _pairs(made):
-        ref = _ref(left) if _quantile(left) is None else _ref(right)
-        if type(op) not in _COMPARISONS or ref is None or ref.path or ref.column not in EPISODE_COLUMNS:
-            raise _refusal(node, f"quantile(share) is compared with one of {', '.join(EPISODE_COLUMNS)}")
-    return made
+def _side(node: ast.expr) -> ast.expr:
+    """One side of a comparison: an expression, or a quantile as in ``quantile(0.1) < episode_return``."""
+    share = _quantile(node)
+    if share is None:
+        return _canonical(node)
+    if not 0.0 <= share <= 1.0:
+        raise _refusal(node, "expected a share of the episodes, from 0 to 1")
+    return ast.Call(ast.Name("quantile"), [ast.Constant(share)], [])
 
 
 class _Quantiles(ast.NodeTransformer):
@@ -735,66 +716,40 @@ def _arithmetic(node: ast.expr, operation: Callable[..., Any], a: Any, b: Any) -
 # ---- what the bounds of columns allow ----
 
 
-class _Outcomes(NamedTuple):
-    """Whether a condition may hold for some row, and whether it may fail for some."""
-
-    can_hold: bool
-    can_fail: bool
-
-
-_EITHER: Final = _Outcomes(True, True)
 _MIRRORED: Final = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 
 
-def _outcomes(node: ast.expr, bounds: Mapping[Ref, Bounds]) -> _Outcomes:
-    """Possible outcomes of a condition; ``can_hold`` is never False if a row matches."""
+def _may_hold(node: ast.expr, bounds: Mapping[Ref, Bounds]) -> bool:
+    """Whether a condition may hold for some row; never False if it does."""
     match node:
-        case ast.BoolOp(op=ast.And(), values=values):
-            return _all([_outcomes(value, bounds) for value in values])
-        case ast.BoolOp(values=values):
-            return _any([_outcomes(value, bounds) for value in values])
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _Outcomes(*_outcomes(operand, bounds)[::-1])
-        case ast.Compare(left=left, ops=[op], comparators=[ast.Tuple(elts=among)]):
-            found = _any([_bounded(left, ast.Eq(), one, bounds) for one in among])
-            return found if isinstance(op, ast.In) else _Outcomes(*found[::-1])
+        case ast.BoolOp(op=op, values=values):
+            found = [_may_hold(value, bounds) for value in values]
+            return all(found) if isinstance(op, ast.And) else any(found)
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple(elts=among)]):
+            return any(_may_compare(left, ast.Eq(), one, bounds) for one in among)
         case ast.Compare():
-            return _all([_bounded(*pair, bounds) for pair in _pairs(node)])
-    return _bounded(node, ast.Gt(), ast.Constant(0), bounds)
+            return all(_may_compare(*pair, bounds) for pair in _pairs(node))
+    return _may_compare(node, ast.Gt(), ast.Constant(0), bounds)
 
 
-def _all(parts: list[_Outcomes]) -> _Outcomes:
-    return _Outcomes(all(part.can_hold for part in parts), any(part.can_fail for part in parts))
-
-
-def _any(parts: list[_Outcomes]) -> _Outcomes:
-    return _Outcomes(any(part.can_hold for part in parts), all(part.can_fail for part in parts))
-
-
-def _bounded(left: ast.expr, op: ast.cmpop, right: ast.expr, bounds: Mapping[Ref, Bounds]) -> _Outcomes:
-    """Possible outcomes of comparing a column with a constant; both, for any other comparison."""
+def _may_compare(left: ast.expr, op: ast.cmpop, right: ast.expr, bounds: Mapping[Ref, Bounds]) -> bool:
+    """Whether a comparison of a column with a constant may hold; True for any other comparison."""
     if isinstance(left, ast.Constant):
         left, op, right = right, _MIRRORED.get(type(op), type(op))(), left
     ref = _ref(left)
     if ref is None or ref not in bounds or not isinstance(right, ast.Constant):
-        return _EITHER
+        return True
     ends = np.array(bounds[ref])
     # Bounds that hold a NaN, or are in the wrong order, carry no information.
     if ends.dtype.kind not in "biuf" or not ends[0] <= ends[1]:
-        return _EITHER
+        return True
+    # A float column may hold NaNs, which bounds exclude: of all comparisons, a NaN passes "!=".
+    if ends.dtype.kind == "f" and isinstance(op, ast.NotEq):
+        return True
     # Compare in the dtype of the rows' own values, because rounding keeps the order.
-    if isinstance(op, ast.Eq | ast.NotEq):
-        least, most = _compare(ast.LtE(), ends, right.value)[0], _compare(ast.GtE(), ends, right.value)[1]
-        found = _Outcomes(bool(least and most), not _compare(ast.Eq(), ends, right.value).all())
-        found = found if isinstance(op, ast.Eq) else _Outcomes(*found[::-1])
-    else:
-        compared = _compare(op, ends, right.value)
-        found = _Outcomes(bool(compared.any()), not compared.all())
-    if ends.dtype.kind == "f":
-        # A float column may hold NaNs, which bounds exclude: every comparison with a NaN fails, except "!=".
-        is_different = isinstance(op, ast.NotEq)
-        return _Outcomes(found.can_hold or is_different, found.can_fail or not is_different)
-    return found
+    if isinstance(op, ast.Eq):
+        return bool(_compare(ast.LtE(), ends, right.value)[0] and _compare(ast.GtE(), ends, right.value)[1])
+    return bool(_compare(op, ends, right.value).any())
 
 
 # ---- finding a value in a batch ----

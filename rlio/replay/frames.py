@@ -14,7 +14,7 @@ Example:
     >>> at, after = pool.append(frames)
     >>> at.tolist(), after.tolist()                                # Three observations, not four.
     ([0, 1], [1, 2])
-    >>> pool.gather(after).tolist()
+    >>> pool.gather(after, np.empty((2, 2), "u1")).tolist()
     [[1, 1], [2, 2]]
 """
 
@@ -74,7 +74,8 @@ class FramePool:
     """The observations of one leaf.
 
     Frames have logical numbers, which only increase. Frame f lies in slot f mod capacity, so old frames make
-    room for new ones. Windows do not wrap: slots at the end are skipped if a window would.
+    room for new ones. Windows do not wrap: slots at the end are skipped if a window would. A pool continues
+    after the frames that the array already holds.
 
     Args:
         arrays: Makes the array of frames.
@@ -83,7 +84,7 @@ class FramePool:
         dtype: Dtype of its values.
         stack: How frames are stacked into an observation; None: an observation is one frame.
         capacity: Number of frames.
-        head: Logical number of the next frame, equal to the number of existing frames.
+        sealed: Add no frames; the capacity is then the number of existing frames.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class FramePool:
         dtype: np.dtype[Any],
         stack: FrameStack | None,
         capacity: int,
-        head: int = 0,
+        sealed: bool = False,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
@@ -103,15 +104,15 @@ class FramePool:
         self.depth: int = 1 if stack is None else stack.depth
         frame = shape if stack is None else tuple(n for axis, n in enumerate(shape) if axis != stack.axis)
         self.frame_shape = frame
-        self.capacity = capacity
         #: Dtype of a frame as one value: drawing it is then one copy of memory.
         self._frame = np.dtype((np.void, math.prod(frame) * dtype.itemsize))
+        #: Logical number of the next frame.
+        self.head: int = (arrays.size(name) or 0) // self._frame.itemsize
+        self.capacity: int = max(self.head, 1) if sealed else capacity
         #: The frames by slot, one value each.
-        self.frames: NDArray[Any] = arrays.array(name, (capacity,), self._frame)
+        self.frames: NDArray[Any] = arrays.array(name, (self.capacity,), self._frame)
         self._arrays = arrays
         self._name = name
-        #: Logical number of the next frame.
-        self.head: int = head
 
     def prepare(self, obs: NDArray[Any], new_obs: NDArray[Any], after: Ids) -> Frames:
         """Cut the observations of rows into frames. The pool does not change.
@@ -164,7 +165,7 @@ class FramePool:
             at[chain.rows], following[chain.rows] = starts[:-1], starts[1:]
         return at, following
 
-    def gather(self, windows: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def gather(self, windows: Ids, out: NDArray[Any]) -> NDArray[Any]:
         """The observations of the given windows, shape (n, *shape).
 
         If the last axis of a stack counts frames, the frames of an observation still lie one after the other
@@ -172,11 +173,9 @@ class FramePool:
 
         Args:
             windows: Windows, by the logical numbers of their first frames.
-            out: A contiguous array of the same size in bytes, whose memory is used.
+            out: A contiguous array of that shape, whose memory is used.
         """
         count = len(windows)
-        if out is None:
-            out = np.empty((count, *self.shape), self.dtype)
         slots = windows % self.capacity
         if self.depth == 1:
             np.take(self.frames, slots, out=self._as_frames(out, count), mode="clip")
@@ -204,10 +203,6 @@ class FramePool:
         return np.moveaxis(earlier, 1, -1), np.moveaxis(later, 1, -1)
 
     def _as_frames(self, out: NDArray[Any], frames: int) -> NDArray[Any]:
-        if not out.flags.c_contiguous:
-            raise OptionError(
-                "found an array that is not contiguous: pass a contiguous out= to gather observations"
-            )
         return out.reshape(-1).view(np.uint8).view(self._frame).reshape(frames)
 
     def _frames_of(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -102,7 +102,7 @@ class JointGather:
     def _make_room(self, rows: int) -> None:
         """Allocate memory for row numbers and their rows; users get copies of it."""
         self._rows = np.empty(rows, np.int64)
-        self._packed = np.empty(rows, self._sources[0][1].table.void)
+        self._packed = np.empty(rows, self._sources[0][1].table.packed.dtype)
         self._known.clear()
 
     def _pieces(self, shares: tuple[tuple[int, ...], ...]) -> list[_Piece]:
@@ -121,7 +121,7 @@ class JointGather:
                 if count:
                     start = starts[i]
                     starts[i] = stop = start + count
-                    take = self._sources[i][1].table.packed_values.take
+                    take = self._sources[i][1].table.packed.take
                     pieces.append((take, self._rows[start:stop], self._packed[at : at + count]))
                     at += count
         if (len(self._known) + 1) * len(pieces) > _PIECES:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from rlio.batch.columns import is_per_sequence
-from rlio.errors import MissingColumn
 from rlio.schemas.schema import Leaf, PolicySchema
 from rlio.support.forks import cached_property
 
@@ -53,16 +52,7 @@ class RowLayout:
         """Lay out a policy's columns, or some of them.
 
         Leaves out columns with one value a sequence: the rows already contain the same information.
-
-        Raises:
-            MissingColumn: The policy lacks a column.
         """
-        missing = sorted(set(columns or ()) - set(policy.columns))
-        if missing:
-            raise MissingColumn(
-                f"no column {missing[0]!r}; the columns are {', '.join(sorted(policy.columns))}",
-                column=missing[0],
-            )
         parts: dict[str, list[Leaf]] = {"packed": [], "wide": [], "texts": [], "empty": []}
         for leaf in policy.leaves:
             if not is_per_sequence(leaf.column) and (columns is None or leaf.column in columns):

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, excerpt
+from rlio.errors import CacheError, CorruptData, OptionError, excerpt
 from rlio.storage.local import sync_descriptor
 
 __all__ = ["Arrays", "FileArrays", "RamArrays", "copied", "file_name", "is_array_file"]
@@ -53,7 +53,7 @@ _SUFFIX: Final = ".array"
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
 _ARRAY_FILE: Final = re.compile(r"([a-z0-9_.%-]{0,200}|[a-z0-9_.%-]{64}~[0-9a-f]{32})\.array")
 _MOST_PLAIN: Final = 200
-_OPEN: Final = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_OPEN: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors of posix_fallocate on filesystems that cannot reserve space.
 _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
@@ -72,49 +72,27 @@ class Arrays(Protocol):
 
         Returns:
             A view, writable for builders and read-only for readers. The memory lives as long as a view.
-
-        Raises:
-            OptionError: The dtype holds objects, or the name is taken.
         """
+
+    def size(self, name: str) -> int | None:
+        """Bytes that an array already holds; None: there is no such array yet."""
 
     def reserve(self, name: str, rows: int) -> None:
         """Make sure that all rows below ``rows`` can be written. Call it before writing them.
 
         Raises:
             CacheError: The disk is full, or a quota or limit is reached.
-            OptionError: The array has fewer rows.
         """
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Dtype and shape of one row of an array."""
+def _row_bytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    """Bytes of a row of an array."""
+    return math.prod(shape[1:]) * np.dtype(dtype).itemsize
 
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
 
-    @classmethod
-    def of(cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Self, int]:
-        """The kind of row, and the number of rows."""
-        kind = np.dtype(dtype)
-        if kind.hasobject:
-            raise OptionError(
-                f"the array {excerpt(name)} of dtype {kind}: a store cannot hold objects; use numbers"
-            )
-        if not shape or min(shape) < 0:
-            raise OptionError(f"the array {excerpt(name)} of shape {shape}: expected (rows, ...)")
-        return cls(kind.base, (*shape[1:], *kind.shape)), shape[0]
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def over(self, memory: NDArray[np.uint8] | None, rows: int) -> NDArray[Any]:
-        """An array of rows over the beginning of ``memory``, or zeros for empty rows."""
-        shape = (rows, *self.shape)
-        if memory is None or not rows * self.bytes:
-            return np.zeros(shape, self.dtype)
-        return memory[: rows * self.bytes].view(self.dtype).reshape(shape)
+def _over(memory: mmap.mmap | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
+    """An array over the beginning of ``memory``, or zeros without memory."""
+    return np.zeros(shape, dtype) if memory is None else np.ndarray(shape, dtype, buffer=memory)
 
 
 class RamArrays:
@@ -124,10 +102,12 @@ class RamArrays:
         """See `Arrays.array`; writable.
 
         Raises:
-            OptionError: The dtype holds objects, or the address space is too small.
+            OptionError: The address space is too small.
         """
-        row, rows = _Rows.of(name, shape, dtype)
-        return row.over(_anonymous(name, rows * row.bytes), rows)
+        return _over(_anonymous(name, shape[0] * _row_bytes(shape, dtype)), shape, dtype)
+
+    def size(self, name: str) -> None:
+        """See `Arrays.size`; no array in memory holds anything before it is made."""
 
     def reserve(self, name: str, rows: int) -> None:
         """See `Arrays.reserve`; memory needs no reservation."""
@@ -140,11 +120,11 @@ def copied(arrays: Arrays, name: str, rows: int, like: NDArray[Any]) -> NDArray[
     return made
 
 
-def _anonymous(name: str, size: int) -> NDArray[np.uint8]:
-    """Zeros."""
+def _anonymous(name: str, size: int) -> mmap.mmap | None:
+    """Zeros; None if NumPy makes them as well."""
     flags = _lazy_flags()
     if not size or flags is None:
-        return np.zeros(size, np.uint8)
+        return None
     try:
         memory = mmap.mmap(-1, size, flags=flags)
     except (OSError, OverflowError) as error:
@@ -153,7 +133,7 @@ def _anonymous(name: str, size: int) -> NDArray[np.uint8]:
             "raise the limit (ulimit -v, vm.overcommit_memory)"
         ) from error
     _in_huge_pages(memory, size)
-    return np.frombuffer(memory, np.uint8)
+    return memory
 
 
 def _in_huge_pages(memory: mmap.mmap, size: int) -> None:
@@ -177,17 +157,17 @@ def _lazy_flags() -> int | None:
 
 @dataclass
 class _InFile:
-    """An array over a file.
+    """A writable array over a file.
 
     Attributes:
-        row: Dtype and shape of a row.
+        row: Bytes of a row.
         rows: How many rows fit in the file.
-        fd: File descriptor of a writer; -1 for readers.
+        fd: File descriptor.
         reserved: Bytes, from the start, that have space on the disk.
         mapped: The bytes; None for an empty file.
     """
 
-    row: _Rows
+    row: int
     rows: int
     fd: int
     reserved: int
@@ -195,7 +175,7 @@ class _InFile:
 
     @property
     def bytes(self) -> int:
-        return self.rows * self.row.bytes
+        return self.rows * self.row
 
 
 class FileArrays:
@@ -211,10 +191,9 @@ class FileArrays:
         sizes: Name -> bytes of the existing arrays. Readers ignore bytes beyond; a process that extends an
             array cuts them off. None: the folder has no arrays.
         before_reserving: Called with the number of bytes before they are reserved; may raise.
-        dir_fd: A descriptor of the folder, which may have been renamed; stays open.
 
     Raises:
-        CacheError: The folder, or a file to read, cannot be opened.
+        CacheError: A file to read cannot be opened.
         CorruptData: A file to read is absent, or shorter than its array.
     """
 
@@ -225,7 +204,6 @@ class FileArrays:
         writable: bool = False,
         sizes: Mapping[str, int] | None = None,
         before_reserving: Callable[[int], None] | None = None,
-        dir_fd: int | None = None,
     ) -> None:
         self.folder: str = os.fspath(folder)
         self.writable = writable
@@ -235,29 +213,15 @@ class FileArrays:
         #: Name -> the bytes of each array to read; None for an empty array.
         self._mapped: dict[str, mmap.mmap | None] = {}
         self._failed: str | None = None
-        try:
-            # A descriptor still refers to this folder after a rename.
-            self._dir = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if dir_fd is None else os.dup(dir_fd)
-        except OSError as error:
-            raise CacheError(f"the folder of arrays cannot be opened: {error}", uri=self.folder) from error
         if not writable:
-            try:
-                for name, size in self._given.items():
-                    with self._errors(name):
-                        self._mapped[name] = self._map_whole(name, size)
-            except BaseException:
-                self.close()
-                raise
+            for name, size in self._given.items():
+                with self._errors(name):
+                    self._mapped[name] = self._map_whole(name, size)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Name -> bytes of every array: the current size of opened arrays, the given size of others."""
         return {**self._given, **{name: found.bytes for name, found in self._files.items()}}
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of the opened arrays that have space on the disk."""
-        return sum(found.reserved for found in self._files.values())
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
         """See `Arrays.array`.
@@ -265,23 +229,23 @@ class FileArrays:
         Raises:
             CorruptData: The array to read, or the file to extend, is absent or too short.
             CacheError: The file could not be made or opened.
-            OptionError: As in `Arrays.array`; or the array already has more rows.
+            OptionError: The array already has more rows.
         """
-        if self._dir < 0:
-            raise ClosedError("the arrays of this store were closed: open the store again", uri=self.folder)
-        row, rows = _Rows.of(name, shape, dtype)
-        if name in self._files:
-            raise OptionError(f"the array {excerpt(name)} exists already: use another name", uri=self.folder)
-        opened = self._extend if self.writable else self._read
+        rows, row = shape[0], _row_bytes(shape, dtype)
         with self._errors(name):
-            self._files[name] = found = opened(name, row, rows)
-        return _over(found)
+            memory = self._extend(name, row, rows) if self.writable else self._read(name, rows * row)
+        array = _over(memory, shape, dtype)
+        array.flags.writeable = self.writable
+        return array
+
+    def size(self, name: str) -> int | None:
+        """See `Arrays.size`."""
+        return self._given.get(name)
 
     def reserve(self, name: str, rows: int) -> None:
         """See `Arrays.reserve`."""
-        found = self._writable(name)
-        _check_rows(name, rows, found.rows)
-        wanted = rows * found.row.bytes
+        found = self._files[name]
+        wanted = rows * found.row
         if wanted <= found.reserved:
             return
         end = min(-(-wanted // STEP) * STEP, found.bytes)
@@ -293,10 +257,9 @@ class FileArrays:
 
     def trim(self, name: str, rows: int) -> None:
         """Free the space after the first ``rows`` rows; touching freed rows kills the process (SIGBUS)."""
-        found = self._writable(name)
-        _check_rows(name, rows, found.rows)
+        found = self._files[name]
         with self._errors(name):
-            os.ftruncate(found.fd, rows * found.row.bytes)
+            os.ftruncate(found.fd, rows * found.row)
         found.rows = rows
         found.reserved = min(found.reserved, found.bytes)
 
@@ -306,8 +269,7 @@ class FileArrays:
         Raises:
             CacheError: They are not durable: do not rely on the stored rows.
         """
-        for name in self._files:
-            found = self._writable(name)
+        for name, found in self._files.items():
             if self._failed is not None:
                 # The kernel reports a failed write only once, and then treats its pages as written.
                 raise CacheError(self._failed, uri=self._path(name))
@@ -319,19 +281,11 @@ class FileArrays:
                 self._failed = f"the array {excerpt(name)} could not be made durable: {error}"
                 raise CacheError(self._failed, uri=self._path(name)) from error
 
-    def clear(self) -> None:
-        """Release every array and its name. Arrays returned earlier stay valid."""
+    def close(self) -> None:
+        """Release every array and its name. Arrays returned earlier stay valid. May be called again."""
         files, self._files, self._mapped = self._files, {}, {}
         for found in files.values():
-            if found.fd >= 0:
-                os.close(found.fd)
-
-    def close(self) -> None:
-        """Release everything except arrays returned earlier. May be called again."""
-        self.clear()
-        fd, self._dir = self._dir, -1
-        if fd >= 0:
-            os.close(fd)
+            os.close(found.fd)
 
     def __enter__(self) -> Self:
         return self
@@ -340,20 +294,11 @@ class FileArrays:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_dir"):
+        if hasattr(self, "_files"):
             self.close()
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, file_name(name))
-
-    def _writable(self, name: str) -> _InFile:
-        if self._dir < 0:
-            raise ClosedError("the arrays of this store were closed: open the store again", uri=self.folder)
-        if not self.writable:
-            raise OptionError(
-                "these arrays were opened for reading: open them with writable=True", uri=self.folder
-            )
-        return self._files[name]
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Any:
@@ -381,15 +326,14 @@ class FileArrays:
         finally:
             os.close(fd)  # The map keeps its own descriptor.
 
-    def _read(self, name: str, row: _Rows, rows: int) -> _InFile:
+    def _read(self, name: str, size: int) -> mmap.mmap | None:
         if name not in self._given:
             raise CorruptData(f"the store has no array {excerpt(name)}: build it again", uri=self.folder)
-        size = rows * row.bytes
         self._check_size(name, self._given[name], size)
-        return _InFile(row, rows, -1, size, self._mapped[name])
+        return self._mapped[name]
 
-    def _extend(self, name: str, row: _Rows, rows: int) -> _InFile:
-        size, given = rows * row.bytes, self._given.get(name)
+    def _extend(self, name: str, row: int, rows: int) -> mmap.mmap | None:
+        size, given = rows * row, self._given.get(name)
         if given is not None and given > size:
             raise OptionError(
                 f"the array {excerpt(name)} has {given} bytes already: it cannot shrink to {size}",
@@ -401,14 +345,16 @@ class FileArrays:
                 self._check_size(name, os.fstat(fd).st_size, given)
                 os.ftruncate(fd, given)  # A killed extension may have left bytes here: make them zeros again.
             os.ftruncate(fd, size)
-            return _InFile(row, rows, fd, given or 0, _map(fd, size, mmap.ACCESS_WRITE))
+            mapped = _map(fd, size, mmap.ACCESS_WRITE)
         except BaseException:
             os.close(fd)
             raise
+        self._files[name] = _InFile(row, rows, fd, given or 0, mapped)
+        return mapped
 
     def _open(self, name: str, flags: int) -> int:
         try:
-            fd = os.open(file_name(name), flags | _OPEN, 0o600, dir_fd=self._dir)
+            fd = os.open(self._path(name), flags | _OPEN, 0o600)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
@@ -430,21 +376,8 @@ class FileArrays:
             )
 
 
-def _check_rows(name: str, rows: int, most: int) -> None:
-    if not 0 <= rows <= most:
-        raise OptionError(f"{rows} rows of the array {excerpt(name)}, which has {most}: expected 0 to {most}")
-
-
 def _map(fd: int, size: int, access: int) -> mmap.mmap | None:
     return mmap.mmap(fd, size, access=access) if size else None
-
-
-def _over(found: _InFile) -> NDArray[Any]:
-    memory = None if found.mapped is None else np.frombuffer(found.mapped, np.uint8)
-    array = found.row.over(memory, found.rows)
-    if found.fd < 0:
-        array.flags.writeable = False
-    return array
 
 
 def _fill(fd: int, start: int, end: int) -> None:

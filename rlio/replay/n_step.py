@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
 from rlio.replay.table import RowTable
+from rlio.support.options import check_count
 
 __all__ = ["NStep", "Window", "windows"]
 
@@ -40,8 +41,7 @@ class NStep:
     gamma: float = 0.99
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
-            raise OptionError(f"n_step={excerpt(self.n)}: expected a number of steps, at least 1")
+        check_count("n_step", self.n, least=1, of="steps")
         if not 0.0 <= self.gamma <= 1.0:
             raise OptionError(f"gamma={excerpt(self.gamma)}: expected a discount from 0 to 1")
 

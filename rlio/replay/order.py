@@ -115,16 +115,7 @@ class Permutation:
             raise OptionError(f"take({start}, {stop}): expected positions from 0 to {self.n}")
         if self._table is not None:
             return self._table[start:stop].copy()
-        out = np.empty(stop - start, np.int64)
-        scratch = _Scratch.of(self.n)
-        for low in range(0, len(out), _BLOCK):
-            part = out[low : low + _BLOCK]
-            x = scratch.x[: len(part)]
-            np.add(scratch.steps[: len(part)], scratch.word(start + low), out=x)
-            self._encrypt(scratch, len(part))
-            part[:] = x
-            self._walk(scratch, part)
-        return out
+        return self._permuted(np.arange(start, stop))
 
     def at(self, positions: npt.ArrayLike) -> IntArray:
         """Return the values at ``positions``: int64 of the same shape, a fresh array.
@@ -138,13 +129,16 @@ class Permutation:
             raise OptionError(f"at({flat.min()}..{flat.max()}): expected positions from 0 to {self.n - 1}")
         if self._table is not None:
             return self._table[wanted]
-        out = flat.copy()
+        return self._permuted(flat.copy()).reshape(wanted.shape)
+
+    def _permuted(self, values: IntArray) -> IntArray:
+        """Replace positions by the values there, in place."""
         scratch = _Scratch.of(self.n)
-        for low in range(0, flat.size, _BLOCK):
-            part = out[low : low + _BLOCK]
+        for low in range(0, len(values), _BLOCK):
+            part = values[low : low + _BLOCK]
             self._apply(scratch, part)
             self._walk(scratch, part)
-        return out.reshape(wanted.shape)
+        return values
 
     def _apply(self, scratch: _Scratch, values: IntArray) -> None:
         """Pass up to `_BLOCK` values through the network, in place."""
@@ -202,7 +196,6 @@ class _Scratch:
         self.mask = 2**bits - 1
         self.multiplier = word(multiplier)
         self.x, self.left, self.hash, self.folded = np.empty((4, _BLOCK), word)
-        self.steps = np.arange(_BLOCK, dtype=word)
 
     @staticmethod
     def of(n: int) -> _Scratch:

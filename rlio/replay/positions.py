@@ -19,7 +19,6 @@ __all__ = [
     "UnitRange",
     "check_offset",
     "check_options",
-    "check_position",
     "choose_seed",
     "columns_digest",
     "draw_seed",
@@ -95,31 +94,6 @@ def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
         raise StateError(
             f"the state was saved with other values of the options {', '.join(unlike)}: open the data with "
             "the options of the saved reader",
-            uri=uri,
-        )
-
-
-def check_position(
-    position: Mapping[str, Any], fingerprint: Mapping[str, Any], options: ReadOptions, *, uri: str
-) -> None:
-    """Compare a saved position, apart from its epoch and offset, with that of a reader.
-
-    Raises:
-        StateError: The position belongs to other data or other options.
-    """
-    for key, value in fingerprint.items():
-        if key == "options":
-            check_options(position.get(key), value, uri=uri)
-        elif position.get(key) != value:
-            raise StateError(
-                f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
-                "open the same data with the same options",
-                uri=uri,
-            )
-    if options.seed is not None and options.shuffle and position["seed"] != options.seed:
-        raise StateError(
-            f"state['position']['seed'] is {position['seed']} but this reader has {options.seed}: pass the "
-            "same seed",
             uri=uri,
         )
 

@@ -103,30 +103,10 @@ class SumTree:
             self.values[slots.start : slots.stop] = value
             self._changed(slots.start, slots.stop, bound=value or math.inf)
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what `from_arrays` needs.
-
-        Returns:
-            ``values``: shape (capacity,) float64, a read-only view that changes with the tree.
-        """
-        values = self.values
-        values.flags.writeable = False
-        return {"values": values}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, smallest: bool = False) -> SumTree:
-        """Make an independent tree from the result of `to_arrays`: all sums are equal, bit for bit.
-
-        Raises:
-            StateError: ``arrays`` do not have that form.
-        """
-        values = _array(arrays, "values", 1)
-        if not len(values):
-            raise StateError("values is empty: expected at least one slot; pass what to_arrays() returned")
-        tree = cls(len(values), smallest=smallest)
-        tree.values[:] = _checked_values(values)
-        tree._changed(0, len(values), bound=LEAST)
-        return tree
+    def restore(self, values: Values) -> None:
+        """Set all values: all sums are then equal to those of the tree that had them, bit for bit."""
+        self.values[:] = values
+        self._changed(0, len(values), bound=LEAST)
 
     def locate(self, masses: Values) -> tuple[Slots, Values]:
         """Slots and values at some masses up to the total, plus a rounding error; changes ``masses``."""
@@ -270,7 +250,7 @@ class _LowerBounds:
         low, exact = self._low, self._exact
         while not exact[at := int(low.argmin())]:
             stretch = leaves[at << self._shift : at + 1 << self._shift]
-            low[at] = np.minimum.reduce(_positive(stretch), initial=math.inf)
+            low[at] = np.minimum.reduce(stretch, where=stretch > 0.0, initial=math.inf)
             exact[at] = True
         return float(low[at])
 
@@ -412,8 +392,10 @@ class Priorities:
             ``values``: shape (capacity,) float64, a read-only view that changes with every call; ``drawn``:
             shape () int64; ``maximum``: shape () float64.
         """
+        values = self.tree.values
+        values.flags.writeable = False
         return {
-            **self.tree.to_arrays(),
+            "values": values,
             "drawn": np.array(self.drawn, np.int64),
             "maximum": np.array(self.maximum, np.float64),
         }
@@ -433,8 +415,11 @@ class Priorities:
                 f"drawn={drawn}, maximum={maximum}: expected at least 0, and 1 to {LARGEST:.0e}; pass what "
                 "to_arrays() returned"
             )
-        restored = cls(1, options)
-        restored.tree = SumTree.from_arrays(arrays, smallest=restored._whole_buffer)
+        values = _array(arrays, "values", 1)
+        if not len(values):
+            raise StateError("values is empty: expected at least one slot; pass what to_arrays() returned")
+        restored = cls(len(values), options)
+        restored.tree.restore(_checked_values(values))
         restored.drawn, restored.maximum = drawn, maximum
         return restored
 
@@ -456,11 +441,6 @@ def _level_sizes(capacity: int) -> list[int]:
         depth += 1
     top = -(-capacity // _FAN_OUT**depth)
     return [top * _FAN_OUT ** (depth - level) for level in range(depth + 1)]
-
-
-def _positive(values: Values) -> Values:
-    """The values, with infinity for each 0."""
-    return np.where(values > 0.0, values, np.inf)
 
 
 def _checked_slots(slots: npt.ArrayLike, capacity: int) -> Slots:

@@ -14,7 +14,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -31,11 +31,10 @@ from rlio.replay.ingest import Ingest, Part
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.steps import StepLog, bounds_of
-from rlio.replay.table import Extent, RowTable
-from rlio.replay.texts import TextExtent
+from rlio.replay.table import RowTable
 from rlio.schemas.schema import PolicySchema, Schema
 
-__all__ = ["AddedRows", "Filled", "StoreRows"]
+__all__ = ["AddedRows", "StoreRows"]
 
 Ids = NDArray[np.int64]
 
@@ -55,48 +54,8 @@ class AddedRows:
     writer: str = ""
 
 
-@dataclass(frozen=True)
-class Filled:
-    """What a store's arrays already hold.
-
-    Attributes:
-        extents: Policy id -> how far its table is filled.
-        steps: For each build: policy id -> number of rows in its joint steps; and the number of steps.
-    """
-
-    extents: Mapping[str, Extent] = field(default_factory=dict)
-    steps: Sequence[tuple[Mapping[str, int], int]] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON form for a manifest."""
-        return {
-            "extents": {
-                pid: {
-                    "rows": extent.rows,
-                    "frames": dict(extent.frames),
-                    "texts": {name: [list(text.chunks), text.used] for name, text in extent.texts.items()},
-                }
-                for pid, extent in self.extents.items()
-            },
-            "steps": [[dict(rows), count] for rows, count in self.steps],
-        }
-
-    @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> Filled:
-        """Read the form of `to_json`; raises KeyError, TypeError or ValueError for anything else."""
-        extents = {
-            pid: Extent(
-                found["rows"],
-                found["frames"],
-                {name: TextExtent(tuple(sizes), used) for name, (sizes, used) in found["texts"].items()},
-            )
-            for pid, found in written["extents"].items()
-        }
-        return cls(extents, [(rows, count) for rows, count in written["steps"]])
-
-
 class StoreRows:
-    """Tables, one a policy, to which batches are added.
+    """Tables, one a policy, to which batches are added. They continue after the rows in the arrays.
 
     Args:
         schema: Schema of every batch.
@@ -105,7 +64,6 @@ class StoreRows:
         ring: Replace the oldest rows by new ones.
         frames: See `RowTable`.
         columns: Logical columns to keep, if they exist; None: all.
-        filled: What the arrays already hold.
         sealed: Add no rows.
     """
 
@@ -118,14 +76,14 @@ class StoreRows:
         ring: bool = False,
         frames: int | None = None,
         columns: frozenset[str] | None = None,
-        filled: Filled | None = None,
         sealed: bool = False,
     ) -> None:
         #: Schema of all policies. Their tables may have other physical names, because a table's names never
         #: change.
         self.schema: Schema = schema
         self.tables: dict[str, RowTable] = {}
-        self._ingests: dict[str, Ingest] = {}
+        #: Policy id -> the `Ingest` that adds its rows.
+        self.ingests: dict[str, Ingest] = {}
         #: Policy id -> the columns of its table.
         self._policies: dict[str, PolicySchema] = {}
         self._ring = ring
@@ -134,20 +92,14 @@ class StoreRows:
         self._arrays = arrays
         self._columns = columns
         self._sealed = sealed
-        there = filled or Filled()
         for pid, policy in schema.policies.items():
-            self._add_policy(pid, policy, there.extents.get(pid, Extent()))
+            self._add_policy(pid, policy)
         self.joint: bool = schema.multi_agent
         # Live policies of which every row so far has its final observation, and so no validity column.
         self._whole = set(schema.policies) if ring else set()
         #: How often `_whole` or the policies changed; units opened earlier ignore the change.
         self.changes: int = 0
-        self._steps = StepLog(arrays, there.steps)
-
-    @property
-    def filled(self) -> Filled:
-        """What the arrays hold; joint steps only after `save_steps`."""
-        return Filled({pid: table.extent for pid, table in self.tables.items()}, self._steps.saved)
+        self.steps: StepLog = StepLog(arrays, schema.policies)
 
     @property
     def used(self) -> dict[str, int]:
@@ -155,11 +107,6 @@ class StoreRows:
         return {
             f"{pid} {name}": rows for pid, table in self.tables.items() for name, rows in table.used.items()
         }
-
-    @property
-    def ingests(self) -> Mapping[str, Ingest]:
-        """Policy id -> the `Ingest` that adds its rows."""
-        return self._ingests
 
     @property
     def row_bytes(self) -> int:
@@ -178,7 +125,7 @@ class StoreRows:
                 batch = batch.as_multi_agent()
             else:
                 (table,) = self.tables.values()
-                ((pid, ingest),) = self._ingests.items()
+                ((pid, ingest),) = self.ingests.items()
                 first = table.head
                 ingest.add(batch, writer=writer)
                 self._look_for_missing(pid, batch)
@@ -191,26 +138,26 @@ class StoreRows:
         numbers, count = step_numbers(batch)
         parts = self._prepared(batch, writer)
         for pid, own in parts.items():
-            self._ingests[pid].reserve(own)
+            self.ingests[pid].reserve(own)
         rows: dict[str, tuple[int, int]] = {}
         order, bounds = {}, {}
         for pid, table in self.tables.items():
             first = table.head
             if pid in parts:
-                self._ingests[pid].commit(parts[pid])
+                self.ingests[pid].commit(parts[pid])
                 self._look_for_missing(pid, batch[pid])
             number = numbers.get(pid, np.empty(0, np.int64))
             rows[pid] = first, table.head - first
             order[pid] = np.argsort(number, kind="stable") + first
             bounds[pid] = bounds_of(np.bincount(number, minlength=count), first=first)
-        start = self._steps.stop
-        self._steps.added.add(order, bounds)
+        start = self.steps.stop
+        self.steps.added.add(order, bounds)
         self._forget_steps()
         return AddedRows(rows, (start, count))
 
     def _forget_steps(self) -> None:
         """Drop joint steps whose rows the tables of a ring have forgotten."""
-        self._steps.added.forget({pid: table.tail for pid, table in self.tables.items()})
+        self.steps.added.forget({pid: table.tail for pid, table in self.tables.items()})
 
     def _prepared(self, batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
         """Policy id -> its checked rows; makes tables for new policies of a live store."""
@@ -226,24 +173,23 @@ class StoreRows:
         return parts | self._prepared_of(unknown, batch, writer)
 
     def _prepared_of(self, pids: Sequence[str], batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
-        return {pid: self._ingests[pid].prepare(batch[pid], writer=writer) for pid in pids if len(batch[pid])}
+        return {pid: self.ingests[pid].prepare(batch[pid], writer=writer) for pid in pids if len(batch[pid])}
 
-    def _add_policy(self, pid: str, policy: PolicySchema, extent: Extent) -> None:
+    def _add_policy(self, pid: str, policy: PolicySchema) -> None:
         if any(is_per_sequence(column) for column in policy.columns):
             raise OptionError(
                 f"policy {pid!r} was recorded in sequences (seq_lens), but a store cuts sequences from "
                 "single steps: read these with cache='none'"
             )
         wanted = None if self._columns is None else self._columns & set(policy.columns)
-        # A policy without rows has no files.
-        is_empty = self._sealed and not extent.rows
+        arrays = _Prefixed(self._arrays, f"{pid} ")
         self.tables[pid] = self._table(
             RowLayout.of(policy, columns=wanted),
-            capacity=max(extent.rows, 1) if self._sealed else self._capacity,
-            arrays=RamArrays() if is_empty else _Prefixed(self._arrays, f"{pid} "),
-            extent=extent,
+            capacity=self._capacity,
+            # The files of a policy without rows are empty.
+            arrays=RamArrays() if self._sealed and not arrays.size("rows") else arrays,
         )
-        self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
+        self.ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
         self._policies[pid] = policy
 
     def _take_in(self, fresh: Sequence[str], batch: MultiAgentBatch) -> None:
@@ -251,7 +197,7 @@ class StoreRows:
         schema = self.schema.extended(batch).with_validity()
         for pid in fresh:
             if pid in schema.policies:  # Otherwise it has no columns, and so no rows.
-                self._add_policy(pid, schema.policies[pid], Extent())
+                self._add_policy(pid, schema.policies[pid])
                 self._whole.add(pid)
         self.schema = schema
         self.changes += 1
@@ -260,10 +206,6 @@ class StoreRows:
         if pid in self._whole and not np.all(batch.get(Columns.NEXT_OBS_VALID, True)):
             self._whole.remove(pid)
             self.changes += 1
-
-    def save_steps(self) -> None:
-        """Write the added joint steps into arrays, for other readers."""
-        self._steps.save()
 
     # ---- keeping a ring ----
 
@@ -276,7 +218,7 @@ class StoreRows:
         policies = {
             pid: {
                 **table.dump(_Prefixed(arrays, f"{pid} ")),
-                "open": self._ingests[pid].open_to_json(),
+                "open": self.ingests[pid].open_to_json(),
                 "whole": pid in self._whole,
             }
             for pid, table in self.tables.items()
@@ -285,7 +227,7 @@ class StoreRows:
             # The tables' own schemas: their physical names do not change when policies are added.
             "schema": Schema(self._policies, self.joint).text,
             "policies": policies,
-            "steps": self._steps.added.dump(arrays),
+            "steps": self.steps.added.dump(arrays),
         }
 
     @classmethod
@@ -312,7 +254,7 @@ class StoreRows:
             made.ingests[pid].open_from_json(own["open"])
         made._whole = {pid for pid, own in state["policies"].items() if own["whole"]}
         heads = {pid: table.head for pid, table in made.tables.items()}
-        made._steps.added.restore(stored, state["steps"], heads)
+        made.steps.added.restore(stored, state["steps"], heads)
         made._forget_steps()
         return made
 
@@ -343,7 +285,7 @@ class StoreRows:
         held = {pid: replace(self._held(pid, pieces), trimmed=trimmed) for pid in chosen}
         steps = None
         if self.joint and policy is None:
-            steps = self._steps.view(None if pieces is None else [piece.steps for piece in pieces])
+            steps = self.steps.view(None if pieces is None else [piece.steps for piece in pieces])
         return open_units(held, draw, steps=steps)
 
     def _held(self, pid: str, pieces: Sequence[AddedRows] | None) -> PolicyView:
@@ -360,12 +302,11 @@ class StoreRows:
         first = spans[0][0] if spans else 0
         ends = np.cumsum([0, *(size for _, size in spans)]).tolist()
         names = np.array([piece.writer for piece in held], object)
-        if all(at == first + end for (at, _), end in zip(spans, ends, strict=False)):
-            writers = np.array(ends[:-1], np.int64) + first, names
-            return PolicyView(pid, policy, table, span=RowRange(first, count, head), writers=writers)
-        rows = np.concatenate([np.arange(at, at + size) for at, size in spans])
-        writers = np.array(ends[:-1], np.int64), names
-        return PolicyView(pid, policy, table, rows, RowRange(0, count, head), writers)
+        rows = None
+        if any(at != first + end for (at, _), end in zip(spans, ends, strict=False)):
+            first, rows = 0, np.concatenate([np.arange(at, at + size) for at, size in spans])
+        writers = np.array(ends[:-1], np.int64) + first, names
+        return PolicyView(pid, policy, table, rows, RowRange(first, count, head), writers)
 
 
 class _Prefixed:
@@ -377,6 +318,9 @@ class _Prefixed:
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
         return self._arrays.array(self._prefix + name, shape, dtype)
+
+    def size(self, name: str) -> int | None:
+        return self._arrays.size(self._prefix + name)
 
     def reserve(self, name: str, rows: int) -> None:
         self._arrays.reserve(self._prefix + name, rows)

@@ -22,7 +22,7 @@ from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
-from rlio.replay.epochs import OWN_BATCH, Passage, StorePass, most_at_once
+from rlio.replay.epochs import OWN_BATCH, StorePass, most_at_once
 from rlio.replay.order import UniformDraws
 from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
@@ -41,17 +41,8 @@ class EpochReader(InputReader):
     """Gives every unit of a store once an epoch; see `ReplayStore.epochs`."""
 
     def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions) -> None:
-        units = store.units(draw)
-        self._pass = StorePass(
-            Passage(
-                open=lambda: (units, store.row_bytes),
-                draw=draw,
-                digest=store.digest,
-                uri=store.uri,
-                why_empty=store.why_empty,
-            ),
-            options,
-        )
+        self._pass = StorePass(store, draw, options)
+        _ = self._pass.units  # Refuses an illegal draw here, not at the first batch.
         self.unit: Unit = draw.unit
         self.drop_last: bool = options.drop_last
         # Ranks share batches among them, and the batch size decides how many rows are dropped.
@@ -128,21 +119,19 @@ class _Sampler(InputReader):
     def _seen(self) -> Units:
         """The current units. The caller holds the store's lock."""
         self.store.check_open()
-        if self._units is None or self._version != self.store.version:
-            if self._units is None or self._changes != self.store.changes:
-                self._units = self.store.units(self._draw)
+        units = self._units
+        if units is None or self._version != self.store.version:
+            if units is None or self._changes != self.store.changes:
+                units = self._units = self.store.units(self._draw)
                 self._changes = self.store.changes
             else:
-                self._units.update()
-            self._check_units(self._units)
-            self._version = self.store.version
-            self._changed()
-        self._check_units(self._units)
-        return self._units
-
-    def _check_units(self, units: Units) -> None:
+                units.update()
+            if units.count:
+                self._version = self.store.version
+                self._changed()
         if not units.count:
             raise EndOfData(self.store.why_empty(self.unit))
+        return units
 
     def _changed(self) -> None:
         """Called when the store's rows have changed."""
@@ -239,27 +228,20 @@ class UniformSampler(_Sampler):
             units = self._seen()
             if n != self.batch_size:
                 self._block = None
-                return self._fresh(units, n)
-            if self._block is None:
+            elif self._block is None:
                 # Batches are drawn together until an append comes between two of them.
                 self._ahead = min(2 * self._ahead, most_at_once(units, self.store.row_bytes, self.batch_size))
-                if self._ahead == 1:
-                    return self._fresh(units, n)
-                found = self._gathered(units, n * self._ahead)
-                assert isinstance(found, SampleBatch)
-                self._block, self._cut = found, 0
+                if self._ahead > 1:
+                    gathered = self._gathered(units, n * self._ahead)
+                    assert isinstance(gathered, SampleBatch)
+                    self._block, self._cut = gathered, 0
             block, at = self._block, self._cut
-            self._cut = at + n
+            found = self._gathered(units, n) if block is None else block[at : at + n]
             self.drawn += n
-            if self._cut == len(block):
+            self._cut = at + n
+            if block is not None and self._cut == len(block):
                 self._block = None
-            found_rows: SampleBatch = block[at : at + n]
-            return found_rows
-
-    def _fresh(self, units: Units, n: int) -> Batch:
-        found = self._gathered(units, n)
-        self.drawn += n
-        return found
+            return found
 
     def _gathered(self, units: Units, n: int) -> Batch:
         return units.batch(self._order.take(self.drawn, self.drawn + n, units.count))
@@ -331,7 +313,8 @@ class PrioritisedSampler(_Sampler):
         if self._priorities is None:
             self._priorities = Priorities(table.capacity, self.options)
         tail, head = self.span
-        self._forget(range(tail, min(table.tail, head)), table.capacity)
+        for part in slots_of(range(tail, min(table.tail, head)), table.capacity):
+            self._priorities.forget(part)
         for part in slots_of(range(max(head, table.tail), table.head), table.capacity):
             self._priorities.appended(part)
         self.span = table.tail, table.head
@@ -350,25 +333,17 @@ class PrioritisedSampler(_Sampler):
             )
         return tables[self._draw.policy or next(iter(tables))]
 
-    def _forget(self, rows: range, capacity: int) -> None:
-        assert self._priorities is not None
-        for part in slots_of(rows, capacity):
-            self._priorities.forget(part)
-
     def _take(self, n: int) -> Batch:
         with self.store.lock:
             units = self._seen()
             assert self._priorities is not None
             self._check_priorities(self._priorities.drawn)
             slots, weights = self._priorities.draw(n, self._rng)
-            numbers = slots
+            first = 0
             if self.store.live:
-                table = self._table
-                rows = table.tail + (slots - table.tail) % table.capacity
-                numbers = rows - table.tail
-            else:
-                rows = slots
-            return units.batch(numbers, {Columns.WEIGHTS: weights, BATCH_INDEXES: rows})
+                table, first = self._table, self._table.tail
+                slots = first + (slots - first) % table.capacity
+            return units.batch(slots - first, {Columns.WEIGHTS: weights, BATCH_INDEXES: slots})
 
     def update_priorities(self, indexes: npt.ArrayLike, errors: npt.ArrayLike) -> None:
         """Set the priorities of drawn units from their errors.

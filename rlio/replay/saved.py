@@ -23,8 +23,8 @@ from rlio.replay.cache_files import write_file
 from rlio.replay.draws import Draw
 from rlio.replay.ingest import Ingest
 from rlio.replay.manifests import Manifest
-from rlio.replay.memory import Arrays, FileArrays
-from rlio.replay.rows import Filled, StoreRows
+from rlio.replay.memory import Arrays, FileArrays, copied
+from rlio.replay.rows import StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.dtypes import stored_dtype
 from rlio.schemas.schema import Schema
@@ -94,9 +94,8 @@ def save_rows(
                 "span": list(span),
             }
             for name, values in (priorities or {}).items():
-                target = arrays.array(f"{_PRIORITIES} {name}", (max(values.size, 1),), values.dtype)
-                arrays.reserve(f"{_PRIORITIES} {name}", len(target))
-                target[: values.size] = values.reshape(-1)
+                flat = values.reshape(-1)
+                copied(arrays, f"{_PRIORITIES} {name}", max(flat.size, 1), flat)[: flat.size] = flat
             arrays.flush()
             manifest = Manifest(describe=_DESCRIBE, arrays=arrays.sizes, state=state)
         write_file(str(made / _MANIFEST), manifest.dump())
@@ -180,7 +179,7 @@ def _restored_from_1(files: FileArrays, state: Mapping[str, Any], folder: Path, 
         StateError: The rows may have been linked differently.
     """
     schema = Schema.from_text(state["schema"], uri=str(folder))
-    stored = StoreRows(schema, capacity=1, arrays=files, filled=Filled.from_json(state), sealed=True)
+    stored = StoreRows(schema, capacity=1, arrays=files, sealed=True)
     ring = StoreRows(schema, ring=True, **options)
     for pid, table in ring.tables.items():
         table.tail = table.head = state["heads"][pid] - len(stored.tables[pid])

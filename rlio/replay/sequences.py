@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
 from rlio.replay.table import RowTable
+from rlio.support.options import check_count
 
 __all__ = ["Sequences", "chain_rows", "completed_sequences"]
 
@@ -57,10 +58,7 @@ class Sequences:
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("overlap", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                shown = "sequence_length" if name == "length" else name
-                raise OptionError(f"{shown}={excerpt(value)}: expected a number of rows, at least {least}")
+            check_count("sequence_length" if name == "length" else name, getattr(self, name), least=least)
         if self.overlap >= self.length:
             raise OptionError(
                 f"overlap={self.overlap}: expected less than the {self.length} rows of a sequence, or none "

@@ -7,7 +7,7 @@ table has forgotten a row of one of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,11 +50,6 @@ class Steps:
     def count(self) -> int:
         """Number of kept steps."""
         return self.stop - self.first
-
-    @property
-    def appends(self) -> Ids:
-        """How many kept steps each append added."""
-        return np.diff([*self._appends, self.stop])
 
     def add(self, rows: Mapping[str, Ids], bounds: Mapping[str, Ids]) -> None:
         """Add steps.
@@ -163,47 +158,44 @@ def _steps_of(rows: Mapping[str, Ids], sizes: Mapping[str, Ids]) -> Steps:
 
 
 class StepLog:
-    """The joint steps of a store that is not a ring: added steps, and steps in arrays.
+    """The joint steps of a store that is not a ring: added steps, and steps that the arrays already hold.
 
     Args:
         arrays: Holds the arrays.
-        saved: For each `save` so far: policy id -> number of rows; and the number of steps.
+        policies: Ids of the policies.
     """
 
-    def __init__(self, arrays: Arrays, saved: Sequence[tuple[Mapping[str, int], int]]) -> None:
+    def __init__(self, arrays: Arrays, policies: Iterable[str]) -> None:
         self._arrays = arrays
-        self.saved: list[tuple[Mapping[str, int], int]] = list(saved)
-        #: For each `save`, its arrays: policy id -> rows, policy id -> number of rows in each step.
-        self._parts = [
-            (
-                {pid: self._array(number, "rows", pid, size) for pid, size in rows.items()},
-                {pid: self._array(number, "sizes", pid, count) for pid in rows},
-            )
-            for number, (rows, count) in enumerate(saved)
-        ]
+        #: For each `save`: policy id -> its rows, step by step; policy id -> number of its rows in each step.
+        self._parts: list[tuple[dict[str, Ids], dict[str, Ids]]] = []
+        while sizes := self._stored("sizes", policies):
+            self._parts.append((self._stored("rows", sizes), sizes))
         self.added: Steps = Steps()
 
-    def _array(self, number: int, what: str, pid: str, size: int) -> Ids:
-        return self._arrays.array(f"steps {number} {what} {pid}", (size,), np.dtype(np.int64))
+    def _stored(self, what: str, policies: Iterable[str]) -> dict[str, Ids]:
+        """Policy id -> its array of the next save; empty after the last."""
+        names = {pid: f"steps {len(self._parts)} {what} {pid}" for pid in policies}
+        sizes = {pid: self._arrays.size(name) for pid, name in names.items()}
+        return {
+            pid: self._arrays.array(names[pid], (size // 8,), np.int64)
+            for pid, size in sizes.items()
+            if size is not None
+        }
 
     @property
     def stop(self) -> int:
         """Number of the next step."""
-        return sum(count for _, count in self.saved) + self.added.stop
+        return sum(len(next(iter(sizes.values()))) for _, sizes in self._parts) + self.added.stop
 
     def save(self) -> None:
-        """Write the steps added since the last call into arrays."""
+        """Write the added steps into arrays, once."""
         if not self.added.count:
             return
-        number, (rows, sizes) = len(self.saved), self.added.to_arrays()
-        for what, found in (("rows", rows), ("sizes", sizes)):
+        for what, found in zip(("rows", "sizes"), self.added.to_arrays(), strict=True):
             for pid, values in found.items():
-                target = self._array(number, what, pid, len(values))
-                self._arrays.reserve(f"steps {number} {what} {pid}", len(values))
-                target[:] = values
-        self.saved.append(({pid: len(own) for pid, own in rows.items()}, self.added.count))
-        self._parts.append((rows, sizes))
-        self.added = Steps()
+                name = f"steps {len(self._parts)} {what} {pid}"
+                copied(self._arrays, name, len(values), values)[:] = values
 
     def view(self, spans: Sequence[tuple[int, int]] | None) -> Steps:
         """The steps of some spans, each (number of the first, how many), in that order; None: all."""

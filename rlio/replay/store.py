@@ -33,9 +33,9 @@ from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import Unit
 from rlio.readers.read_options import ReadOptions
-from rlio.replay.build import Source, build, key_of, schema_of
+from rlio.replay.build import Source, build, rows_of, schema_of
 from rlio.replay.cache import CacheFolder
-from rlio.replay.cached import Cached, open_cached
+from rlio.replay.cached import open_cached
 from rlio.replay.draws import Draw, Units
 from rlio.replay.episode_columns import MC_RETURN
 from rlio.replay.epochs import OWN_BATCH
@@ -53,7 +53,7 @@ from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 from rlio.support.described import Described
-from rlio.support.options import checked_keywords, default_options
+from rlio.support.options import check_count, checked_keywords, default_options
 
 __all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
@@ -151,8 +151,7 @@ class ReplayStore(Described):
     def __init__(
         self, capacity: int, *, frames: int | None = None, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
-            raise OptionError(f"capacity={excerpt(capacity)}: expected a number of rows, at least 1")
+        check_count("capacity", capacity, least=1)
         self._capacity = capacity
         self._frames = frames
         self._init(live=True, uri="the live store", digest="live", folder=folder)
@@ -173,7 +172,7 @@ class ReplayStore(Described):
         self._pieces: list[AddedRows] | None = None
         #: The data set of the rows; None: a live store.
         self._dataset: Dataset | None = None
-        self._missing = "error"
+        self._missing: Literal["error", "drop", "fill"] = "error"
         #: Rows of the data set lost to damage, with ``on_error="skip"``.
         self.skipped: int = 0
         self._closed = False
@@ -185,7 +184,6 @@ class ReplayStore(Described):
         self._finished = False
         self._failure: BaseException | None = None
         self._folder: CacheFolder | None = None
-        self._cached: Cached | None = None
         #: Saved priorities and the span of their rows, for the first sampler that `prioritised` makes.
         self._loaded: tuple[Mapping[str, Any], tuple[int, int]] | None = None
         with _stores_lock:
@@ -248,17 +246,23 @@ class ReplayStore(Described):
                 cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
             )
         store._dataset, store._missing = dataset, missing
-        store._start(Source(dataset, missing, on_error), columns, progress)
+        store._start(dataset, on_error, None if columns is None else frozenset(columns), progress)
         if wait:
             store.wait()
         return store
 
-    def _start(self, source: Source, columns: Sequence[str] | None, progress: bool | None) -> None:
-        wanted = None if columns is None else frozenset(columns)
+    def _start(
+        self,
+        dataset: Dataset,
+        on_error: Literal["raise", "skip"],
+        columns: frozenset[str] | None,
+        progress: bool | None,
+    ) -> None:
+        """Read every row in a background thread."""
 
         def run() -> None:
             try:
-                self._build(source, wanted, progress)
+                self._build(dataset, on_error, columns, progress)
             except BaseException as error:
                 self._failure = error
             self._finished = True
@@ -266,22 +270,26 @@ class ReplayStore(Described):
         self._builder = threading.Thread(target=run, name="rlio-build", daemon=True)
         self._builder.start()
 
-    def _build(self, source: Source, columns: frozenset[str] | None, progress: bool | None) -> None:
-        """Read every row, in the background thread."""
-        missing = GoneShards(source.dataset.storage, source.on_error)
+    def _build(
+        self,
+        dataset: Dataset,
+        on_error: Literal["raise", "skip"],
+        columns: frozenset[str] | None,
+        progress: bool | None,
+    ) -> None:
+        missing = GoneShards(dataset.storage, on_error)
         while True:
+            source = Source(dataset, self._missing, on_error, missing.given_up, self._stop)
             try:
-                self._read(source, columns, progress, missing.given_up)
+                self._read(source, columns, progress)
                 return
             except ShardGone as gone:
                 missing.miss(gone)
-                source = replace(source, dataset=source.dataset.refresh(at=source.dataset.snapshot()))
-                if source.on_error == "raise":
-                    source.dataset.check_complete()
+                dataset = dataset.refresh(at=dataset.snapshot())
+                if on_error == "raise":
+                    dataset.check_complete()
 
-    def _read(
-        self, source: Source, columns: frozenset[str] | None, progress: bool | None, given_up: set[str]
-    ) -> None:
+    def _read(self, source: Source, columns: frozenset[str] | None, progress: bool | None) -> None:
         """Read every row of a snapshot.
 
         Raises:
@@ -302,30 +310,14 @@ class ReplayStore(Described):
             disable=None if progress is None else not progress,
             leave=False,
         ) as bar:
+            source = replace(source, progress=bar.update)
             if self._folder is not None:
-                cached = open_cached(
-                    source,
-                    schema,
-                    self._folder,
-                    progress=_advance(bar),
-                    stop=self._stop,
-                    given_up=given_up,
-                )
-                self._cached = cached
-                rows, self._pieces, self.skipped = cached.rows, cached.pieces, cached.skipped + lost
+                rows, parts = open_cached(source, schema, self._folder)
             else:
                 rows = StoreRows(schema, capacity=len(dataset), arrays=RamArrays(), columns=columns)
-                built = build(
-                    source,
-                    dataset.segments,
-                    rows,
-                    progress=_advance(bar),
-                    stop=self._stop,
-                    given_up=given_up,
-                )
-                self.skipped = built.skipped + lost
-                keys = map(key_of, dataset.segments)
-                self._pieces = [built.pieces[key] for key in keys if key in built.pieces]
+                parts = build(source, dataset.segments, rows)
+        self._pieces, skipped = rows_of(parts, dataset.segments)
+        self.skipped = skipped + lost
         self._rows = rows
         self.version += 1
 
@@ -410,7 +402,7 @@ class ReplayStore(Described):
             rows.add(batch, writer=writer)
         except BaseException:
             if self._scratch is not None:
-                self._scratch.clear()
+                self._scratch.close()
             raise
         return rows
 
@@ -643,9 +635,6 @@ class ReplayStore(Described):
         self._rows = None
         if self._scratch is not None:
             self._scratch.close()
-        if self._cached is not None:
-            self._cached.reading.close()
-            self._cached = None
 
     def __enter__(self) -> Self:
         return self
@@ -679,13 +668,6 @@ def _let_go_of_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_hold_all, after_in_parent=_let_go_of_all, after_in_child=_let_go_of_all)
-
-
-def _advance(bar: tqdm[Any]) -> Callable[[int], None]:
-    def advance(rows: int) -> None:
-        bar.update(rows)
-
-    return advance
 
 
 class _NoUnits(Units):

@@ -8,9 +8,9 @@ memory comes from nor which rows are drawn.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -24,10 +24,11 @@ from rlio.replay.buffers import Buffers, batch_dtype
 from rlio.replay.frames import FramePool, Frames
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, copied
-from rlio.replay.texts import TextExtent, TextHeap, encoded
+from rlio.replay.texts import TextHeap, encoded
 from rlio.schemas.schema import Leaf
+from rlio.support.forks import cached_property
 
-__all__ = ["ROW_VERSION", "Extent", "Plan", "Prepared", "RowTable", "slots_of"]
+__all__ = ["ROW_VERSION", "Plan", "Prepared", "RowTable", "slots_of"]
 
 #: Version of the layout of rows, frames and texts in memory, and so in files. Raise it with every change of
 #: the layout: older stores are then rebuilt. The tests hold the layout of this version.
@@ -77,21 +78,6 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Extent:
-    """How far a table is filled; another table over the same arrays starts from it.
-
-    Attributes:
-        rows: Number of rows.
-        frames: Pool -> number of frames.
-        texts: Column -> extent of its heap.
-    """
-
-    rows: int = 0
-    frames: Mapping[str, int] = field(default_factory=dict)
-    texts: Mapping[str, TextExtent] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Plan:
     """How to gather some leaves of a table.
 
@@ -105,20 +91,15 @@ class Plan:
     windows: list[str]
     wide: list[str]
     texts: list[str]
-    _batches: dict[int, np.dtype[Any]] = field(default_factory=dict, compare=False)
 
-    def batch(self, rows: int) -> np.dtype[Any]:
-        """The memory layout of a batch of this many rows; see `batch_dtype`."""
-        found = self._batches.get(rows)
-        if found is None:
-            if len(self._batches) >= _MOST_SIZES:
-                self._batches.clear()
-            found = self._batches[rows] = batch_dtype(rows, self.fixed)
-        return found
+    @cached_property
+    def batch(self) -> Callable[[int], np.dtype[Any]]:
+        """The memory layout of a batch of so many rows; see `batch_dtype`."""
+        return lru_cache(_MOST_SIZES)(partial(batch_dtype, columns=self.fixed))
 
 
 class RowTable:
-    """Storage of rows.
+    """Storage of rows. Continues after the rows that the arrays already hold.
 
     Args:
         layout: Which columns lie where.
@@ -128,8 +109,7 @@ class RowTable:
         frames: For a ring: frames that each pool of wide observations keeps. When a pool is full, rows are
             forgotten even if there are fewer than ``capacity``. None: enough for ``capacity`` rows that share
             no frames.
-        extent: What the arrays already hold; not for a ring.
-        sealed: Add no rows. The arrays may be no longer than ``extent`` says.
+        sealed: Add no rows; the capacity is then the number of existing rows.
     """
 
     def __init__(
@@ -140,21 +120,27 @@ class RowTable:
         arrays: Arrays,
         ring: bool = False,
         frames: int | None = None,
-        extent: Extent | None = None,
         sealed: bool = False,
     ) -> None:
         if capacity < 1:
             raise OptionError(f"capacity={capacity}: expected a number of rows to keep, at least 1")
         self.layout = layout
-        self.capacity = capacity
         self.ring = ring
         self._arrays = arrays
-        filled = extent or Extent()
         pairs = _pooled(layout)
-        self._row = _with_hidden(layout, pairs)
-        self._rows = arrays.array("rows", (capacity,), self._row)
-        self._void = self._rows.view(np.dtype((np.void, self._row.itemsize)))
-        self._values = _as_values(self._row)
+        #: Dtype of a packed row, hidden fields included.
+        self.row: np.dtype[Any] = _with_hidden(layout, pairs)
+        #: Logical number of the oldest kept row.
+        self.tail: int = 0
+        #: Logical number of the next row.
+        self.head: int = (arrays.size("rows") or 0) // self.row.itemsize
+        capacity = max(self.head, 1) if sealed else capacity
+        self.capacity = capacity
+        self._rows = arrays.array("rows", (capacity,), self.row)
+        #: All packed rows, one value each: drawing a row is one copy of memory. Without a ring, they are
+        #: indexed by their logical numbers.
+        self.packed: NDArray[Any] = self._rows.view(np.dtype((np.void, self.row.itemsize)))
+        self._values = _as_values(self.row)
         self._next, self._prev, self._at = self._rows[_NEXT], self._rows[_PREV], self._rows[_AT]
         self._pools = {
             obs.physical: FramePool(
@@ -163,10 +149,8 @@ class RowTable:
                 shape=obs.spec.shape,
                 dtype=obs.spec.numpy,
                 stack=obs.spec.stack,
-                capacity=max(filled.frames.get(obs.physical, 0), 1)
-                if sealed
-                else frames or 2 * capacity * (1 if obs.spec.stack is None else obs.spec.stack.depth),
-                head=filled.frames.get(obs.physical, 0),
+                capacity=frames or 2 * capacity * (1 if obs.spec.stack is None else obs.spec.stack.depth),
+                sealed=sealed,
             )
             for obs, _ in pairs
         }
@@ -191,30 +175,16 @@ class RowTable:
                 name=f"texts {leaf.physical}",
                 capacity=capacity,
                 ring=ring,
-                extent=filled.texts.get(leaf.physical, TextExtent()),
                 sealed=sealed,
             )
             for leaf in layout.texts
         }
         self._buffers = Buffers()
-        #: Logical number of the oldest kept row.
-        self.tail: int = 0
-        #: Logical number of the next row.
-        self.head: int = filled.rows
         #: For each append whose frames are all kept: its first row, and the lowest frame in each pool.
         self._marks: deque[tuple[int, dict[str, int]]] = deque()
 
     def __len__(self) -> int:
         return self.head - self.tail
-
-    @property
-    def extent(self) -> Extent:
-        """How far the table is filled."""
-        return Extent(
-            self.head,
-            {name: pool.head for name, pool in self._pools.items()},
-            {name: heap.extent for name, heap in self._texts.items()},
-        )
 
     @property
     def used(self) -> dict[str, int]:
@@ -243,14 +213,9 @@ class RowTable:
             after: For each row, the index of its successor in its episode, or -1; always a later row.
 
         Raises:
-            OptionError: The rows exceed the table, or the frames of one episode exceed a pool.
+            OptionError: The frames of one episode exceed a pool.
         """
-        rows = len(after)
-        if rows > self.capacity:
-            raise OptionError(
-                f"{rows} rows at once into a table of {self.capacity}: add fewer rows at a time"
-            )
-        block = np.zeros(rows, self._row)
+        block = np.zeros(len(after), self.row)
         for leaf in self.layout.packed:
             block[leaf.physical] = arrays[leaf.physical]
         linked = np.flatnonzero(after >= 0)
@@ -391,7 +356,7 @@ class RowTable:
             lowest: Pool -> its first frame that is needed; None: computed from the rows.
         """
         rows = range(self.tail, self.head)
-        found = {"rows": (self._void, rows)}
+        found = {"rows": (self.packed, rows)}
         found |= {f"wide {name}": (values, rows) for name, values in self._wide.items()}
         for name, pool in self._pools.items():
             first = self._lowest(name) if lowest is None else lowest[name]
@@ -436,7 +401,7 @@ class RowTable:
         if plan.packed or plan.windows:
             windows = {name: np.empty(len(rows), np.int64) for name in plan.windows}
             # Copy as many rows at a time as stay in the processor's cache from one copy to the next.
-            step = max(_CACHED_BYTES // self._row.itemsize, 1)
+            step = max(_CACHED_BYTES // self.row.itemsize, 1)
             for start in range(0, len(rows), step):
                 part = slice(start, start + step)
                 block = self._block(slots[part])
@@ -487,25 +452,10 @@ class RowTable:
         rest = [name for name in (*plan.windows, *plan.wide, *plan.texts) if name not in out]
         return out | self.gather(rows, self.plan(leaf for leaf in self.leaves if leaf.physical in rest))
 
-    @property
-    def row(self) -> np.dtype[Any]:
-        """Dtype of a packed row, hidden fields included."""
-        return self._row
-
-    @property
-    def void(self) -> np.dtype[Any]:
-        """Dtype of a packed row as one value: drawing it is then one copy of memory."""
-        return self._void.dtype
-
-    @property
-    def packed_values(self) -> NDArray[Any]:
-        """All packed rows as values of `void`; without a ring, indexed by their logical numbers."""
-        return self._void
-
     def unpacked(self, packed: NDArray[Any], plan: Plan, buffers: Buffers) -> dict[str, NDArray[Any]]:
-        """The packed columns of rows from `packed_values`: physical column -> contiguous array."""
+        """The packed columns of rows from `packed`: physical column -> contiguous array."""
         out = buffers.columns(plan.batch(len(packed)))
-        self._unpack(packed.view(self._row), plan, out, slice(None))
+        self._unpack(packed.view(self.row), plan, out, slice(None))
         return out
 
     def _unpack(self, block: NDArray[Any], plan: Plan, out: Mapping[str, NDArray[Any]], part: slice) -> None:
@@ -521,13 +471,9 @@ class RowTable:
 
     def _block(self, slots: Ids) -> NDArray[Any]:
         """The packed rows in the given slots: a structured array in reused memory."""
-        memory = self._buffers.empty((len(slots),), self._void.dtype)
-        np.take(self._void, slots, out=memory, mode="clip")
-        return memory.view(self._row)
-
-    def packed(self, rows: Ids) -> NDArray[Any]:
-        """The packed rows, hidden fields included: a structured array in reused memory."""
-        return self._block(self._slots(rows))
+        memory = self._buffers.empty((len(slots),), self.packed.dtype)
+        np.take(self.packed, slots, out=memory, mode="clip")
+        return memory.view(self.row)
 
     def distances(self, rows: Ids) -> Ids:
         """How many rows after each row its successor in its episode comes; 0 for none."""

@@ -14,7 +14,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from rlio.replay.memory import Arrays, copied
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["TextExtent", "TextHeap", "encoded"]
+__all__ = ["TextHeap", "encoded"]
 
 #: Texts lie in chunks. The first has this many bytes, and each further chunk twice as many as the one before,
 #: up to 1 GiB. A longer text gets its own chunk.
@@ -36,20 +36,8 @@ _BYTE: Final = np.dtype(np.uint8)
 _PLACE: Final = np.dtype([("chunk", "<i4"), ("size", "<i4"), ("at", "<i8")])
 
 
-class TextExtent(NamedTuple):
-    """How far a heap is filled.
-
-    Attributes:
-        chunks: Bytes of each chunk.
-        used: Used bytes of the last chunk.
-    """
-
-    chunks: tuple[int, ...] = ()
-    used: int = 0
-
-
 class TextHeap:
-    """One column of texts, by slot.
+    """One column of texts, by slot. Continues after the texts that the arrays already hold.
 
     Args:
         spec: Spec of the column: text or JSON.
@@ -58,8 +46,7 @@ class TextHeap:
         capacity: Number of slots.
         ring: Slots are reused. Texts are then objects of this process, freed when their slot is overwritten.
             False: texts lie one after the other in ``arrays``.
-        extent: What the arrays already hold.
-        sealed: Add no texts. The last chunk is then cut to its used bytes.
+        sealed: Add no texts.
     """
 
     def __init__(
@@ -70,7 +57,6 @@ class TextHeap:
         name: str,
         capacity: int,
         ring: bool,
-        extent: TextExtent | None = None,
         sealed: bool = False,
     ) -> None:
         self._spec = spec
@@ -80,24 +66,17 @@ class TextHeap:
         #: Name of the array with the place of each text.
         self.places: str = f"{name} places"
         self._place = None if ring else arrays.array(self.places, (capacity,), _PLACE)
-        filled = extent or TextExtent()
-        self._sizes = list(filled.chunks)
-        self._used = filled.used
-        open_sizes = [*self._sizes[:-1], *([self._used] if sealed else self._sizes[-1:])]
-        self._chunks = [
-            arrays.array(self._chunk_name(i), (size,), _BYTE)
-            for i, size in enumerate(open_sizes[: len(self._sizes)])
-        ]
-
-    @property
-    def extent(self) -> TextExtent:
-        """How far the heap is filled."""
-        return TextExtent(tuple(self._sizes), self._used)
+        self._chunks: list[NDArray[np.uint8]] = []
+        # Used bytes of the last chunk.
+        self._used = 0
+        while (used := arrays.size(self._chunk_name(len(self._chunks)))) is not None:
+            self._add_chunk(used if sealed else max(used, self._usual))
+            self._used = used
 
     @property
     def used(self) -> dict[str, int]:
         """Array -> its used bytes, for the one array that is only partly used."""
-        return {self._chunk_name(len(self._sizes) - 1): self._used} if self._sizes else {}
+        return {self._chunk_name(len(self._chunks) - 1): self._used} if self._chunks else {}
 
     def append(self, slots: NDArray[np.int64], texts: list[bytes]) -> None:
         """Put texts, as returned by `encoded`, into slots.
@@ -118,17 +97,21 @@ class TextHeap:
 
     def _room(self, size: int) -> tuple[int, int]:
         """Chunk and offset of the next ``size`` bytes."""
-        if not self._chunks or self._used + size > self._sizes[-1]:
-            # Keep chunks few: each is a file, and a file descriptor in every process that has it open.
-            self._sizes.append(max(size, _CHUNK << min(len(self._chunks), _DOUBLINGS)))
-            self._chunks.append(
-                self._arrays.array(self._chunk_name(len(self._chunks)), (self._sizes[-1],), _BYTE)
-            )
+        if not self._chunks or self._used + size > len(self._chunks[-1]):
+            self._add_chunk(max(size, self._usual))
             self._used = 0
         chunk, at = len(self._chunks) - 1, self._used
         self._used += size
         self._arrays.reserve(self._chunk_name(chunk), self._used)
         return chunk, at
+
+    @property
+    def _usual(self) -> int:
+        """Bytes of the next chunk. Chunks are few, because each is a file, and is mapped by every process."""
+        return _CHUNK << min(len(self._chunks), _DOUBLINGS)
+
+    def _add_chunk(self, size: int) -> None:
+        self._chunks.append(self._arrays.array(self._chunk_name(len(self._chunks)), (size,), _BYTE))
 
     def _chunk_name(self, chunk: int) -> str:
         return f"{self._name} {chunk}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints
@@ -23,6 +24,8 @@ from typing import Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, 
 from rlio.errors import OptionError, UnknownName, excerpt
 
 __all__ = [
+    "check_count",
+    "check_seconds",
     "checked_keywords",
     "default_options",
     "expected",
@@ -77,6 +80,27 @@ def expected_mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str,
     if value is not None and not isinstance(value, Mapping):
         raise OptionError(f"{name}={excerpt(value)}: expected a dict of keywords, or None")
     return value or {}
+
+
+def check_seconds(name: str, value: object, *, least: float = 0.0) -> float:
+    """The ``value`` of the option ``name``, a finite number of seconds.
+
+    Raises:
+        OptionError: It is not a number, or below ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        raise OptionError(f"{name}={excerpt(value)}: expected a number of seconds, {least:g} or more")
+    return float(value)
+
+
+def check_count(name: str, value: object, *, least: int, of: str = "rows") -> None:
+    """Refuse the ``value`` of the option ``name`` if it is not a whole number from ``least`` on.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OptionError(f"{name}={excerpt(value)}: expected a number of {of}, at least {least}")
 
 
 def option_names(taker: Callable[..., Any]) -> tuple[str, ...] | None:
