@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.batch.arrays import joint_dtype, to_numpy
+from rlio.batch.arrays import joint_dtype, object_column, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt
@@ -200,9 +200,7 @@ class PolicySchema:
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
                 _check_text("".join(array.tolist()), "text", leaf.name)
             if leaf.spec.kind == "json":
-                texts = np.empty(len(array), object)
-                texts[:] = [dump_value(value) for value in array]
-                array = texts
+                array = object_column(map(dump_value, array))
             arrays[leaf.physical] = array
 
 
