@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rlio.errors import StateError
+from rlio.errors import StateError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.schemas.schema import canonical_json
 
@@ -90,7 +90,7 @@ def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
         StateError: Some options differ; the message names them.
     """
     saved = saved if isinstance(saved, dict) else {}
-    unlike = [name for name, value in ours.items() if saved.get(name) != value]
+    unlike = [name for name in {**ours, **saved} if saved.get(name) != ours.get(name)]
     if unlike:
         raise StateError(
             f"the state was saved with other values of the options {', '.join(unlike)}: open the data with "
@@ -112,7 +112,7 @@ def check_position(
             check_options(position.get(key), value, uri=uri)
         elif position.get(key) != value:
             raise StateError(
-                f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
+                f"state['position'][{key!r}] is {excerpt(position.get(key))} but this reader has {value!r}: "
                 "open the same data with the same options",
                 uri=uri,
             )
