@@ -260,7 +260,7 @@ class GroupBuffer:
         self.rows = stop
 
     def _wipe(self, start: int, stop: int) -> None:
-        """Clear the marks that an interrupted `append` left on the rows from ``start`` on."""
+        """Clear the marks that earlier groups, or an interrupted `append`, left on rows from ``start`` on."""
         for name in self._partial:
             if name in self._valid:
                 self._valid[name][start:stop] = False
@@ -316,19 +316,16 @@ class GroupBuffer:
         for name, spec in self.schema.columns.items():
             if name != Columns.NEXT_OBS_VALID and name not in self._pooled:
                 dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
-                self._arrays[name] = _grown(self._arrays.get(name), (capacity, *spec.shape), dtype)
-                self._valid[name] = _grown(self._valid.get(name), (capacity,), np.bool_)
-        self._policy = _grown(self._policy, (capacity,), np.int16)
-        self._missing = _grown(self._missing, (capacity,), np.bool_)
+                empty = np.empty((0, *spec.shape), dtype)
+                self._arrays[name] = grown(self._arrays.get(name, empty), capacity)
+                self._valid[name] = grown(self._valid.get(name, np.empty(0, np.bool_)), capacity)
+        self._policy = grown(self._policy, capacity)
+        self._missing = grown(self._missing, capacity)
         self._capacity = capacity
 
     def _clear(self) -> None:
         self.rows = 0
         self._counts = dict.fromkeys((*self._arrays, *self._pools), 0)
-        for name in self._partial:
-            if name in self._valid:
-                self._valid[name][:] = False
-        self._missing[:] = False
         self._has_missing = False
         self._batches = []
         self._units = 0
@@ -367,7 +364,7 @@ class _PoolBuffer:
 
     def put(self, pool: StackPool, row: int, count: int) -> int:
         """Add the stacks of rows from ``row`` on, after ``count`` frames. Returns the new frame count."""
-        (frames,) = pool.frames.joined().parts
+        frames = pool.frames.values
         end, stop = count + len(frames), row + len(pool.obs)
         if end > len(self._frames):
             self._frames = grown(self._frames, max(end, 2 * len(self._frames)))
@@ -403,7 +400,7 @@ class _PoolBuffer:
 
     def take(self, rows: int, count: int) -> StackPool:
         """Return the collected stacks as views."""
-        return StackPool(Frames([self._frames[:count]], self._stack), self._obs[:rows], self._new_obs[:rows])
+        return StackPool(Frames(self._frames[:count], self._stack), self._obs[:rows], self._new_obs[:rows])
 
 
 def partial_columns(schema: Schema) -> set[str]:
@@ -415,14 +412,6 @@ def partial_columns(schema: Schema) -> set[str]:
             owners[leaf.physical] = owners.get(leaf.physical, 0) + 1
         per_sequence |= {leaf.physical for leaf in policy.per_sequence}
     return {name for name, count in owners.items() if count < len(schema.policies)} | per_sequence
-
-
-def _grown(old: NDArray[Any] | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Return a larger array that begins with the rows of ``old``."""
-    fresh = np.zeros(shape, dtype) if np.dtype(dtype) == np.bool_ else np.empty(shape, dtype)
-    if old is not None:
-        fresh[: len(old)] = old
-    return fresh
 
 
 def unpadded(batch: SampleBatch) -> SampleBatch:
