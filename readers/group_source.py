@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, split_units
 from rlio.batch.columns import Columns
 from rlio.batch.multi_agent import step_numbers
 from rlio.batch.rows import ragged_rows
@@ -31,7 +31,6 @@ from rlio.dataset.segment_reader import (
     SegmentReader,
     Span,
     counting_of,
-    split_batch,
 )
 from rlio.errors import CorruptData
 from rlio.reader import Unit
@@ -256,8 +255,8 @@ class RecordedOrder(GroupSource):
         assert group.batch is not None
         batch, frames = group.batch.batch, group.batch.frames
         if start > group.start:  # The units between belong to other ranks.
-            batch = split_batch(batch, 0, start - group.start, self.unit)[1]
-        head, rest = split_batch(batch, 0, stop - start, self.unit)
+            batch = split_units(batch, start - group.start, self.unit)[1]
+        head, rest = split_units(batch, stop - start, self.unit)
         self._group = _Group(stop, group.stop, Folded(rest, frames))
         return Folded(head, frames)
 

@@ -33,6 +33,8 @@ A message says what was found, what was expected, where, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "excerpt",
+    "needs_extra",
 ]
 
 
@@ -259,6 +262,15 @@ class MissingExtra(RlioError, ImportError):
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
         return type(self), self._parts  # For pickling to other processes: `args` holds only the message.
+
+
+@contextmanager
+def needs_extra(package: str, extra: str) -> Iterator[None]:
+    """Raise `MissingExtra` if an import in the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(package, extra) from error
 
 
 def excerpt(data: object, limit: int = 200) -> str:

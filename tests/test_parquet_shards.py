@@ -29,6 +29,7 @@ from rlio.batch import Batch
 from rlio.dataset.names import ShardName
 from rlio.errors import CorruptData, EndOfData, MissingColumn, UnsafeData
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.schemas import parquet_metadata
 from rlio.schemas.batches import to_batch
 from rlio.schemas.shard_file import ShardFile
 
@@ -707,7 +708,7 @@ def test_a_footer_longer_than_the_first_read_is_fetched_whole() -> None:
     batch = SampleBatch(obs=np.zeros(rows), eps_id=np.random.default_rng(0).integers(2**62, size=rows))
     root = store(batch)
     (data,) = files(root).values()
-    assert int.from_bytes(data[-8:-4], "little") > shard_file._TAIL
+    assert int.from_bytes(data[-8:-4], "little") > parquet_metadata._TAIL
     assert_identical(load(root), batch)
     assert sum(1 for _ in open_dataset(root).episodes()) == rows
 

@@ -15,6 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Final
 
 import zstandard
@@ -62,14 +63,7 @@ def schema_lookup(storage: Storage) -> SchemaLookup:
 
     The function raises CorruptData if the schema's file is damaged or missing.
     """
-    known: dict[str, Schema] = {}
-
-    def look_up(name: str) -> Schema:
-        if name not in known:
-            known[name] = _read_schema(storage, name)
-        return known[name]
-
-    return look_up
+    return cache(partial(_read_schema, storage))
 
 
 def _read_schema(storage: Storage, name: str) -> Schema:
@@ -185,6 +179,7 @@ class JsonShard:
         """See `OpenShard`: a line has no bounds."""
         return {}
 
+    @property
     def streams(self) -> Streams:
         """See `OpenShard`. Decodes every line, because a JSON shard stores no such table.
 

@@ -178,15 +178,10 @@ class Listing:
         """
         passed = self.passed_over.get(writer)
         if passed is None:
-            refs, trim, sealed = (
-                self.shards.get(writer, []),
-                self.trimmed.get(writer),
-                self.sealed.get(writer),
-            )
+            refs, sealed = self.shards.get(writer, []), self.sealed.get(writer)
         else:
-            refs = [] if passed.sealed is None else passed.shards
-            trim, sealed = passed.trimmed, passed.sealed
-        return cover_rows(refs, trim=max(start, trim or 0), sealed=sealed, end=end)
+            refs, sealed = [] if passed.sealed is None else passed.shards, passed.sealed
+        return cover_rows(refs, trim=max(start, self.trimmed_below(writer)), sealed=sealed, end=end)
 
     def trimmed_below(self, writer: str) -> int:
         """Return the row below which rows of ``writer`` are trimmed, also for an attempt not taken."""
