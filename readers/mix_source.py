@@ -103,8 +103,8 @@ class MixSource:
         """The waiting rows; none if they are not plain batches."""
         return [waiting.batch for waiting in self._waiting if isinstance(waiting.batch, SampleBatch)]
 
-    def fill(self, n: int) -> bool:
-        """Read until ``n`` units wait; return whether they do. Only for readers that `can_read_ahead`.
+    def fill(self, n: int) -> None:
+        """Read until ``n`` units wait, or to the end. Only for readers that `can_read_ahead`.
 
         Raises:
             Exception: An error of the reader; no rows are lost.
@@ -113,8 +113,7 @@ class MixSource:
         most = n if endless is None or endless.units is None else endless.units  # For one call.
         while (missing := n - self.waiting_units()) > 0:
             if not self._read(min(missing, most)):
-                return False
-        return True
+                return
 
     def give(self, rows: int) -> None:
         """Move past ``rows`` served rows, in the store or here."""

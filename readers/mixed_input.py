@@ -35,6 +35,7 @@ from rlio.readers.read_options import check_batch_size
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation
+from rlio.support.forks import cached_property
 from rlio.support.options import in_own_spelling
 
 __all__ = ["MixedInput"]
@@ -134,8 +135,6 @@ class MixedInput(InputReader):
         self._left_out: list[dict[str, list[str]]] = []
         #: Batches that were assembled at once, and are not all served yet.
         self._block: MixBlock | None = None
-        #: Gathers the rows of all sources together, or None if that is impossible; unset until it is known.
-        self._joint: tuple[JointGather | None] | None = None
         #: Whether sources may be read ahead; and bytes of a row, once known.
         self._reads_ahead = self.unit == "steps" and all(reader.can_read_ahead for reader in readers.values())
         self._row_bytes: int | None = None
@@ -232,9 +231,7 @@ class MixedInput(InputReader):
         """
         if self._function is not None:
             return None
-        if self._joint is None:
-            self._joint = (JointGather.of([source.rows for source in self._sources]),)
-        gather = self._joint[0]
+        gather = self._joint
         if gather is not None and not any(source.is_cut for source in self._sources):
             shares = self._schedule.plan(self.batch_size, max(self._batches_of(gather.row_bytes), 1))
             columns = gather.columns(shares)
@@ -246,6 +243,11 @@ class MixedInput(InputReader):
         if not self._reads_ahead or self._row_bytes is None:
             return None
         return self._read_ahead(self._batches_of(self._row_bytes))
+
+    @cached_property
+    def _joint(self) -> JointGather | None:
+        """Gathers the rows of all sources together; None if that is impossible."""
+        return JointGather.of([source.rows for source in self._sources])
 
     def _batches_of(self, row_bytes: int) -> int:
         """How many batches are assembled at once."""
@@ -270,7 +272,7 @@ class MixedInput(InputReader):
         """The batches in the columns; None, permanently, if rows already have a source column."""
         if self.source_column:
             if Columns.SOURCE in columns:
-                self._joint, self._reads_ahead = (None,), False
+                self._joint, self._reads_ahead = None, False
                 return None
             names = np.array([source.name for source in self._sources] * len(shares), object)
             columns[Columns.SOURCE] = names.repeat([rows for share in shares for rows in share])

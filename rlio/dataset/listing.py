@@ -34,7 +34,7 @@ from rlio.dataset.names import (
     part_of,
     writer_dir,
 )
-from rlio.errors import CorruptData, OptionError
+from rlio.errors import CorruptData
 from rlio.storage.filesystem import Storage
 
 __all__ = [
@@ -69,12 +69,8 @@ class HoleCheck:
     seconds: float = 0.1
     sleep: Callable[[float], object] = time.sleep
 
-    def __post_init__(self) -> None:
-        if self.listings < 1 or self.seconds < 0:
-            raise OptionError(f"{self}: expected listings >= 1 and seconds >= 0")
 
-
-#: The default, if a caller gives none; tests shorten it.
+#: The rule of this process; tests shorten it.
 HOLE_CHECK = HoleCheck()
 
 
@@ -353,28 +349,21 @@ def _writer_of(folder: str) -> str | None:
     return parts[1] if len(parts) == 2 and is_writer_id(parts[1]) else None
 
 
-def list_settled(
-    storage: Storage,
-    *,
-    lacks: Callable[[Listing], bool],
-    hole_check: HoleCheck | None = None,
-) -> Listing:
-    """List until nothing is lacking, or until several listings together lack it.
+def list_settled(storage: Storage, *, lacks: Callable[[Listing], bool]) -> Listing:
+    """List until nothing is lacking, or until as many listings as `HOLE_CHECK` says together lack it.
 
     Args:
         storage: The data set's root.
         lacks: Whether rows are missing in a listing.
-        hole_check: How many listings, and the time between them; None for the default.
 
     Returns:
         The union of the listings: a row that is missing here was in none of them.
     """
-    hole_check = hole_check or HOLE_CHECK
     found = list_shards(storage)
-    for _ in range(hole_check.listings - 1):
+    for _ in range(HOLE_CHECK.listings - 1):
         if not lacks(found):
             break
-        hole_check.sleep(hole_check.seconds)
+        HOLE_CHECK.sleep(HOLE_CHECK.seconds)
         found = found.joined(list_shards(storage))
     return found
 

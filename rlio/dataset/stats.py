@@ -206,7 +206,6 @@ def read_stats(
 ) -> Stats:
     """See `rlio.Dataset.stats`."""
     wanted = _wanted(dataset, columns, policy)
-    names = list(dict.fromkeys(leaf.column for leaf in wanted))
     # The names of shards hold the CRCs of their content: grown or rewritten data has another key.
     describe = {
         "version": _VERSION,
@@ -222,7 +221,7 @@ def read_stats(
         return known
     if on_error == "raise":
         dataset.check_complete()
-    stats = _computed(dataset, wanted, names, policy=policy, missing=missing, on_error=on_error)
+    stats = _computed(dataset, wanted, policy=policy, missing=missing, on_error=on_error)
     if on_error == "raise":  # No row was left out.
         _save(path, stats)
     return stats
@@ -269,18 +268,17 @@ def _is_numeric(leaf: Leaf) -> bool:
 def _computed(
     dataset: DatasetSnapshot,
     wanted: Sequence[Leaf],
-    names: list[str],
     *,
     policy: str | None,
     missing: Missing,
     on_error: Literal["raise", "skip"],
 ) -> Stats:
-    read = list(names)
-    if Columns.NEXT_OBS in names and any(
+    read = dict.fromkeys(leaf.column for leaf in wanted)
+    if Columns.NEXT_OBS in read and any(
         Columns.NEXT_OBS_VALID in p.columns for s in dataset.schemas.values() for p in s.policies.values()
     ):
-        read.append(Columns.NEXT_OBS_VALID)
-    options = ReadOptions(columns=list(dict.fromkeys(read)), on_error=on_error)
+        read[Columns.NEXT_OBS_VALID] = None
+    options = ReadOptions(columns=list(read), on_error=on_error)
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=None, writers=False)
     moments = {leaf.name: _Moments(leaf.spec.shape) for leaf in wanted}
     sample = _Sample(sum(leaf.spec.row_bytes for leaf in wanted))
