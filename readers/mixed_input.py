@@ -35,6 +35,7 @@ from rlio.readers.read_options import check_batch_size
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation
+from rlio.support.calls import call_each
 from rlio.support.forks import cached_property
 from rlio.support.options import in_own_spelling
 
@@ -522,19 +523,10 @@ class MixedInput(InputReader):
     def _close(self) -> None:
         self._settle()
         self._block = self._joint = None  # Free the rows of stores before the garbage collector runs.
-        first: Exception | None = None
-        for source in self._sources:
-            try:
-                source.reader.close()
-            except Exception as failure:
-                place = f"source {source.name!r} of the mixture while closing"
-                if first is None:
-                    first = failure
-                    first.add_note(f"raised by {place}")
-                else:
-                    first.add_note(f"{place} failed too: {failure!r}")
-        if first is not None:
-            raise first
+        call_each(
+            (f"source {source.name!r} of the mixture while closing", source.reader.close)
+            for source in self._sources
+        )
 
 
 def _named(sources: Sources) -> tuple[dict[str, InputReader], list[Weight] | None]:
