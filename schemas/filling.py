@@ -79,12 +79,10 @@ class Filling:
         }
         made |= {column: batch[column] for column in batch if is_per_sequence(column)}
         if Columns.NEXT_OBS_VALID in self._columns[pid] and Columns.NEXT_OBS_VALID not in batch:
-            made[Columns.NEXT_OBS_VALID] = np.full(rows, self._knows_next(pid, batch))
+            # Without the column, the batch has its final observations, if it has new_obs.
+            knows_next = Columns.NEXT_OBS in batch or Columns.NEXT_OBS not in self._columns[pid]
+            made[Columns.NEXT_OBS_VALID] = np.full(rows, knows_next)
         return SampleBatch(made, max_seq_len=batch.max_seq_len, num_grad_updates=batch.num_grad_updates)
-
-    def _knows_next(self, pid: str, batch: SampleBatch) -> bool:
-        """Whether a batch without ``new_obs_valid`` has its final observations."""
-        return Columns.NEXT_OBS in batch or Columns.NEXT_OBS not in self._columns[pid]
 
 
 def _zeros(spec: ColumnSpec, rows: int) -> Any:

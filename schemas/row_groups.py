@@ -261,9 +261,8 @@ class GroupBuffer:
 
     def _wipe(self, start: int, stop: int) -> None:
         """Clear the marks that earlier groups, or an interrupted `append`, left on rows from ``start`` on."""
-        for name in self._partial:
-            if name in self._valid:
-                self._valid[name][start:stop] = False
+        for valid in self._valid.values():
+            valid[start:stop] = False
         self._missing[start:stop] = False
         while self._batches and self._batches[-1][0] >= start:
             self._batches.pop()
@@ -275,7 +274,7 @@ class GroupBuffer:
         stacks = {name: pool.take(rows, self._counts[name]) for name, pool in self._pools.items()}
         for name in self.schema.columns:
             if name in self._arrays:
-                valid = self._valid[name][:rows].copy() if name in self._partial else None
+                valid = self._valid[name][:rows].copy() if name in self._valid else None
                 columns[name] = (self._arrays[name][: self._counts[name]], valid)
         group = RowGroup(
             rows=rows,
@@ -305,7 +304,7 @@ class GroupBuffer:
         target, count = self._arrays[name], counts[name]
         target[count : count + len(values)] = values
         counts[name] = count + len(values)
-        if name in self._partial:
+        if name in self._valid:
             self._valid[name][at] = True
 
     def _reserve(self, rows: int) -> None:
@@ -318,7 +317,8 @@ class GroupBuffer:
                 dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
                 empty = np.empty((0, *spec.shape), dtype)
                 self._arrays[name] = grown(self._arrays.get(name, empty), capacity)
-                self._valid[name] = grown(self._valid.get(name, np.empty(0, np.bool_)), capacity)
+                if name in self._partial:
+                    self._valid[name] = grown(self._valid.get(name, np.empty(0, np.bool_)), capacity)
         self._policy = grown(self._policy, capacity)
         self._missing = grown(self._missing, capacity)
         self._capacity = capacity
@@ -342,7 +342,7 @@ class GroupBuffer:
             for name in (Columns.EPS_ID, Columns.T):
                 if name in columns:
                     physical = columns[name][0].physical
-                    has = self._valid[physical][:rows] if physical in self._partial else np.ones(rows, bool)
+                    has = self._valid[physical][:rows] if physical in self._valid else np.ones(rows, bool)
                     ids[name] = self._arrays[physical][: self._counts[physical]][own[has]]
             if len(ids) < 2:  # Without both columns there is one policy, and each row is a step.
                 ids = {Columns.T: np.arange(int(own.sum()))}

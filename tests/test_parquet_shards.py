@@ -534,7 +534,7 @@ def test_a_schema_of_absurd_structure_is_refused(change: Callable[[Any], Any]) -
         (lambda f: f.replace("_batch", ["nonsense"] * 30), "damaged"),
         (lambda f: f.replace("_batch", ['{"num_grad_updates": "x"}'] * 30), "damaged"),
         (lambda f: f.replace("_batch", ["[1]"] * 30), "damaged"),
-        (lambda f: f.streams(lambda s: s.update(policy=[1] * len(s["policy"]))), "not strings"),
+        (lambda f: f.streams(lambda s: s.update(policy=[1] * len(s["policy"]))), "has 1 as policy"),
         (lambda f: f.streams(lambda s: s.update(policy=7)), "not lists"),
         (lambda f: f.streams(lambda s: s.pop("rows")), "unexpected columns"),
         (lambda f: f.streams(lambda s: s["rows"].append(1)), "differ in length"),
