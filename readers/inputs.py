@@ -27,7 +27,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ from rlio.errors import (
     StateError,
     UnknownLayout,
     excerpt,
+    raise_at,
 )
 from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -80,15 +81,6 @@ _RECORD_BLOCK = 1024
 _KEPT_ERRORS = 1000
 # Damaged records whose places are remembered, to count each once; 100 MB at most.
 _KNOWN_PLACES = 1_000_000
-
-
-def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoReturn:
-    """Raise ``error`` with the place where it happened, unless it has a place already."""
-    if error.uri is not None:
-        raise error
-    # The message ends with the column, if it was known; the new error appends it after the place.
-    message = str(error).removesuffix(f" [column {error.column}]")
-    raise type(error)(message, uri=uri, record=record, column=error.column) from error
 
 
 def guarded(

@@ -33,9 +33,7 @@ A message says what was found, what was expected, where, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = [
     "CacheError",
@@ -64,7 +62,7 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "excerpt",
-    "needs_extra",
+    "raise_at",
 ]
 
 
@@ -264,13 +262,13 @@ class MissingExtra(RlioError, ImportError):
         return type(self), self._parts  # For pickling to other processes: `args` holds only the message.
 
 
-@contextmanager
-def needs_extra(package: str, extra: str) -> Iterator[None]:
-    """Raise `MissingExtra` if an import in the block fails."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtra(package, extra) from error
+def raise_at(error: RlioError, *, uri: str | None, record: int | None = None) -> NoReturn:
+    """Raise ``error`` with the place where it happened, unless it has a place already."""
+    if error.uri is not None:
+        raise error
+    # The message ends with the column, if it was known; the new error appends it after the place.
+    message = str(error).removesuffix(f" [column {error.column}]")
+    raise type(error)(message, uri=uri, record=record, column=error.column) from error
 
 
 def excerpt(data: object, limit: int = 200) -> str:

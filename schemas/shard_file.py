@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
-from rlio.errors import CorruptData, MissingColumn, UnsafeData, excerpt
+from rlio.errors import CorruptData, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
 from rlio.schemas.column import TEXTS, Nullable
@@ -161,7 +161,7 @@ class ShardFile:
             if isinstance(error, MemoryError):
                 raise
             if isinstance(error, CorruptData):
-                raise type(error)(str(error), uri=uri) from error
+                raise_at(error, uri=uri)
             raise CorruptData(
                 f"the footer does not describe a shard: {excerpt(repr(error))}", uri=uri
             ) from error
@@ -255,7 +255,7 @@ class ShardFile:
         try:
             footer = read_footer(self._fetch, self._size, limits=self._limits)
         except CorruptData as error:
-            raise type(error)(str(error), uri=self.uri) from error
+            raise_at(error, uri=self.uri)
         if zlib.crc32(footer) != footer_crc32:
             raise CorruptData(
                 "the footer does not match the CRC-32 in the shard's name; none of its rows can be trusted",
@@ -289,12 +289,7 @@ class ShardFile:
         leaves = [leaf for policy in self.schema.policies.values() for leaf in policy.leaves]
         if columns is None:
             return leaves
-        known = {leaf.column for leaf in leaves}
-        for name in columns:
-            if name not in known:
-                raise MissingColumn(
-                    f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=self.uri, column=name
-                )
+        self.schema.check_columns(columns, uri=self.uri)
         return [leaf for leaf in leaves if leaf.column in set(columns)]
 
     def _decode(
