@@ -432,22 +432,25 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
     """Replace the stored rows of new_obs with the values of all rows, following the links."""
     columns, frames = dict(group.columns), dict(group.frames)
     rows_of = group.policies()
-    for pid, rows in rows_of.items():
-        for obs, new_obs in group.schema.policies[pid].linked:
-            if new_obs.physical in linked and rows is None:
-                values, valid = group.columns[new_obs.physical]
-                own = group.distance == STORED
-                if not (own.all() if valid is None else np.array_equal(own, valid)):
-                    raise CorruptData("an observation is stored where _next says it is not, or the reverse")
-                blank = 0
-                if new_obs.physical in frames and (group.distance == MISSING).any():
-                    blank = len(frames[new_obs.physical])
-                    frames[new_obs.physical] = frames[new_obs.physical].with_blank()
-                following = resolve_links(group.distance, group.columns[obs.physical][0], values, blank=blank)
-                columns[new_obs.physical] = following, None
     if len(group.schema.policies) > 1:
-        for name in linked:
-            columns[name] = _joint_next(group, name, rows_of)
+        columns |= {name: _joint_next(group, name, rows_of) for name in linked}
+        return replace(group, columns=columns)
+    own = group.distance == STORED
+    for obs, new_obs in next(iter(group.schema.policies.values())).linked:
+        name = new_obs.physical
+        if name not in linked:
+            continue
+        values, valid = group.columns[name]
+        if not (own.all() if valid is None else np.array_equal(own, valid)):
+            raise CorruptData("an observation is stored where _next says it is not, or the reverse")
+        blank = 0
+        if name in frames and (group.distance == MISSING).any():
+            blank = len(frames[name])
+            frames[name] = frames[name].with_blank()
+        columns[name] = (
+            resolve_links(group.distance, group.columns[obs.physical][0], values, blank=blank),
+            None,
+        )
     return replace(group, columns=columns, frames=frames)
 
 

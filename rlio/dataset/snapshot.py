@@ -231,7 +231,9 @@ class DatasetSnapshot(Described):
         if self._at is None or len(found) < 2:
             return found
         used: set[str] = set()
-        for segment in _ends_first(self.segments):
+        # The last segments of all writers first: their schemas are most likely to differ.
+        lasts = {segment.ref.writer: segment for segment in self.segments}
+        for segment in dict.fromkeys((*lasts.values(), *self.segments)):
             try:
                 used.add(self.open_shard(segment).schema.hash)
             except (CorruptData, DataNotFound):
@@ -429,18 +431,6 @@ def _ranges_of(at: Snapshot) -> dict[str, range]:
         if bounds[0] < bounds[1]:
             found[writer] = range(bounds[0], bounds[1])
     return found
-
-
-def _ends_first(segments: list[Segment]) -> Iterator[Segment]:
-    """Yield the first and last segment of each writer first: their schemas are most likely to differ."""
-    ends: list[Segment] = []
-    others: list[Segment] = []
-    for index, segment in enumerate(segments):
-        around = (segments[index - 1] if index else None, *segments[index + 1 : index + 2])
-        same = [other for other in around if other is not None and other.ref.writer == segment.ref.writer]
-        (others if len(same) == 2 else ends).append(segment)
-    yield from ends
-    yield from others
 
 
 def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] | None) -> list[str] | None:
