@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -154,6 +154,8 @@ class Listing:
     sealed: dict[str, int] = field(default_factory=dict)
     trimmed: dict[str, int] = field(default_factory=dict)
     passed_over: dict[str, PassedOver] = field(default_factory=dict)
+    #: The listing with every attempt among the writers, taken or not; None: it is this one.
+    _everything: Listing | None = field(default=None, compare=False, repr=False)
 
     @property
     def writers(self) -> list[str]:
@@ -195,7 +197,7 @@ class Listing:
 
     def joined(self, later: Listing) -> Listing:
         """Return the union of both listings. A shard never changes, so one that was seen once was stored."""
-        one, other = self._with_all(), later._with_all()
+        one, other = self._everything or self, later._everything or later
         shards = {}
         for writer in sorted(one.shards.keys() | other.shards.keys()):
             both = {*one.shards.get(writer, []), *other.shards.get(writer, [])}
@@ -214,22 +216,7 @@ class Listing:
             begun: Ids of writers; ids that are not of attempts do not matter.
         """
         kept = {part: writer for writer in begun if (part := part_of(writer)) is not None}
-        return self._with_all()._chosen(kept) if kept else self
-
-    def _with_all(self) -> Listing:
-        """Return this listing with every attempt among the writers, taken or not."""
-        if not self.passed_over:
-            return self
-        found = Listing({**self.shards}, [*self.rejected], {**self.sealed}, {**self.trimmed})
-        for writer, passed in self.passed_over.items():
-            found.rejected.extend(passed.rejected)
-            if passed.shards:
-                found.shards[writer] = passed.shards
-            if passed.sealed is not None:
-                found.sealed[writer] = passed.sealed
-            if passed.trimmed is not None:
-                found.trimmed[writer] = passed.trimmed
-        return replace(found, shards=dict(sorted(found.shards.items())))
+        return (self._everything or self)._chosen(kept) if kept else self
 
     def _chosen(self, kept: Mapping[str, str] = MappingProxyType({})) -> Listing:
         """Choose one attempt of each part in this listing, which has every attempt among its writers.
@@ -250,7 +237,7 @@ class Listing:
             attempts.setdefault(part_of(writer) or "", []).append(writer)
         if not attempts:
             return self
-        found = Listing({**self.shards}, [], {**self.sealed}, {**self.trimmed})
+        found = Listing({**self.shards}, [], {**self.sealed}, {**self.trimmed}, _everything=self)
         for part, writers in attempts.items():
             taken = kept.get(part) or next((writer for writer in writers if writer in self.sealed), None)
             for writer in writers:

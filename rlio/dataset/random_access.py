@@ -143,11 +143,7 @@ class RandomAccess:
                 if low < high:
                     parts.append(self._batch(number, span)[ascending[low:high] - first])
         found = parts[0] if len(parts) == 1 else concat_samples(parts)
-        if np.array_equal(order, np.arange(len(order))):
-            return found
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        taken: SampleBatch = found[back]
+        taken: SampleBatch = found[np.argsort(order)]
         return taken
 
     # ---- episodes ----

@@ -174,9 +174,9 @@ class Stats(Mapping[str, LeafStats]):
         found, columns = {}, {}
         for name, leaf in written["leaves"].items():
             arrays = {
+                # NumPy makes NaN of None.
                 field.name: np.array(
-                    [np.nan if value is None else value for value in leaf[field.name]],
-                    np.int64 if field.name == "count" else np.float64,
+                    leaf[field.name], np.int64 if field.name == "count" else np.float64
                 ).reshape(leaf["shape"])
                 for field in fields(LeafStats)
             }
