@@ -408,8 +408,6 @@ def _read_stacks(
         split, _ = _split(decoded, schema, name)
         following_split, valid = _split(decoded, schema, new_name) if new_name in decoded else (None, None)
         stored = np.arange(len(following)) if valid is None else np.flatnonzero(valid)
-        if following_split is not None and valid is not None:
-            following_split = replace(following_split, full=following_split.full[stored])
         pool = StackPool.of_split(split, following_split, stack=stack, following=following, stored=stored)
         columns[name], frames[name] = (pool.obs, None), pool.frames
         if following_split is not None:
@@ -420,12 +418,12 @@ def _read_stacks(
 def _split(
     decoded: dict[str, pa.Array], schema: Schema, name: str
 ) -> tuple[SplitStack, NDArray[np.bool_] | None]:
-    """Return a stacked column as stored, ``full`` for all rows, and a mask of rows with a value, or None."""
+    """Return a stacked column as stored, and a mask of rows with a value, or None for all."""
     newest_spec, older_spec = stack_specs(schema.columns[name])
     newest, valid = from_arrow(decoded[name], newest_spec)
     older, full = from_arrow(decoded[name + OLDER], older_spec)
-    rows = len(newest) if valid is None else len(valid)
-    return SplitStack(newest, older, np.ones(rows, bool) if full is None else full), valid
+    full = np.ones(len(decoded[name]), bool) if full is None else full
+    return SplitStack(newest, older, full if valid is None else full[valid]), valid
 
 
 def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGroup:

@@ -404,14 +404,10 @@ def _check_columns(dataset: DatasetSnapshot, columns: list[str] | None) -> None:
         raise OptionError(
             f"columns={columns}: {states[0]} has one row per sequence; add 'seq_lens', or leave it out"
         )
-    for schema in dataset.schemas.values():
-        for policy in schema.policies.values() if schema.multi_agent else ():
-            for name in (Columns.EPS_ID, Columns.T):
-                if name in policy.columns and name not in columns:
-                    raise OptionError(
-                        f"columns={columns}: eps_id and t identify the joint steps of several agents; "
-                        f"add {name!r}"
-                    )
+    for name in with_step_columns(dataset, columns)[len(columns) :]:
+        raise OptionError(
+            f"columns={columns}: eps_id and t identify the joint steps of several agents; add {name!r}"
+        )
 
 
 def with_step_columns(dataset: DatasetSnapshot, columns: list[str]) -> list[str]:
