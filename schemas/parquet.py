@@ -69,8 +69,8 @@ class Compression:
             raise OptionError(
                 f"codec {excerpt(self.codec)}: this pyarrow has {', '.join(_available())} and none"
             )
-        # Test it now: an error while encoding rows would be too late. The first table also loads pandas, which
-        # takes longer than a writer has that is closed at exit; pa.Codec would not load it.
+        # Test it now: an error while encoding rows would be too late. The first table loads pandas, for
+        # which a writer that is closed at exit has no time; pa.Codec would not load it.
         try:
             fields = pa.schema([("x", pa.int8())])
             with pq.ParquetWriter(
