@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
@@ -58,8 +59,6 @@ def to_column(
 def _to_column(
     name: str, values: Any, extensions: Mapping[str, Extension], allowance: Allowance, path: str
 ) -> Any:
-    import pyarrow as pa
-
     types, kind = pa.types, values.type
     if types.is_null(kind):
         return None
@@ -85,10 +84,7 @@ def _to_column(
 
 
 def _is_list(kind: Any) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    return isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
 def _has_numbers(kind: Any) -> bool:
@@ -98,8 +94,6 @@ def _has_numbers(kind: Any) -> bool:
 
 
 def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
     types = pa.types
     return bool(
         types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_temporal(kind)
@@ -113,8 +107,6 @@ def _refuse_nulls(values: Any) -> None:
 
 def _from_numbers(values: Any) -> Array:
     """Numbers as a new array; nulls become NaN or NaT where the dtype has them."""
-    import pyarrow as pa
-
     if not (pa.types.is_floating(values.type) or pa.types.is_timestamp(values.type)):
         _refuse_nulls(values)
     array: Array = values.to_numpy(zero_copy_only=False)

@@ -236,9 +236,14 @@ class DatasetReader(InputReader):
         yield from self.options.given()
 
     @property
+    def _reading(self) -> SnapshotPass | FollowPass:
+        """The pass; with ``grow``, that of this epoch."""
+        return self._pass.current if isinstance(self._pass, GrowingPass) else self._pass
+
+    @property
     def cache(self) -> Kept:
         """Where the rows are kept; with ``cache="auto"``, the choice (with ``grow``, for this epoch)."""
-        return self._pass.cache
+        return self._reading.cache
 
     @property
     def dataset(self) -> Dataset:
@@ -247,13 +252,13 @@ class DatasetReader(InputReader):
         Raises:
             DataNotFound: The reader follows a data set that does not exist yet.
         """
-        return self._pass.dataset
+        return self._reading.dataset
 
     # A property, because a follower knows the unit only once there is a row to read.
     @property
     def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
         """The unit that ``n`` and ``batch_size`` count."""
-        return self._pass.unit
+        return self._reading.unit
 
     @property
     def skipped(self) -> int:
@@ -263,16 +268,16 @@ class DatasetReader(InputReader):
     @property
     def epoch(self) -> int:
         """Number, from 0, of the epoch in which the next batch begins."""
-        return self._pass.epoch
+        return self._reading.epoch
 
     @property
     def seed(self) -> int | None:
         """Seed of the order; None for the recorded order."""
-        return self._pass.seed
+        return self._reading.seed
 
     def __len__(self) -> int:
         """Units of one epoch, of all ranks together; when following, the listed rows."""
-        return self._pass.total
+        return self._reading.total
 
     def skip(self, n: int) -> None:
         """Skip ``n`` batches of ``batch_size`` units: move to the position after ``n`` calls of `sample`.
@@ -308,7 +313,7 @@ class DatasetReader(InputReader):
     def _endless(self) -> Endless | None:
         if self.options.epochs is not None or isinstance(self._pass, FollowPass):
             return None
-        return Endless(self._pass.epoch, self._pass.total)
+        return Endless(self.epoch, len(self))
 
     def interrupt(self) -> None:
         """Wake a `sample` that waits for rows; see `InputReader`."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, split_units
 from rlio.batch.columns import Columns
 from rlio.batch.multi_agent import step_numbers
 from rlio.batch.rows import ragged_rows
@@ -31,7 +31,6 @@ from rlio.dataset.segment_reader import (
     SegmentReader,
     Span,
     counting_of,
-    split_batch,
 )
 from rlio.errors import CorruptData
 from rlio.reader import Unit
@@ -256,8 +255,8 @@ class RecordedOrder(GroupSource):
         assert group.batch is not None
         batch, frames = group.batch.batch, group.batch.frames
         if start > group.start:  # The units between belong to other ranks.
-            batch = split_batch(batch, 0, start - group.start, self.unit)[1]
-        head, rest = split_batch(batch, 0, stop - start, self.unit)
+            batch = split_units(batch, start - group.start, self.unit)[1]
+        head, rest = split_units(batch, stop - start, self.unit)
         self._group = _Group(stop, group.stop, Folded(rest, frames))
         return Folded(head, frames)
 
@@ -309,17 +308,17 @@ class _Window:
 
     Attributes:
         batch: The units that are not lost; None if all are lost.
-        place: Index of each unit of the window in the batch (-1: lost); None if no unit is lost.
-        steps: Policy id -> joint step of each row, counted through the window; None for rows and sequences.
+        place: Index of each unit of the window in the batch; -1: lost.
+        steps: Policy id -> joint step of each row, counted through the window; empty for rows and sequences.
             Equal (eps_id, t) in two groups are two steps, because ids may repeat between writers.
     """
 
     batch: Folded | None
-    place: NDArray[np.int64] | None
-    steps: dict[str, NDArray[np.int64]] | None
+    place: NDArray[np.int64]
+    steps: dict[str, NDArray[np.int64]]
 
 
-_NO_WINDOW = _Window(None, None, None)
+_NO_WINDOW = _Window(None, np.empty(0, np.int64), {})
 
 
 class WindowedOrder(GroupSource):
@@ -358,16 +357,14 @@ class WindowedOrder(GroupSource):
             self._enter(epoch, ref)
             window = self._window
             end = min(stop, ref.stop_position)
-            places = self._rows[start - ref.start_position : end - ref.start_position]
-            if window.place is not None:
-                places = places[window.place[places] >= 0]
+            places = window.place[self._rows[start - ref.start_position : end - ref.start_position]]
+            places = places[places >= 0]
             found = len(places)
             places = places[max(wanted.start - total, 0) : max(wanted.stop - total, 0)]
             total += found
             batch = None
             if window.batch is not None and len(places):
-                units = places if window.place is None else window.place[places]
-                taken = _take(window.batch.batch, units, self.unit, window.steps)
+                taken = _take(window.batch.batch, places, self.unit, window.steps)
                 batch = Folded(taken, window.batch.frames)
             yield Dealt(batch, found)
             start = end
@@ -380,11 +377,7 @@ class WindowedOrder(GroupSource):
         self._rows = self._order.rows_in(epoch, window)
         self._current = (epoch, window.index)
         last = window.stop_position == self.total
-        following = (
-            self._order.window_at(epoch + 1, 0)
-            if last
-            else self._order.window_at(epoch, window.stop_position)
-        )
+        following = self._order.window_at(epoch + last, 0 if last else window.stop_position)
         if following.index != window.index:
             self._ahead.announce(following.index)
 
@@ -396,24 +389,18 @@ class WindowedOrder(GroupSource):
         for number in self._order.groups_of(index):
             segment, span, units = self._groups[number]
             folded = self._decode(segment, span)
-            batch = None if folded is None else folded.batch
             if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
-            if isinstance(batch, MultiAgentBatch):
-                for pid, own in step_numbers(batch)[0].items():
+            if isinstance(folded.batch, MultiAgentBatch):
+                for pid, own in step_numbers(folded.batch)[0].items():
                     steps.setdefault(pid, []).append(own + found)
             parts.append(folded)
             place.append(np.arange(found, found + units))
             found += units
-        whole = found == sum(len(numbers) for numbers in place)
         joined = join_folded(parts) if parts else None
         numbers = {pid: np.concatenate(own) for pid, own in steps.items()}
-        return _Window(
-            joined,
-            None if whole else np.concatenate(place),
-            numbers or None,
-        )
+        return _Window(joined, np.concatenate(place), numbers)
 
     def _order_of(self, seed: int) -> WindowOrder:
         return WindowOrder([units for _, _, units in self._groups], seed=seed)
@@ -428,15 +415,12 @@ def _digest(sizes: list[int]) -> str:
     return hashlib.blake2b(np.array(sizes, "<i8").tobytes(), digest_size=8).hexdigest()
 
 
-def _take(
-    batch: Batch, units: NDArray[np.int64], unit: Unit, steps: dict[str, NDArray[np.int64]] | None
-) -> Batch:
+def _take(batch: Batch, units: NDArray[np.int64], unit: Unit, steps: dict[str, NDArray[np.int64]]) -> Batch:
     """The given units of a batch in that order, as copies; ``steps`` numbers the joint steps of agents."""
     if isinstance(batch, MultiAgentBatch):
-        numbers = steps or {}
-        rank = np.full(max(int(own.max(initial=-1)) for own in numbers.values()) + 1, -1, np.int64)
+        rank = np.full(max(int(own.max(initial=-1)) for own in steps.values()) + 1, -1, np.int64)
         rank[units] = np.arange(len(units))
-        chosen = {pid: _rows_by_rank(rank[numbers[pid]]) for pid in batch}
+        chosen = {pid: _rows_by_rank(rank[steps[pid]]) for pid in batch}
         return MultiAgentBatch(
             {pid: batch[pid][rows] for pid, rows in chosen.items() if len(rows)}, len(units)
         )

@@ -15,10 +15,10 @@ from rlio.batch import Batch, concat_samples, count_units
 from rlio.batch.join import Unlike
 from rlio.dataset.dataset import Dataset, dataset_on
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError, excerpt
-from rlio.reader import JsonState, Unit
+from rlio.reader import JsonState
 from rlio.readers.cold_pass import ColdPass
 from rlio.readers.read_options import ReadOptions, check_batch_size
-from rlio.readers.stored_pass import Kept, StoredPass
+from rlio.readers.stored_pass import StoredPass
 from rlio.replay.positions import check_offset, own_batch_size
 
 __all__ = ["GrowingPass", "SnapshotPass"]
@@ -65,7 +65,8 @@ class GrowingPass:
         return self._open_pass(dataset, replace(self.options, epochs=epochs, drop_last=False))
 
     @property
-    def _current(self) -> SnapshotPass:
+    def current(self) -> SnapshotPass:
+        """The pass over this epoch; opened again after a failure."""
         if self._running is None:
             self._running = self._opened_at(self._place)
         return self._running
@@ -76,46 +77,16 @@ class GrowingPass:
         return "grow" if self._running is None else f"grow, {self._running.place}"
 
     @property
-    def cache(self) -> Kept:
-        """The place where this epoch's rows are kept."""
-        return self._current.cache
-
-    @property
-    def dataset(self) -> Dataset:
-        """The data set that this epoch reads."""
-        return self._current.dataset
-
-    @property
-    def unit(self) -> Unit:
-        """The unit that ``n`` counts."""
-        return self._current.unit
-
-    @property
-    def total(self) -> int:
-        """Units of this epoch."""
-        return self._current.total
-
-    @property
     def skipped(self) -> int:
         """Rows lost to damage, in the epoch with the most damage."""
-        return max(self._most_skipped, self._current.skipped)
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch in which the next batch begins."""
-        return self._current.epoch
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the order; None for the recorded order."""
-        return self._current.seed
+        return max(self._most_skipped, self.current.skipped)
 
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: the batch size of the options."""
         size = self._size_of(n)
-        running = self._current
+        running = self.current
         if self.options.on_error == "raise" and size <= running.total - running.offset < running.total:
             return running.take(size)  # Well within an epoch: the common case.
         mark = self._mark()
@@ -136,7 +107,7 @@ class GrowingPass:
         Raises:
             OptionError: The epoch then still has too few.
         """
-        running = self._current
+        running = self.current
         size = n or own_batch_size(self.options, running.batch_size, there=lambda: running.total)
         # At the end of an epoch, `_gather` lists newer rows and checks the size.
         begins = running.offset == 0 and running.epoch < (running.options.epochs or 0)
@@ -148,8 +119,8 @@ class GrowingPass:
         return size
 
     def _check_size(self, size: int) -> None:
-        if self.options.epochs is None and self._current.total:
-            check_batch_size(size, there=self._current.total, unit=self.unit, uri=self._uri)
+        if self.options.epochs is None and self.current.total:
+            check_batch_size(size, there=self.current.total, unit=self.current.unit, uri=self._uri)
 
     def _gather(self, size: int) -> list[Batch]:
         """Batches of ``size`` units in all, from as many epochs as needed.
@@ -162,7 +133,7 @@ class GrowingPass:
         parts: list[Batch] = []
         found = in_vain = 0
         while found < size:
-            running = self._current
+            running = self.current
             try:
                 part = running.take(size - found)
             except EndOfData:
@@ -174,7 +145,7 @@ class GrowingPass:
                 if in_vain > 1:
                     raise CorruptData("every row of an epoch is damaged", uri=self._uri) from None
                 self._take_up()
-                if self._current.total < size - found:  # A whole epoch, with units before and after it.
+                if self.current.total < size - found:  # A whole epoch, with units before and after it.
                     self._check_size(size)
                 continue
             in_vain = 0
@@ -207,7 +178,7 @@ class GrowingPass:
 
     def _take_up(self) -> None:
         """Begin the next epoch, over the rows that exist now; after an empty epoch, the same one again."""
-        ended = self._current
+        ended = self.current
         newest = dataset_on(self._storage)
         if ended.serves(newest):
             ended.extend(ended.epoch + 1)
@@ -234,7 +205,7 @@ class GrowingPass:
 
     def _mark(self) -> tuple[SnapshotPass, JsonState]:
         """The place to which `_go_back` returns."""
-        return self._current, self.position()
+        return self.current, self.position()
 
     def _go_back(self, mark: tuple[SnapshotPass, JsonState]) -> None:
         """Undo a failed call: rows that were read but not served are read again."""

@@ -27,7 +27,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,13 +42,14 @@ from rlio.errors import (
     StateError,
     UnknownLayout,
     excerpt,
+    raise_at,
 )
 from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import Endless, InputReader, JsonState
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.order import ORDER_VERSION, Permutation, share
-from rlio.replay.positions import choose_seed
+from rlio.replay.positions import check_position, choose_seed
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 
@@ -80,15 +81,6 @@ _RECORD_BLOCK = 1024
 _KEPT_ERRORS = 1000
 # Damaged records whose places are remembered, to count each once; 100 MB at most.
 _KNOWN_PLACES = 1_000_000
-
-
-def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoReturn:
-    """Raise ``error`` with the place where it happened, unless it has a place already."""
-    if error.uri is not None:
-        raise error
-    # The message ends with the column, if it was known; the new error appends it after the place.
-    message = str(error).removesuffix(f" [column {error.column}]")
-    raise type(error)(message, uri=uri, record=record, column=error.column) from error
 
 
 def guarded(
@@ -480,18 +472,20 @@ class StoredReader(InputReader):
         self.drop_last: bool = options.drop_last
         self._seed = choose_seed(options, type(self).__name__) or 0  # 0 is not used: no shuffling.
         self._failures = Failures(options.on_error)
-        self._files_seal = _seal_files(files)
         self._source = repr(files[0].uri) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-        self._options_seal = {
-            name: _digest(value)
-            for name, value in {
-                "batch_size": options.batch_size,
-                "shuffle": options.shuffle,
-                "columns": options.columns if options.unlike == "error" else options.unlike,
-                "on_error": options.on_error,
-                "drop_last": options.drop_last,
-                **(details or {}),
-            }.items()
+        sealed = {
+            "batch_size": options.batch_size,
+            "shuffle": options.shuffle,
+            "columns": options.columns if options.unlike == "error" else options.unlike,
+            "on_error": options.on_error,
+            "drop_last": options.drop_last,
+            **(details or {}),
+        }
+        # What must be equal for a position to mean the same records.
+        self._fingerprint: JsonState = {
+            "order": ORDER_VERSION,
+            "files": _seal_files(files),
+            "options": {name: _digest(value) for name, value in sealed.items()},
         }
         self._cursor = make_cursor(self._seed, self._failures)
 
@@ -525,11 +519,9 @@ class StoredReader(InputReader):
 
     def _position(self) -> JsonState:
         return {
-            "order": ORDER_VERSION,
+            **self._fingerprint,
             "seed": self._seed if self.options.shuffle else None,
             "world": self.options.shard[1],
-            "files": self._files_seal,
-            "options": self._options_seal,
             "at": self._cursor.position(),
         }
 
@@ -546,43 +538,13 @@ class StoredReader(InputReader):
         super()._load(state)
 
     def _seek(self, position: JsonState) -> None:
-        if position["order"] != ORDER_VERSION:
-            raise StateError(
-                f"state['position']['order'] is {excerpt(position['order'])}, expected {ORDER_VERSION}: "
-                "finish the run with the version of rlio that began it"
-            )
-        self._check_files(position["files"])
-        self._check_options(position["options"])
-        self._check_seed(position["seed"])
+        check_position(position, self._fingerprint, self.options, uri=self._source)
+        if self.options.shuffle and position["seed"] != self._seed:
+            # Both seeds were drawn from the OS: continue with the state's.
+            self._seed = index_in(position, "seed")
+            self._cursor.close()
+            self._cursor = self._make_cursor(self._seed, self._failures)
         self._cursor.seek(position["at"])
-
-    def _check_files(self, saved: Any) -> None:
-        if saved != self._files_seal:
-            raise StateError(
-                f"the state was saved for other files: [files, bytes, digest] were {excerpt(saved)} and are "
-                f"now {self._files_seal}; open the same files, or start again without the state"
-            )
-
-    def _check_options(self, saved: Any) -> None:
-        ours = self._options_seal
-        unlike = [name for name in sorted({*ours, *saved}) if ours.get(name) != saved.get(name)]
-        if unlike:
-            raise StateError(
-                f"the state was saved with another value of {', '.join(map(excerpt, unlike))}: open the "
-                "reader with the same options, or start again without the state"
-            )
-
-    def _check_seed(self, saved: Any) -> None:
-        if not self.options.shuffle or saved == self._seed:
-            return
-        if type(saved) is not int or self.options.seed is not None:
-            raise StateError(
-                f"the state's seed is {excerpt(saved)}, this reader's {self._seed}: pass the same seed"
-            )
-        # Both seeds were drawn from the OS: continue with the state's.
-        self._seed = saved
-        self._cursor.close()
-        self._cursor = self._make_cursor(saved, self._failures)
 
     def _close(self) -> None:
         self._cursor.close()

@@ -49,38 +49,41 @@ class MixSource:
         # Whether a rewind is pending, for example after a failed one.
         self._rewinds = False
         self._waiting: deque[_Waiting] = deque()
-        # Batches drawn since the last `commit`, and the left-over of the last one.
-        self._taken: list[_Waiting] = []
-        self._tail: _Waiting | None = None
 
-    def draw(self, n: int, parts: list[Batch]) -> int:
-        """Add up to ``n`` units (fewer at the end) to ``parts``, rewinding if allowed; return the count."""
-        missing, rewound = n, False
-        while missing:
-            if self._rewinds or (not self._waiting and not self._read()):
-                if self.start is None:
-                    break
-                if rewound:
-                    raise OptionError(
-                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out. Its "
-                        f"reader ended with: {self.end}"
-                    )
-                self._rewind(self.start)
-                rewound = True
+    def wait_for(self, n: int) -> int:
+        """Read until ``n`` units wait, rewinding if allowed; return how many of them do: fewer at the end."""
+        there, rewound = self.waiting_units(), False
+        while there < n:
+            if not self._rewinds and self._read():
+                size = count_units(self._waiting[-1].batch, self.reader.unit)
+                there, rewound = there + size, rewound and not size
                 continue
-            waiting = self._waiting.popleft()
-            self._taken.append(waiting)
-            batch, size = waiting.batch, count_units(waiting.batch, self.reader.unit)
-            if size > missing:
-                batch, tail = split_units(batch, missing, self.reader.unit)
-                self._tail = _Waiting(tail, waiting.origin, waiting.served + missing)
-                self._waiting.appendleft(self._tail)
-                size = missing
-            if size:
-                parts.append(batch)
-                rewound = False
-            missing -= size
-        return n - missing
+            if self.start is None:
+                break
+            if rewound:
+                raise OptionError(
+                    f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out. Its "
+                    f"reader ended with: {self.end}"
+                )
+            self._rewind(self.start)
+            rewound = True
+        return min(there, n)
+
+    def head(self, n: int) -> list[Batch]:
+        """The next ``n`` units, which wait, as whole batches; `give` takes them."""
+        parts: list[Batch] = []
+        while n:
+            number = len(parts)
+            waiting = self._waiting[number]
+            size = count_units(waiting.batch, self.reader.unit)
+            if size > n:
+                head, tail = split_units(waiting.batch, n, self.reader.unit)
+                self._waiting[number] = waiting = waiting._replace(batch=head)
+                self._waiting.insert(number + 1, _Waiting(tail, waiting.origin, waiting.served + n))
+                size = n
+            parts.append(waiting.batch)
+            n -= size
+        return parts
 
     def _rewind(self, start: JsonState) -> None:
         self._rewinds = True
@@ -103,8 +106,8 @@ class MixSource:
         """The waiting rows; none if they are not plain batches."""
         return [waiting.batch for waiting in self._waiting if isinstance(waiting.batch, SampleBatch)]
 
-    def fill(self, n: int) -> bool:
-        """Read until ``n`` units wait; return whether they do. Only for readers that `can_read_ahead`.
+    def fill(self, n: int) -> None:
+        """Read until ``n`` units wait, or to the end. Only for readers that `can_read_ahead`.
 
         Raises:
             Exception: An error of the reader; no rows are lost.
@@ -113,8 +116,7 @@ class MixSource:
         most = n if endless is None or endless.units is None else endless.units  # For one call.
         while (missing := n - self.waiting_units()) > 0:
             if not self._read(min(missing, most)):
-                return False
-        return True
+                return
 
     def give(self, rows: int) -> None:
         """Move past ``rows`` served rows, in the store or here."""
@@ -140,21 +142,9 @@ class MixSource:
         """The next rows, without taking them; None at the end."""
         return self._waiting[0].batch if self._waiting or self._read() else None
 
-    def at_end(self) -> bool:
-        """Whether nothing is left and the source cannot rewind."""
-        return self.start is None and not self._waiting and not self._read()
-
-    def commit(self, units: int) -> None:
-        """Count the drawn ``units`` as served."""
-        self._taken.clear()
-        self.served += units
-
-    def undo(self) -> None:
-        """Put back what was drawn since the last `commit`."""
-        if self._taken and self._waiting and self._waiting[0] is self._tail:
-            self._waiting.popleft()
-        self._waiting.extendleft(reversed(self._taken))
-        self._taken.clear()
+    def ends_after(self, n: int) -> bool:
+        """Whether nothing is left after ``n`` units, and the source cannot rewind."""
+        return self.start is None and self.wait_for(n + 1) <= n
 
     def waiting_units(self) -> int:
         """Units that were read and wait to be served."""
@@ -171,25 +161,20 @@ class MixSource:
         self._waiting.clear()
         self._rewinds = False
         self.reader.load_state_dict(position["state"])
-        served = missing = int(position["served"])
-        while missing:
-            if missing < 0 or not self._read():
-                raise self._misplaced(served, there=served - missing)
-            whole = self._waiting.popleft()
-            size = count_units(whole.batch, self.reader.unit)
-            if missing >= size and (served >= MOST_AHEAD or not self.reader.can_read_ahead):
-                raise self._misplaced(served, there=size)
-            if size > missing:
-                _, tail = split_units(whole.batch, missing, self.reader.unit)
-                self._waiting.append(_Waiting(tail, whole.origin, missing))
-                size = missing
-            missing -= size
-
-    def _misplaced(self, served: int, *, there: int) -> StateError:
-        return StateError(
-            f"the state has {served} served {self.reader.unit} in a batch of source {self.name!r}, but the "
-            f"batch has {there}: the data changed after the state was saved"
-        )
+        served = int(position["served"])
+        if not served:
+            return
+        # A batch that was read ahead may be longer than the source's own batches.
+        ahead = served < MOST_AHEAD and self.reader.can_read_ahead
+        while self.waiting_units() <= served and (ahead or not self._waiting):
+            if not self._read():
+                break
+        if not 0 < served < self.waiting_units():
+            raise StateError(
+                f"the state has {served} served {self.reader.unit} in a batch of source {self.name!r}, but "
+                f"the batch has {self.waiting_units()}: the data changed after the state was saved"
+            )
+        self._give_waiting(served)
 
     def _read(self, n: int | None = None) -> bool:
         """Read a batch, or return False at the end.

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples, count_units
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import Columns
 from rlio.batch.join import UNLIKE, Unlike
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
@@ -35,6 +35,8 @@ from rlio.readers.read_options import check_batch_size
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation
+from rlio.support.calls import call_each
+from rlio.support.forks import cached_property
 from rlio.support.options import in_own_spelling
 
 __all__ = ["MixedInput"]
@@ -134,8 +136,6 @@ class MixedInput(InputReader):
         self._left_out: list[dict[str, list[str]]] = []
         #: Batches that were assembled at once, and are not all served yet.
         self._block: MixBlock | None = None
-        #: Gathers the rows of all sources together, or None if that is impossible; unset until it is known.
-        self._joint: tuple[JointGather | None] | None = None
         #: Whether sources may be read ahead; and bytes of a row, once known.
         self._reads_ahead = self.unit == "steps" and all(reader.can_read_ahead for reader in readers.values())
         self._row_bytes: int | None = None
@@ -207,18 +207,14 @@ class MixedInput(InputReader):
         # The sources keep their left-over rows, so the mixture has none.
         self._follow_weights()
         schedule, counts = self._schedule, self._schedule.counts
-        drawn: list[list[Batch]] = [[] for _ in self._sources]
         try:
-            self._draw(n, drawn)
-            made = self._joined(drawn)
+            shares = self._draw(n)
+            made = self._joined([s.head(share) for s, share in zip(self._sources, shares, strict=True)])
         except BaseException:
             # If a source fails, or does not fit the others, no rows are lost: they come in the next batch.
             self._schedule, schedule.counts = schedule, counts
-            for source in self._sources:
-                source.undo()
             raise
-        for source, parts in zip(self._sources, drawn, strict=True):
-            source.commit(sum(count_units(part, self.unit) for part in parts))
+        self._give(shares)
         if self._row_bytes is None and self._reads_ahead:
             self._look_at(made)
         return made
@@ -232,9 +228,7 @@ class MixedInput(InputReader):
         """
         if self._function is not None:
             return None
-        if self._joint is None:
-            self._joint = (JointGather.of([source.rows for source in self._sources]),)
-        gather = self._joint[0]
+        gather = self._joint
         if gather is not None and not any(source.is_cut for source in self._sources):
             shares = self._schedule.plan(self.batch_size, max(self._batches_of(gather.row_bytes), 1))
             columns = gather.columns(shares)
@@ -246,6 +240,11 @@ class MixedInput(InputReader):
         if not self._reads_ahead or self._row_bytes is None:
             return None
         return self._read_ahead(self._batches_of(self._row_bytes))
+
+    @cached_property
+    def _joint(self) -> JointGather | None:
+        """Gathers the rows of all sources together; None if that is impossible."""
+        return JointGather.of([source.rows for source in self._sources])
 
     def _batches_of(self, row_bytes: int) -> int:
         """How many batches are assembled at once."""
@@ -270,7 +269,7 @@ class MixedInput(InputReader):
         """The batches in the columns; None, permanently, if rows already have a source column."""
         if self.source_column:
             if Columns.SOURCE in columns:
-                self._joint, self._reads_ahead = (None,), False
+                self._joint, self._reads_ahead = None, False
                 return None
             names = np.array([source.name for source in self._sources] * len(shares), object)
             columns[Columns.SOURCE] = names.repeat([rows for share in shares for rows in share])
@@ -308,36 +307,41 @@ class MixedInput(InputReader):
         given = self._block.settle()
         if not given:
             return
-        for source, rows in zip(self._sources, given, strict=True):
-            if rows:
-                source.give(rows)
+        self._give(given)
         counts = self._schedule.counts
         self._schedule.counts = [count + rows for count, rows in zip(counts, given, strict=True)]
 
-    def _draw(self, n: int, drawn: list[list[Batch]]) -> None:
-        """Add ``n`` units to ``drawn``, fewer only if all sources end."""
-        missing = n
-        while missing:
+    def _give(self, shares: Sequence[int]) -> None:
+        """Move each source past its served units."""
+        for source, units in zip(self._sources, shares, strict=True):
+            if units:
+                source.give(units)
+
+    def _draw(self, n: int) -> list[int]:
+        """How many waiting units each source gives: ``n`` in all, fewer only if all sources end."""
+        drawn = [0] * len(self._sources)
+        while missing := n - sum(drawn):
             ended = []
             for i, share in enumerate(self._schedule.deal(missing)):
-                got = self._sources[i].draw(share, drawn[i]) if share else 0
-                missing -= got
-                if got < share:
+                wanted = drawn[i] + share
+                drawn[i] = self._sources[i].wait_for(wanted) if share else wanted
+                if drawn[i] < wanted:
                     ended.append(self._sources[i])
             if not ended:
-                return
-            self._take_leave(ended)
+                break
+            self._take_leave(ended, drawn)
             if not any(self._alive()):
-                if missing == n:
+                if not any(drawn):
                     raise EndOfData(f"all sources of the mixture have ended: {self.counts}")
-                return
+                break
             self._schedule = Schedule(self._alive(), order=self._order)
+        return drawn
 
-    def _take_leave(self, ended: list[MixSource]) -> None:
+    def _take_leave(self, ended: list[MixSource], drawn: list[int]) -> None:
         """Mark sources that ended; raise if others continue and `end` does not allow that."""
         if self.end != "renormalise":
-            for source, weight in zip(self._sources, self._whole, strict=True):
-                if not weight or source in ended or source.at_end():
+            for source, weight, units in zip(self._sources, self._whole, drawn, strict=True):
+                if not weight or source in ended or source.ends_after(units):
                     continue
                 why = "cannot rewind, because it is not replayable" if self.end == "rewind" else "end='error'"
                 raise OptionError(
@@ -356,14 +360,14 @@ class MixedInput(InputReader):
         ]
 
     def _joined(self, drawn: list[list[Batch]]) -> Batch:
-        """One batch from the parts, which the mixture owns."""
-        parts = []
+        """One batch from the parts."""
+        if self.source_column or self.columns != "error":  # The parts still wait: change copies.
+            drawn = [[part.copy(shallow=True) for part in own] for own in drawn]
+        parts = [part for own in drawn for part in own if len(part)]
+        self._multi_agent |= any(isinstance(part, MultiAgentBatch) for part in parts)
         for source, own in zip(self._sources, drawn, strict=True):
-            for part in own:
-                self._multi_agent |= isinstance(part, MultiAgentBatch)
-                if self.source_column:
-                    _mark(part, source.name)
-                parts.append(part)
+            for part in own if self.source_column else ():
+                _mark(part, source.name)
         if self.columns != "error":
             self._bring_together(drawn)
         batch = parts[0] if len(parts) == 1 else concat_samples(parts, columns=self.columns)
@@ -520,19 +524,10 @@ class MixedInput(InputReader):
     def _close(self) -> None:
         self._settle()
         self._block = self._joint = None  # Free the rows of stores before the garbage collector runs.
-        first: Exception | None = None
-        for source in self._sources:
-            try:
-                source.reader.close()
-            except Exception as failure:
-                place = f"source {source.name!r} of the mixture while closing"
-                if first is None:
-                    first = failure
-                    first.add_note(f"raised by {place}")
-                else:
-                    first.add_note(f"{place} failed too: {failure!r}")
-        if first is not None:
-            raise first
+        call_each(
+            (f"source {source.name!r} of the mixture while closing", source.reader.close)
+            for source in self._sources
+        )
 
 
 def _named(sources: Sources) -> tuple[dict[str, InputReader], list[Weight] | None]:

@@ -22,6 +22,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.parquet_metadata import ARROW_SCHEMA, read_metadata
@@ -126,65 +129,49 @@ def open_parquet(stream: IO[bytes], *, limits: Limits = DEFAULT_LIMITS) -> Forei
 
 
 def _open(stream: IO[bytes], limits: Limits) -> ForeignFile:
-    import pyarrow.parquet as pq
-
     metadata = read_metadata(stream, limits=limits)
     options: dict[str, Any] = {"page_checksum_verification": True}
     # With this option on, Parquet's own logical types would become extension types too.
     if "arrow_extensions_enabled" in inspect.signature(pq.ParquetFile.__init__).parameters:
         options["arrow_extensions_enabled"] = False
     written = (metadata.metadata or {}).get(ARROW_SCHEMA)
-    extensions = {} if written is None else dict(_extensions(_arrow_schema(written), ""))
+    extensions = {} if written is None else plain_schema(written, is_base64=True)[1]
     return ForeignFile(pq.ParquetFile(stream, metadata=metadata, **options), extensions)
 
 
 def registered_extensions() -> frozenset[str]:
     """Names of the extension types that libraries have registered in this process."""
-    import pyarrow as pa
-
     # pyarrow keeps the list, but has no public way to read it. Without the list no type counts as registered,
     # and still none can run code.
     kinds = getattr(pa.lib, "_python_extension_types_registry", ())
     return frozenset(kind.extension_name for kind in kinds)
 
 
-def plain_schema(data: bytes, *, is_file: bool = False) -> tuple[Any, dict[str, Extension]]:
+def plain_schema(
+    data: bytes, *, is_file: bool = False, is_base64: bool = False
+) -> tuple[Any, dict[str, Extension]]:
     """The Arrow schema in an IPC message, with storage types, and the extension type of each path.
 
     Args:
         data: The message.
         is_file: Whether it is a whole file instead.
+        is_base64: Whether it is encoded, as in the footers of Parquet files.
 
     Raises:
         CorruptData: The message is not a schema.
     """
-    schema = _plain_schema(data, is_file=is_file)
+    try:
+        message = base64.b64decode(data, validate=True) if is_base64 else data
+        plain = pa.py_buffer(message.replace(_ARROWS_NAME, _NAME))
+        schema = pa.ipc.open_file(plain).schema if is_file else pa.ipc.read_schema(plain)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptData(f"damaged Arrow schema: {excerpt(str(error))}") from error
     return schema, dict(_extensions(schema, ""))
 
 
 def _leaves(kind: Any) -> int:
     """The number of Parquet columns of a field of an Arrow type."""
     return sum(_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
-
-
-def _arrow_schema(written: bytes) -> Any:
-    """The Arrow schema of a footer, with extension types as plain metadata of their fields."""
-    try:
-        return _plain_schema(base64.b64decode(written, validate=True))
-    except ValueError as error:
-        if isinstance(error, CorruptData):
-            raise
-        raise CorruptData(f"damaged Arrow schema: {excerpt(str(error))}") from error
-
-
-def _plain_schema(data: bytes, *, is_file: bool = False) -> Any:
-    import pyarrow as pa
-
-    try:
-        plain = pa.py_buffer(data.replace(_ARROWS_NAME, _NAME))
-        return pa.ipc.open_file(plain).schema if is_file else pa.ipc.read_schema(plain)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptData(f"damaged Arrow schema: {excerpt(str(error))}") from error
 
 
 def _extensions(fields: Iterable[Any], prefix: str) -> Iterable[tuple[str, Extension]]:

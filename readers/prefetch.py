@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -110,9 +109,6 @@ class Prefetch(Restorable, Iterator[Tensors]):
     def _describe(self) -> Iterator[str]:
         yield repr(self._reader)
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Tensors:
         """The next batch: a dict of tensors; with several policies, a dict by policy.
 
@@ -193,9 +189,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -33,7 +33,7 @@ A message says what was found, what was expected, where, and what to do.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = [
     "CacheError",
@@ -62,6 +62,7 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "excerpt",
+    "raise_at",
 ]
 
 
@@ -259,6 +260,15 @@ class MissingExtra(RlioError, ImportError):
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
         return type(self), self._parts  # For pickling to other processes: `args` holds only the message.
+
+
+def raise_at(error: RlioError, *, uri: str | None, record: int | None = None) -> NoReturn:
+    """Raise ``error`` with the place where it happened, unless it has a place already."""
+    if error.uri is not None:
+        raise error
+    # The message ends with the column, if it was known; the new error appends it after the place.
+    message = str(error).removesuffix(f" [column {error.column}]")
+    raise type(error)(message, uri=uri, record=record, column=error.column) from error
 
 
 def excerpt(data: object, limit: int = 200) -> str:

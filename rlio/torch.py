@@ -42,7 +42,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate, pairwise
 from multiprocessing.reduction import ForkingPickler
-from types import TracebackType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import torch
@@ -339,9 +338,6 @@ class ReplayLoader(Restorable, Iterator[Item]):
         yield f"num_workers={self._num_workers}"
         yield repr(self._dataset)
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Item:
         """The next batch.
 
@@ -453,9 +449,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import object_column
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
@@ -216,7 +217,4 @@ def _texts_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
         # For a dtype without a width, NumPy uses the width of the longest text and its own byte order.
         texts = np.array(listed, spec.dtype[1:])
         return texts.astype(texts.dtype.newbyteorder(">")) if spec.dtype[0] == ">" else texts
-    values = np.empty(len(listed), object)
-    for index, text in enumerate(listed):  # One by one: NumPy would split a list of equally long lists.
-        values[index] = load_value(text) if spec.kind == "json" else text
-    return values
+    return object_column(map(load_value, listed) if spec.kind == "json" else listed)

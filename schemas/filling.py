@@ -46,8 +46,6 @@ class Filling:
     """
 
     def __init__(self, schemas: Iterable[Schema], *, columns: Collection[str] | None) -> None:
-        self._lacks_next: set[str] = set()
-        self._some_valid: set[str] = set()
         schemas = list(schemas)
         policies = [item for schema in schemas for item in schema.policies.items()]
         self._columns = {
@@ -58,16 +56,11 @@ class Filling:
             }
             for pid, _ in policies
         }
-        for pid, policy in policies:
-            if Columns.NEXT_OBS in self._columns[pid] and Columns.NEXT_OBS not in policy.columns:
-                self._lacks_next.add(pid)
-            if Columns.NEXT_OBS_VALID in self._columns[pid] and Columns.NEXT_OBS_VALID not in policy.columns:
-                self._some_valid.add(pid)
-
-    @property
-    def adds_validity(self) -> bool:
-        """Whether only some schemas of a policy record which final observations are missing."""
-        return bool(self._some_valid)
+        #: Whether only some schemas of a policy record which final observations are missing.
+        self.adds_validity: bool = any(
+            Columns.NEXT_OBS_VALID in self._columns[pid] and Columns.NEXT_OBS_VALID not in policy.columns
+            for pid, policy in policies
+        )
 
     def fill(self, batch: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
         """Return the batch with every column; keeps its own arrays."""
@@ -85,14 +78,11 @@ class Filling:
             for column, leaves in self._columns[pid].items()
         }
         made |= {column: batch[column] for column in batch if is_per_sequence(column)}
-        has_valid = Columns.NEXT_OBS_VALID in self._columns[pid] or pid in self._lacks_next
-        if has_valid and Columns.NEXT_OBS_VALID not in batch:
-            made[Columns.NEXT_OBS_VALID] = np.full(rows, self._knows_next(pid, batch))
+        if Columns.NEXT_OBS_VALID in self._columns[pid] and Columns.NEXT_OBS_VALID not in batch:
+            # Without the column, the batch has its final observations, if it has new_obs.
+            knows_next = Columns.NEXT_OBS in batch or Columns.NEXT_OBS not in self._columns[pid]
+            made[Columns.NEXT_OBS_VALID] = np.full(rows, knows_next)
         return SampleBatch(made, max_seq_len=batch.max_seq_len, num_grad_updates=batch.num_grad_updates)
-
-    def _knows_next(self, pid: str, batch: SampleBatch) -> bool:
-        """Whether a batch without ``new_obs_valid`` has its final observations."""
-        return Columns.NEXT_OBS in batch or Columns.NEXT_OBS not in self._columns[pid]
 
 
 def _zeros(spec: ColumnSpec, rows: int) -> Any:

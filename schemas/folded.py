@@ -6,7 +6,7 @@ rows only.
 
 Example:
     >>> from rlio.schemas.column import FrameStack
-    >>> frames = Frames([np.arange(12, dtype=np.uint8).reshape(3, 2, 2)], FrameStack(0, 2))
+    >>> frames = Frames(np.arange(12, dtype=np.uint8).reshape(3, 2, 2), FrameStack(0, 2))
     >>> rows = Folded(SampleBatch(obs=[[0, 1], [1, 2]], t=[5, 6]), {("obs", ()): frames})
     >>> unfold([Folded(rows.batch[1:], rows.frames)])["obs"].tolist()
     [[[[4, 5], [6, 7]], [[8, 9], [10, 11]]]]
@@ -106,7 +106,7 @@ def join_folded(parts: Sequence[Folded]) -> Folded:
         own = [part.frames[column, path] for part in parts]
         key = tuple(map(id, own))
         if key not in joined:
-            joined[key] = Frames([part for one in own for part in one.parts], own[0].stack).joined()
+            joined[key] = Frames.joined([one.values for one in own], own[0].stack)
         frames[column, path] = joined[key]
         starts = accumulate(map(len, own), initial=0)
         places = [_leaf(part.batch, column, path) + start for part, start in zip(parts, starts, strict=False)]

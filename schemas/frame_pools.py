@@ -17,6 +17,7 @@ Example:
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -27,10 +28,9 @@ from numpy.typing import NDArray
 from rlio.batch.frames import empty_array
 from rlio.errors import CorruptData
 from rlio.schemas.column import FrameStack
-from rlio.schemas.observations import SplitStack, as_unsigned, as_words, stack_places
-from rlio.support.forks import cached_property
+from rlio.schemas.observations import SplitStack, as_unsigned, equal_rows, previous_rows, stack_places
 
-__all__ = ["Frames", "StackPool", "grown", "pool_stacks", "previous_rows"]
+__all__ = ["Frames", "StackPool", "grown", "pool_stacks"]
 
 Rows: TypeAlias = "NDArray[np.int64]"
 Places: TypeAlias = "NDArray[np.int32]"
@@ -43,22 +43,27 @@ class Frames:
     """The frames of which stacks are made.
 
     Args:
-        parts: Arrays of shape (k, *frame), in C order and of one dtype, numbered consecutively. The first
-            holds most frames.
+        values: The frames, shape (k, *frame), in C order.
         stack: Axis and depth of the stacks.
     """
 
-    def __init__(self, parts: Sequence[NDArray[Any]], stack: FrameStack) -> None:
-        self.parts: Sequence[NDArray[Any]] = parts
+    def __init__(self, values: NDArray[Any], stack: FrameStack) -> None:
+        self.values: NDArray[Any] = values
         self.stack: FrameStack = stack
         #: Shape of one frame.
-        self.shape: tuple[Any, ...] = parts[0].shape[1:]
-        self.dtype: np.dtype[Any] = parts[0].dtype
+        self.shape: tuple[Any, ...] = values.shape[1:]
+        self.dtype: np.dtype[Any] = values.dtype
         # Each frame as one value, so that copying it is one copy of memory.
         self._frame = np.dtype((np.void, math.prod(self.shape) * self.dtype.itemsize))
 
+    @classmethod
+    def joined(cls, parts: Sequence[NDArray[Any]], stack: FrameStack) -> Frames:
+        """Return frames that are numbered consecutively through several arrays of one dtype."""
+        shape = sum(map(len, parts)), *parts[0].shape[1:]
+        return cls(np.concatenate(parts, out=empty_array(shape, parts[0].dtype)), stack)
+
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return len(self.values)
 
     def look_up(self, places: Places, out: NDArray[Any]) -> None:
         """Copy stacks.
@@ -67,34 +72,18 @@ class Frames:
             places: Indices of frames, oldest first, shape (rows, depth); or of any frames, in any shape.
             out: Receives the frames of each row one after the other: shape (rows, depth, *frame), C order.
         """
-        wanted, first = places.reshape(-1), self._whole(self.parts[0])
-        found = self._whole(out)
-        np.take(first, wanted, out=found, mode="clip")
-        beyond = np.flatnonzero(wanted >= len(first))
-        if len(beyond):
-            found[beyond] = self._others[wanted[beyond] - len(first)]
-
-    @cached_property
-    def _others(self) -> NDArray[Any]:
-        """The frames after the first part."""
-        return self._whole(Frames(self.parts[1:], self.stack).joined().parts[0])
+        np.take(self._whole(self.values), places.reshape(-1), out=self._whole(out), mode="clip")
 
     def _whole(self, frames: NDArray[Any]) -> NDArray[Any]:
         return frames.reshape(-1).view(self._frame)
 
     def with_blank(self) -> Frames:
         """Return these frames with one more, of zeros, after them."""
-        return Frames([*self.parts, np.zeros((1, *self.shape), self.dtype)], self.stack)
+        return Frames.joined([self.values, np.zeros((1, *self.shape), self.dtype)], self.stack)
 
     def is_like(self, other: Frames) -> bool:
         """Whether stacks of both fit into one array."""
         return (self.stack, self.shape, self.dtype) == (other.stack, other.shape, other.dtype)
-
-    def joined(self) -> Frames:
-        """Return the same frames in one part."""
-        if len(self.parts) == 1:
-            return self
-        return Frames([np.concatenate(self.parts, dtype=self.dtype)], self.stack)  # Keeps the byte order.
 
     def at(self, places: Places) -> NDArray[Any]:
         """Return the frames with the given indices: a copy, shape (*places.shape, *frame)."""
@@ -137,7 +126,7 @@ class StackPool:
         """Return the stored form of all rows' obs, which may overlap with the row before.
 
         Args:
-            previous: From `previous_rows`.
+            previous: From `rlio.schemas.observations.previous_rows`.
         """
         has = np.flatnonzero(previous >= 0)
         full = np.ones(len(self.obs), bool)
@@ -183,7 +172,7 @@ class StackPool:
         places = stack_places(obs.full, following, depth)
         parts = [obs.newest, _single(obs)]
         if new_obs is None:
-            return cls(Frames(parts, stack), places, places[:0])
+            return cls(Frames.joined(parts, stack), places, places[:0])
         _check_split(new_obs, len(stored))
         count = len(parts[0]) + len(parts[1])
         own = np.empty((len(stored), depth), np.int32)
@@ -191,7 +180,7 @@ class StackPool:
         own[:, -1] = count + np.arange(len(stored))
         older = count + len(stored) + np.arange(len(new_obs.older) * (depth - 1))
         own[new_obs.full, :-1] = older.reshape(-1, depth - 1)
-        return cls(Frames([*parts, new_obs.newest, _single(new_obs)], stack), places, own)
+        return cls(Frames.joined([*parts, new_obs.newest, _single(new_obs)], stack), places, own)
 
 
 def _check_split(split: SplitStack, rows: int) -> None:
@@ -207,17 +196,10 @@ def _single(split: SplitStack) -> NDArray[Any]:
 
 def grown(old: NDArray[Any], rows: int) -> NDArray[Any]:
     """Return an array of ``rows`` rows that begins with the rows of ``old``."""
-    fresh = empty_array((rows, *old.shape[1:]), old.dtype)
+    empty = np.empty if old.dtype.hasobject else empty_array
+    fresh = empty((rows, *old.shape[1:]), old.dtype)
     fresh[: len(old)] = old
     return fresh
-
-
-def previous_rows(following: Rows) -> Rows:
-    """Return the row before each row in its stream, or -1, from `rlio.schemas.observations.successors`."""
-    previous = np.full(len(following), -1, np.int64)
-    linked = np.flatnonzero(following >= 0)
-    previous[following[linked]] = linked
-    return previous
 
 
 def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, following: Rows) -> StackPool:
@@ -256,7 +238,7 @@ def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, fol
         mine[:, k] = np.where(follows, theirs[previous, k], np.where(leans, leant, first[:, 0] + k))
         if k:
             theirs[:, k - 1] = np.where(own, mine[:, k], first[:, 1] + k - 1)
-    return StackPool(Frames([frames[:count]], stack), mine, theirs)
+    return StackPool(Frames(frames[:count], stack), mine, theirs)
 
 
 def _leaning(lying: NDArray[Any], previous: Rows, follows: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -277,7 +259,7 @@ def _compare(
     Writes the newest frames of new_obs into ``newest``.
     """
     rows = len(obs)
-    a, b = as_words(obs, stack.axis), as_words(new_obs, stack.axis)
+    a, b = _as_words(obs, stack.axis), _as_words(new_obs, stack.axis)
     woven = a is not None and b is not None
     if a is None or b is None:
         a, b = (np.ascontiguousarray(np.moveaxis(v, stack.axis + 1, 1)) for v in (obs, new_obs))
@@ -299,8 +281,21 @@ def _compare(
 def _are_linked(obs: NDArray[Any], new_obs: NDArray[Any], here: Rows, there: Rows) -> NDArray[np.bool_]:
     """Whether the new_obs of the rows ``here`` equal the obs of the rows ``there``, shape (k,)."""
     if len(here) and here[-1] - here[0] == len(here) - 1 and (there == here + 1).all():  # Views suffice.
-        return _equal_rows(new_obs[here[0] : here[-1] + 1], obs[there[0] : there[-1] + 1])
-    return _equal_rows(new_obs[here], obs[there])
+        return equal_rows(new_obs[here[0] : here[-1] + 1], obs[there[0] : there[-1] + 1])
+    return equal_rows(new_obs[here], obs[there])
+
+
+def _as_words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
+    """Return the values of one place in all frames as one integer, oldest lowest; None if impossible.
+
+    Interleaved frames are then compared, and picked, one word at a time: twenty times as fast.
+    """
+    size = values.shape[-1] * values.itemsize
+    if axis != values.ndim - 2 or size not in (2, 4, 8) or sys.byteorder != "little":
+        return None
+    if not values.flags.c_contiguous or values.dtype.byteorder == ">":
+        return None
+    return values.view(f"u{size}")[..., 0]
 
 
 def _split_woven(
@@ -329,8 +324,3 @@ def _split_lying(
     b = as_unsigned(new_obs.reshape(rows * depth, -1)).reshape(rows, depth, -1)
     own: NDArray[np.bool_] = ~(a[:, 1:] != b[:, :-1]).reshape(rows, -1).any(axis=1)
     return own
-
-
-def _equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
-    equal: NDArray[np.bool_] = ~(a != b).any(axis=1)
-    return equal

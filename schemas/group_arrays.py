@@ -15,8 +15,7 @@ from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
 from rlio.schemas.arrow import arrow_type, to_arrow
 from rlio.schemas.column import ColumnSpec, Nullable
-from rlio.schemas.frame_pools import previous_rows
-from rlio.schemas.observations import MISSING, STORED, link, successors
+from rlio.schemas.observations import MISSING, STORED, link, previous_rows, successors
 from rlio.schemas.row_groups import RowGroup, partial_columns
 from rlio.schemas.schema import Schema
 from rlio.schemas.streams import STREAM_COLUMNS, StreamTable

@@ -30,10 +30,11 @@ import pybase64
 import zstandard
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import object_column
 from rlio.errors import UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.json_values import value_from_json
+from rlio.schemas.json_values import SPECIAL_FLOATS, value_from_json
 from rlio.schemas.zstd_frames import inflate
 
 __all__ = ["MAX_TEXT_BYTES", "check_containers", "dump_column", "load_column", "parse_json"]
@@ -44,7 +45,6 @@ MAX_TEXT_BYTES: Final = 64 << 20
 # Lists and objects in one text: each takes about 60 bytes in memory, so a text of empty ones would take 30
 # times its size. A line of 64 MiB of full 84x84x4 frames has 3.7 million.
 _MAX_CONTAINERS = 4_000_000
-_SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # As for Parquet: on observations, level 1 is within a few percent of level 3, at twice the speed.
 _ZSTD_LEVEL = 1
 
@@ -89,7 +89,7 @@ def load_column(
     if not isinstance(written, list):
         raise ValueError(f"expected a list, found {excerpt(written)}")
     if spec.kind == "json":
-        return _objects([value_from_json(item) for item in _of_length(written, rows)])
+        return object_column(value_from_json(item) for item in _of_length(written, rows))
     if spec.kind == "text":
         return _strings(_of_length(written, rows), spec, limits)
     if not _is_plain(spec.numpy):
@@ -216,18 +216,11 @@ def _of_length(written: list[Any], rows: int) -> list[Any]:
     return written
 
 
-def _objects(listed: list[Any]) -> NDArray[Any]:
-    values = np.empty(len(listed), object)
-    for index, item in enumerate(listed):  # One by one: NumPy would split a list of equally long lists.
-        values[index] = item
-    return values
-
-
 def _strings(listed: list[Any], spec: ColumnSpec, limits: Limits) -> NDArray[Any]:
     if not all(type(item) is str for item in listed):
         raise ValueError(f"expected strings, found {excerpt(next(x for x in listed if type(x) is not str))}")
     if spec.dtype == "|O":
-        return _objects(listed)
+        return object_column(listed)
     if spec.dtype not in ("<U", ">U"):
         raise ValueError("found a list, expected base64 or zstd for byte strings")
     if (size := max(map(len, listed), default=0) * len(listed) * 4) > limits.group_bytes:
@@ -269,8 +262,8 @@ def _with_special_floats(written: Any) -> Any:
         return [_with_special_floats(item) for item in written]
     if type(written) is int or (type(written) is float and math.isfinite(written)):
         return written
-    if isinstance(written, str) and written in _SPECIAL_FLOATS:
-        return _SPECIAL_FLOATS[written]
+    if isinstance(written, str) and written in SPECIAL_FLOATS:
+        return SPECIAL_FLOATS[written]
     raise ValueError(f"expected a number, found {excerpt(written)}")
 
 

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, count_units
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
-from rlio.errors import CorruptData, MissingColumn, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, RlioError, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import MAX_TEXT_BYTES, check_containers, dump_column, load_column, parse_json
 from rlio.schemas.row_groups import ATTRIBUTES, unpadded
@@ -94,14 +94,6 @@ class LineHead(NamedTuple):
     schema: str
     rows: int
     units: int
-
-
-class _Problem(Exception):
-    """A problem with a line's content, and its column."""
-
-    def __init__(self, message: str, column: str | None = None) -> None:
-        super().__init__(message)
-        self.column = column
 
 
 # ---- writing ----
@@ -319,28 +311,15 @@ def decode_line(
             record=record,
         )
     schema = schemas(head.schema)
-    _check_columns(schema, columns, uri)
+    schema.check_columns(columns or (), uri=uri)
     try:
         return _decode(parse_json(line, limits), schema, head, columns, limits)
-    except _Problem as problem:
-        raise CorruptData(str(problem), uri=uri, record=record, column=problem.column) from problem
-    except UnsafeData as error:
-        raise UnsafeData(str(error), uri=uri, record=record) from error
+    except CorruptData as error:
+        raise_at(error, uri=uri, record=record)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        if isinstance(error, RlioError) and not isinstance(error, CorruptData):
+        if isinstance(error, RlioError):
             raise
         raise CorruptData(f"the line is malformed: {error}", uri=uri, record=record) from error
-
-
-def _check_columns(schema: Schema, columns: Collection[str] | None, uri: str | None) -> None:
-    if columns is None:
-        return
-    known = {column for policy in schema.policies.values() for column in policy.columns}
-    for name in columns:
-        if name not in known:
-            raise MissingColumn(
-                f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=uri, column=name
-            )
 
 
 def _decode(
@@ -348,11 +327,11 @@ def _decode(
 ) -> SampleBatch | MultiAgentBatch:
     multi_agent = written["type"] == "MultiAgentBatch"
     if multi_agent != schema.multi_agent:
-        raise _Problem(f"found a {written['type']}, but the schema is of the other kind")
+        raise CorruptData(f"found a {written['type']}, but the schema is of the other kind")
     listed = written["policies"] if multi_agent else {DEFAULT_POLICY_ID: written}
     parts = {pid: _Part.of(part, schema, pid, limits) for pid, part in listed.items()}
     if (rows := sum(part.rows for part in parts.values())) != head.rows:
-        raise _Problem(f"the policies have {rows} rows and the line says {head.rows}")
+        raise CorruptData(f"the policies have {rows} rows and the line says {head.rows}")
     if (size := sum(part.size for part in parts.values())) > limits.group_bytes or rows > limits.group_rows:
         raise UnsafeData(
             f"{rows} rows of {size} bytes in one line, more than {limits.group_rows} or {limits.group_bytes}"
@@ -372,15 +351,15 @@ def _check_units(batch: SampleBatch | MultiAgentBatch, head: LineHead) -> None:
     try:
         units = _units(batch)
     except SchemaError as error:
-        raise _Problem(str(error)) from error
+        raise CorruptData(str(error)) from error
     if units != head.units:
-        raise _Problem(f"{units} units and the line says {head.units}")
+        raise CorruptData(f"{units} units and the line says {head.units}")
 
 
 def _count(value: Any) -> int:
     """Return a checked number of rows or steps."""
     if type(value) is not int or not 0 <= value <= _MAX_ENV_STEPS:
-        raise _Problem(f"found {excerpt(value)} rows or steps, expected 0 to {_MAX_ENV_STEPS}")
+        raise CorruptData(f"found {excerpt(value)} rows or steps, expected 0 to {_MAX_ENV_STEPS}")
     return value
 
 
@@ -403,11 +382,11 @@ class _Part(NamedTuple):
     def of(cls, written: dict[str, Any], schema: Schema, pid: str, limits: Limits) -> _Part:
         """Return the rows of policy ``pid``; checks that it has the columns of the schema."""
         if pid not in schema.policies:
-            raise _Problem(f"policy {excerpt(pid)} is not in the schema")
+            raise CorruptData(f"policy {excerpt(pid)} is not in the schema")
         policy, rows, found = schema.policies[pid], _count(written["rows"]), written["columns"]
         if not isinstance(found, dict) or found.keys() != policy.columns.keys():
             unlike = sorted(set(found) ^ set(policy.columns)) if isinstance(found, dict) else [None]
-            raise _Problem("the line has other columns than its schema", unlike[0])
+            raise CorruptData("the line has other columns than its schema", column=unlike[0])
         sequences = rows
         if policy.has_sequences:
             sequences = _sequences(found[Columns.SEQ_LENS], policy, rows, limits)
@@ -436,7 +415,7 @@ class _Part(NamedTuple):
             # A subset of the columns may not make a batch (states without seq_lens). All columns do.
             if columns is not None:
                 raise
-            raise _Problem(str(error)) from error
+            raise CorruptData(str(error)) from error
 
     def _count(self, column: str) -> int:
         return self.sequences if is_per_sequence(column) else self.rows
@@ -447,12 +426,12 @@ def _sequences(written: Any, policy: PolicySchema, rows: int, limits: Limits) ->
     (leaf,) = policy.columns[Columns.SEQ_LENS]
     if not isinstance(written, list) or len(written) > rows:
         # A blob does not state its length; a writer of rlio never needs one here.
-        raise _Problem(f"expected a list of at most {rows} lengths, found {excerpt(written)}", leaf.column)
+        raise CorruptData(f"expected at most {rows} lengths, found {excerpt(written)}", column=leaf.column)
     lens = _load(written, leaf, leaf.column, len(written), limits)
     if len(lens) and (int(lens.min()) < 1 or sum(lens.tolist()) != rows):
-        raise _Problem(f"sequences of {sum(lens.tolist())} rows, expected {rows}", leaf.column)
+        raise CorruptData(f"sequences of {sum(lens.tolist())} rows, expected {rows}", column=leaf.column)
     if not len(lens) and rows:
-        raise _Problem(f"no sequences for {rows} rows", leaf.column)
+        raise CorruptData(f"no sequences for {rows} rows", column=leaf.column)
     return len(lens)
 
 
@@ -460,13 +439,13 @@ def _load(written: Any, tree: Any, column: str, count: int, limits: Limits) -> A
     """Return a column from its nested lists and objects, which must nest like the schema's leaves."""
     if isinstance(tree, dict):
         if not isinstance(written, dict) or written.keys() != tree.keys():
-            raise _Problem(f"expected an object of {sorted(tree)}, found {excerpt(written)}", column)
+            raise CorruptData(f"expected the keys {sorted(tree)}, found {excerpt(written)}", column=column)
         return {
             key: _load(written[key], part, f"{column}/{key}", count, limits) for key, part in tree.items()
         }
     if isinstance(tree, tuple):
         if not isinstance(written, list) or len(written) != len(tree):
-            raise _Problem(f"expected a list of {len(tree)} columns, found {excerpt(written)}", column)
+            raise CorruptData(f"expected {len(tree)} columns, found {excerpt(written)}", column=column)
         return tuple(_load(written[i], part, f"{column}/{i}", count, limits) for i, part in enumerate(tree))
     assert isinstance(tree, Leaf)
     try:
@@ -474,13 +453,13 @@ def _load(written: Any, tree: Any, column: str, count: int, limits: Limits) -> A
     except UnsafeData as error:
         raise UnsafeData(f"column {column}: {error}") from error
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise _Problem(str(error), column) from error
+        raise CorruptData(str(error), column=column) from error
 
 
 def _read_attributes(written: Any) -> dict[str, Any]:
     if not isinstance(written, dict) or not written.keys() <= set(ATTRIBUTES):
-        raise _Problem(f"attributes {excerpt(written)}")
+        raise CorruptData(f"attributes {excerpt(written)}")
     longest, updates = written.get("max_seq_len"), written.get("num_grad_updates")
     if type(longest) not in (int, type(None)) or type(updates) not in (int, float, type(None)):
-        raise _Problem(f"attributes {excerpt(written)}")
+        raise CorruptData(f"attributes {excerpt(written)}")
     return dict(written)

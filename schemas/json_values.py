@@ -19,17 +19,19 @@ import binascii
 import json
 import math
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import object_column
 from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.schemas.dtypes import stored_dtype
 
-__all__ = ["dump_value", "floats_from_json", "floats_to_json", "load_value", "value_from_json"]
+__all__ = ["SPECIAL_FLOATS", "dump_value", "load_value", "value_from_json"]
 
-_SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+#: The strings that stand for floats without a JSON number.
+SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MAX_DEPTH = 64
 # Of a million honest keys, at most three collide.
 _MAX_EQUAL_HASHES = 100
@@ -83,29 +85,6 @@ def value_from_json(parsed: Any) -> Any:
         raise CorruptData(f"not a stored JSON value: {error!r}; found {excerpt(parsed)}") from error
 
 
-def floats_to_json(values: NDArray[Any]) -> list[Any]:
-    """Return nested lists of ``values``, with NaN and infinities as strings that any JSON reader accepts."""
-    listed: list[Any] = values.tolist()
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        return [_special_to_text(item) for item in listed]
-    return listed
-
-
-def floats_from_json(listed: Any) -> Any:
-    """Undo `floats_to_json` where special floats occur; plain lists are returned unchanged."""
-    if isinstance(listed, list):
-        return [floats_from_json(item) if isinstance(item, (list, str)) else item for item in listed]
-    if isinstance(listed, str):
-        return _SPECIAL_FLOATS[listed]
-    return listed
-
-
-def _special_to_text(item: Any) -> Any:
-    if isinstance(item, list):
-        return [_special_to_text(inner) for inner in item]
-    return _float_name(item) if not math.isfinite(item) else item
-
-
 def _float_name(value: float) -> str:
     if math.isnan(value):
         return "NaN"
@@ -149,7 +128,7 @@ def _array_to_plain(array: NDArray[Any], depth: int) -> dict[str, Any]:
     elif kind in "biu":
         data = array.reshape(-1).tolist()
     elif kind == "f" and array.dtype.itemsize <= 8:
-        data = floats_to_json(array.reshape(-1))
+        data = [item if math.isfinite(item) else _float_name(item) for item in array.reshape(-1).tolist()]
     elif kind == "U":
         data = array.reshape(-1).tolist()
     elif kind in "fcmMS":  # Wider floats too, because Python's float cannot hold them.
@@ -177,7 +156,7 @@ def _from_plain(value: Any, depth: int) -> Any:
     if "$tuple" in value:
         return tuple(_from_plain(item, depth + 1) for item in value["$tuple"])
     if "$float" in value:
-        return _SPECIAL_FLOATS[value["$float"]]
+        return SPECIAL_FLOATS[value["$float"]]
     if "$bytes" in value:
         return _decode_base64(value["$bytes"])
     if "$map" in value:
@@ -195,10 +174,7 @@ def _map_from_plain(pairs: list[Any], depth: int) -> dict[Any, Any]:
 
 def _array_from_plain(dtype_text: str, shape: tuple[int, ...], data: Any, depth: int) -> NDArray[Any]:
     if dtype_text == "|O":
-        flat = np.empty(len(data), object)
-        for index, item in enumerate(data):
-            flat[index] = _from_plain(item, depth + 1)
-        return flat.reshape(shape)
+        return object_column(_from_plain(item, depth + 1) for item in data).reshape(shape)
     dtype = stored_dtype(dtype_text)
     if dtype.kind not in "biufcmMSU":
         raise ValueError(f"dtype {dtype_text}")
@@ -211,7 +187,7 @@ def _array_from_plain(dtype_text: str, shape: tuple[int, ...], data: Any, depth:
     if dtype.kind == "U" and len(data) * dtype.itemsize > _MAX_PADDING + 4 * sum(map(len, data)):
         raise ValueError(f"texts of {len(data)} x {dtype.itemsize} bytes, most of it padding")
     if dtype.kind == "f":
-        data = floats_from_json(data)
+        data = [item if type(item) in (int, float) else SPECIAL_FLOATS[item] for item in data]
     return np.array(data, dtype).reshape(shape)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, RlioError
 from rlio.schemas.arrow import arrow_type, from_arrow, to_arrow
@@ -112,7 +113,7 @@ class _Policy:
         for name in self._pairs:
             pool = piece.stacks[name]
             parts.append(_LENGTH.pack(len(pool.frames)))
-            parts += map(_bytes_of, (pool.frames.joined().parts[0], pool.obs, pool.new_obs))
+            parts += map(_bytes_of, (pool.frames.values, pool.obs, pool.new_obs))
         if self._others:
             firsts = self._firsts(piece) if self._per_sequence else None
             arrays = [
@@ -148,7 +149,12 @@ class _Policy:
                 raise CorruptData(f"a frame holds {batch.num_rows} rows, but states {rows}")
             for leaf, column in zip(self._others, batch.columns, strict=True):
                 is_json = leaf.spec.kind == "json"
-                arrays[leaf.physical] = _texts(column) if is_json else from_arrow(column, leaf.spec)[0]
+                # Pieces hold the JSON text of objects.
+                arrays[leaf.physical] = (
+                    object_column(column.drop_null().to_pylist())
+                    if is_json
+                    else from_arrow(column, leaf.spec)[0]
+                )
             at += stream.tell()
         return Piece(
             pid,
@@ -187,13 +193,5 @@ def _read_pool(
     places = np.frombuffer(payload, np.int32, 2 * rows * stack.depth, at).reshape(2, rows, stack.depth)
     if places.size and not 0 <= int(places.min()) <= int(places.max()) < count:
         raise CorruptData(f"a frame stack refers to none of the {count} frames of its rows")
-    pool = StackPool(Frames([frames.reshape(count, *shape)], stack), places[0], places[1])
+    pool = StackPool(Frames(frames.reshape(count, *shape), stack), places[0], places[1])
     return pool, at + places.nbytes
-
-
-def _texts(column: pa.Array) -> NDArray[Any]:
-    """Return the JSON text of objects, the form in which pieces hold them."""
-    texts = column.drop_null().to_pylist()
-    values = np.empty(len(texts), object)
-    values[:] = texts
-    return values

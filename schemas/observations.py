@@ -8,7 +8,6 @@ the row before it in the same stream. Both are used only if the bytes are equal,
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +23,10 @@ __all__ = [
     "STORED",
     "SplitStack",
     "as_unsigned",
-    "as_words",
     "detect_stack",
+    "equal_rows",
     "link",
+    "previous_rows",
     "resolve_links",
     "stack_places",
     "successors",
@@ -46,14 +46,18 @@ def successors(stream: NDArray[np.int32]) -> Rows:
     following = np.full(rows, -1, np.int64)
     if rows < 2:
         return following
-    steps = np.diff(stream)
-    if (steps >= 0).all():  # Each stream is one run, as recorders of fragments write it.
-        following[:-1] = np.where(steps == 0, np.arange(1, rows), -1)
-        return following
     order = np.argsort(stream, kind="stable")
     same = stream[order[1:]] == stream[order[:-1]]
     following[order[:-1]] = np.where(same, order[1:], -1)
     return following
+
+
+def previous_rows(following: Rows) -> Rows:
+    """Return the row before each row in its stream, or -1, from `successors`."""
+    previous = np.full(len(following), -1, np.int64)
+    linked = np.flatnonzero(following >= 0)
+    previous[following[linked]] = linked
+    return previous
 
 
 def link(
@@ -77,10 +81,10 @@ def link(
     for obs, new_obs in pairs:
         here, there = as_unsigned(new_obs), as_unsigned(obs)
         if contiguous:
-            equal[:-1] &= _equal_rows(here[:-1], there[1:])
+            equal[:-1] &= equal_rows(here[:-1], there[1:])
         else:
             candidates = np.flatnonzero(equal)
-            equal[candidates] = _equal_rows(here[candidates], there[following[candidates]])
+            equal[candidates] = equal_rows(here[candidates], there[following[candidates]])
     distance = np.where(equal, following - np.arange(rows), STORED).astype(np.int32)
     if missing is not None:
         distance[missing] = MISSING
@@ -157,9 +161,7 @@ def stack_places(full: NDArray[np.bool_], following: Rows, depth: int) -> Places
         CorruptData: A row overlaps with a row before it, but there is none.
     """
     rows = len(following)
-    previous = np.full(rows, -1, np.int64)
-    linked = np.flatnonzero(following >= 0)
-    previous[following[linked]] = linked
+    previous = previous_rows(following)
     if ((previous < 0) & ~full).any():
         raise CorruptData("a frame stack refers to a row before its row group")
     # Follow the chain depth times. Each step moves all rows to the row before, until a row that stores its
@@ -180,35 +182,12 @@ def stack_places(full: NDArray[np.bool_], following: Rows, depth: int) -> Places
 
 def _overlaps(before: NDArray[Any], after: NDArray[Any], axis: int) -> NDArray[np.bool_]:
     """Whether ``after`` without its newest frame equals ``before`` without its oldest, shape (rows,)."""
-    older, newer = as_words(before, axis), as_words(after, axis)
-    if older is None or newer is None:
-        same = _along(before, axis)[:, 1:] == _along(after, axis)[:, :-1]
-    else:
-        bits = 8 * before.itemsize
-        same = older >> bits == newer & ((1 << (bits * (before.shape[axis + 1] - 1))) - 1)
-    found: NDArray[np.bool_] = same.reshape(len(before), -1).all(axis=1)
+    older, newer = (np.moveaxis(values, axis + 1, 1) for values in (before, after))
+    found: NDArray[np.bool_] = (older[:, 1:] == newer[:, :-1]).reshape(len(before), -1).all(axis=1)
     return found
 
 
-def as_words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
-    """Return the values of one place in all frames as one integer, oldest lowest; None if impossible.
-
-    Interleaved frames are then compared, and picked, one word at a time: twenty times as fast.
-    """
-    size = values.shape[-1] * values.itemsize
-    if axis != values.ndim - 2 or size not in (2, 4, 8) or sys.byteorder != "little":
-        return None
-    if not values.flags.c_contiguous or values.dtype.byteorder == ">":
-        return None
-    return values.view(f"u{size}")[..., 0]
-
-
-def _along(values: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Return a view with the frames on axis 1."""
-    return np.moveaxis(values, axis + 1, 1)
-
-
-def _equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
+def equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether the rows of two arrays of unsigned integers are equal, shape (rows,)."""
     equal: NDArray[np.bool_] = a[:, 0] == b[:, 0]
     if 2 * np.count_nonzero(equal) < len(equal):

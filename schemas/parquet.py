@@ -22,9 +22,9 @@ import re
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +69,8 @@ class Compression:
             raise OptionError(
                 f"codec {excerpt(self.codec)}: this pyarrow has {', '.join(_available())} and none"
             )
-        # Test it now: an error while encoding rows would be too late.
+        # Test it now: an error while encoding rows would be too late. The first table loads pandas, for
+        # which a writer that is closed at exit has no time; pa.Codec would not load it.
         try:
             fields = pa.schema([("x", pa.int8())])
             with pq.ParquetWriter(
@@ -104,8 +105,7 @@ def _available() -> list[str]:
     return [codec for codec in _CODECS if pa.Codec.is_available(codec)]
 
 
-@dataclass(frozen=True)
-class GroupInfo:
+class GroupInfo(NamedTuple):
     """The place of a row group in its file, and its counts; the footer lists them.
 
     Attributes:
@@ -122,10 +122,6 @@ class GroupInfo:
     rows: int
     units: int
     env_steps: int
-
-    def to_json(self) -> list[int]:
-        """Return a list in the order of the attributes."""
-        return [self.start, self.stop, self.crc32, self.rows, self.units, self.env_steps]
 
 
 @dataclass(frozen=True)
@@ -238,7 +234,7 @@ class ShardEncoder:
     def finish(self) -> EncodedShard:
         """Write the footer and return the encoded shard."""
         groups = [
-            replace(info, crc32=crc32.result())
+            info._replace(crc32=crc32.result())
             for info, crc32 in zip(self._groups, self._checksums, strict=True)
         ]
         packed = zstandard.ZstdCompressor(level=3).compress(
@@ -247,7 +243,7 @@ class ShardEncoder:
         metadata = {
             "rlio.format": str(FORMAT_VERSION),
             "rlio.schema": self.schema.text,
-            "rlio.groups": canonical_json([info.to_json() for info in groups]),
+            "rlio.groups": canonical_json(groups),
             "rlio.streams": base64.b64encode(packed).decode("ascii"),
             "rlio.provenance": self._provenance,
         }

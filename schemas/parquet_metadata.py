@@ -11,18 +11,22 @@ with their Parquet types, and no extension type can act.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import IO, Any, Final
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import Limits
 
-__all__ = ["ARROW_SCHEMA", "read_metadata"]
+__all__ = ["ARROW_SCHEMA", "MAGIC", "read_footer", "read_metadata"]
 
-_MAGIC: Final = b"PAR1"
+#: The bytes at the beginning and the end of a Parquet file.
+MAGIC: Final = b"PAR1"
 _ENCRYPTED: Final = b"PARE"
 #: The key that replaces Arrow's key for its schema in a footer; it has the same length.
 ARROW_SCHEMA: Final = b"rlio--hidden"
 _ARROWS_KEY: Final = b"ARROW:schema"
+# Bytes at the end that are read at once: most footers are shorter.
+_TAIL: Final = 64 << 10
 # A list takes two levels, and its values a third.
 _LEVELS_PER_NESTING: Final = 3
 
@@ -40,9 +44,14 @@ def read_metadata(stream: IO[bytes], *, limits: Limits) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    footer = _read_footer(stream, limits).replace(_ARROWS_KEY, ARROW_SCHEMA)
+    def fetch(start: int, stop: int) -> bytes:
+        stream.seek(start)
+        return stream.read(stop - start)
+
+    size = stream.seek(0, io.SEEK_END)
+    footer = read_footer(fetch, size, limits=limits).replace(_ARROWS_KEY, ARROW_SCHEMA)
     try:
-        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
+        metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
     except (pa.ArrowException, OSError) as error:
         raise CorruptData(f"the footer is not readable as Parquet: {excerpt(str(error))}") from error
     if metadata.num_columns > limits.columns:
@@ -54,25 +63,32 @@ def read_metadata(stream: IO[bytes], *, limits: Limits) -> Any:
     return metadata
 
 
-def _read_footer(stream: IO[bytes], limits: Limits) -> bytes:
-    """Return the footer: metadata, its length, and the closing magic."""
-    size = stream.seek(0, io.SEEK_END)
-    if size < 12:
-        raise CorruptData(f"a file of {size} bytes is not a Parquet file")
-    stream.seek(size - 8)
-    tail = stream.read(8)
-    if tail[4:] == _ENCRYPTED:
+def read_footer(fetch: Callable[[int, int], bytes], size: int, *, limits: Limits) -> bytes:
+    """Return the footer of a Parquet file: metadata, its length, and the closing magic.
+
+    Args:
+        fetch: Returns the bytes [start, stop) of the file.
+        size: Bytes of the file.
+        limits: The most that the footer may ask for.
+
+    Raises:
+        CorruptData: It is not a Parquet file, or cut off.
+        UnsafeData: The file is encrypted, or its footer exceeds ``limits``.
+    """
+    tail = fetch(max(0, size - _TAIL), size)
+    if tail[-4:] == _ENCRYPTED:
         raise UnsafeData("an encrypted Parquet file: decrypt it first")
-    length = int.from_bytes(tail[:4], "little")
-    if tail[4:] != _MAGIC or length > size - 12:
-        raise CorruptData(f"not a Parquet file, or cut off: it ends in {excerpt(tail)} instead of a footer")
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < 12 or tail[-4:] != MAGIC or length > size - 4:
+        raise CorruptData(
+            f"not a Parquet file, or cut off: it ends in {excerpt(tail[-8:])} instead of a footer"
+        )
     if length > limits.footer_bytes:
         raise UnsafeData(
             f"a footer of {length} bytes, more than {limits.footer_bytes}; raise Limits.footer_bytes if the "
             "data are yours"
         )
-    stream.seek(size - 8 - length)
-    footer = stream.read(length + 8)
-    if len(footer) != length + 8:
+    footer = tail[-length:] if length <= len(tail) else fetch(size - length, size)
+    if len(footer) != length:
         raise CorruptData("the file ends within its footer")
     return footer

@@ -260,10 +260,9 @@ class GroupBuffer:
         self.rows = stop
 
     def _wipe(self, start: int, stop: int) -> None:
-        """Clear the marks that an interrupted `append` left on the rows from ``start`` on."""
-        for name in self._partial:
-            if name in self._valid:
-                self._valid[name][start:stop] = False
+        """Clear the marks that earlier groups, or an interrupted `append`, left on rows from ``start`` on."""
+        for valid in self._valid.values():
+            valid[start:stop] = False
         self._missing[start:stop] = False
         while self._batches and self._batches[-1][0] >= start:
             self._batches.pop()
@@ -275,7 +274,7 @@ class GroupBuffer:
         stacks = {name: pool.take(rows, self._counts[name]) for name, pool in self._pools.items()}
         for name in self.schema.columns:
             if name in self._arrays:
-                valid = self._valid[name][:rows].copy() if name in self._partial else None
+                valid = self._valid[name][:rows].copy() if name in self._valid else None
                 columns[name] = (self._arrays[name][: self._counts[name]], valid)
         group = RowGroup(
             rows=rows,
@@ -305,7 +304,7 @@ class GroupBuffer:
         target, count = self._arrays[name], counts[name]
         target[count : count + len(values)] = values
         counts[name] = count + len(values)
-        if name in self._partial:
+        if name in self._valid:
             self._valid[name][at] = True
 
     def _reserve(self, rows: int) -> None:
@@ -316,19 +315,17 @@ class GroupBuffer:
         for name, spec in self.schema.columns.items():
             if name != Columns.NEXT_OBS_VALID and name not in self._pooled:
                 dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
-                self._arrays[name] = _grown(self._arrays.get(name), (capacity, *spec.shape), dtype)
-                self._valid[name] = _grown(self._valid.get(name), (capacity,), np.bool_)
-        self._policy = _grown(self._policy, (capacity,), np.int16)
-        self._missing = _grown(self._missing, (capacity,), np.bool_)
+                empty = np.empty((0, *spec.shape), dtype)
+                self._arrays[name] = grown(self._arrays.get(name, empty), capacity)
+                if name in self._partial:
+                    self._valid[name] = grown(self._valid.get(name, np.empty(0, np.bool_)), capacity)
+        self._policy = grown(self._policy, capacity)
+        self._missing = grown(self._missing, capacity)
         self._capacity = capacity
 
     def _clear(self) -> None:
         self.rows = 0
         self._counts = dict.fromkeys((*self._arrays, *self._pools), 0)
-        for name in self._partial:
-            if name in self._valid:
-                self._valid[name][:] = False
-        self._missing[:] = False
         self._has_missing = False
         self._batches = []
         self._units = 0
@@ -345,7 +342,7 @@ class GroupBuffer:
             for name in (Columns.EPS_ID, Columns.T):
                 if name in columns:
                     physical = columns[name][0].physical
-                    has = self._valid[physical][:rows] if physical in self._partial else np.ones(rows, bool)
+                    has = self._valid[physical][:rows] if physical in self._valid else np.ones(rows, bool)
                     ids[name] = self._arrays[physical][: self._counts[physical]][own[has]]
             if len(ids) < 2:  # Without both columns there is one policy, and each row is a step.
                 ids = {Columns.T: np.arange(int(own.sum()))}
@@ -367,7 +364,7 @@ class _PoolBuffer:
 
     def put(self, pool: StackPool, row: int, count: int) -> int:
         """Add the stacks of rows from ``row`` on, after ``count`` frames. Returns the new frame count."""
-        (frames,) = pool.frames.joined().parts
+        frames = pool.frames.values
         end, stop = count + len(frames), row + len(pool.obs)
         if end > len(self._frames):
             self._frames = grown(self._frames, max(end, 2 * len(self._frames)))
@@ -403,7 +400,7 @@ class _PoolBuffer:
 
     def take(self, rows: int, count: int) -> StackPool:
         """Return the collected stacks as views."""
-        return StackPool(Frames([self._frames[:count]], self._stack), self._obs[:rows], self._new_obs[:rows])
+        return StackPool(Frames(self._frames[:count], self._stack), self._obs[:rows], self._new_obs[:rows])
 
 
 def partial_columns(schema: Schema) -> set[str]:
@@ -415,14 +412,6 @@ def partial_columns(schema: Schema) -> set[str]:
             owners[leaf.physical] = owners.get(leaf.physical, 0) + 1
         per_sequence |= {leaf.physical for leaf in policy.per_sequence}
     return {name for name, count in owners.items() if count < len(schema.policies)} | per_sequence
-
-
-def _grown(old: NDArray[Any] | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Return a larger array that begins with the rows of ``old``."""
-    fresh = np.zeros(shape, dtype) if np.dtype(dtype) == np.bool_ else np.empty(shape, dtype)
-    if old is not None:
-        fresh[: len(old)] = old
-    return fresh
 
 
 def unpadded(batch: SampleBatch) -> SampleBatch:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.batch.arrays import joint_dtype, to_numpy
+from rlio.batch.arrays import joint_dtype, object_column, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, path_text, unflatten
-from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.json_values import dump_value
@@ -200,9 +200,7 @@ class PolicySchema:
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
                 _check_text("".join(array.tolist()), "text", leaf.name)
             if leaf.spec.kind == "json":
-                texts = np.empty(len(array), object)
-                texts[:] = [dump_value(value) for value in array]
-                array = texts
+                array = object_column(map(dump_value, array))
             arrays[leaf.physical] = array
 
 
@@ -294,6 +292,19 @@ class Schema:
             for pid, policy in self.policies.items()
         }
         return replace(self, policies=policies)
+
+    def check_columns(self, columns: Collection[str], *, uri: str | None) -> None:
+        """Refuse logical columns that no policy has.
+
+        Raises:
+            MissingColumn: No policy has one of ``columns``.
+        """
+        known = {column for policy in self.policies.values() for column in policy.columns}
+        for name in columns:
+            if name not in known:
+                raise MissingColumn(
+                    f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=uri, column=name
+                )
 
     def _check_storable(self) -> None:
         """Refuse a schema that readers would refuse: they limit schemas, which may be hostile."""
@@ -441,7 +452,7 @@ class Schema:
             return cls(policies, bool(written["multi_agent"]), group_rows, dict(written["stored"]))
         except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
             if isinstance(error, CorruptData):
-                raise error if error.uri or not uri else type(error)(str(error), uri=uri) from error
+                raise_at(error, uri=uri)
             raise CorruptData(
                 f"not a schema: {excerpt(repr(error))}; found {excerpt(text)}", uri=uri
             ) from error

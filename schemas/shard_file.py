@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
-from rlio.errors import CorruptData, MissingColumn, UnsafeData, excerpt
+from rlio.errors import CorruptData, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
 from rlio.schemas.column import TEXTS, Nullable
@@ -37,6 +37,7 @@ from rlio.schemas.group_arrays import (
 )
 from rlio.schemas.observations import MISSING, STORED, SplitStack, resolve_links, successors
 from rlio.schemas.parquet import GroupInfo
+from rlio.schemas.parquet_metadata import MAGIC, read_footer
 from rlio.schemas.parquet_statistics import Bounds, read_bounds
 from rlio.schemas.schema import Leaf, Schema
 from rlio.schemas.streams import Streams
@@ -46,8 +47,6 @@ from rlio.support.forks import cached_property
 
 __all__ = ["DecodedGroup", "ShardFile"]
 
-_MAGIC = b"PAR1"
-_TAIL = 64 << 10
 # Exceptions that a forged file with right CRCs can cause in pyarrow, json and NumPy.
 _MALFORMED = (
     pa.ArrowException,
@@ -129,6 +128,10 @@ class ShardFile:
         uri: The shard's URI, for messages.
         limits: The most that the shard may ask for.
 
+    Attributes:
+        groups: Place and counts of each row group.
+        rows, units: Rows, and steps, sequences or joint steps, of each row group.
+
     Raises:
         CorruptData: The footer is damaged or does not describe a shard.
         UnsafeData: It holds an Arrow schema. rlio never writes one, and its extensions could run code.
@@ -158,7 +161,7 @@ class ShardFile:
             if isinstance(error, MemoryError):
                 raise
             if isinstance(error, CorruptData):
-                raise type(error)(str(error), uri=uri) from error
+                raise_at(error, uri=uri)
             raise CorruptData(
                 f"the footer does not describe a shard: {excerpt(repr(error))}", uri=uri
             ) from error
@@ -166,13 +169,15 @@ class ShardFile:
     def _read_metadata(self, footer: bytes) -> None:
         """Read the contents of a checked footer."""
         limits = self._limits
-        self._metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
+        self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
         written = self._metadata.metadata or {}
         limits.check_json(written[b"rlio.schema"], "a schema")
         self.schema: Schema = Schema.from_text(written[b"rlio.schema"], limits=limits)
         check_stacks(self.schema)
         self._fields = pa.schema(file_fields(self.schema))
         self.groups: list[GroupInfo] = _group_infos(written[b"rlio.groups"], self._metadata.num_row_groups)
+        self.rows: list[int] = [info.rows for info in self.groups]
+        self.units: list[int] = [info.units for info in self.groups]
         limits.check_json(written[b"rlio.provenance"], "a provenance")
         self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
         self._packed_streams = written[b"rlio.streams"]
@@ -181,15 +186,13 @@ class ShardFile:
         if not found.equals(self._fields):
             raise CorruptData(f"its columns do not match its schema: {excerpt(str(found))}")
 
-    @property
-    def rows(self) -> int:
-        """Rows in the shard."""
-        return sum(info.rows for info in self.groups)
-
     @cached_property
-    def bounds(self) -> list[Mapping[str, Bounds]]:
-        """The least and greatest values of each row group; see `rlio.schemas.parquet_statistics`."""
+    def _bounds(self) -> list[Mapping[str, Bounds]]:
         return read_bounds(self._metadata, self.schema)
+
+    def bounds(self, index: int) -> Mapping[str, Bounds]:
+        """Return the least and greatest values of a row group; see `rlio.schemas.parquet_statistics`."""
+        return self._bounds[index]
 
     @cached_property
     def streams(self) -> Streams:
@@ -203,7 +206,7 @@ class ShardFile:
         try:
             packed = base64.b64decode(self._packed_streams, validate=True)
             return Streams.from_text(
-                inflate(packed, most=self._limits.streams_bytes, limits=self._limits), rows=self.rows
+                inflate(packed, most=self._limits.streams_bytes, limits=self._limits), rows=sum(self.rows)
             )
         except (ValueError, RecursionError) as error:
             kind = type(error) if isinstance(error, CorruptData) else CorruptData
@@ -249,19 +252,10 @@ class ShardFile:
 
     def _read_footer(self, footer_crc32: int) -> bytes:
         """Return the footer's bytes, checked: metadata, its length, and the closing magic."""
-        tail = self._fetch(max(0, self._size - _TAIL), self._size)
-        if len(tail) < 12 or tail[-4:] != _MAGIC:
-            raise CorruptData("the shard is truncated: it does not end like a Parquet file", uri=self.uri)
-        length = int.from_bytes(tail[-8:-4], "little") + 8
-        if length > self._limits.footer_bytes:
-            raise UnsafeData(
-                f"a footer of {length} bytes, more than {self._limits.footer_bytes}; raise "
-                "Limits.footer_bytes if the data are yours",
-                uri=self.uri,
-            )
-        if length > self._size - 4:
-            raise CorruptData(f"a footer of {length} bytes in a shard of {self._size}", uri=self.uri)
-        footer = tail[-length:] if length <= len(tail) else self._fetch(self._size - length, self._size)
+        try:
+            footer = read_footer(self._fetch, self._size, limits=self._limits)
+        except CorruptData as error:
+            raise_at(error, uri=self.uri)
         if zlib.crc32(footer) != footer_crc32:
             raise CorruptData(
                 "the footer does not match the CRC-32 in the shard's name; none of its rows can be trusted",
@@ -295,12 +289,7 @@ class ShardFile:
         leaves = [leaf for policy in self.schema.policies.values() for leaf in policy.leaves]
         if columns is None:
             return leaves
-        known = {leaf.column for leaf in leaves}
-        for name in columns:
-            if name not in known:
-                raise MissingColumn(
-                    f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=self.uri, column=name
-                )
+        self.schema.check_columns(columns, uri=self.uri)
         return [leaf for leaf in leaves if leaf.column in set(columns)]
 
     def _decode(
@@ -402,7 +391,7 @@ def _group_infos(written: bytes, count: int) -> list[GroupInfo]:
     if not isinstance(listed, list) or len(listed) != count:
         raise CorruptData(f"{count} row groups, but the footer lists {excerpt(written)}")
     infos = [GroupInfo(*entry) for entry in listed]
-    if not all(type(value) is int for info in infos for value in info.to_json()):
+    if not all(type(value) is int for info in infos for value in info):
         raise CorruptData(f"the list of row groups holds other values than integers: {excerpt(written)}")
     return infos
 
@@ -419,8 +408,6 @@ def _read_stacks(
         split, _ = _split(decoded, schema, name)
         following_split, valid = _split(decoded, schema, new_name) if new_name in decoded else (None, None)
         stored = np.arange(len(following)) if valid is None else np.flatnonzero(valid)
-        if following_split is not None and valid is not None:
-            following_split = replace(following_split, full=following_split.full[stored])
         pool = StackPool.of_split(split, following_split, stack=stack, following=following, stored=stored)
         columns[name], frames[name] = (pool.obs, None), pool.frames
         if following_split is not None:
@@ -431,34 +418,37 @@ def _read_stacks(
 def _split(
     decoded: dict[str, pa.Array], schema: Schema, name: str
 ) -> tuple[SplitStack, NDArray[np.bool_] | None]:
-    """Return a stacked column as stored, ``full`` for all rows, and a mask of rows with a value, or None."""
+    """Return a stacked column as stored, and a mask of rows with a value, or None for all."""
     newest_spec, older_spec = stack_specs(schema.columns[name])
     newest, valid = from_arrow(decoded[name], newest_spec)
     older, full = from_arrow(decoded[name + OLDER], older_spec)
-    rows = len(newest) if valid is None else len(valid)
-    return SplitStack(newest, older, np.ones(rows, bool) if full is None else full), valid
+    full = np.ones(len(decoded[name]), bool) if full is None else full
+    return SplitStack(newest, older, full if valid is None else full[valid]), valid
 
 
 def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGroup:
     """Replace the stored rows of new_obs with the values of all rows, following the links."""
     columns, frames = dict(group.columns), dict(group.frames)
     rows_of = group.policies()
-    for pid, rows in rows_of.items():
-        for obs, new_obs in group.schema.policies[pid].linked:
-            if new_obs.physical in linked and rows is None:
-                values, valid = group.columns[new_obs.physical]
-                own = group.distance == STORED
-                if not (own.all() if valid is None else np.array_equal(own, valid)):
-                    raise CorruptData("an observation is stored where _next says it is not, or the reverse")
-                blank = 0
-                if new_obs.physical in frames and (group.distance == MISSING).any():
-                    blank = len(frames[new_obs.physical])
-                    frames[new_obs.physical] = frames[new_obs.physical].with_blank()
-                following = resolve_links(group.distance, group.columns[obs.physical][0], values, blank=blank)
-                columns[new_obs.physical] = following, None
     if len(group.schema.policies) > 1:
-        for name in linked:
-            columns[name] = _joint_next(group, name, rows_of)
+        columns |= {name: _joint_next(group, name, rows_of) for name in linked}
+        return replace(group, columns=columns)
+    own = group.distance == STORED
+    for obs, new_obs in next(iter(group.schema.policies.values())).linked:
+        name = new_obs.physical
+        if name not in linked:
+            continue
+        values, valid = group.columns[name]
+        if not (own.all() if valid is None else np.array_equal(own, valid)):
+            raise CorruptData("an observation is stored where _next says it is not, or the reverse")
+        blank = 0
+        if name in frames and (group.distance == MISSING).any():
+            blank = len(frames[name])
+            frames[name] = frames[name].with_blank()
+        columns[name] = (
+            resolve_links(group.distance, group.columns[obs.physical][0], values, blank=blank),
+            None,
+        )
     return replace(group, columns=columns, frames=frames)
 
 
@@ -491,7 +481,7 @@ def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.in
 
 
 class _GroupBytes:
-    """A read-only file that holds one row group's bytes at their position."""
+    """One row group's bytes at their place in a file, with the methods that `pyarrow.PythonFile` calls."""
 
     def __init__(self, data: bytes, start: int, size: int) -> None:
         self._data = memoryview(data)
@@ -515,20 +505,8 @@ class _GroupBytes:
     def tell(self) -> int:
         return self._position
 
-    def size(self) -> int:
-        return self._size
-
     def close(self) -> None:
         self.closed = True
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return True
 
 
 def _batches(array: Any) -> tuple[list[str], NDArray[np.int64]]:

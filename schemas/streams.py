@@ -76,8 +76,6 @@ class Streams:
             raise CorruptData("the table of streams has columns that are not lists")
         if len({len(values) for values in written.values()}) > 1:
             raise CorruptData("the columns of the table of streams differ in length")
-        if not all(isinstance(pid, str) for pid in written["policy"]):
-            raise CorruptData("the table of streams has policies that are not strings")
         _check_types(written)
         return cls(**{"writer": [None] * len(written["policy"]), **written})
 

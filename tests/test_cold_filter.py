@@ -280,7 +280,7 @@ def broken_on_the_way(reader: DatasetReader, root: str, group: int) -> list[int]
     """Damage a row group that the reader has resolved its filter in; gives the rows of it that pass."""
     dataset = reader.dataset
     shard = dataset.open_shard(dataset.segments[0])
-    info = shard._file.groups[group]  # type: ignore[attr-defined]
+    info = shard.groups[group]  # type: ignore[attr-defined]
     path, content = next(
         (path, data) for path, data in files(root).items() if dataset.segments[0].ref.path in path
     )

@@ -261,7 +261,7 @@ def damaged(root: str, group: int) -> None:
     """Flip a byte in a row group of the only shard."""
     data = rlio.open_dataset(root)
     shard: Any = data.open_shard(data.segments[0])
-    info = shard._file.groups[group]
+    info = shard.groups[group]
     ((path, content),) = files(root).items()
     at = (info.start + info.stop) // 2
     put(path, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])

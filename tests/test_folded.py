@@ -147,14 +147,12 @@ def test_a_writer_without_stacks_is_read_beside_one_with_them() -> None:
 
 
 def test_the_places_of_joined_batches_lead_to_the_frames_of_each() -> None:
-    def folded(first: int, places: list[list[int]], parts: int = 1) -> Folded:
-        frames = np.arange(first, first + 6, dtype=np.uint8).reshape(6, 1)
-        split = np.split(frames, parts)
-        table = Frames(split, FrameStack(0, 2))
+    def folded(first: int, places: list[list[int]]) -> Folded:
+        table = Frames(np.arange(first, first + 6, dtype=np.uint8).reshape(6, 1), FrameStack(0, 2))
         batch = SampleBatch(obs=np.array(places, np.int32), t=np.arange(len(places)))
         return Folded(batch, {("obs", ()): table})
 
-    parts = [folded(10, [[0, 5], [4, 1]], 3), folded(20, [[3, 2]], 2)]
+    parts = [folded(10, [[0, 5], [4, 1]]), folded(20, [[3, 2]])]
     expected = [[[10], [15]], [[14], [11]], [[23], [22]]]
     assert unfold(parts)["obs"].tolist() == expected
     joined = join_folded(parts)

@@ -829,7 +829,7 @@ def test_a_state_of_other_files_is_refused(folder: Path) -> None:
     with JsonReader(folder) as reader:
         state = reader.state_dict()
     (folder / "more.json").write_bytes(lines(record(0, 1)))
-    with JsonReader(folder) as other, pytest.raises(StateError, match="other files"):
+    with JsonReader(folder) as other, pytest.raises(StateError, match="files"):
         other.load_state_dict(state)
 
 

@@ -105,7 +105,7 @@ def test_streams_are_those_of_the_parquet_shard_of_the_same_rows(tmp_path: Path)
             for first in (0, 3, 6):
                 writer.write(steps(3, first))
         dataset = rlio.open_dataset(tmp_path / name)
-        tables.append(dataset.open_shard(dataset.segments[0]).streams())
+        tables.append(dataset.open_shard(dataset.segments[0]).streams)
     assert tables[0] == tables[1]
     assert tables[0].rows == [4, 4, 1]
 

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from rlio.errors import CorruptData
 from rlio.schemas.column import FrameStack
-from rlio.schemas.frame_pools import StackPool, pool_stacks, previous_rows
+from rlio.schemas.frame_pools import StackPool, pool_stacks
 from rlio.schemas.observations import (
     MISSING,
     STORED,
     SplitStack,
     detect_stack,
     link,
+    previous_rows,
     resolve_links,
     stack_places,
     successors,

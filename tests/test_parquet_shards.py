@@ -29,6 +29,7 @@ from rlio.batch import Batch
 from rlio.dataset.names import ShardName
 from rlio.errors import CorruptData, EndOfData, MissingColumn, UnsafeData
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.schemas import parquet_metadata
 from rlio.schemas.batches import to_batch
 from rlio.schemas.shard_file import ShardFile
 
@@ -533,7 +534,7 @@ def test_a_schema_of_absurd_structure_is_refused(change: Callable[[Any], Any]) -
         (lambda f: f.replace("_batch", ["nonsense"] * 30), "damaged"),
         (lambda f: f.replace("_batch", ['{"num_grad_updates": "x"}'] * 30), "damaged"),
         (lambda f: f.replace("_batch", ["[1]"] * 30), "damaged"),
-        (lambda f: f.streams(lambda s: s.update(policy=[1] * len(s["policy"]))), "not strings"),
+        (lambda f: f.streams(lambda s: s.update(policy=[1] * len(s["policy"]))), "has 1 as policy"),
         (lambda f: f.streams(lambda s: s.update(policy=7)), "not lists"),
         (lambda f: f.streams(lambda s: s.pop("rows")), "unexpected columns"),
         (lambda f: f.streams(lambda s: s["rows"].append(1)), "differ in length"),
@@ -707,7 +708,7 @@ def test_a_footer_longer_than_the_first_read_is_fetched_whole() -> None:
     batch = SampleBatch(obs=np.zeros(rows), eps_id=np.random.default_rng(0).integers(2**62, size=rows))
     root = store(batch)
     (data,) = files(root).values()
-    assert int.from_bytes(data[-8:-4], "little") > shard_file._TAIL
+    assert int.from_bytes(data[-8:-4], "little") > parquet_metadata._TAIL
     assert_identical(load(root), batch)
     assert sum(1 for _ in open_dataset(root).episodes()) == rows
 

@@ -13,10 +13,12 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlio.batch import Batch
 from rlio.errors import OptionError, excerpt
+from rlio.support.calls import call_each
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
@@ -82,16 +84,7 @@ class TeeWriter(OutputWriter):
 
     def _each(self, call: Callable[[OutputWriter], None]) -> None:
         """Make ``call`` on every writer, then raise the first failure with notes on all failures."""
-        first: Exception | None = None
-        for number, writer in enumerate(self.writers):
-            try:
-                call(writer)
-            except Exception as failure:
-                place = f"writer {number} of {len(self.writers)}, {type(writer).__name__}"
-                if first is None:
-                    first = failure
-                    first.add_note(f"raised by {place}")
-                else:
-                    first.add_note(f"{place} failed too: {failure!r}")
-        if first is not None:
-            raise first
+        call_each(
+            (f"writer {number} of {len(self.writers)}, {type(writer).__name__}", partial(call, writer))
+            for number, writer in enumerate(self.writers)
+        )

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from rlio.dataset.part_reader import Missing, PartReader, plan_of, split
 from rlio.dataset.snapshot import DatasetSnapshot
-from rlio.errors import MissingExtra
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import RowFilter, RowFunction
+from rlio.support.extras import needs
 
 if TYPE_CHECKING:
     import datasets
@@ -55,10 +55,8 @@ def pandas_frame(table: pa.Table) -> pandas.DataFrame:
     Raises:
         MissingExtra: pandas is not installed.
     """
-    try:
+    with needs("pandas", "pandas"):
         import pandas
-    except ImportError as error:
-        raise MissingExtra("pandas", "pandas") from error
     # pyarrow would make nested arrays of rows with several axes.
     columns = {
         name: _rows_of(column) if pa.types.is_fixed_size_list(column.type) else column.to_pandas()
@@ -73,10 +71,8 @@ def polars_frame(table: pa.Table) -> polars.DataFrame:
     Raises:
         MissingExtra: Polars is not installed.
     """
-    try:
+    with needs("polars", "polars"):
         import polars
-    except ImportError as error:
-        raise MissingExtra("polars", "polars") from error
     frame = polars.from_arrow(table)
     assert isinstance(frame, polars.DataFrame)  # Only an array would give a Series.
     return frame
@@ -88,11 +84,9 @@ def hf_dataset(table: pa.Table) -> datasets.Dataset:
     Raises:
         MissingExtra: datasets is not installed.
     """
-    try:
+    with needs("datasets", "hf"):
         import datasets
         from datasets.table import InMemoryTable
-    except ImportError as error:
-        raise MissingExtra("datasets", "hf") from error
     return datasets.Dataset(InMemoryTable(table))
 
 

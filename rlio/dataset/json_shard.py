@@ -15,15 +15,17 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Final
 
+import numpy as np
 import zstandard
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.dataset.listing import ShardRef
+from rlio.dataset.listing import ShardRef, load_shard
 from rlio.dataset.names import schema_path
 from rlio.dataset.rows import cut_rows
-from rlio.errors import CorruptData, DataNotFound, UnsafeData
+from rlio.errors import CorruptData, DataNotFound, UnsafeData, raise_at
 from rlio.schemas.folded import Folded
 from rlio.schemas.json_lines import (
     LineHead,
@@ -62,14 +64,7 @@ def schema_lookup(storage: Storage) -> SchemaLookup:
 
     The function raises CorruptData if the schema's file is damaged or missing.
     """
-    known: dict[str, Schema] = {}
-
-    def look_up(name: str) -> Schema:
-        if name not in known:
-            known[name] = _read_schema(storage, name)
-        return known[name]
-
-    return look_up
+    return cache(partial(_read_schema, storage))
 
 
 def _read_schema(storage: Storage, name: str) -> Schema:
@@ -122,13 +117,21 @@ class JsonShard:
         self._limits = storage.limits
         self._ref = ref
         self._packed = ref.name.suffix == "jsonl.zst"
-        data = self._load()
+        if ref.name.size > self._limits.shard_bytes:
+            raise UnsafeData(
+                f"a JSON shard of {ref.name.size} bytes, more than {self._limits.shard_bytes}", uri=self.uri
+            )
+        data = load_shard(storage, ref)
         # Bytes of the shard in memory, and their first position.
         self._block = data if len(data) <= _HELD_BYTES else b""
         self._block_start = 0
         lines = list(self._scan(data))
         if zlib.crc32(data) != ref.name.crc32:
-            lines = self._marked(data, lines)
+            # It has changed since it was written.
+            lines = [
+                replace(line, is_damaged=not is_intact(self._unpacked(data[line.start : line.stop])))
+                for line in lines
+            ]
         self._provenance_line = None
         if lines and not lines[0].is_damaged and is_provenance(self._beginning(data, lines[0])):
             self._provenance_line = lines.pop(0)
@@ -185,6 +188,7 @@ class JsonShard:
         """See `OpenShard`: a line has no bounds."""
         return {}
 
+    @property
     def streams(self) -> Streams:
         """See `OpenShard`. Decodes every line, because a JSON shard stores no such table.
 
@@ -194,29 +198,11 @@ class JsonShard:
         table = StreamTable()
         for index in range(len(self._lines)):
             for pid, part in self.read(index).policies().items():
-                flat = {name: part[name] for name in STREAM_COLUMNS if self._is_single(pid, name)}
+                flat = {name: part[name] for name in STREAM_COLUMNS if isinstance(part.get(name), np.ndarray)}
                 table.assign(pid, flat, len(part))
         return table.streams
 
-    def _is_single(self, pid: str, column: str) -> bool:
-        """Whether the policy has the column, and the column is not nested."""
-        leaves = self.schema.policies[pid].columns.get(column, [])
-        return len(leaves) == 1 and not leaves[0].path
-
     # ---- the index ----
-
-    def _load(self) -> bytes:
-        """Read the whole shard."""
-        size = self._ref.name.size
-        most = self._limits.shard_bytes
-        if size > most:
-            raise UnsafeData(f"a JSON shard of {size} bytes, more than {most}", uri=self.uri)
-        data = self._storage.read_range(self._ref.path, 0, size + 1)
-        if len(data) != size:
-            raise CorruptData(
-                f"the shard has {len(data)} bytes or more and its name says {size}: it is torn", uri=self.uri
-            )
-        return data
 
     def _scan(self, data: bytes) -> Iterator[_Line]:
         """Yield the lines in order, without checks."""
@@ -243,13 +229,6 @@ class JsonShard:
         if not self._packed:
             return data[line.start : min(line.stop, line.start + _HEAD_BYTES)]
         return begin(data[line.start : line.stop], _HEAD_BYTES, limits=self._limits)
-
-    def _marked(self, data: bytes, lines: list[_Line]) -> list[_Line]:
-        """Mark the lines that fail their CRC, in a shard that has changed since it was written."""
-        return [
-            replace(line, is_damaged=not is_intact(self._unpacked(data[line.start : line.stop])))
-            for line in lines
-        ]
 
     def _find_schema(self, lines: list[_Line], schemas: SchemaLookup) -> Schema:
         """Return the one schema of the lines."""
@@ -305,7 +284,7 @@ class JsonShard:
         try:
             return self._inflated(packed)
         except UnsafeData as error:
-            raise UnsafeData(str(error), uri=self.uri, record=line.number) from error
+            raise_at(error, uri=self.uri, record=line.number)
         except CorruptData:
             return b""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from rlio.dataset.names import (
     part_of,
     writer_dir,
 )
-from rlio.errors import CorruptData, OptionError
+from rlio.errors import CorruptData
 from rlio.storage.filesystem import Storage
 
 __all__ = [
@@ -69,12 +69,8 @@ class HoleCheck:
     seconds: float = 0.1
     sleep: Callable[[float], object] = time.sleep
 
-    def __post_init__(self) -> None:
-        if self.listings < 1 or self.seconds < 0:
-            raise OptionError(f"{self}: expected listings >= 1 and seconds >= 0")
 
-
-#: The default, if a caller gives none; tests shorten it.
+#: The rule of this process; tests shorten it.
 HOLE_CHECK = HoleCheck()
 
 
@@ -158,6 +154,8 @@ class Listing:
     sealed: dict[str, int] = field(default_factory=dict)
     trimmed: dict[str, int] = field(default_factory=dict)
     passed_over: dict[str, PassedOver] = field(default_factory=dict)
+    #: The listing with every attempt among the writers, taken or not; None: it is this one.
+    _everything: Listing | None = field(default=None, compare=False, repr=False)
 
     @property
     def writers(self) -> list[str]:
@@ -178,15 +176,10 @@ class Listing:
         """
         passed = self.passed_over.get(writer)
         if passed is None:
-            refs, trim, sealed = (
-                self.shards.get(writer, []),
-                self.trimmed.get(writer),
-                self.sealed.get(writer),
-            )
+            refs, sealed = self.shards.get(writer, []), self.sealed.get(writer)
         else:
-            refs = [] if passed.sealed is None else passed.shards
-            trim, sealed = passed.trimmed, passed.sealed
-        return cover_rows(refs, trim=max(start, trim or 0), sealed=sealed, end=end)
+            refs, sealed = [] if passed.sealed is None else passed.shards, passed.sealed
+        return cover_rows(refs, trim=max(start, self.trimmed_below(writer)), sealed=sealed, end=end)
 
     def trimmed_below(self, writer: str) -> int:
         """Return the row below which rows of ``writer`` are trimmed, also for an attempt not taken."""
@@ -204,7 +197,7 @@ class Listing:
 
     def joined(self, later: Listing) -> Listing:
         """Return the union of both listings. A shard never changes, so one that was seen once was stored."""
-        one, other = self._with_all(), later._with_all()
+        one, other = self._everything or self, later._everything or later
         shards = {}
         for writer in sorted(one.shards.keys() | other.shards.keys()):
             both = {*one.shards.get(writer, []), *other.shards.get(writer, [])}
@@ -223,22 +216,7 @@ class Listing:
             begun: Ids of writers; ids that are not of attempts do not matter.
         """
         kept = {part: writer for writer in begun if (part := part_of(writer)) is not None}
-        return self._with_all()._chosen(kept) if kept else self
-
-    def _with_all(self) -> Listing:
-        """Return this listing with every attempt among the writers, taken or not."""
-        if not self.passed_over:
-            return self
-        found = Listing({**self.shards}, [*self.rejected], {**self.sealed}, {**self.trimmed})
-        for writer, passed in self.passed_over.items():
-            found.rejected.extend(passed.rejected)
-            if passed.shards:
-                found.shards[writer] = passed.shards
-            if passed.sealed is not None:
-                found.sealed[writer] = passed.sealed
-            if passed.trimmed is not None:
-                found.trimmed[writer] = passed.trimmed
-        return replace(found, shards=dict(sorted(found.shards.items())))
+        return (self._everything or self)._chosen(kept) if kept else self
 
     def _chosen(self, kept: Mapping[str, str] = MappingProxyType({})) -> Listing:
         """Choose one attempt of each part in this listing, which has every attempt among its writers.
@@ -259,7 +237,7 @@ class Listing:
             attempts.setdefault(part_of(writer) or "", []).append(writer)
         if not attempts:
             return self
-        found = Listing({**self.shards}, [], {**self.sealed}, {**self.trimmed})
+        found = Listing({**self.shards}, [], {**self.sealed}, {**self.trimmed}, _everything=self)
         for part, writers in attempts.items():
             taken = kept.get(part) or next((writer for writer in writers if writer in self.sealed), None)
             for writer in writers:
@@ -358,28 +336,21 @@ def _writer_of(folder: str) -> str | None:
     return parts[1] if len(parts) == 2 and is_writer_id(parts[1]) else None
 
 
-def list_settled(
-    storage: Storage,
-    *,
-    lacks: Callable[[Listing], bool],
-    hole_check: HoleCheck | None = None,
-) -> Listing:
-    """List until nothing is lacking, or until several listings together lack it.
+def list_settled(storage: Storage, *, lacks: Callable[[Listing], bool]) -> Listing:
+    """List until nothing is lacking, or until as many listings as `HOLE_CHECK` says together lack it.
 
     Args:
         storage: The data set's root.
         lacks: Whether rows are missing in a listing.
-        hole_check: How many listings, and the time between them; None for the default.
 
     Returns:
         The union of the listings: a row that is missing here was in none of them.
     """
-    hole_check = hole_check or HOLE_CHECK
     found = list_shards(storage)
-    for _ in range(hole_check.listings - 1):
+    for _ in range(HOLE_CHECK.listings - 1):
         if not lacks(found):
             break
-        hole_check.sleep(hole_check.seconds)
+        HOLE_CHECK.sleep(HOLE_CHECK.seconds)
         found = found.joined(list_shards(storage))
     return found
 

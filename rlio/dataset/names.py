@@ -133,9 +133,9 @@ class ShardName(_Certified):
             )
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
         # The arguments are keywords, but a tuple is pickled by position.
-        return _unpickled, tuple(self)
+        return (), self._asdict()
 
     @property
     def end(self) -> int:
@@ -160,10 +160,6 @@ class ShardName(_Certified):
         # Bypasses __new__, which would repeat the checks of the pattern and of the line above: large data
         # sets have hundreds of thousands of names.
         return tuple.__new__(cls, (first, rows, size, int(crc32, 16), int(footer_crc32, 16), suffix))
-
-
-def _unpickled(first: int, rows: int, size: int, crc32: int, footer_crc32: int, suffix: Suffix) -> ShardName:
-    return ShardName(first=first, rows=rows, size=size, crc32=crc32, footer_crc32=footer_crc32, suffix=suffix)
 
 
 def make_writer_id(worker_index: int) -> str:

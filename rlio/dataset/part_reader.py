@@ -323,13 +323,9 @@ class PartReader:
         on_error: Literal["raise", "skip"] = "skip" if self.plan.options.skip_damage else "raise"
         missing = GoneShards(self.storage, on_error)
         given_up = missing.given_up
-        listing: Listing | None = Listing({rows.writer: list(rows.shards)})
+        listing = Listing({rows.writer: list(rows.shards)})
+        dataset = DatasetSnapshot(self.storage, listing, at={rows.writer: [cursor, rows.stop]})
         while cursor < rows.stop:
-            dataset = DatasetSnapshot(
-                self.storage, listing or Listing(), at={rows.writer: [cursor, rows.stop]}
-            )
-            if listing is None:
-                dataset = dataset.refresh()
             self._check(dataset)
             # Set here, because otherwise each task would read the schema files of all writers.
             vars(dataset)["schemas"] = dict(self.plan.schemas)
@@ -345,7 +341,7 @@ class PartReader:
                 return
             except ShardGone as gone:
                 missing.miss(gone)
-                listing = None
+                dataset = dataset.refresh(at={rows.writer: [cursor, rows.stop]})
 
     def _check(self, dataset: DatasetSnapshot) -> None:
         if not self.plan.options.skip_damage:

@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
@@ -23,7 +24,6 @@ from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
-from rlio.dataset.listing import Segment
 from rlio.dataset.part_reader import Missing
 from rlio.dataset.segment_reader import (
     GoneShards,
@@ -143,11 +143,7 @@ class RandomAccess:
                 if low < high:
                     parts.append(self._batch(number, span)[ascending[low:high] - first])
         found = parts[0] if len(parts) == 1 else concat_samples(parts)
-        if np.array_equal(order, np.arange(len(order))):
-            return found
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        taken: SampleBatch = found[back]
+        taken: SampleBatch = found[np.argsort(order)]
         return taken
 
     # ---- episodes ----
@@ -173,24 +169,15 @@ class RandomAccess:
             # Of each key, the episode that its next rows continue. With an id, they always do.
             current: dict[Hashable, _Found] = {}
             for index, segment in enumerate(self._dataset.segments):
-                table, counts = self._streams(index), dict[str, int]()
-                rows = zip(
-                    table.policy,
-                    table.eps_id,
-                    table.agent_index,
-                    table.env_id,
-                    table.writer,
-                    table.end,
-                    strict=True,
-                )
-                for policy, eps_id, agent, env, writer, end in rows:
-                    number = counts.setdefault(policy, 0)
-                    counts[policy] += 1
+                counts = Counter[str]()
+                streams = zip(*vars(self._streams(index)).values(), strict=True)
+                for policy, eps_id, agent, env, _, _, end, _, writer in streams:
                     key = (writer or segment.ref.writer, policy, eps_id, agent, env)
                     if key not in current:
                         current[key] = _Found(eps_id, [])
                         found.append(current[key])
-                    current[key].fragments.append(_Fragment(index, policy, number))
+                    current[key].fragments.append(_Fragment(index, policy, counts[policy]))
+                    counts[policy] += 1
                     if eps_id is None and end != "open":
                         del current[key]
             self._episodes = found
@@ -199,19 +186,15 @@ class RandomAccess:
     def _streams(self, index: int) -> Streams:
         """The table of the streams of a segment's rows."""
         segment = self._dataset.segments[index]
+        shard = self._reader.open(segment)
+        assert shard is not None  # Damage is raised.
         if segment.rows == segment.ref.name.rows:
-            shard = self._reader.open(segment)
-            assert shard is not None  # Damage is raised.
-            return shard.streams()
+            return shard.streams
         table = StreamTable()  # The shard's own table counts rows that are not live.
-        for policy in self._policies(segment):
+        for policy in shard.schema.policies:
             for rows in self._groups(index, policy):
                 table.assign(policy, _flat(rows), len(rows))
         return table.streams
-
-    def _policies(self, segment: Segment) -> list[str]:
-        shard = self._reader.open(segment)
-        return [] if shard is None else list(shard.schema.policies)
 
     def _groups(self, index: int, policy: str) -> Iterator[SampleBatch]:
         """The rows of a policy, row group by row group."""

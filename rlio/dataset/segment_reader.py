@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from rlio.batch import Batch, SampleBatch, count_units, split_units
+from rlio.batch import Batch, count_units
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.dataset import listing
 from rlio.dataset.listing import Segment
@@ -40,7 +40,6 @@ __all__ = [
     "counting_of",
     "group_options",
     "own_size",
-    "split_batch",
     "with_step_columns",
 ]
 
@@ -405,14 +404,10 @@ def _check_columns(dataset: DatasetSnapshot, columns: list[str] | None) -> None:
         raise OptionError(
             f"columns={columns}: {states[0]} has one row per sequence; add 'seq_lens', or leave it out"
         )
-    for schema in dataset.schemas.values():
-        for policy in schema.policies.values() if schema.multi_agent else ():
-            for name in (Columns.EPS_ID, Columns.T):
-                if name in policy.columns and name not in columns:
-                    raise OptionError(
-                        f"columns={columns}: eps_id and t identify the joint steps of several agents; "
-                        f"add {name!r}"
-                    )
+    for name in with_step_columns(dataset, columns)[len(columns) :]:
+        raise OptionError(
+            f"columns={columns}: eps_id and t identify the joint steps of several agents; add {name!r}"
+        )
 
 
 def with_step_columns(dataset: DatasetSnapshot, columns: list[str]) -> list[str]:
@@ -444,11 +439,3 @@ def group_options(
 def own_size(dataset: DatasetSnapshot) -> int:
     """Return the units of a batch if the user gives no size."""
     return min([OWN_SIZE, *(schema.batch_rows for schema in dataset.schemas.values())])
-
-
-def split_batch(batch: Batch, start: int, stop: int, unit: Unit) -> tuple[Batch, Batch]:
-    """Return units ``start`` to ``stop - 1`` of a batch, and the units after them, as views."""
-    if unit == "steps" and isinstance(batch, SampleBatch):
-        return (batch if start == 0 and stop == len(batch) else batch[start:stop]), batch[stop:]
-    rest = split_units(batch, start, unit)[1] if start else batch
-    return split_units(rest, stop - start, unit)

@@ -7,7 +7,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -64,34 +64,37 @@ class OpenShard(Protocol):
     def bounds(self, index: int) -> Mapping[str, Bounds]:
         """Return a group's least and greatest values by physical column, if known without reading it."""
 
+    @property
     def streams(self) -> Streams:
-        """Return the table of streams: the episodes that have rows in this shard."""
+        """The table of streams: the episodes that have rows in this shard."""
 
 
-class ParquetShard:
-    """A Parquet shard; see `OpenShard`."""
+class ParquetShard(ShardFile):
+    """A Parquet shard; see `OpenShard`.
 
-    def __init__(self, storage: Storage, ref: ShardRef) -> None:
-        self._file = ShardFile(
-            lambda start, stop: storage.read_range(ref.path, start, stop),
+    Args:
+        storage: The data set's root.
+        ref: The shard.
+        fetch: Returns the bytes [start, stop) of the shard; None reads them from ``storage``.
+
+    Raises:
+        CorruptData: The footer is damaged, or the shard holds other rows than its name says.
+    """
+
+    def __init__(
+        self, storage: Storage, ref: ShardRef, *, fetch: Callable[[int, int], bytes] | None = None
+    ) -> None:
+        super().__init__(
+            fetch or (lambda start, stop: storage.read_range(ref.path, start, stop)),
             size=ref.name.size,
             footer_crc32=ref.name.footer_crc32,
             uri=storage.uri_of(ref.path),
             limits=storage.limits,
         )
-        self.schema: Schema = self._file.schema
-        self.rows: list[int] = [info.rows for info in self._file.groups]
-        self.units: list[int] = [info.units for info in self._file.groups]
         if sum(self.rows) != ref.name.rows:
             raise CorruptData(
-                f"the shard holds {sum(self.rows)} rows and its name says {ref.name.rows}",
-                uri=storage.uri_of(ref.path),
+                f"the shard holds {sum(self.rows)} rows and its name says {ref.name.rows}", uri=self.uri
             )
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """The origin of the data; see `rlio.schemas.provenance`."""
-        return self._file.provenance
 
     def read(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
@@ -103,19 +106,11 @@ class ParquetShard:
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
     ) -> Folded:
         """See `OpenShard`."""
-        group = self._file.read_group(index, columns=columns, batches=True)
+        group = self.read_group(index, columns=columns, batches=True)
         folded = to_folded(group, columns=columns)
         if rows is None:
             return folded
-        return replace(folded, batch=cut_rows(folded.batch, rows, group.policies(), uri=self._file.uri))
-
-    def bounds(self, index: int) -> Mapping[str, Bounds]:
-        """See `OpenShard`."""
-        return self._file.bounds[index]
-
-    def streams(self) -> Streams:
-        """See `OpenShard`."""
-        return self._file.streams
+        return replace(folded, batch=cut_rows(folded.batch, rows, group.policies(), uri=self.uri))
 
 
 def open_shard(storage: Storage, ref: ShardRef, *, schemas: SchemaLookup | None = None) -> OpenShard:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 from rlio.batch.columns import Columns
@@ -78,7 +79,8 @@ class DatasetSnapshot(Described):
         self.storage = storage
         self._listing = listing
         self._at = None if at is None else _ranges_of(at)
-        self._segments: list[Segment] = []
+        #: The parts of shards that hold the live rows, in order; do not modify.
+        self.segments: list[Segment] = []
         self._schema_of = schema_lookup(storage)
         #: Rows that should exist but are missing: writer id -> ranges of row numbers.
         self.holes: dict[str, list[range]] = {}
@@ -89,7 +91,7 @@ class DatasetSnapshot(Described):
         self._stops: dict[str, int] = {}
         for writer in listing.writers if self._at is None else sorted(self._at):
             coverage = self._cover(writer)
-            self._segments += coverage.segments
+            self.segments += coverage.segments
             if coverage.segments:
                 self._stops[writer] = coverage.segments[-1].end
             if coverage.holes:
@@ -118,12 +120,8 @@ class DatasetSnapshot(Described):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickle the listing too: other processes see the same rows and need not list again.
-        return _restored, (
-            type(self),
-            self.storage,
-            self._listing,
-            None if self._at is None else self.snapshot(),
-        )
+        at = None if self._at is None else self.snapshot()
+        return partial(type(self), at=at), (self.storage, self._listing)
 
     def _cover(self, writer: str) -> Coverage:
         """Return the segments that serve the rows of ``writer`` in this data set."""
@@ -145,13 +143,8 @@ class DatasetSnapshot(Described):
         """Whether this shows a requested snapshot instead of all listed rows."""
         return self._at is not None
 
-    @property
-    def segments(self) -> list[Segment]:
-        """The parts of shards that hold the live rows, in order; do not modify."""
-        return self._segments
-
     def __len__(self) -> int:
-        return sum(segment.rows for segment in self._segments)
+        return sum(segment.rows for segment in self.segments)
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
@@ -210,19 +203,19 @@ class DatasetSnapshot(Described):
         docs/format.md has the SQL. For frame stacks, ``obs`` holds only the newest frame. `to_arrow`,
         `to_pandas` and `to_polars` fill in both.
         """
-        return [self.storage.uri_of(segment.ref.path) for segment in self._segments]
+        return [self.storage.uri_of(segment.ref.path) for segment in self.segments]
 
     def cut_files(self) -> list[str]:
         """Return the `files` that are only partly live; empty unless shards overlap in part."""
         return [
             self.storage.uri_of(segment.ref.path)
-            for segment in self._segments
+            for segment in self.segments
             if segment.rows < segment.ref.name.rows
         ]
 
     def bytes(self) -> int:
         """Return the size of the live shards in bytes."""
-        return sum(segment.ref.name.size for segment in self._segments)
+        return sum(segment.ref.name.size for segment in self.segments)
 
     @cached_property
     def schemas(self) -> dict[str, Schema]:
@@ -238,7 +231,9 @@ class DatasetSnapshot(Described):
         if self._at is None or len(found) < 2:
             return found
         used: set[str] = set()
-        for segment in _ends_first(self._segments):
+        # The last segments of all writers first: their schemas are most likely to differ.
+        lasts = {segment.ref.writer: segment for segment in self.segments}
+        for segment in dict.fromkeys((*lasts.values(), *self.segments)):
             try:
                 used.add(self.open_shard(segment).schema.hash)
             except (CorruptData, DataNotFound):
@@ -315,8 +310,8 @@ class DatasetSnapshot(Described):
 
         Reads the footers, not the rows. An episode that spans two shards appears in both.
         """
-        for segment in self._segments:
-            table = self.open_shard(segment).streams()
+        for segment in self.segments:
+            table = self.open_shard(segment).streams
             for *values, writer in zip(*vars(table).values(), strict=True):
                 # In a shard of merged writers, the table names the writer of the episode.
                 yield EpisodeInfo(segment.ref.writer if writer is None else writer, *values)
@@ -340,13 +335,11 @@ class DatasetSnapshot(Described):
 
     def lost_rows(self) -> list[tuple[str, int]]:
         """Return the rows for which `check_complete` raises: (where, number of missing rows)."""
+        # At the ends of closed writers, only torn shards hold them.
+        torn = [(w, rows) for w, rows in self._unfinished() if self._is_closed(w)]
         gone = [(f"{w}: rows {_text(rows)}, trimmed", len(rows)) for w, rows in self.trimmed_since.items()]
         lost = [(f"{w}: rows {_text(hole)}", len(hole)) for w, holes in self.holes.items() for hole in holes]
-        return gone + lost + [(f"{w}: rows {_text(rows)}", len(rows)) for w, rows in self._torn_ends()]
-
-    def _torn_ends(self) -> list[tuple[str, range]]:
-        """Return the rows at the ends of closed writers that only torn shards hold."""
-        return [(writer, rows) for writer, rows in self._unfinished() if self._is_closed(writer)]
+        return gone + lost + [(f"{w}: rows {_text(rows)}", len(rows)) for w, rows in torn]
 
     def _is_closed(self, writer: str) -> bool:
         """Whether all rows of ``writer`` should exist: a torn shard is then not an upload in progress."""
@@ -440,18 +433,6 @@ def _ranges_of(at: Snapshot) -> dict[str, range]:
     return found
 
 
-def _ends_first(segments: list[Segment]) -> Iterator[Segment]:
-    """Yield the first and last segment of each writer first: their schemas are most likely to differ."""
-    ends: list[Segment] = []
-    others: list[Segment] = []
-    for index, segment in enumerate(segments):
-        around = (segments[index - 1] if index else None, *segments[index + 1 : index + 2])
-        same = [other for other in around if other is not None and other.ref.writer == segment.ref.writer]
-        (others if len(same) == 2 else ends).append(segment)
-    yield from ends
-    yield from others
-
-
 def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] | None) -> list[str] | None:
     """Return the logical columns to read, under the rule for columns that only some writers have.
 
@@ -506,10 +487,3 @@ def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] 
     if not left and known:
         raise OptionError("missing='drop' leaves no column: the writers have none in common; use 'fill'")
     return sorted(left) if missing == "drop" and partial else wanted
-
-
-def _restored(
-    kind: type[DatasetSnapshot], storage: Storage, listing: Listing, at: Snapshot | None
-) -> DatasetSnapshot:
-    """Rebuild a pickled snapshot."""
-    return kind(storage, listing, at=at)

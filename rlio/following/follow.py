@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from rlio.batch import Batch, MultiAgentBatch, concat_samples, count_units
+from rlio.batch import Batch, MultiAgentBatch, concat_samples, count_units, split_units
 from rlio.dataset import listing as listings
 from rlio.dataset.commit import read_header
 from rlio.dataset.dataset import Dataset
@@ -40,7 +40,6 @@ from rlio.dataset.segment_reader import (
     counting_of,
     group_options,
     own_size,
-    split_batch,
 )
 from rlio.dataset.snapshot import rows_waiting
 from rlio.errors import (
@@ -314,7 +313,7 @@ class FollowPass:
 
     def _serve(self, chunk: _Chunk, units: int) -> tuple[Batch, int]:
         """Serve units from the front of the chunk, and move the cursor past them."""
-        head, rest = split_batch(chunk.batch.batch, 0, units, self.unit)
+        head, rest = split_units(chunk.batch.batch, units, self.unit)
         batch = unfold([replace(chunk.batch, batch=head)], self._buffers.empty)
         left = rest.agent_steps()
         # Plain rows: as many as requested. Other units: the rows that are not left over.
@@ -689,7 +688,7 @@ class FollowPass:
                 f"{writer!r}, but there are {units}: the data changed after the state was saved",
                 uri=self._storage.uri,
             )
-        rest = split_batch(whole, 0, served, self.unit)[1]
+        rest = split_units(whole, served, self.unit)[1]
         return _Chunk(writer, until, Folded(rest), units - served, rest.agent_steps(), served)
 
     def interrupt(self) -> None:

@@ -20,6 +20,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.multi_agent import step_numbers
 from rlio.dataset.listing import ShardRef, load_shard
+from rlio.dataset.shards import ParquetShard
 from rlio.errors import CorruptData
 from rlio.log.publisher import NewShard
 from rlio.schemas.batches import to_batch
@@ -48,21 +49,12 @@ def open_whole(storage: Storage, ref: ShardRef) -> ShardFile:
         DataNotFound: It is gone: covered by a larger shard and collected, or trimmed.
     """
     data = load_shard(storage, ref)
-    uri = storage.uri_of(ref.path)
     if zlib.crc32(data) != ref.name.crc32:
         raise CorruptData(
             "the shard does not match the CRC-32 in its name; restore it, or run `rlio verify --repair`",
-            uri=uri,
+            uri=storage.uri_of(ref.path),
         )
-    file = ShardFile(
-        lambda start, stop: data[start:stop],
-        size=ref.name.size,
-        footer_crc32=ref.name.footer_crc32,
-        uri=uri,
-    )
-    if file.rows != ref.name.rows:
-        raise CorruptData(f"the shard holds {file.rows} rows and its name says {ref.name.rows}", uri=uri)
-    return file
+    return ParquetShard(storage, ref, fetch=lambda start, stop: data[start:stop])
 
 
 def with_writer_column(schema: Schema) -> Schema:

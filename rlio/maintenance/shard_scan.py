@@ -102,10 +102,8 @@ class ShardScan:
         self._position = self._crc32 = 0
         file = self._shard_file()
         self.schema = file.schema
-        if file.rows != name.rows:
-            self._found(
-                "shard-rows", f"the shard holds {file.rows} rows and its name says {name.rows}", name.rows
-            )
+        if (rows := sum(file.rows)) != name.rows:
+            self._found("shard-rows", f"the shard holds {rows} rows and its name says {name.rows}", name.rows)
             return None
         return file
 

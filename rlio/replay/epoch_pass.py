@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rlio.batch import Batch
-from rlio.errors import EndOfData, StateError
+from rlio.errors import EndOfData
 from rlio.reader import JsonState, Unit
 from rlio.readers.read_options import ReadOptions, check_batch_size
 from rlio.replay.order import ORDER_VERSION, share
 from rlio.replay.positions import (
     UnitRange,
     check_offset,
-    check_options,
+    check_position,
     choose_seed,
     own_batch_size,
     spans_of,
@@ -180,22 +180,7 @@ class EpochPass(ABC):
         Raises:
             StateError: The position belongs to other data or other options.
         """
-        for key, value in self._fingerprint.items():
-            if key == "options":
-                check_options(position.get(key), value, uri=self.uri)
-            elif position.get(key) != value:
-                raise StateError(
-                    f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
-                    "open the same data with the same options",
-                    uri=self.uri,
-                )
-        seed = self.options.seed
-        if seed is not None and self.options.shuffle and position["seed"] != seed:
-            raise StateError(
-                f"state['position']['seed'] is {position['seed']} but this reader has {seed}: pass the same "
-                "seed",
-                uri=self.uri,
-            )
+        check_position(position, self._fingerprint, self.options, uri=self.uri)
         self.epoch, self.offset = check_offset(position, self.options, total=self.total)
         self.seed = position["seed"]  # If both seeds came from the OS, the saved one counts.
 

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rlio.errors import StateError
+from rlio.errors import StateError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.schemas.schema import canonical_json
 
@@ -19,6 +19,7 @@ __all__ = [
     "UnitRange",
     "check_offset",
     "check_options",
+    "check_position",
     "choose_seed",
     "columns_digest",
     "draw_seed",
@@ -89,11 +90,36 @@ def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
         StateError: Some options differ; the message names them.
     """
     saved = saved if isinstance(saved, dict) else {}
-    unlike = [name for name, value in ours.items() if saved.get(name) != value]
+    unlike = [name for name in {**ours, **saved} if saved.get(name) != ours.get(name)]
     if unlike:
         raise StateError(
             f"the state was saved with other values of the options {', '.join(unlike)}: open the data with "
             "the options of the saved reader",
+            uri=uri,
+        )
+
+
+def check_position(
+    position: Mapping[str, Any], fingerprint: Mapping[str, Any], options: ReadOptions, *, uri: str
+) -> None:
+    """Compare a saved position, apart from its epoch and offset, with that of a reader.
+
+    Raises:
+        StateError: The position belongs to other data or other options.
+    """
+    for key, value in fingerprint.items():
+        if key == "options":
+            check_options(position.get(key), value, uri=uri)
+        elif position.get(key) != value:
+            raise StateError(
+                f"state['position'][{key!r}] is {excerpt(position.get(key))} but this reader has {value!r}: "
+                "open the same data with the same options",
+                uri=uri,
+            )
+    if options.seed is not None and options.shuffle and position["seed"] != options.seed:
+        raise StateError(
+            f"state['position']['seed'] is {position['seed']} but this reader has {options.seed}: pass the "
+            "same seed",
             uri=uri,
         )
 

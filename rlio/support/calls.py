@@ -1,0 +1,34 @@
+"""`call_each`: calls several functions although some fail.
+
+Example:
+    >>> called = []
+    >>> call_each([("the first", lambda: called.append(1)), ("the second", lambda: called.append(2))])
+    >>> called
+    [1, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+__all__ = ["call_each"]
+
+
+def call_each(calls: Iterable[tuple[str, Callable[[], object]]]) -> None:
+    """Make every call, also after a failure, then raise the first failure with notes on all.
+
+    Args:
+        calls: Place for the note, and function.
+    """
+    first: Exception | None = None
+    for place, call in calls:
+        try:
+            call()
+        except Exception as failure:
+            if first is None:
+                first = failure
+                first.add_note(f"raised by {place}")
+            else:
+                first.add_note(f"{place} failed too: {failure!r}")
+    if first is not None:
+        raise first
