@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """A daemon thread that runs jobs in order. After a failed job, it runs none: later jobs fail like that one.
+    """A daemon thread that runs jobs in order. After a failed job it runs none, and they fail like that one.
 
     An exception that interrupts a waiting caller (``KeyboardInterrupt``) is not a failure of a job.
 
