@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +38,6 @@ from rlio.errors import (
 )
 from rlio.log.publisher import Publisher, check_schema
 from rlio.log.spool import (
-    AbandonedLog,
     LogFolder,
     LogState,
     Spool,
@@ -51,7 +49,7 @@ from rlio.log.spool import (
     sweep,
 )
 from rlio.log.stray_logs import stray_logs
-from rlio.log.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
+from rlio.log.wal import Damage, Frame, SegmentReader, count_whole_rows, read_plain, read_segment
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
@@ -226,7 +224,7 @@ def recover_log(log: WriterLog, *, timeout: float) -> int:
         StoreError: The store did not answer.
     """
     deadline = time.monotonic() + timeout
-    abandoned = AbandonedLog(log.folder)
+    abandoned = LogFolder(log.folder)
     while True:
         found = _try_log(log.storage, abandoned)
         if found is None or found.outcome == "recovered":
@@ -282,7 +280,7 @@ def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
     publisher.close(seal_at=None)
     storage, path = publisher.storage, publisher.log.path
     try:
-        found = within(timeout, lambda: _try_log(storage, AbandonedLog(path)))
+        found = within(timeout, lambda: _try_log(storage, LogFolder(path)))
     except TimeoutError as error:
         raise PublishError(
             f"the store did not take the rows within {timeout} s: they are safe in {path}; "
@@ -300,38 +298,37 @@ def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
 
 
 def _try_log(
-    storage: Storage, log: AbandonedLog, *, all_hosts: bool = False, conflicting: bool = False
+    storage: Storage, log: LogFolder, *, all_hosts: bool = False, conflicting: bool = False
 ) -> RecoveredLog | None:
     """Recover one log. Catches its errors, because one log must not block the others.
 
     Returns None if nothing is left: the writer has closed, or another process has recovered the log.
     """
     try:
-        folder = log.claim(all_hosts=all_hosts)
-        state = log.state() if folder is None else None
+        state = None if log.claim(all_hosts=all_hosts) else log.state()
     except (RlioError, OSError) as error:
         logger.error("the log %s could not be claimed: %s", log.path, error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
-    if folder is None:
+    if state is not None:
         return _left(storage, log, state)
     try:
-        return _Recovery(storage, folder, conflicting=conflicting).run()
+        return _Recovery(storage, log, conflicting=conflicting).run()
     except (RlioError, OSError) as error:
         hint = "; `rlio recover --conflicting` stores its rows anyway"
         reason = f"{error}{hint if isinstance(error, SchemaConflict) else ''}"
         logger.error("the log %s could not be recovered, and stays: %s", log.path, reason)
         return RecoveredLog(writer=log.writer, outcome="failed", error=reason)
     finally:
-        folder.release()
+        log.release()
 
 
-def _left(storage: Storage, log: AbandonedLog, state: LogState | None) -> RecoveredLog | None:
+def _left(storage: Storage, log: LogFolder, state: LogState) -> RecoveredLog | None:
     """Return the entry for a log that could not be claimed."""
-    if state == "gone" or state is None:
+    if state == "gone":
         return None
     if state == "ownerless" and _is_stored(storage, log):
         # The writer had removed the log. A power failure brought back some files, but not the owner file.
-        log.discard()
+        log.remove()
         return RecoveredLog(writer=log.writer, outcome="recovered")
     if state == "ownerless":
         error = f"{log.path} has rows and no owner file: restore it, or copy the whole log again"
@@ -340,15 +337,14 @@ def _left(storage: Storage, log: AbandonedLog, state: LogState | None) -> Recove
     return RecoveredLog(writer=log.writer, outcome=state)
 
 
-def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
+def _is_stored(storage: Storage, log: LogFolder) -> bool:
     """Whether the log's writer is closed for good and all its rows are stored, including those in the log."""
     listing = list_writer(storage, log.writer)
     sealed = listing.sealed.get(log.writer)
     if sealed is None or _end_of(_coverage(listing, log.writer)) < sealed:
         return False
-    folder = LogFolder(log.path, {}, -1)
-    ends = [name.end for name, _ in folder.shards()]
-    for path in folder.segments():
+    ends = [name.end for name, _ in log.shards()]
+    for path in log.segments():
         try:
             ends.append(read_segment(path).end)
         except CorruptData:
@@ -369,7 +365,7 @@ class _Recovery:
         self._storage = storage
         self._conflicting = conflicting
         self._folder = folder
-        self._writer = check_writer_id(os.path.basename(folder.path))
+        self._writer = check_writer_id(folder.writer)
         self._unusable: list[str] = []
         self._set_aside: list[str] = []
         self._lost = 0
@@ -392,8 +388,6 @@ class _Recovery:
         if end:
             seal(self._storage, self._writer, end)
         disclaim(self._storage, self._writer)
-        for _, path in self._folder.shards():
-            os.unlink(path)
         self._folder.remove()
         return RecoveredLog(
             writer=self._writer,
@@ -407,12 +401,12 @@ class _Recovery:
     def _publish_shards(self) -> None:
         """Store the encoded shards that an earlier version left in the log, after their schemas."""
         for path in self._folder.schemas():
-            schema = Schema.from_text(_read_file(path), uri=path)
+            schema = Schema.from_text(read_plain(path), uri=path)
             if not self._conflicting:
                 check_schema(self._storage, schema, again=True)
             self._storage.put(schema_path(schema.hash), schema.text.encode())
         for name, path in self._folder.shards():
-            data = _read_file(path)
+            data = read_plain(path)
             if len(data) != name.size or zlib.crc32(data) != name.crc32:
                 self._put_aside(path, f"the shard {name.format()} that waited in the log is damaged")
                 self._lost += name.rows
@@ -558,22 +552,6 @@ def _end_of(stored: list[range]) -> int:
     """Return the row up to which all rows are stored."""
     first = next(iter(joined(stored)), range(0))
     return 0 if first.start else first.stop
-
-
-def _read_file(path: str) -> bytes:
-    """Return the content of a file of the log. Never follows a link.
-
-    Raises:
-        UnsafeData: The file is a link or not a regular file.
-    """
-    if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
-        raise UnsafeData("a link, or another special file, lies in the log", uri=path)
-    with open(path, "rb", opener=_no_follow) as file:
-        return file.read()
-
-
-def _no_follow(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 _ENCODERS: Final[Mapping[str, Callable[[Publisher, Roll, Mapping[str, Any]], Encoder[Any]]]] = {

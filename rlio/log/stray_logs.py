@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from rlio.log.spool import AbandonedLog, Spool, find_logs, spool_of, spools_beside
+from rlio.log.spool import LogFolder, Spool, find_logs, spool_of, spools_beside
 from rlio.storage.filesystem import Storage
 
 __all__ = ["StrayLog", "stray_logs"]
@@ -24,7 +24,7 @@ class StrayLog:
         root: The URI, as the owner file states it.
     """
 
-    log: AbandonedLog
+    log: LogFolder
     root: str
 
     @property
@@ -52,10 +52,10 @@ def stray_logs(storage: Storage, spool: Spool) -> list[StrayLog]:
     return [StrayLog(log=log, root=storage.uri) for log in found]
 
 
-def _is_of(log: AbandonedLog, root: str) -> bool:
+def _is_of(log: LogFolder, root: str) -> bool:
     """Whether a log holds rows of ``root`` and its writer is not alive."""
     try:
-        owner = log.owner()
+        owner = log.read_owner()
         return owner.get("root") == root and log.has_rows() and not log.is_held(owner)
     except OSError:  # Another user's log, or recovered at this moment.
         return False

@@ -51,6 +51,7 @@ __all__ = [
     "count_whole_rows",
     "logged_rows",
     "read_frames",
+    "read_plain",
     "read_segment",
     "whole_rows",
 ]
@@ -306,7 +307,7 @@ def read_segment(path: str) -> SegmentReader:
         UnsafeData: ``path`` is a link or not a regular file.
         FileNotFoundError: ``path`` does not exist.
     """
-    with _open_segment(path) as fd:
+    with _open_plain(path) as fd:
         # Mapped, since a segment may be larger than what its reader should hold in memory.
         data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b""
         return SegmentReader(data, path)
@@ -322,7 +323,7 @@ def logged_rows(path: str) -> tuple[range, int]:
         UnsafeData: It is a link or no regular file.
         FileNotFoundError: It is not there.
     """
-    with _open_segment(path) as fd, open(fd, "rb", closefd=False) as file:
+    with _open_plain(path) as fd, open(fd, "rb", closefd=False) as file:
         size = os.fstat(fd).st_size
         raw = _fields_of(file.read(_FRAME.size), 0, size)
         if raw is None or raw.flags != _HEADER or raw.rows:
@@ -338,18 +339,29 @@ def logged_rows(path: str) -> tuple[range, int]:
         return range(first, end), size - position
 
 
+def read_plain(path: str) -> bytes:
+    """Return the content of a file of a log. Never follows a link.
+
+    Raises:
+        UnsafeData: The file is a link or not a regular file.
+        OSError: It cannot be read.
+    """
+    with _open_plain(path) as fd, open(fd, "rb", closefd=False) as file:
+        return file.read()
+
+
 @contextlib.contextmanager
-def _open_segment(path: str) -> Iterator[int]:
-    """A descriptor of a segment, for reading."""
+def _open_plain(path: str) -> Iterator[int]:
+    """A descriptor of a file of a log, for reading."""
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UnsafeData("the log is a symbolic link", uri=path) from error
+            raise UnsafeData("a file of the log is a symbolic link", uri=path) from error
         raise
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UnsafeData("the log is not a regular file", uri=path)
+            raise UnsafeData("a file of the log is not a regular file", uri=path)
         yield fd
     finally:
         os.close(fd)
@@ -387,17 +399,14 @@ def read_frames(path: str, *, first: int, end: int, size: int) -> Iterator[Frame
 
 
 def whole_rows(path: str) -> list[range]:
-    """Return the rows of all whole frames in a file, also where its header is damaged."""
-    with open(path, "rb") as file:
-        data = file.read()
-    rows: list[range] = []
-    position = data.find(_MAGIC)
-    while position >= 0:
-        raw = _parse(data, position)
-        if raw is not None and raw.rows:
-            rows.append(range(raw.first, raw.first + raw.rows))
-        position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
-    return rows
+    """Return the rows of all whole frames in a file, also where its header is damaged.
+
+    Raises:
+        UnsafeData: It is a link or not a regular file.
+        OSError: It cannot be read.
+    """
+    data = read_plain(path)
+    return [range(raw.first, raw.first + raw.rows) for raw in _whole_frames(data, 0) if raw.rows]
 
 
 def count_whole_rows(path: str) -> int:
@@ -473,13 +482,19 @@ def _inflated(stored: bytes, raw: _Raw, path: str) -> bytes:
 def _damage(data: bytes | mmap.mmap, start: int, row: int) -> Damage:
     """Describe what follows the valid prefix; searches for whole frames behind the damage."""
     torn = _is_torn(data, start, row)
-    rows, position = 0, data.find(_MAGIC, start + 1)
-    while position >= 0:
-        raw = _parse(data, position)
-        rows += raw.rows if raw is not None and raw.first >= row else 0
-        position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
+    rows = sum(raw.rows for raw in _whole_frames(data, start + 1) if raw.first >= row)
     reason = f"the frame of row {row} " + ("is incomplete" if torn else "is damaged")
     return Damage(start, len(data) - start, reason, torn and not rows, rows)
+
+
+def _whole_frames(data: bytes | mmap.mmap, start: int) -> Iterator[_Raw]:
+    """Yield the whole frames from ``start`` on, whatever lies before and between them."""
+    position = data.find(_MAGIC, start)
+    while position >= 0:
+        raw = _parse(data, position)
+        if raw is not None:
+            yield raw
+        position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
 
 
 def _is_torn(data: bytes | mmap.mmap, start: int, row: int) -> bool:

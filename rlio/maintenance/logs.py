@@ -6,14 +6,13 @@ They are not stored yet, or lie in damaged logs that recovery has set aside.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from typing import Final
 
 from rlio.dataset.names import MAX_ROW, ShardName
 from rlio.dataset.rows import without
-from rlio.errors import CorruptData
-from rlio.log.spool import Spool, find_logs, first_row, spool_of
+from rlio.errors import CorruptData, UnsafeData
+from rlio.log.spool import LogFolder, Spool, find_logs, first_row, spool_of
 from rlio.log.stray_logs import stray_logs
 from rlio.log.wal import read_segment, whole_rows
 from rlio.maintenance.findings import Findings
@@ -48,7 +47,7 @@ def waiting_rows(
         findings.add("log-unreadable", f"the folder of logs cannot be listed: {error}", uri=folder)
         return found
     for log in logs:
-        logged = _logged_rows(log.path, findings)
+        logged = _logged_rows(log, findings)
         waiting = sum(len(rows) for rows in without(logged, stored.get(log.writer, [])))
         found[log.writer] = waiting
         if waiting:
@@ -68,30 +67,23 @@ def _tell_strays(
 ) -> None:
     """Report logs of the same URI in the folders of other servers; their rows may belong to this data set."""
     for stray in stray_logs(storage, spool):
-        rows = without(_logged_rows(stray.log.path, findings), stored.get(stray.log.writer, []))
+        rows = without(_logged_rows(stray.log, findings), stored.get(stray.log.writer, []))
         if rows:
             waiting = sum(map(len, rows))
             message = f"{waiting} rows of writer {stray.log.writer!r} are in no shard here: {stray.message}"
             findings.add("log-elsewhere", message, uri=stray.log.path, rows=waiting)
 
 
-def _logged_rows(path: str, findings: Findings) -> list[range]:
+def _logged_rows(log: LogFolder, findings: Findings) -> list[range]:
     """Return the rows of the valid prefix of each segment, and of the encoded shards beside them."""
-    rows: list[range] = []
     try:
-        names = sorted(os.listdir(path))
+        rows, files = log.shard_rows(), log.segments()
     except OSError as error:  # Another user's log, or recovered a moment ago.
-        findings.add("log-unreadable", f"the log cannot be listed: {error}", uri=path)
-        return rows
-    for text in names:
-        file = os.path.join(path, text)
-        shard = ShardName.parse(text)
+        findings.add("log-unreadable", f"the log cannot be listed: {error}", uri=log.path)
+        return []
+    for file in files:
         try:
-            if shard is not None:
-                if os.stat(file, follow_symlinks=False).st_size == shard.size:
-                    rows.append(range(shard.first, shard.end))
-            elif text.endswith(".wal"):
-                rows.append(_segment_rows(file, findings))
+            rows.append(_segment_rows(file, findings))
         except CorruptData as error:
             findings.add_error("log-damaged", error, uri=file)
         except FileNotFoundError:
@@ -189,10 +181,8 @@ def _rows_of(path: str, name: str) -> list[range]:
     Rows in damage before or between whole frames count too.
     """
     try:
-        if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
-            return []
         whole = whole_rows(path)
-    except OSError:  # Another user's file, or removed a moment ago.
+    except (OSError, UnsafeData):  # Another user's file, or removed a moment ago, or a link.
         return []
     first = first_row(name)
     return [range(first, max((rows.stop for rows in whole), default=first))]
