@@ -69,7 +69,6 @@ class Row:
         live, logged: Number of steps that it learned from.
         mean, standard_error: Of its returns in evaluation.
         steps_per_s: Steps sampled or read per second of its training; None: not trained.
-        bytes_per_step: Size of the data set that was recorded with it or read for it; None: none.
     """
 
     policy: str
@@ -78,7 +77,6 @@ class Row:
     mean: float
     standard_error: float
     steps_per_s: float | None
-    bytes_per_step: float | None = None
 
 
 @dataclass
@@ -126,10 +124,6 @@ def run_demo(options: DemoOptions, *, progress: Progress = progress_bar) -> Demo
     _record(report, options, behaviour, progress)
     policy = _train_offline(report, options, progress)
     _tune(report, options, policy, progress)
-    report.rows = [
-        row if row.policy == "random" else replace(row, bytes_per_step=report.bytes_per_step)
-        for row in report.rows
-    ]
     storage = Storage.open(root, storage_options=options.storage_options)
     storage.put("returns.png", _plot(report))
     report.uri = storage.uri_of("cartpole")
@@ -360,7 +354,7 @@ def _show(report: DemoReport) -> None:
             f"{row.logged:,}",
             f"{row.mean:.1f} ± {row.standard_error:.1f}",
             "" if row.steps_per_s is None else f"{row.steps_per_s:,.0f}",
-            "" if row.bytes_per_step is None else f"{row.bytes_per_step:.1f}",
+            "" if row.policy == "random" else f"{report.bytes_per_step:.1f}",
         ]
         for row in report.rows
     ]

@@ -6,7 +6,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,8 +125,12 @@ def _target(
     """
     from rlio.evaluation.target import Target
     from rlio.policies.policy import Policy
+    from rlio.policies.policy_spec import load_object
 
-    found = _imported(policy)
+    # The current folder counts, as for ``python -m``.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found = load_object(policy)
     if isinstance(found, type) and issubclass(found, Policy):
         found = found()
     if not isinstance(found, Policy):
@@ -144,26 +147,6 @@ def _target(
     if checkpoint is not None:
         found.load(checkpoint)
     return Target(found, **how)
-
-
-def _imported(name: str) -> Any:
-    """Import what ``module:name`` names; the current folder counts, as for ``python -m``.
-
-    Raises:
-        OptionError: The module or the name in it does not exist.
-    """
-    module, _, path = name.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), *path.split(".")]):
-        raise OptionError(f"--policy {excerpt(name)}: expected module:name, such as my_policies:greedy")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"--policy {name}: {error}") from error
-    return found
 
 
 def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
