@@ -83,7 +83,13 @@ class RemoteFolder:
     @property
     def lists_flat(self) -> bool:
         """Whether the filesystem itself lists a whole tree, in few requests."""
-        return _finds_flat(self.fs)
+        from fsspec import AbstractFileSystem
+        from fsspec.asyn import AsyncFileSystem
+
+        cls = type(self.fs)
+        if issubclass(cls, AsyncFileSystem):
+            return cls._find is not AsyncFileSystem._find
+        return cls.find is not AbstractFileSystem.find
 
     def read(self, path: str, start: int, stop: int | None) -> bytes:
         """Bytes ``[start, stop)``; fewer at the end of the object."""
@@ -395,17 +401,6 @@ def _is_plain_sftp(fs: Any) -> bool:
     from fsspec.implementations.sftp import SFTPFileSystem
 
     return type(fs) is SFTPFileSystem
-
-
-def _finds_flat(fs: Any) -> bool:
-    """Whether the filesystem itself lists a whole tree, in few requests."""
-    from fsspec import AbstractFileSystem
-    from fsspec.asyn import AsyncFileSystem
-
-    cls = type(fs)
-    if issubclass(cls, AsyncFileSystem):
-        return cls._find is not AsyncFileSystem._find
-    return cls.find is not AbstractFileSystem.find
 
 
 def real_move(fs: Any) -> str | None:
