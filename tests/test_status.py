@@ -271,11 +271,11 @@ def test_no_shard_is_opened_and_no_payload_of_a_log_is_looked_at(
         read.append(path)
         return real(self, path, start, stop)
 
-    def refuse(*_: object) -> bool:
+    def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the payload of a frame was looked at")
 
     monkeypatch.setattr(Storage, "_read", watched)
-    monkeypatch.setattr("rlio.log.wal._is_intact", refuse)
+    monkeypatch.setattr("rlio.log.wal._parse", refuse)
     assert by_writer(tmp_path) == {ONE: ("dead", 10, 20)}
     assert read == ["_rlio.json"]
 

@@ -18,7 +18,7 @@ from rlio.log.wal import read_segment, whole_rows
 from rlio.maintenance.findings import Findings
 from rlio.storage.filesystem import Storage
 
-__all__ = ["set_aside", "tell_set_aside", "waiting_rows"]
+__all__ = ["set_aside", "waiting_rows"]
 
 
 def waiting_rows(
@@ -42,7 +42,8 @@ def waiting_rows(
         return found
     try:
         logs = find_logs(folder)
-        tell_set_aside(folder, stored, findings)
+        for path in set_aside(folder):
+            _tell_file(path, folder, stored, findings)
     except OSError as error:
         findings.add("log-unreadable", f"the folder of logs cannot be listed: {error}", uri=folder)
         return found
@@ -111,21 +112,6 @@ def _segment_rows(file: str, findings: Findings) -> range:
 _FOLDER: Final = "_damaged"
 
 
-def tell_set_aside(spool: str, stored: Mapping[str, list[range]], findings: Findings) -> None:
-    """Report each file that recovery set aside, and its rows that are nowhere else.
-
-    Args:
-        spool: Folder of the logs.
-        stored: Writer id -> rows that are stored or trimmed.
-        findings: Receives one finding per file.
-
-    Raises:
-        OSError: The folder cannot be listed.
-    """
-    for path in set_aside(spool):
-        _tell_file(path, spool, stored, findings)
-
-
 def set_aside(spool: str) -> tuple[str, ...]:
     """Paths of the files that recovery has set aside in ``spool``, the folder of the logs.
 
@@ -139,6 +125,7 @@ def set_aside(spool: str) -> tuple[str, ...]:
 
 
 def _tell_file(path: str, spool: str, stored: Mapping[str, list[range]], findings: Findings) -> None:
+    """Report a file that recovery set aside, and its rows that are nowhere else."""
     writer, name = _parts(os.path.basename(path))
     shard = ShardName.parse(name)
     rows = _rows_of(path, name) if shard is None else [range(shard.first, shard.end)]
