@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from pathlib import Path
 
 from rlio.dataset.commit import put_header
 from rlio.dataset.markers import claim, disclaim
@@ -59,7 +60,7 @@ def open_publisher(
     writer = make_writer_id(worker_index) if writer_id is None else check_writer_id(writer_id)
     where = None if spool is None else spool_of(storage, spool)
     # If the log and the root share a disk, a root that does not answer means a log that does not.
-    beside = where is not None and storage.is_local and _is_below(where, storage.root)
+    beside = where is not None and storage.is_local and Path(where).is_relative_to(storage.root)
     if is_given:
         _check_free(storage, writer)
     try:
@@ -136,7 +137,3 @@ def _claim(storage: Storage, writer: str, *, given: bool) -> None:
         within(_CLAIM_SECONDS, lambda: claim(storage, writer))
     except (RlioError, OSError) as error:
         logger.warning("followers may not see this writer before its first shard: %s", error)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return os.path.commonpath([path, folder]) == folder.rstrip("/")

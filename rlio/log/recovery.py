@@ -48,7 +48,7 @@ from rlio.log.spool import (
     spool_of,
     sweep,
 )
-from rlio.log.stray_logs import stray_logs
+from rlio.log.stray_logs import stray_logs, stray_message
 from rlio.log.wal import Damage, Frame, SegmentReader, count_whole_rows, read_plain, read_segment
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
@@ -239,12 +239,12 @@ def recover_log(log: WriterLog, *, timeout: float) -> int:
 
 def _elsewhere(storage: Storage, spool: Spool | None) -> list[RecoveredLog]:
     """Return the logs of the same URI in the folders of other servers, which no other call reports."""
-    strays = [] if spool is None else stray_logs(storage, spool)
-    for stray in strays:
-        logger.warning("%s", stray.message)
-    return [
-        RecoveredLog(writer=stray.log.writer, outcome="elsewhere", error=stray.message) for stray in strays
-    ]
+    found = []
+    for log in [] if spool is None else stray_logs(storage, spool):
+        message = stray_message(log, storage.uri)
+        logger.warning("%s", message)
+        found.append(RecoveredLog(writer=log.writer, outcome="elsewhere", error=message))
+    return found
 
 
 def recover_before_writing(
@@ -366,12 +366,10 @@ class _Recovery:
         self._conflicting = conflicting
         self._folder = folder
         self._writer = check_writer_id(folder.writer)
-        self._unusable: list[str] = []
+        #: Files that cannot be used, and why.
+        self._unusable: list[tuple[str, str]] = []
         self._set_aside: list[str] = []
         self._lost = 0
-        #: The row after the last row of the shards that an earlier version left in the log.
-        self._last_spilled = 0
-        self._errors: list[str] = []
         #: Row counts of the stored frames in the first segment that also has unstored frames.
         self._passed: list[int] = []
         #: Rows stored by this recovery, including rows that were already stored before.
@@ -383,7 +381,7 @@ class _Recovery:
         before = _coverage(list_writer(self._storage, self._writer), self._writer)
         self._publish_shards()
         end = self._publish_frames(_end_of([*before, *self._published]))
-        end = max(end, self._last_spilled)
+        end = max([end, *(rows.stop for rows in self._published)])
         self._move_aside()
         if end:
             seal(self._storage, self._writer, end)
@@ -395,7 +393,7 @@ class _Recovery:
             rows=sum(map(len, joined([*before, *self._published]))) - sum(map(len, joined(before))),
             lost_rows=self._lost,
             set_aside=tuple(self._set_aside),
-            error="; ".join(self._errors) or None,
+            error="; ".join(reason for _, reason in self._unusable) or None,
         )
 
     def _publish_shards(self) -> None:
@@ -413,7 +411,6 @@ class _Recovery:
                 continue
             put_shard(self._storage, self._writer, name, memoryview(data))
             self._published.append(range(name.first, name.end))
-            self._last_spilled = max(self._last_spilled, name.end)
 
     def _publish_frames(self, stored: int) -> int:
         """Make shards of the logged rows from ``stored`` on. Returns the row after the last stored row."""
@@ -532,15 +529,14 @@ class _Recovery:
 
     def _put_aside(self, path: str, reason: str) -> None:
         """Keep a file that cannot be used. It is moved after its usable rows are stored."""
-        self._unusable.append(path)
-        self._errors.append(f"{reason} [in {path}]")
+        self._unusable.append((path, f"{reason} [in {path}]"))
 
     def _move_aside(self) -> None:
         """Move the unusable files to a folder that nothing changes."""
         folder = os.path.join(os.path.dirname(self._folder.path), _ASIDE)
         # Last file first: if this is interrupted, the remaining files still begin with the damage, and
         # recovery does not take a later file for the beginning of the log.
-        for path, reason in sorted(zip(self._unusable, self._errors, strict=True), reverse=True):
+        for path, reason in sorted(self._unusable, reverse=True):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             target = os.path.join(folder, f"{self._writer}-{os.path.basename(path)}")
             os.replace(path, target)

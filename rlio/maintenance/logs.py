@@ -13,7 +13,7 @@ from rlio.dataset.names import MAX_ROW, ShardName
 from rlio.dataset.rows import without
 from rlio.errors import CorruptData, UnsafeData
 from rlio.log.spool import LogFolder, Spool, find_logs, first_row, spool_of
-from rlio.log.stray_logs import stray_logs
+from rlio.log.stray_logs import stray_logs, stray_message
 from rlio.log.wal import read_segment, whole_rows
 from rlio.maintenance.findings import Findings
 from rlio.storage.filesystem import Storage
@@ -67,12 +67,13 @@ def _tell_strays(
     storage: Storage, stored: Mapping[str, list[range]], findings: Findings, spool: Spool
 ) -> None:
     """Report logs of the same URI in the folders of other servers; their rows may belong to this data set."""
-    for stray in stray_logs(storage, spool):
-        rows = without(_logged_rows(stray.log, findings), stored.get(stray.log.writer, []))
+    for log in stray_logs(storage, spool):
+        rows = without(_logged_rows(log, findings), stored.get(log.writer, []))
         if rows:
             waiting = sum(map(len, rows))
-            message = f"{waiting} rows of writer {stray.log.writer!r} are in no shard here: {stray.message}"
-            findings.add("log-elsewhere", message, uri=stray.log.path, rows=waiting)
+            message = f"{waiting} rows of writer {log.writer!r} are in no shard here: "
+            message += stray_message(log, storage.uri)
+            findings.add("log-elsewhere", message, uri=log.path, rows=waiting)
 
 
 def _logged_rows(log: LogFolder, findings: Findings) -> list[range]:

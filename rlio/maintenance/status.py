@@ -36,7 +36,7 @@ from rlio.dataset.rows import joined, without
 from rlio.errors import DataNotFound, RlioError
 from rlio.following.marks import PROGRESS_DIR, Mark, newest, parse_mark_path
 from rlio.log.spool import LogFolder, Spool, find_logs, spool_of
-from rlio.log.stray_logs import stray_logs
+from rlio.log.stray_logs import stray_logs, stray_message
 from rlio.log.wal import logged_rows
 from rlio.maintenance.logs import set_aside
 from rlio.storage.filesystem import Storage
@@ -347,9 +347,9 @@ def _look_at_logs(storage: Storage, spool: Spool, folder: str | None) -> list[_L
         own = []
     strays = stray_logs(storage, spool)
     for stray in strays:
-        logger.warning("%s", stray.message)
+        logger.warning("%s", stray_message(stray, storage.uri))
     found = [_Log.look(log) for log in own]
-    found += [_Log.look(stray.log, is_stray=True) for stray in strays]
+    found += [_Log.look(stray, is_stray=True) for stray in strays]
     return [log for log in found if log is not None]
 
 
