@@ -264,9 +264,10 @@ class _Repair:
 
     def _move_torn(self, clean: dict[str, list[range]]) -> None:
         """Set torn objects aside whose rows other shards have."""
-        for writer, (path, reason), name in self.found.torn:
-            if not without([range(name.first, name.end)], clean.get(writer, [])):
-                self._quarantine(path, f"it {reason}; other shards have its rows")
+        for writer, torn in sorted(self.found.torn.items()):
+            for (path, reason), name in torn:
+                if not without([range(name.first, name.end)], clean.get(writer, [])):
+                    self._quarantine(path, f"it {reason}; other shards have its rows")
 
     def _quarantine(self, path: str, reason: str, *, rows: int = 0, keep: bool = False) -> None:
         """Move an object aside; with ``keep``, only copy it, because it is overwritten next."""

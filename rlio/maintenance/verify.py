@@ -118,7 +118,7 @@ class Inspection:
         schemas: Its schema files.
         found_schemas: Hash -> schema, from the footers of shards.
         damaged: Shards with findings.
-        torn: Objects with a shard's name and another size.
+        torn: See `Listing.torn`.
         lacking: Hash -> rows of the shards that need the schema and lack it.
         quarantined: Paths of the objects that repair has set aside.
 
@@ -136,7 +136,7 @@ class Inspection:
     schemas: SchemaFiles = field(default_factory=SchemaFiles)
     found_schemas: dict[str, Schema] = field(default_factory=dict)
     damaged: list[DamagedShard] = field(default_factory=list)
-    torn: list[tuple[str, Rejected, ShardName]] = field(default_factory=list)
+    torn: dict[str, list[tuple[Rejected, ShardName]]] = field(default_factory=dict)
     lacking: dict[str, int] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
     repeats: RepeatCheck = field(init=False)
@@ -152,8 +152,7 @@ class Inspection:
         self.header = check_header(self.storage, self.listing, self.findings)
         self.schemas = read_schema_files(self.storage, self.findings)
         self.quarantined = check_strays(self.storage, self.listing, self.findings)
-        for writer, torn in sorted(self.listing.torn().items()):
-            self.torn += [(writer, rejected, name) for rejected, name in torn]
+        self.torn = self.listing.torn()
         with self.progress("verify", self._bytes()) as advance:
             ledger = {writer: self._writer(writer, advance) for writer in self._writers()}
         self._tell_lacking_schemas()
@@ -170,7 +169,7 @@ class Inspection:
         )
 
     def _writers(self) -> list[str]:
-        return sorted({*self.listing.writers, *self.listing.trimmed, *(writer for writer, _, _ in self.torn)})
+        return sorted({*self.listing.writers, *self.listing.trimmed, *self.torn})
 
     def _bytes(self) -> int:
         return sum(ref.name.size for refs in self.listing.shards.values() for ref in refs)
@@ -314,9 +313,7 @@ class Inspection:
     def _tell_torn(self, writer: str, stored: list[range], holes: list[range]) -> list[range]:
         """Report torn objects. Returns the holes that they do not explain."""
         trim = self.listing.trimmed.get(writer, 0)
-        for owner, (path, reason), name in self.torn:
-            if owner != writer:
-                continue
+        for (path, reason), name in self.torn.get(writer, []):
             own = range(name.first, name.end)
             lost = common([own], holes)
             waits = without([own], [*stored, *holes, range(trim)])
