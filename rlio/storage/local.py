@@ -227,18 +227,14 @@ class LocalFolder:
 
     def _is_plain_folder(self, folder: str) -> bool:
         """Whether ``folder`` is a folder and no link leads to it; a link is logged as a warning."""
-        path = self.root
-        for part in folder.split("/"):
-            path = os.path.join(path, part)
-            try:
-                mode = os.lstat(path).st_mode
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-            if stat.S_ISLNK(mode):
-                warn_of_links([folder], self.root)
-            if not stat.S_ISDIR(mode):
-                return False
-        return True
+        try:
+            with self.folder(folder.split("/")):
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except UnsafeData:
+            warn_of_links([folder], self.root)
+            return False
 
 
 class PendingFile:
