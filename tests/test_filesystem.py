@@ -542,9 +542,9 @@ def test_the_object_then_its_name_are_synced_and_a_new_folder_before_what_it_hol
         "mkdir run",
         "sync .",
         "mkdir _tmp",  # What it holds has another name before anybody relies on it.
+        "sync temporary",
         "mkdir data",
         "sync run",
-        "sync temporary",
         "replace",
         "sync run/data",
     ]

@@ -262,7 +262,7 @@ def test_names_that_are_not_ours_are_never_touched(tmp_path: Path) -> None:
 def test_a_path_that_is_not_ours_is_refused_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     root = store_small(*pieces(numbered(12), 3))
     evil = gc_module._Candidate("_rlio.json", "covered", 1)
-    monkeypatch.setattr(gc_module._Collection, "_unfinished", lambda self: iter([evil]))
+    monkeypatch.setattr(gc_module._Collection, "_left_over", lambda self: iter([evil]))
     with pytest.raises(OptionError, match="not for gc"):
         rlio.maintenance.gc(root, grace=0)
     assert len(rlio.open_dataset(root)) == 12

@@ -288,8 +288,7 @@ def test_recovery_puts_back_a_header_that_was_lost_and_counts_only_what_it_store
     publisher = writer._publisher
     until(lambda: len(publisher._queue) == 4)
     # Of the third shard the answer was lost: it is stored, and in the log.
-    shard = publisher._queue[1]
-    name = shard.name
+    name, shard = publisher._queue[1]
     made = shard.remake(publisher.log.frames(name.first, name.end))
     leave(writer)
     store.mend()

@@ -35,7 +35,7 @@ from rlio.dataset.names import MAX_ROW
 from rlio.errors import DataNotFound
 from rlio.following.marks import Mark, put_mark
 from rlio.log import spool as spool_module
-from rlio.log.spool import AbandonedLog, LogFolder
+from rlio.log.spool import LogFolder
 from rlio.maintenance import compact, status, trim
 from rlio.storage.filesystem import Storage
 
@@ -167,7 +167,7 @@ def test_logs_of_other_users_and_without_an_owner_are_shown_as_such(
     def refuse(self: LogFolder) -> list[str]:
         raise PermissionError(13, "Permission denied", self.path)
 
-    monkeypatch.setattr(AbandonedLog, "state", lambda self: "other-user")
+    monkeypatch.setattr(LogFolder, "state", lambda self: "other-user")
     monkeypatch.setattr(LogFolder, "segments", refuse)
     (log,) = status(tmp_path).left
     assert (log.owner, log.rows, log.bytes) == ("other-user", None, None)
@@ -271,11 +271,11 @@ def test_no_shard_is_opened_and_no_payload_of_a_log_is_looked_at(
         read.append(path)
         return real(self, path, start, stop)
 
-    def refuse(*_: object) -> bool:
+    def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the payload of a frame was looked at")
 
     monkeypatch.setattr(Storage, "_read", watched)
-    monkeypatch.setattr("rlio.log.wal._is_intact", refuse)
+    monkeypatch.setattr("rlio.log.wal._parse", refuse)
     assert by_writer(tmp_path) == {ONE: ("dead", 10, 20)}
     assert read == ["_rlio.json"]
 
@@ -285,16 +285,16 @@ def test_logs_and_files_that_go_while_they_are_looked_at_are_no_error(
 ) -> None:
     killed(tmp_path / "kept", ONE, 4, 6)
     log = tmp_path / "kept" / "_wal" / ONE
-    segments, folder_bytes, state = LogFolder.segments, LogFolder.bytes, AbandonedLog.state
+    segments, folder_bytes, state = LogFolder.segments, LogFolder.bytes, LogFolder.state
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(tmp_path / "kept", tmp_path / name))
 
-    def gone_before(self: AbandonedLog) -> Any:
+    def gone_before(self: LogFolder) -> Any:
         shutil.rmtree(self.path)
         return state(self)
 
-    def gone_after(self: AbandonedLog) -> Any:
+    def gone_after(self: LogFolder) -> Any:
         found = state(self)
         shutil.rmtree(self.path)
         return found
@@ -311,8 +311,8 @@ def test_logs_and_files_that_go_while_they_are_looked_at_are_no_error(
 
     for number, (owner, name, act, rows) in enumerate(
         [
-            (AbandonedLog, "state", gone_before, None),
-            (AbandonedLog, "state", gone_after, None),
+            (LogFolder, "state", gone_before, None),
+            (LogFolder, "state", gone_after, None),
             (LogFolder, "segments", gone_when_listed, 0),
             (LogFolder, "bytes", gone_when_summed, None),
         ]
@@ -331,7 +331,7 @@ def test_a_folder_of_logs_that_cannot_be_listed_is_told(
 ) -> None:
     killed(tmp_path, ONE, 4, 6)
 
-    def refuse(spool: str) -> list[AbandonedLog]:
+    def refuse(spool: str) -> list[LogFolder]:
         raise PermissionError(13, "Permission denied", spool)
 
     # The package's `status` is the function.

@@ -1,8 +1,8 @@
-"""Threads of a writer: `Jobs` makes its shards, `AgeTimer` limits the age of rows that are only in memory.
+"""Threads of a writer: a `Worker` makes its shards, `AgeTimer` limits the age of rows only in memory.
 
 Example:
-    >>> jobs = Jobs("example")
-    >>> jobs.submit(lambda: None)
+    >>> jobs = Worker("example")
+    >>> future = jobs.submit(lambda: None)
     >>> jobs.wait()
     True
     >>> jobs.stop()
@@ -23,13 +23,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["AgeTimer", "Jobs", "Worker", "done_at_once"]
+__all__ = ["AgeTimer", "Worker", "done_at_once"]
 
 T = TypeVar("T")
 
 
 class Worker:
-    """A daemon thread that runs jobs in order.
+    """A daemon thread that runs jobs in order. After a failed job it runs none, and they fail like that one.
+
+    An exception that interrupts a waiting caller (``KeyboardInterrupt``) is not a failure of a job.
 
     The standard library's executors are unsuitable: they refuse jobs once the interpreter begins to exit, and
     at that time writers that were left open publish their last rows.
@@ -40,6 +42,8 @@ class Worker:
         # Any: jobs of all result types wait in one queue.
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._last: Future[Any] | None = None
+        self._failure: BaseException | None = None
 
     def start(self) -> None:
         """Start the thread, unless it is running."""
@@ -52,54 +56,8 @@ class Worker:
         self.start()
         future: Future[T] = Future()
         self._jobs.put((job, future))
+        self._last = future
         return future
-
-    def stop(self) -> None:
-        """End the thread after the queued jobs."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, future = item
-            try:
-                result = job()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
-            # The thread must not keep a job's rows alive while it waits for the next one.
-            del item, job, future
-
-
-def done_at_once(job: Callable[[], T]) -> Future[T]:
-    """Run a job in the calling thread, in place of a `Worker`."""
-    future: Future[T] = Future()
-    future.set_result(job())
-    return future
-
-
-class Jobs:
-    """Runs dependent jobs in one thread: after a failed job, it runs none.
-
-    An exception that interrupts a waiting caller (``KeyboardInterrupt``) is not a failure of a job.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._worker = Worker(name)
-        self._last: Future[None] | None = None
-        self._failure: BaseException | None = None
-
-    def start(self) -> None:
-        """Start the thread, unless it is running."""
-        self._worker.start()
-
-    def submit(self, job: Callable[[], object]) -> None:
-        """Queue a job."""
-        self._last = self._worker.submit(lambda: self._run(job))
 
     def check(self) -> None:
         """Raise the error of the failed job, if one failed."""
@@ -117,14 +75,32 @@ class Jobs:
 
     def stop(self) -> None:
         """End the thread after the queued jobs."""
-        self._worker.stop()
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
 
-    def _run(self, job: Callable[[], object]) -> None:
-        if self._failure is None:
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, future = item
             try:
-                job()
+                self.check()
+                result = job()
             except BaseException as error:
                 self._failure = error
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+            # The thread must not keep a job's rows alive while it waits for the next one.
+            del item, job, future
+
+
+def done_at_once(job: Callable[[], T]) -> Future[T]:
+    """Run a job in the calling thread, in place of a `Worker`."""
+    future: Future[T] = Future()
+    future.set_result(job())
+    return future
 
 
 class AgeTimer:

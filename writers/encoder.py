@@ -15,7 +15,7 @@ from rlio.errors import SchemaConflict
 from rlio.log.publisher import Publisher
 from rlio.log.wal import Buffer, Frame
 from rlio.schemas.schema import Schema
-from rlio.writers.background import Jobs
+from rlio.writers.background import Worker
 from rlio.writers.roll import Roll
 
 __all__ = ["Encoder"]
@@ -38,7 +38,7 @@ class Encoder(ABC, Generic[Part]):
         self.roll = roll
         self._publisher = publisher
         self._provenance = provenance
-        self._jobs = Jobs("rlio-encode")
+        self._jobs = Worker("rlio-encode")
         #: The rows' schema; None before the first row.
         self.schema: Schema | None = None
         #: Rows that count towards ``max_rows`` of the open shard.

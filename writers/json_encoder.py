@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import zstandard
@@ -62,7 +62,10 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
         if isinstance(batch, MultiAgentBatch):
             return [(self._line(batch, schema), batch.agent_steps())]
         plain = unpadded(batch)
-        waiting = [plain] if Columns.SEQ_LENS in plain else list(_pieces(plain, self.roll.max_rows))
+        most = len(plain) if Columns.SEQ_LENS in plain else self.roll.max_rows or len(plain)
+        waiting = [plain]
+        if len(plain) > most:
+            waiting = [plain[start : start + most] for start in range(0, len(plain), most)]
         waiting.reverse()
         lines = []
         while waiting:
@@ -140,15 +143,6 @@ def _compressor(level: int | None) -> zstandard.ZstdCompressor | None:
 def _packed(line: bytes, compressor: zstandard.ZstdCompressor | None) -> bytes:
     """A line with its newline, as one zstd frame if compressed."""
     return line + b"\n" if compressor is None else compressor.compress(line + b"\n")
-
-
-def _pieces(batch: SampleBatch, rows: int | None) -> Iterator[SampleBatch]:
-    """Parts of at most ``rows`` rows; views."""
-    if rows is None or len(batch) <= rows:
-        yield batch
-        return
-    for start in range(0, len(batch), rows):
-        yield batch[start : start + rows]
 
 
 def _halves(batch: SampleBatch) -> list[SampleBatch] | None:

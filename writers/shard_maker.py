@@ -96,13 +96,7 @@ class ShardMaker:
                 crc32=shard.crc32,
                 schema=encoder.schema,
                 pending=pending,
-                remake=partial(
-                    _remake,
-                    encoder.schema,
-                    roll=self._roll,
-                    compression=self._compression,
-                    provenance=self._provenance,
-                ),
+                remake=partial(self._remade, encoder.schema),
             )
         )
 
@@ -110,6 +104,20 @@ class ShardMaker:
         """Drop the open shard."""
         if self._pending is not None:
             self._pending.discard()
+
+    def _remade(self, schema: Schema, frames: Iterable[Frame]) -> NewShard:
+        """Make a shard again from its frames in a log."""
+        made: list[NewShard] = []
+        maker = ShardMaker(
+            made.append, roll=self._roll, compression=self._compression, provenance=self._provenance
+        )
+        groups, logged = RowGroups(schema, maker.add), LogFrames(schema)
+        for frame in frames:
+            groups.append(logged.decode(frame.payload))
+        groups.finish()
+        maker.finish()
+        (shard,) = made
+        return shard
 
     def _new_encoder(self, group: RowGroup, schema: Schema) -> ShardEncoder:
         """An encoder with enough memory for the group."""
@@ -164,18 +172,3 @@ class RowGroups:
         """End the open group, if it has rows."""
         if self._buffer.rows:
             self._buffer = self._add(self._buffer)
-
-
-def _remake(
-    schema: Schema, frames: Iterable[Frame], *, roll: Roll, compression: Compression, provenance: str
-) -> NewShard:
-    """Remake the shard of a `ShardMaker` with these options from its frames in a log."""
-    made: list[NewShard] = []
-    maker = ShardMaker(made.append, roll=roll, compression=compression, provenance=provenance)
-    groups, logged = RowGroups(schema, maker.add), LogFrames(schema)
-    for frame in frames:
-        groups.append(logged.decode(frame.payload))
-    groups.finish()
-    maker.finish()
-    (shard,) = made
-    return shard

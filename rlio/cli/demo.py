@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,12 +17,13 @@ import typer
 from numpy.typing import NDArray
 
 from rlio.cli.options import StorageOptions, parse_storage_options
-from rlio.cli.tables import print_table, progress_bar
+from rlio.cli.tables import new_plot, print_table, progress_bar
 from rlio.dataset.commit import put_header
-from rlio.errors import MissingExtra, OptionError
+from rlio.errors import OptionError
 from rlio.storage.filesystem import Storage
 
 if TYPE_CHECKING:
+    from rlio.maintenance.progress import Progress
     from rlio.policies.dqn import DQN
 
 __all__ = ["DemoOptions", "DemoReport", "Row", "demo", "run_demo"]
@@ -69,7 +69,6 @@ class Row:
         live, logged: Number of steps that it learned from.
         mean, standard_error: Of its returns in evaluation.
         steps_per_s: Steps sampled or read per second of its training; None: not trained.
-        bytes_per_step: Size of the data set that was recorded with it or read for it; None: none.
     """
 
     policy: str
@@ -78,7 +77,6 @@ class Row:
     mean: float
     standard_error: float
     steps_per_s: float | None
-    bytes_per_step: float | None = None
 
 
 @dataclass
@@ -108,11 +106,7 @@ class DemoReport:
     returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
-#: Shows the progress of a part: ``with progress(name, total) as advance: advance(done)``.
-Progress = Callable[[str, int], Any]
-
-
-def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoReport:
+def run_demo(options: DemoOptions, *, progress: Progress = progress_bar) -> DemoReport:
     """Run the demo.
 
     Raises:
@@ -120,21 +114,16 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
     """
     from rlio.policies.random_policy import RandomPolicy
 
-    shown = progress or partial(progress_bar, disable=True)
     report = DemoReport()
     root = _fresh_folder(options)
     report.root = f"{root}/cartpole"
     # Fails early if the store is not writable.
     put_header(Storage.open(report.root, storage_options=options.storage_options))
     _evaluate(report, options, "random", RandomPolicy(), live=0, logged=0, speed=None)
-    behaviour = _train_live(report, options, shown)
-    _record(report, options, behaviour, shown)
-    policy = _train_offline(report, options, shown)
-    _tune(report, options, policy, shown)
-    report.rows = [
-        row if row.policy == "random" else replace(row, bytes_per_step=report.bytes_per_step)
-        for row in report.rows
-    ]
+    behaviour = _train_live(report, options, progress)
+    _record(report, options, behaviour, progress)
+    policy = _train_offline(report, options, progress)
+    _tune(report, options, policy, progress)
     storage = Storage.open(root, storage_options=options.storage_options)
     storage.put("returns.png", _plot(report))
     report.uri = storage.uri_of("cartpole")
@@ -308,15 +297,7 @@ def _fresh_folder(options: DemoOptions) -> str:
 
 def _plot(report: DemoReport) -> bytes:
     """Plot the returns of every policy as a PNG."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "plot") from error
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = new_plot(width=7)
     names = list(report.returns)
     rng = np.random.default_rng(0)  # Only for horizontal jitter.
     for place, name in enumerate(names):
@@ -373,7 +354,7 @@ def _show(report: DemoReport) -> None:
             f"{row.logged:,}",
             f"{row.mean:.1f} ± {row.standard_error:.1f}",
             "" if row.steps_per_s is None else f"{row.steps_per_s:,.0f}",
-            "" if row.bytes_per_step is None else f"{row.bytes_per_step:.1f}",
+            "" if row.policy == "random" else f"{report.bytes_per_step:.1f}",
         ]
         for row in report.rows
     ]

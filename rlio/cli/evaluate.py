@@ -6,30 +6,25 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlio.cli.failures import print_json
-from rlio.cli.options import StorageOptions, Uri, command_of, parse_storage_options
-from rlio.cli.tables import print_table
-from rlio.errors import MissingExtra, OptionError, excerpt
+from rlio.cli.options import Json, StorageOptions, Uri, parse_storage_options
+from rlio.cli.tables import new_plot, print_table
+from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
     from rlio.evaluation.estimates import Measured, OffPolicyEstimate
     from rlio.evaluation.target import Target
 
-__all__ = ["EvaluateOptions", "draw_intervals", "evaluate"]
+__all__ = ["draw_intervals", "evaluate"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """Options of `rlio evaluate`."""
-
-    uri: Uri
+def evaluate(
+    uri: Uri,
     policy: Annotated[
         str,
         typer.Option(
@@ -37,8 +32,8 @@ class EvaluateOptions:
             help="The policy to evaluate: a Policy, a Policy class, or a function (obs, actions) -> "
             "log-probabilities. The module may be in the current folder; importing it runs its code.",
         ),
-    ]
-    gamma: Annotated[float, typer.Option(help="Discount per step.")]
+    ],
+    gamma: Annotated[float, typer.Option(help="Discount per step.")],
     estimators: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,90 +41,83 @@ class EvaluateOptions:
             help="is, pdis, wis, wpdis (default: these four), stepwise_wis, or dm, dr, wdr, which "
             "fit a model. Repeat the option for several.",
         ),
-    ] = None
+    ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="Folder written by Policy.save: state of the policy to evaluate.")
-    ] = None
+    ] = None,
     epsilon_greedy: Annotated[
         float, typer.Option(help="Evaluate the policy with this probability of a random action.")
-    ] = 0.0
-    explore: Annotated[bool, typer.Option(help="Evaluate the policy with exploration.")] = True
-    bandit: Annotated[bool, typer.Option("--bandit", help="Each row is an episode of one step.")] = False
+    ] = 0.0,
+    explore: Annotated[bool, typer.Option(help="Evaluate the policy with exploration.")] = True,
+    bandit: Annotated[bool, typer.Option("--bandit", help="Each row is an episode of one step.")] = False,
     drop_incomplete: Annotated[
         bool, typer.Option("--drop-incomplete", help="Skip incomplete episodes, and count them.")
-    ] = False
+    ] = False,
     policy_id: Annotated[
         str | None, typer.Option(help="Recorded policy whose rows to use, if there are several.")
-    ] = None
-    confidence: Annotated[float, typer.Option(help="Level of the intervals, above 0 and below 1.")] = 0.95
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Level of the intervals, above 0 and below 1.")] = 0.95,
     value_bounds: Annotated[
         tuple[float, float] | None,
         typer.Option(
             help="Least and greatest possible weighted return of an episode: adds a concentration bound."
         ),
-    ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of intervals and models.")] = 0
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of intervals and models.")] = 0,
     ray: Annotated[
         bool,
         typer.Option("--ray", help="Read rows and run the policy in tasks of a Ray cluster (RAY_ADDRESS)."),
-    ] = False
-    plot: Annotated[Path | None, typer.Option(help="Plot intervals to this .png, .svg or .pdf.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
-    storage_options: StorageOptions = None
-
-
-@command_of(EvaluateOptions)
-def evaluate(options: EvaluateOptions) -> None:
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Plot intervals to this .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+    storage_options: StorageOptions = None,
+) -> None:
     """Estimate a policy's return from the record of another policy, with intervals and diagnostics.
 
     Rows need the probabilities of their actions (action_logp or action_prob), and episodes must have ends;
     see docs/evaluation.md. Exit codes: 0, success; 1, the data is damaged, or lacks what the estimators need;
     2, the data set does not exist, cannot be read, or an option is wrong.
     """
-    found = _estimates(options)
-    if options.plot is not None:
-        draw_intervals(found, options.plot)
-    if options.as_json:
-        print_json({name: _finite(estimate.to_json()) for name, estimate in found.items()})
-    else:
-        _print(options.uri, found)
-
-
-def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
-    """Run the estimators, in this process or on a cluster."""
     from rlio.dataset.dataset import open_dataset
     from rlio.evaluation.evaluator import evaluate_offline
     from rlio.evaluation.fitted_q import FittedQ
     from rlio.evaluation.intervals import IntervalOptions
 
-    if set(options.estimators or ()) & {"dm", "dr", "wdr"}:
+    if set(estimators or ()) & {"dm", "dr", "wdr"}:
         import torch
 
         # One thread fits small networks faster, much faster if other processes are busy.
         torch.set_num_threads(1)
     judge: Callable[..., dict[str, OffPolicyEstimate]] = evaluate_offline
-    if options.ray:
+    if ray:
         from rlio.distributed import evaluate_offline as judge
-    dataset = open_dataset(options.uri, storage_options=parse_storage_options(options.storage_options))
+    dataset = open_dataset(uri, storage_options=parse_storage_options(storage_options))
     stored = dataset.policy_spaces
-    spaces = next((pair for pid, pair in stored.items() if options.policy_id in (None, pid)), None)
-    seed = options.seed
-    return judge(
+    spaces = next((pair for pid, pair in stored.items() if policy_id in (None, pid)), None)
+    found = judge(
         dataset,
-        _target(options, spaces),
-        gamma=options.gamma,
-        estimators=options.estimators or ["is", "pdis", "wis", "wpdis"],
-        bandit=options.bandit,
-        incomplete="drop" if options.drop_incomplete else "raise",
-        policy_id=options.policy_id,
-        q_model=FittedQ(seed=seed),
-        intervals=IntervalOptions(
-            confidence=options.confidence, value_bounds=options.value_bounds, seed=seed
+        _target(
+            policy, spaces, checkpoint=checkpoint, seed=seed, explore=explore, epsilon_greedy=epsilon_greedy
         ),
+        gamma=gamma,
+        estimators=estimators or ["is", "pdis", "wis", "wpdis"],
+        bandit=bandit,
+        incomplete="drop" if drop_incomplete else "raise",
+        policy_id=policy_id,
+        q_model=FittedQ(seed=seed),
+        intervals=IntervalOptions(confidence=confidence, value_bounds=value_bounds, seed=seed),
     )
+    if plot is not None:
+        draw_intervals(found, plot)
+    if as_json:
+        print_json({name: _finite(estimate.to_json()) for name, estimate in found.items()})
+    else:
+        _print(uri, found)
 
 
-def _target(options: EvaluateOptions, spaces: tuple[Any, Any] | None) -> Target:
+def _target(
+    policy: str, spaces: tuple[Any, Any] | None, *, checkpoint: str | None, seed: int, **how: Any
+) -> Target:
     """Build the target; a policy without spaces gets those of the data set.
 
     Raises:
@@ -137,49 +125,28 @@ def _target(options: EvaluateOptions, spaces: tuple[Any, Any] | None) -> Target:
     """
     from rlio.evaluation.target import Target
     from rlio.policies.policy import Policy
+    from rlio.policies.policy_spec import load_object
 
-    how: dict[str, Any] = {"explore": options.explore, "epsilon_greedy": options.epsilon_greedy}
-    found = _imported(options.policy)
+    # The current folder counts, as for ``python -m``.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found = load_object(policy)
     if isinstance(found, type) and issubclass(found, Policy):
         found = found()
     if not isinstance(found, Policy):
         if not callable(found):
-            raise OptionError(
-                f"--policy {options.policy} is {excerpt(found)}: expected a Policy or a function"
-            )
-        if options.checkpoint is not None:
+            raise OptionError(f"--policy {policy} is {excerpt(found)}: expected a Policy or a function")
+        if checkpoint is not None:
             raise OptionError("--checkpoint needs a policy, but --policy names a function: omit --checkpoint")
         seen, acts = spaces or (None, None)
         return Target(found, observation_space=seen, action_space=acts, **how)
     if not found.is_bound:
         if spaces is None:
-            raise OptionError(
-                f"the data set has no spaces, and {options.policy} has none: call bind() in its module"
-            )
-        found.bind(*spaces, seed=options.seed)
-    if options.checkpoint is not None:
-        found.load(options.checkpoint)
+            raise OptionError(f"the data set has no spaces, and {policy} has none: call bind() in its module")
+        found.bind(*spaces, seed=seed)
+    if checkpoint is not None:
+        found.load(checkpoint)
     return Target(found, **how)
-
-
-def _imported(name: str) -> Any:
-    """Import what ``module:name`` names; the current folder counts, as for ``python -m``.
-
-    Raises:
-        OptionError: The module or the name in it does not exist.
-    """
-    module, _, path = name.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), *path.split(".")]):
-        raise OptionError(f"--policy {excerpt(name)}: expected module:name, such as my_policies:greedy")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"--policy {name}: {error}") from error
-    return found
 
 
 def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
@@ -236,16 +203,8 @@ def draw_intervals(found: Mapping[str, OffPolicyEstimate], path: Path) -> None:
         MissingExtra: matplotlib is not installed.
         OptionError: The file's extension names no known format, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "plot") from error
-
     first = next(iter(found.values()))
-    figure = Figure(figsize=(1.5 + 1.1 * max(len(found), 3), 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = new_plot(width=1.5 + 1.1 * max(len(found), 3))
     for place, estimate in enumerate(found.values()):
         target = estimate.v_target
         if target.concentration is not None:

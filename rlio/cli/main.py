@@ -11,7 +11,7 @@ import platform
 import signal
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
-from typing import Annotated, Final, NoReturn
+from typing import Final, NoReturn
 
 import typer
 
@@ -21,6 +21,7 @@ from rlio.cli.demo import demo
 from rlio.cli.evaluate import evaluate
 from rlio.cli.failures import Command
 from rlio.cli.maintenance import compact, gc, trim
+from rlio.cli.options import Json
 from rlio.cli.recover import recover
 from rlio.cli.status import status
 from rlio.cli.verify import verify
@@ -45,7 +46,7 @@ def _options() -> None:
 
 
 def show_version(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print the versions of rlio, Python and the libraries that rlio uses."""
     versions = {"rlio": rlio.__version__, "python": platform.python_version()}

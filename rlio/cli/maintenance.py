@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlio.cli.failures import print_json
-from rlio.cli.options import IntoStorageOptions, StorageOptions, Uri, parse_storage_options
+from rlio.cli.options import IntoStorageOptions, Json, StorageOptions, Uri, parse_storage_options
 from rlio.cli.tables import progress_bar
 from rlio.errors import OptionError, excerpt
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["compact", "gc", "trim"]
 
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, and change nothing.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _MIB = 1 << 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -41,7 +40,7 @@ def compact(
         bool, typer.Option("--skip-damaged", help="Skip runs that contain a damaged shard.")
     ] = False,
     dry_run: _DryRun = False,
-    as_json: _Json = False,
+    as_json: Json = False,
     storage_options: StorageOptions = None,
     into_storage_options: IntoStorageOptions = None,
 ) -> None:
@@ -70,7 +69,7 @@ def trim(
     ] = None,
     keep_rows: Annotated[int | None, typer.Option(min=0, help="Keep this many of the newest rows.")] = None,
     dry_run: _DryRun = False,
-    as_json: _Json = False,
+    as_json: Json = False,
     storage_options: StorageOptions = None,
 ) -> None:
     """Remove the oldest rows permanently: --before WRITER=ROW, or --keep-rows N."""
@@ -90,7 +89,7 @@ def gc(
         str, typer.Option(help="How long an object must have been unneeded: 90s, 30m, 24h, 7d, or 0.")
     ] = "24h",
     dry_run: _DryRun = False,
-    as_json: _Json = False,
+    as_json: Json = False,
     storage_options: StorageOptions = None,
 ) -> None:
     """Remove objects that no reader needs: covered and trimmed shards, torn and unfinished files."""

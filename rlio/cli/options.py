@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from rlio.errors import OptionError
 
-__all__ = ["IntoStorageOptions", "StorageOptions", "Uri", "command_of", "parse_storage_options"]
-
-T = TypeVar("T")
+__all__ = ["IntoStorageOptions", "Json", "Spool", "StorageOptions", "Uri", "parse_storage_options"]
 
 Uri = Annotated[str, typer.Argument(help="Root of the data set: a path or any fsspec URL.")]
 StorageOptions = Annotated[
@@ -27,6 +22,8 @@ StorageOptions = Annotated[
         "(use a file for secrets: other users can see the command line).",
     ),
 ]
+Spool = Annotated[str | None, typer.Option(help="Folder of the writers' logs, if it was passed to them.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 IntoStorageOptions = Annotated[
     str | None,
     typer.Option("--into-storage-options", metavar="JSON", help="The same for the root of --into."),
@@ -58,27 +55,3 @@ def parse_storage_options(text: str | None, *, option: str = "--storage-options"
         kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
         raise OptionError(f"{option}: {kinds.get(type(found), 'a number')}: {wanted}")
     return found
-
-
-def command_of(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Make a command from a function of ``options``, a dataclass whose fields are its parameters."""
-
-    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
-        def command(**given: Any) -> None:
-            function(options(**given))
-
-        hints = get_type_hints(options, include_extras=True)
-        parameters = [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=hints[field.name],
-            )
-            for field in fields(options)  # type: ignore[arg-type] # mypy has no type for all dataclasses
-        ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads it
-        command.__name__, command.__doc__ = function.__name__, function.__doc__
-        return command
-
-    return decorate

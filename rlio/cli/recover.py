@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rlio.cli.failures import EXIT_WRONG, print_json
-from rlio.cli.options import StorageOptions, Uri, parse_storage_options
+from rlio.cli.options import Json, Spool, StorageOptions, Uri, parse_storage_options
 
 if TYPE_CHECKING:
     from rlio.log.recovery import RecoveredLog, RecoveryReport
@@ -25,9 +25,7 @@ _SAID: Final = {
 
 def recover(
     uri: Uri,
-    spool: Annotated[
-        str | None, typer.Option(help="Folder of the writers' logs, if it was passed to them.")
-    ] = None,
+    spool: Spool = None,
     all_hosts: Annotated[
         bool,
         typer.Option(
@@ -42,7 +40,7 @@ def recover(
             help="Also rows with another column type than the data set's. Readers must then omit the column.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
     storage_options: StorageOptions = None,
 ) -> None:
     """Publish the rows in the logs of this machine's dead writers. Safe at any time.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from rlio.cli.failures import print_json
-from rlio.cli.options import StorageOptions, Uri, parse_storage_options
+from rlio.cli.options import Json, Spool, StorageOptions, Uri, parse_storage_options
 from rlio.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -22,10 +22,8 @@ _NOT_KNOWN = "?"
 
 def status(
     uri: Uri,
-    spool: Annotated[
-        str | None, typer.Option(help="Folder of the writers' logs, if it was passed to them.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    spool: Spool = None,
+    as_json: Json = False,
     storage_options: StorageOptions = None,
 ) -> None:
     """Show what writers and followers do while they record. Nothing is written.

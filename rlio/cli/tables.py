@@ -1,4 +1,4 @@
-"""Output of commands: tables on standard output, progress bars on standard error.
+"""Output of commands: tables on standard output, progress bars on standard error, and plots.
 
 Tables are never cut: they take their full width in a pipe, and become lines on a narrow terminal.
 """
@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["print_table", "progress_bar"]
+from rlio.errors import MissingExtra
+
+__all__ = ["new_plot", "print_table", "progress_bar"]
 
 #: A width in characters that no table reaches.
 _UNBOUNDED = 100_000
@@ -55,3 +57,20 @@ def progress_bar(name: str, total: int, **options: Any) -> Iterator[Callable[[in
 
     with tqdm(total=total, desc=name, unit_scale=True, **{"disable": None, "leave": False, **options}) as bar:
         yield bar.update
+
+
+def new_plot(*, width: float) -> tuple[Any, Any]:
+    """Return a figure ``width`` by 4 inches that needs no display, and its axes.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "plot") from error
+
+    figure = Figure(figsize=(width, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()

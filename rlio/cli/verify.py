@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlio.cli.failures import EXIT_WRONG, print_json
-from rlio.cli.options import StorageOptions, Uri, parse_storage_options
+from rlio.cli.options import Spool, StorageOptions, Uri, parse_storage_options
 from rlio.cli.tables import print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Repair what can be repaired without loss, then verify again.")
     ] = False,
-    spool: Annotated[
-        str | None, typer.Option(help="Folder of the writers' logs, if it was passed to them.")
-    ] = None,
+    spool: Spool = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also for warnings.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Findings to show; the rest are counted.")] = 1000,
     storage_options: StorageOptions = None,

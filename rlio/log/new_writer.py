@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
+from pathlib import Path
 
 from rlio.dataset.commit import put_header
 from rlio.dataset.markers import claim, disclaim
@@ -60,19 +60,17 @@ def open_publisher(
     writer = make_writer_id(worker_index) if writer_id is None else check_writer_id(writer_id)
     where = None if spool is None else spool_of(storage, spool)
     # If the log and the root share a disk, a root that does not answer means a log that does not.
-    beside = where is not None and storage.is_local and _is_below(where, storage.root)
+    beside = where is not None and storage.is_local and Path(where).is_relative_to(storage.root)
     if is_given:
         _check_free(storage, writer)
     try:
         # Before any row is accepted, finds a root that cannot be written or has another format.
         has_root = _make_root(storage, can_wait=where is not None and not beside and not is_given)
-        claiming = _claim(storage, writer, given=is_given)
+        _claim(storage, writer, given=is_given)
         log = None
         if spool is not None and where is not None:
             folder = LogFolder.create(os.path.join(where, writer), root=storage.uri, writer=writer)
             log = Log(folder, spool=spool)
-        if claiming is not None:
-            claiming.join(_CLAIM_SECONDS)
     except BaseException as error:
         if is_given:
             # Free the id for another attempt; if that fails too, it stays taken.
@@ -127,25 +125,15 @@ def _make_root(storage: Storage, *, can_wait: bool) -> bool:
     return True
 
 
-def _claim(storage: Storage, writer: str, *, given: bool) -> threading.Thread | None:
-    """Put the writer's claim: at once, or in the thread that this returns.
+def _claim(storage: Storage, writer: str, *, given: bool) -> None:
+    """Put the writer's claim.
 
-    A drawn id is safe without a claim, so a store that hangs does not delay its writer.
+    A drawn id is safe without a claim, so a store that hangs or fails does not stop its writer.
     """
     if given:
         claim(storage, writer)
-        return None
-
-    def attempt() -> None:
-        try:
-            claim(storage, writer)
-        except (RlioError, OSError) as error:
-            logger.warning("followers do not see this writer before its first shard: %s", error)
-
-    thread = threading.Thread(target=attempt, name="rlio-claim", daemon=True)
-    thread.start()
-    return thread
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return os.path.commonpath([path, folder]) == folder.rstrip("/")
+        return
+    try:
+        within(_CLAIM_SECONDS, lambda: claim(storage, writer))
+    except (RlioError, OSError) as error:
+        logger.warning("followers may not see this writer before its first shard: %s", error)

@@ -39,12 +39,12 @@ _MAX_DELAY = 30.0
 _PATIENCE = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class NewShard:
     """An encoded shard.
 
     Attributes:
-        data: The bytes of the shard, which no longer change.
+        data: The bytes of the shard, which no longer change. Empty while only the log has its rows.
         rows: Rows in the shard.
         suffix: The file format.
         footer_crc32: See `ShardName`.
@@ -74,18 +74,6 @@ class NewShard:
             footer_crc32=self.footer_crc32,
             suffix=self.suffix,
         )
-
-
-@dataclass(eq=False)
-class _Waiting:
-    """A queued shard; its schema is stored before it. See `NewShard`."""
-
-    name: ShardName
-    schema: Schema
-    #: None while only the log has its rows.
-    data: memoryview | None
-    pending: PendingFile | None
-    remake: Callable[[Iterable[Frame]], NewShard] | None
 
 
 def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> None:
@@ -149,7 +137,7 @@ class Publisher:
         self._owner = Owner()
         self._changed = threading.Condition()
         #: From its first attempt on, the first shard has its bytes.
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[tuple[ShardName, NewShard]] = deque()
         self._thread: threading.Thread | None = None
         self._stopped = False
         #: Schemas to store before they have a shard, and the last one added.
@@ -186,7 +174,7 @@ class Publisher:
     def waiting_bytes(self) -> int:
         """Bytes of the shards in memory that are not stored yet."""
         with self._changed:
-            return sum(len(shard.data) for shard in self._queue if shard.data is not None)
+            return sum(memoryview(shard.data).nbytes for _, shard in self._queue)
 
     def start(self) -> None:
         """Start the thread unless it runs. It cannot start once the interpreter exits."""
@@ -268,22 +256,16 @@ class Publisher:
         If earlier shards are slow or cannot be stored, its bytes are dropped, provided its rows are logged.
         """
         self.start()
-        shard = _Waiting(
-            new.name(self.next_row),
-            new.schema,
-            memoryview(new.data).cast("B"),
-            new.pending,
-            new.remake,
-        )
+        waiting = (new.name(self.next_row), new)
         self.next_row += new.rows
         with self._changed:
-            self._queue.append(shard)
+            self._queue.append(waiting)
             self._changed.notify_all()
             patience = 0.0 if self._slow else _PATIENCE
             self._changed.wait_for(lambda: len(self._queue) <= 1 or self._error is not None, patience)
             self._slow = len(self._queue) > 1 or self._error is not None
         if self._slow:
-            self._drop(shard)
+            self._drop(waiting)
 
     def wait(self, timeout: float) -> None:
         """Wait until everything is stored, at most ``timeout`` seconds. Does not wait for a slow store."""
@@ -320,7 +302,7 @@ class Publisher:
             self._check_alive()
             if not self._queue:
                 return
-            rows = sum(shard.name.rows for shard in self._queue)
+            rows = sum(name.rows for name, _ in self._queue)
             if self._failed >= first and self._error is not None:
                 raise self._told(self._error, rows)
         raise self.overdue(f"the store did not take {rows} rows", timeout)
@@ -381,7 +363,7 @@ class Publisher:
             self._changed.notify_all()
             idle = not self._queue and self._last is None
             # The log, if there is one, has the rows that are not stored; unfinished files are useless.
-            unused = [_take_pending(shard) for shard in self._queue]
+            unused = [_take_pending(shard) for _, shard in self._queue]
         for pending in unused:
             if pending is not None:
                 pending.discard()
@@ -444,23 +426,23 @@ class Publisher:
                     delay = self._retry_at - time.monotonic()
                     if self._urgent or delay <= 0:
                         self._attempts += 1
-                        shard = self._queue[0]
-                        return lambda: self._try(shard)
+                        name, shard = self._queue[0]
+                        return lambda: self._try(name, shard)
                     self._changed.wait(delay)
                 else:
                     self._changed.wait()
             return None
 
-    def _try(self, shard: _Waiting) -> None:
+    def _try(self, name: ShardName, shard: NewShard) -> None:
         try:
-            self._store(shard)
+            self._store(name, shard)
         except Exception as error:
             # The next flush raises the error; until then the thread tries again.
-            self._note_failure(shard, error)
+            self._note_failure(name, error)
             for waiting in list(self._queue):
                 self._drop(waiting)
         else:
-            self._note_success(shard)
+            self._note_success(name)
 
     def _store_early(self, schema: Schema) -> None:
         try:
@@ -480,17 +462,17 @@ class Publisher:
             self._last = None
             self._changed.notify_all()
 
-    def _store(self, shard: _Waiting) -> None:
+    def _store(self, name: ShardName, shard: NewShard) -> None:
         self._store_schema(shard.schema)
         with self._changed:
             pending = _take_pending(shard)
         if pending is not None:
             try:
-                pending.commit(shard_path(self.writer_id, shard.name))
+                pending.commit(shard_path(self.writer_id, name))
                 return
             except OSError as error:
                 logger.warning("a shard must be written again: %s", error)
-        put_shard(self.storage, self.writer_id, shard.name, self._data_of(shard))
+        put_shard(self.storage, self.writer_id, name, memoryview(self._data_of(name, shard)).cast("B"))
 
     def _store_schema(self, schema: Schema) -> None:
         """Store a schema, after the root, unless they are already stored. Refuses a conflicting schema.
@@ -527,63 +509,64 @@ class Publisher:
         found.uri, found.column, found.__cause__ = error.uri, error.column, error
         return found
 
-    def _data_of(self, shard: _Waiting) -> memoryview:
+    def _data_of(self, name: ShardName, shard: NewShard) -> bytes | memoryview:
         """Return the bytes of the first shard; encode it again if they were dropped."""
-        if shard.data is None:
+        if not shard.data:
             assert self.log is not None
             assert shard.remake is not None
-            made = shard.remake(self.log.frames(shard.name.first, shard.name.end))
-            if made.name(shard.name.first) != shard.name:
+            made = shard.remake(self.log.frames(name.first, name.end))
+            if made.name(name.first) != name:
                 raise LedgerError(
-                    f"the log gives the shard {made.name(shard.name.first).format()}, expected "
-                    f"{shard.name.format()}: the log stays, and `rlio recover` stores its rows after "
-                    "this process has ended; report this",
+                    f"the log gives the shard {made.name(name.first).format()}, expected {name.format()}: "
+                    "the log stays, and `rlio recover` stores its rows after this process has ended; "
+                    "report this",
                     uri=self.log.path,
                 )
             with self._changed:
-                shard.data = memoryview(made.data).cast("B")
+                shard.data = made.data
         return shard.data
 
-    def _note_failure(self, shard: _Waiting, error: Exception) -> None:
+    def _note_failure(self, name: ShardName, error: Exception) -> None:
         with self._changed:
             self._failed, self._error = self._attempts, error
             self._delay = min(2 * self._delay or _FIRST_DELAY, _MAX_DELAY)
             self._retry_at = time.monotonic() + self._delay
             self._changed.notify_all()
         # As text: a handler may keep the error, and its traceback holds the bytes of the shard.
-        logger.warning("%d rows wait to be stored: %s", shard.name.rows, str(error))
+        logger.warning("%d rows wait to be stored: %s", name.rows, str(error))
 
-    def _note_success(self, shard: _Waiting) -> None:
+    def _note_success(self, name: ShardName) -> None:
         if self.log is not None:
-            self.log.release(shard.name.end)
+            self.log.release(name.end)
         with self._changed:
             self._queue.popleft()
-            self.rows_published += shard.name.rows
-            self.bytes_published += shard.name.size
+            self.rows_published += name.rows
+            self.bytes_published += name.size
             self._error, self._delay, self._retry_at, self._slow = None, 0.0, 0.0, False
             self._changed.notify_all()
-        logger.info("stored %s: %d rows", shard_path(self.writer_id, shard.name), shard.name.rows)
+        logger.info("stored %s: %d rows", shard_path(self.writer_id, name), name.rows)
 
-    def _drop(self, shard: _Waiting) -> None:
+    def _drop(self, waiting: tuple[ShardName, NewShard]) -> None:
         """Drop the bytes of a shard whose rows are logged, except the first shard: its retry is soon."""
-        if self.log is None or shard.remake is None or shard.data is None:
+        name, shard = waiting
+        if self.log is None or shard.remake is None or not shard.data:
             return
         try:
-            self.log.secure(shard.name.end)
+            self.log.secure(name.end)
         except PublishError as error:
             logger.warning("a shard that cannot be stored stays in memory: %s", str(error))
             return
         with self._changed:
             # It may have been stored, dropped, or become the first meanwhile.
-            if shard.data is None or shard not in self._queue or shard is self._queue[0]:
+            if not shard.data or waiting not in self._queue or waiting is self._queue[0]:
                 return
-            shard.data = None
+            shard.data = b""
             pending = _take_pending(shard)
         if pending is not None:
             pending.discard()
 
 
-def _take_pending(shard: _Waiting) -> PendingFile | None:
+def _take_pending(shard: NewShard) -> PendingFile | None:
     """Take the shard's unfinished file. The caller must commit or discard it."""
     pending, shard.pending = shard.pending, None
     return pending

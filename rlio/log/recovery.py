@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +38,6 @@ from rlio.errors import (
 )
 from rlio.log.publisher import Publisher, check_schema
 from rlio.log.spool import (
-    AbandonedLog,
     LogFolder,
     LogState,
     Spool,
@@ -50,8 +48,8 @@ from rlio.log.spool import (
     spool_of,
     sweep,
 )
-from rlio.log.stray_logs import stray_logs
-from rlio.log.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
+from rlio.log.stray_logs import stray_logs, stray_message
+from rlio.log.wal import Damage, Frame, SegmentReader, count_whole_rows, read_plain, read_segment
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
@@ -226,7 +224,7 @@ def recover_log(log: WriterLog, *, timeout: float) -> int:
         StoreError: The store did not answer.
     """
     deadline = time.monotonic() + timeout
-    abandoned = AbandonedLog(log.folder)
+    abandoned = LogFolder(log.folder)
     while True:
         found = _try_log(log.storage, abandoned)
         if found is None or found.outcome == "recovered":
@@ -241,12 +239,12 @@ def recover_log(log: WriterLog, *, timeout: float) -> int:
 
 def _elsewhere(storage: Storage, spool: Spool | None) -> list[RecoveredLog]:
     """Return the logs of the same URI in the folders of other servers, which no other call reports."""
-    strays = [] if spool is None else stray_logs(storage, spool)
-    for stray in strays:
-        logger.warning("%s", stray.message)
-    return [
-        RecoveredLog(writer=stray.log.writer, outcome="elsewhere", error=stray.message) for stray in strays
-    ]
+    found = []
+    for log in [] if spool is None else stray_logs(storage, spool):
+        message = stray_message(log, storage.uri)
+        logger.warning("%s", message)
+        found.append(RecoveredLog(writer=log.writer, outcome="elsewhere", error=message))
+    return found
 
 
 def recover_before_writing(
@@ -282,7 +280,7 @@ def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
     publisher.close(seal_at=None)
     storage, path = publisher.storage, publisher.log.path
     try:
-        found = within(timeout, lambda: _try_log(storage, AbandonedLog(path)))
+        found = within(timeout, lambda: _try_log(storage, LogFolder(path)))
     except TimeoutError as error:
         raise PublishError(
             f"the store did not take the rows within {timeout} s: they are safe in {path}; "
@@ -300,38 +298,37 @@ def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
 
 
 def _try_log(
-    storage: Storage, log: AbandonedLog, *, all_hosts: bool = False, conflicting: bool = False
+    storage: Storage, log: LogFolder, *, all_hosts: bool = False, conflicting: bool = False
 ) -> RecoveredLog | None:
     """Recover one log. Catches its errors, because one log must not block the others.
 
     Returns None if nothing is left: the writer has closed, or another process has recovered the log.
     """
     try:
-        folder = log.claim(all_hosts=all_hosts)
-        state = log.state() if folder is None else None
+        state = None if log.claim(all_hosts=all_hosts) else log.state()
     except (RlioError, OSError) as error:
         logger.error("the log %s could not be claimed: %s", log.path, error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
-    if folder is None:
+    if state is not None:
         return _left(storage, log, state)
     try:
-        return _Recovery(storage, folder, conflicting=conflicting).run()
+        return _Recovery(storage, log, conflicting=conflicting).run()
     except (RlioError, OSError) as error:
         hint = "; `rlio recover --conflicting` stores its rows anyway"
         reason = f"{error}{hint if isinstance(error, SchemaConflict) else ''}"
         logger.error("the log %s could not be recovered, and stays: %s", log.path, reason)
         return RecoveredLog(writer=log.writer, outcome="failed", error=reason)
     finally:
-        folder.release()
+        log.release()
 
 
-def _left(storage: Storage, log: AbandonedLog, state: LogState | None) -> RecoveredLog | None:
+def _left(storage: Storage, log: LogFolder, state: LogState) -> RecoveredLog | None:
     """Return the entry for a log that could not be claimed."""
-    if state == "gone" or state is None:
+    if state == "gone":
         return None
     if state == "ownerless" and _is_stored(storage, log):
         # The writer had removed the log. A power failure brought back some files, but not the owner file.
-        log.discard()
+        log.remove()
         return RecoveredLog(writer=log.writer, outcome="recovered")
     if state == "ownerless":
         error = f"{log.path} has rows and no owner file: restore it, or copy the whole log again"
@@ -340,15 +337,14 @@ def _left(storage: Storage, log: AbandonedLog, state: LogState | None) -> Recove
     return RecoveredLog(writer=log.writer, outcome=state)
 
 
-def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
+def _is_stored(storage: Storage, log: LogFolder) -> bool:
     """Whether the log's writer is closed for good and all its rows are stored, including those in the log."""
     listing = list_writer(storage, log.writer)
     sealed = listing.sealed.get(log.writer)
     if sealed is None or _end_of(_coverage(listing, log.writer)) < sealed:
         return False
-    folder = LogFolder(log.path, {}, -1)
-    ends = [name.end for name, _ in folder.shards()]
-    for path in folder.segments():
+    ends = [name.end for name, _ in log.shards()]
+    for path in log.segments():
         try:
             ends.append(read_segment(path).end)
         except CorruptData:
@@ -369,13 +365,11 @@ class _Recovery:
         self._storage = storage
         self._conflicting = conflicting
         self._folder = folder
-        self._writer = check_writer_id(os.path.basename(folder.path))
-        self._unusable: list[str] = []
+        self._writer = check_writer_id(folder.writer)
+        #: Files that cannot be used, and why.
+        self._unusable: list[tuple[str, str]] = []
         self._set_aside: list[str] = []
         self._lost = 0
-        #: The row after the last row of the shards that an earlier version left in the log.
-        self._last_spilled = 0
-        self._errors: list[str] = []
         #: Row counts of the stored frames in the first segment that also has unstored frames.
         self._passed: list[int] = []
         #: Rows stored by this recovery, including rows that were already stored before.
@@ -387,13 +381,11 @@ class _Recovery:
         before = _coverage(list_writer(self._storage, self._writer), self._writer)
         self._publish_shards()
         end = self._publish_frames(_end_of([*before, *self._published]))
-        end = max(end, self._last_spilled)
+        end = max([end, *(rows.stop for rows in self._published)])
         self._move_aside()
         if end:
             seal(self._storage, self._writer, end)
         disclaim(self._storage, self._writer)
-        for _, path in self._folder.shards():
-            os.unlink(path)
         self._folder.remove()
         return RecoveredLog(
             writer=self._writer,
@@ -401,25 +393,24 @@ class _Recovery:
             rows=sum(map(len, joined([*before, *self._published]))) - sum(map(len, joined(before))),
             lost_rows=self._lost,
             set_aside=tuple(self._set_aside),
-            error="; ".join(self._errors) or None,
+            error="; ".join(reason for _, reason in self._unusable) or None,
         )
 
     def _publish_shards(self) -> None:
         """Store the encoded shards that an earlier version left in the log, after their schemas."""
         for path in self._folder.schemas():
-            schema = Schema.from_text(_read_file(path), uri=path)
+            schema = Schema.from_text(read_plain(path), uri=path)
             if not self._conflicting:
                 check_schema(self._storage, schema, again=True)
             self._storage.put(schema_path(schema.hash), schema.text.encode())
         for name, path in self._folder.shards():
-            data = _read_file(path)
+            data = read_plain(path)
             if len(data) != name.size or zlib.crc32(data) != name.crc32:
                 self._put_aside(path, f"the shard {name.format()} that waited in the log is damaged")
                 self._lost += name.rows
                 continue
             put_shard(self._storage, self._writer, name, memoryview(data))
             self._published.append(range(name.first, name.end))
-            self._last_spilled = max(self._last_spilled, name.end)
 
     def _publish_frames(self, stored: int) -> int:
         """Make shards of the logged rows from ``stored`` on. Returns the row after the last stored row."""
@@ -538,15 +529,14 @@ class _Recovery:
 
     def _put_aside(self, path: str, reason: str) -> None:
         """Keep a file that cannot be used. It is moved after its usable rows are stored."""
-        self._unusable.append(path)
-        self._errors.append(f"{reason} [in {path}]")
+        self._unusable.append((path, f"{reason} [in {path}]"))
 
     def _move_aside(self) -> None:
         """Move the unusable files to a folder that nothing changes."""
         folder = os.path.join(os.path.dirname(self._folder.path), _ASIDE)
         # Last file first: if this is interrupted, the remaining files still begin with the damage, and
         # recovery does not take a later file for the beginning of the log.
-        for path, reason in sorted(zip(self._unusable, self._errors, strict=True), reverse=True):
+        for path, reason in sorted(self._unusable, reverse=True):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             target = os.path.join(folder, f"{self._writer}-{os.path.basename(path)}")
             os.replace(path, target)
@@ -558,22 +548,6 @@ def _end_of(stored: list[range]) -> int:
     """Return the row up to which all rows are stored."""
     first = next(iter(joined(stored)), range(0))
     return 0 if first.start else first.stop
-
-
-def _read_file(path: str) -> bytes:
-    """Return the content of a file of the log. Never follows a link.
-
-    Raises:
-        UnsafeData: The file is a link or not a regular file.
-    """
-    if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
-        raise UnsafeData("a link, or another special file, lies in the log", uri=path)
-    with open(path, "rb", opener=_no_follow) as file:
-        return file.read()
-
-
-def _no_follow(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 _ENCODERS: Final[Mapping[str, Callable[[Publisher, Roll, Mapping[str, Any]], Encoder[Any]]]] = {

@@ -8,9 +8,9 @@ Example:
     >>> folder = tempfile.mkdtemp()
     >>> log = LogFolder.create(f"{folder}/w00000-0a1b2c3d", root="/data/x", writer="w00000-0a1b2c3d")
     >>> [found.claim() for found in find_logs(folder)]     # Its owner is alive.
-    [None]
+    [False]
     >>> log.release()
-    >>> [found.claim() is not None for found in find_logs(folder)]
+    >>> [found.claim() for found in find_logs(folder)]
     [True]
 """
 
@@ -46,7 +46,6 @@ except ImportError:  # Windows has no flock, and so no log.
     fcntl = None  # type: ignore[assignment]  # To mypy a module is never None.
 
 __all__ = [
-    "AbandonedLog",
     "LogFolder",
     "LogState",
     "Spool",
@@ -63,6 +62,8 @@ __all__ = [
 logger: logging.Logger = logging.getLogger("rlio")
 
 _OWNER: Final = "owner"
+# Non-blocking, because opening a FIFO would otherwise wait. (Windows has no log, and not these flags.)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 #: Prefix of a log folder that is being made; no writer id begins with it.
 _NEW: Final = "_new-"
 _SEGMENT: Final = re.compile(r"([0-9]{1,19})\.wal")
@@ -209,17 +210,36 @@ def _is_own(path: str) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
+#: "gone": the log was recovered, or its writer has closed; "ownerless": it has files but no owner file.
+LogState: TypeAlias = Literal["alive", "other-host", "other-user", "ownerless", "gone"]
+_WHY_LEFT: Final[dict[LogState, str]] = {
+    "alive": "its writer is alive",
+    "other-host": (
+        "it is another host's, whose writer may be alive: recover it on that host, or, if that host is gone "
+        "for good (a recreated container, a disk that was moved), with `rlio recover --all-hosts`"
+    ),
+    "other-user": "it is another user's, who must recover it",
+    "ownerless": "its owner file is missing, so it is unknown whether its writer is alive",
+    "gone": "it has just been removed: open the writer again",
+}
+
+
 class LogFolder:
-    """A writer's log folder, locked by this process. Use `create` or `AbandonedLog.claim`.
+    """A writer's log folder; `create` and `claim` lock it.
 
     A forked child inherits the descriptor but not the lock: it closes its copy.
     """
 
-    def __init__(self, path: str, owner: dict[str, Any], fd: int) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self.owner = owner
-        self._fd = fd
-        _held.add(self)
+        #: The content of the owner file, once the log is locked.
+        self.owner: dict[str, Any] = {}
+        self._fd = -1
+
+    @property
+    def writer(self) -> str:
+        """The writer's id."""
+        return os.path.basename(self.path)
 
     @classmethod
     def create(cls, path: str, *, root: str, writer: str) -> Self:
@@ -252,12 +272,18 @@ class LogFolder:
             if not os.path.exists(path) or made == path:
                 raise PublishError(f"the log could not be made: {error}", uri=path) from error
             raise PublishError(
-                f"the log of writer {writer!r} already exists: {AbandonedLog(path).why_left()}", uri=path
+                f"the log of writer {writer!r} already exists: {cls(path).why_left()}", uri=path
             ) from error
         finally:
             if made != path:
                 _unmake_folder(made)
-        return cls(path, owner, fd)
+        log = cls(path)
+        log._hold(owner, fd)
+        return log
+
+    def _hold(self, owner: dict[str, Any], fd: int) -> None:
+        self.owner, self._fd = owner, fd
+        _held.add(self)
 
     def segments(self) -> list[str]:
         """Return the paths of the segments, by first row."""
@@ -274,6 +300,16 @@ class LogFolder:
         return [
             (name, os.path.join(self.path, text)) for name, text in sorted(found, key=lambda x: x[0].first)
         ]
+
+    def shard_rows(self) -> list[range]:
+        """Return the rows of those of these shards whose files are whole."""
+        rows = []
+        for name, path in self.shards():
+            with contextlib.suppress(FileNotFoundError):  # Published after the listing.
+                status = os.stat(path, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_size == name.size:
+                    rows.append(range(name.first, name.end))
+        return rows
 
     def schemas(self) -> list[str]:
         """Return the paths of the schemas of these shards."""
@@ -305,8 +341,9 @@ class LogFolder:
 
         Leaves unknown files in place and logs a warning.
         """
+        shards = [path for _, path in self.shards()]
         leftovers = [os.path.join(self.path, x) for x in os.listdir(self.path) if _LEFTOVER.fullmatch(x)]
-        for path in [*self.segments(), *self.schemas(), *leftovers]:
+        for path in [*shards, *self.segments(), *self.schemas(), *leftovers]:
             os.unlink(path)
         # The owner file goes last: after a crash, the log can be claimed and removed again.
         with contextlib.suppress(FileNotFoundError):
@@ -319,34 +356,8 @@ class LogFolder:
             os.rmdir(os.path.dirname(self.path))
         self.release()
 
-
-#: "gone": the log was recovered, or its writer has closed; "ownerless": it has files but no owner file.
-LogState: TypeAlias = Literal["alive", "other-host", "other-user", "ownerless", "gone"]
-_WHY_LEFT: Final[dict[LogState, str]] = {
-    "alive": "its writer is alive",
-    "other-host": (
-        "it is another host's, whose writer may be alive: recover it on that host, or, if that host is gone "
-        "for good (a recreated container, a disk that was moved), with `rlio recover --all-hosts`"
-    ),
-    "other-user": "it is another user's, who must recover it",
-    "ownerless": "its owner file is missing, so it is unknown whether its writer is alive",
-    "gone": "it has just been removed: open the writer again",
-}
-
-
-@dataclass(frozen=True)
-class AbandonedLog:
-    """A log folder that was found. `claim` shows whether its owner is dead."""
-
-    path: str
-
-    @property
-    def writer(self) -> str:
-        """The writer's id."""
-        return os.path.basename(self.path)
-
-    def claim(self, *, all_hosts: bool = False) -> LogFolder | None:
-        """Lock the log. Returns None if its owner is alive or may be (another host), or if the log is gone.
+    def claim(self, *, all_hosts: bool = False) -> bool:
+        """Lock the log. Returns False if its owner is alive or may be (another host), or if the log is gone.
 
         Args:
             all_hosts: Also claim a log of another host, or a copy of a log. You must know that the owner is
@@ -358,49 +369,38 @@ class AbandonedLog:
         path = os.path.join(self.path, _OWNER)
         try:
             if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
-                return None  # Another user's log: that user recovers it.
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+                return False  # Another user's log: that user recovers it.
+            fd = os.open(path, os.O_RDWR | _NO_FOLLOW)
         except (FileNotFoundError, NotADirectoryError):
-            return None  # A log has its owner file before any row; gc removes such a folder.
+            return False  # A log has its owner file before any row; gc removes such a folder.
         except PermissionError:
-            return None  # Another user's log: that user recovers it.
+            return False  # Another user's log: that user recovers it.
         try:
             owner = self._lock(fd, path)
-        except BaseException:
-            os.close(fd)
-            raise
-        if owner is None or not (all_hosts or self._is_dead(owner, fd)):
-            os.close(fd)
-            return None
-        return LogFolder(self.path, owner, fd)
+            if owner is not None and (all_hosts or self._is_dead(owner, fd)):
+                self._hold(owner, fd)
+        finally:
+            if self._fd != fd:
+                os.close(fd)
+        return self._fd == fd
 
-    @property
-    def owner_path(self) -> str:
-        """Path of the owner file."""
-        return os.path.join(self.path, _OWNER)
-
-    def owner(self) -> dict[str, Any]:
+    def read_owner(self) -> dict[str, Any]:
         """Return the content of the owner file; {} if it is empty, illegal or not a regular file.
 
         Raises:
             OSError: The file does not exist, or belongs to another user.
         """
-        fd = os.open(self.owner_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(os.path.join(self.path, _OWNER), os.O_RDONLY | _NO_FOLLOW)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return {}
-            owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
-        except (ValueError, RecursionError):
-            return {}
+            return _owner_in(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else {}
         finally:
             os.close(fd)
-        return owner if isinstance(owner, dict) else {}
 
     def is_held(self, owner: dict[str, Any]) -> bool:
         """Whether the process that owns the log surely lives, on this machine.
 
         Args:
-            owner: What `owner` gave.
+            owner: What `read_owner` gave.
 
         Raises:
             OSError: The log is gone, or another user's.
@@ -408,7 +408,7 @@ class AbandonedLog:
         here = (owner.get("host"), owner.get("boot")) == (host_id(), boot_id())
         if not here or not is_running(owner.get("pid")):
             return False
-        fd = os.open(self.owner_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(os.path.join(self.path, _OWNER), os.O_RDONLY | _NO_FOLLOW)
         try:
             status = os.fstat(fd)
             if (owner.get("device"), owner.get("inode")) != (status.st_dev, status.st_ino):
@@ -430,19 +430,12 @@ class AbandonedLog:
             return False
         return any(_SEGMENT.fullmatch(name) or ShardName.parse(name) for name in names)
 
-    def discard(self) -> None:
-        """Remove the files of a log without an owner that is no longer needed."""
-        folder = LogFolder(self.path, {}, -1)
-        for _, path in folder.shards():
-            os.unlink(path)
-        folder.remove()
-
     def state(self) -> LogState:
         """Return why a log that `claim` did not lock is left."""
         try:
             if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
                 return "other-user"
-            owner = self.owner()
+            owner = self.read_owner()
         except PermissionError:
             return "other-user"
         except (FileNotFoundError, NotADirectoryError):
@@ -452,10 +445,9 @@ class AbandonedLog:
     def why_left(self) -> str:
         """Return, as text, why a new writer of the same id cannot use this log."""
         try:
-            folder = self.claim()
-            if folder is None:
+            if not self.claim():
                 return _WHY_LEFT[self.state()]
-            folder.release()
+            self.release()
         except (RlioError, OSError) as error:
             return f"it cannot be claimed: {error}"
         return "its writer is dead, and its rows could not be recovered: `rlio recover` says why"
@@ -476,12 +468,7 @@ class AbandonedLog:
                 return None  # Removed, and made again, after the open.
         except FileNotFoundError:
             return None
-        try:
-            owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
-        except (ValueError, RecursionError):
-            owner = None
-        # An empty or illegal file is not from rlio, which syncs an owner file before it gets its name.
-        return owner if isinstance(owner, dict) else {}
+        return _owner_in(fd)
 
     def _is_dead(self, owner: dict[str, Any], fd: int) -> bool:
         """Whether taking the lock proved that the owner is dead."""
@@ -497,7 +484,19 @@ class AbandonedLog:
         return owner.get("boot") != boot_id() or not is_running(owner.get("pid"))
 
 
-def find_logs(spool: str) -> list[AbandonedLog]:
+def _owner_in(fd: int) -> dict[str, Any]:
+    """Return the content of an owner file.
+
+    {} if it is empty or illegal: it is not from rlio, which syncs an owner file before it gets its name.
+    """
+    try:
+        owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
+    except (ValueError, RecursionError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def find_logs(spool: str) -> list[LogFolder]:
     """Return every writer's log folder in ``spool``, by writer id; none if ``spool`` does not exist."""
     if os.path.islink(spool):
         logger.warning("%s is a symbolic link: it leads to the logs of another root", spool)
@@ -506,7 +505,7 @@ def find_logs(spool: str) -> list[AbandonedLog]:
         names = sorted(os.listdir(spool))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [AbandonedLog(os.path.join(spool, name)) for name in names if is_writer_id(name)]
+    found = [LogFolder(os.path.join(spool, name)) for name in names if is_writer_id(name)]
     return [log for log in found if not os.path.islink(log.path) and os.path.isdir(log.path)]
 
 
@@ -631,7 +630,7 @@ def sweep(spool: str) -> None:
         if not name.startswith(_NEW) or os.path.islink(path):
             continue
         with contextlib.suppress(OSError):  # It belongs to another user, or is gone.
-            fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | _NO_FOLLOW)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The lock comes before any content: the maker of an empty file is about to lock it.

@@ -50,7 +50,7 @@ __all__ = [
     "Sync",
     "count_whole_rows",
     "logged_rows",
-    "read_frames",
+    "read_plain",
     "read_segment",
     "whole_rows",
 ]
@@ -298,17 +298,24 @@ class SegmentReader:
         return (_frame_of(self._data, raw, self.path) for raw in self._found)
 
 
-def read_segment(path: str) -> SegmentReader:
+def read_segment(path: str, *, size: int | None = None) -> SegmentReader:
     """Read a segment. Damage ends the valid prefix and is described, never raised.
 
+    Args:
+        path: The segment.
+        size: Bytes to read, if it may still grow and shrink: those that are certain to stay. None: all.
+
     Raises:
-        CorruptData: The segment's header is damaged.
+        CorruptData: The segment's header is damaged, or it is shorter than ``size``.
         UnsafeData: ``path`` is a link or not a regular file.
         FileNotFoundError: ``path`` does not exist.
     """
-    with _open_segment(path) as fd:
+    with _open_plain(path) as fd:
         # Mapped, since a segment may be larger than what its reader should hold in memory.
-        data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b""
+        found = os.fstat(fd).st_size
+        if size is not None and found < size:
+            raise CorruptData(f"the log is shorter than the {size} bytes that were written", uri=path)
+        data = mmap.mmap(fd, size or 0, access=mmap.ACCESS_READ) if found else b""
         return SegmentReader(data, path)
 
 
@@ -322,7 +329,7 @@ def logged_rows(path: str) -> tuple[range, int]:
         UnsafeData: It is a link or no regular file.
         FileNotFoundError: It is not there.
     """
-    with _open_segment(path) as fd, open(fd, "rb", closefd=False) as file:
+    with _open_plain(path) as fd, open(fd, "rb", closefd=False) as file:
         size = os.fstat(fd).st_size
         raw = _fields_of(file.read(_FRAME.size), 0, size)
         if raw is None or raw.flags != _HEADER or raw.rows:
@@ -338,66 +345,43 @@ def logged_rows(path: str) -> tuple[range, int]:
         return range(first, end), size - position
 
 
+def read_plain(path: str) -> bytes:
+    """Return the content of a file of a log. Never follows a link.
+
+    Raises:
+        UnsafeData: The file is a link or not a regular file.
+        OSError: It cannot be read.
+    """
+    with _open_plain(path) as fd, open(fd, "rb", closefd=False) as file:
+        return file.read()
+
+
 @contextlib.contextmanager
-def _open_segment(path: str) -> Iterator[int]:
-    """A descriptor of a segment, for reading."""
+def _open_plain(path: str) -> Iterator[int]:
+    """A descriptor of a file of a log, for reading."""
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UnsafeData("the log is a symbolic link", uri=path) from error
+            raise UnsafeData("a file of the log is a symbolic link", uri=path) from error
         raise
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UnsafeData("the log is not a regular file", uri=path)
+            raise UnsafeData("a file of the log is not a regular file", uri=path)
         yield fd
     finally:
         os.close(fd)
 
 
-def read_frames(path: str, *, first: int, end: int, size: int) -> Iterator[Frame]:
-    """Yield the frames with rows in ``[first, end)`` of a segment that may still grow; payloads are copies.
-
-    Args:
-        path: The segment.
-        first: First wanted row. Frames that end before it are skipped unread.
-        end: Row after the last wanted one.
-        size: Bytes that are certain to stay: those of the `SegmentWriter.append` calls that have returned.
+def whole_rows(path: str) -> list[range]:
+    """Return the rows of all whole frames in a file, also where its header is damaged.
 
     Raises:
-        CorruptData: A frame is damaged, or the file is shorter than ``size``.
-        OSError: The file cannot be read.
+        UnsafeData: It is a link or not a regular file.
+        OSError: It cannot be read.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW)) as file:
-        if os.fstat(file.fileno()).st_size < size:
-            raise CorruptData(f"the log is shorter than the {size} bytes that were written", uri=path)
-        data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    position = 0
-    with data:
-        while position < size:
-            raw = _fields_at(data, position)
-            wanted = raw is not None and raw.rows > 0 and raw.first < end and raw.first + raw.rows > first
-            if raw is None or (wanted and not _is_intact(data, raw)):
-                raise CorruptData(f"a frame before row {end} is damaged, at byte {position}", uri=path)
-            if raw.first >= end:
-                return
-            if wanted:
-                yield _frame_of(data, raw, path)
-            position = raw.stop
-
-
-def whole_rows(path: str) -> list[range]:
-    """Return the rows of all whole frames in a file, also where its header is damaged."""
-    with open(path, "rb") as file:
-        data = file.read()
-    rows: list[range] = []
-    position = data.find(_MAGIC)
-    while position >= 0:
-        raw = _parse(data, position)
-        if raw is not None and raw.rows:
-            rows.append(range(raw.first, raw.first + raw.rows))
-        position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
-    return rows
+    data = read_plain(path)
+    return [range(raw.first, raw.first + raw.rows) for raw in _whole_frames(data, 0) if raw.rows]
 
 
 def count_whole_rows(path: str) -> int:
@@ -423,23 +407,16 @@ class _Raw(NamedTuple):
 
 def _parse(data: bytes | mmap.mmap, position: int, *, row: int | None = None) -> _Raw | None:
     """Return the frame at ``position``; None if no valid frame starts there, or not the one of ``row``."""
-    raw = _fields_at(data, position, row=row)
-    return raw if raw is not None and _is_intact(data, raw) else None
-
-
-def _is_intact(data: bytes | mmap.mmap, raw: _Raw) -> bool:
+    raw = _fields_of(data[position : position + _FRAME.size], position, len(data), row=row)
+    if raw is None:
+        return None
     with memoryview(data) as view:
-        return zlib.crc32(view[raw.start : raw.stop], raw.fields_crc32) == raw.crc32
+        return raw if zlib.crc32(view[raw.start : raw.stop], raw.fields_crc32) == raw.crc32 else None
 
 
 def _frame_of(data: bytes | mmap.mmap, raw: _Raw, path: str) -> Frame:
     payload = data[raw.start : raw.stop]
     return Frame(raw.first, raw.rows, _inflated(payload, raw, path) if raw.flags else payload)
-
-
-def _fields_at(data: bytes | mmap.mmap, position: int, *, row: int | None = None) -> _Raw | None:
-    """Parse like `_parse`, without a check of the payload."""
-    return _fields_of(data[position : position + _FRAME.size], position, len(data), row=row)
 
 
 def _fields_of(head: bytes, position: int, size: int, *, row: int | None = None) -> _Raw | None:
@@ -473,13 +450,19 @@ def _inflated(stored: bytes, raw: _Raw, path: str) -> bytes:
 def _damage(data: bytes | mmap.mmap, start: int, row: int) -> Damage:
     """Describe what follows the valid prefix; searches for whole frames behind the damage."""
     torn = _is_torn(data, start, row)
-    rows, position = 0, data.find(_MAGIC, start + 1)
-    while position >= 0:
-        raw = _parse(data, position)
-        rows += raw.rows if raw is not None and raw.first >= row else 0
-        position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
+    rows = sum(raw.rows for raw in _whole_frames(data, start + 1) if raw.first >= row)
     reason = f"the frame of row {row} " + ("is incomplete" if torn else "is damaged")
     return Damage(start, len(data) - start, reason, torn and not rows, rows)
+
+
+def _whole_frames(data: bytes | mmap.mmap, start: int) -> Iterator[_Raw]:
+    """Yield the whole frames from ``start`` on, whatever lies before and between them."""
+    position = data.find(_MAGIC, start)
+    while position >= 0:
+        raw = _parse(data, position)
+        if raw is not None:
+            yield raw
+        position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
 
 
 def _is_torn(data: bytes | mmap.mmap, start: int, row: int) -> bool:

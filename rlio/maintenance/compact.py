@@ -28,14 +28,15 @@ from rlio.dataset.listing import Segment, list_shards
 from rlio.dataset.names import parse_trim, writer_dir
 from rlio.dataset.shards import ParquetShard
 from rlio.errors import CorruptData, DataNotFound, OptionError
-from rlio.maintenance.compact_into import Copy
+from rlio.maintenance.compact_into import copy_into
 from rlio.maintenance.compaction import (
     Compacted,
     CompactReport,
     Identity,
     Options,
-    Publisher,
-    Sources,
+    check_parquet,
+    identities,
+    identity,
     is_by_row,
     merged,
     size_of,
@@ -50,7 +51,6 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 # The size at which writers roll: one PUT on every object store (s3fs starts multipart uploads at 100 MiB).
 _DEFAULT_MAX_BYTES: Final = 64 << 20
-_MOST_BYTES: Final = 512 << 20
 # If a gc or trim removes a source, another process has done the work, so a few attempts are enough.
 _ATTEMPTS: Final = 5
 _MIN_SHARDS: Final = 2
@@ -109,31 +109,19 @@ def compact(
     """
     if into is not None and (min_shards is not None or on_error != "raise"):
         raise OptionError("into= copies every row: min_shards and on_error='skip' do not apply to it")
-    options = _checked(
-        Options(
-            max_bytes,
-            _MIN_SHARDS if min_shards is None else min_shards,
-            Compression.parse(compression),
-            on_error,
-            dry_run,
-            progress,
-        )
+    options = Options(
+        max_bytes,
+        _MIN_SHARDS if min_shards is None else min_shards,
+        Compression.parse(compression),
+        on_error,
+        dry_run,
+        progress,
     )
     storage = Storage.open(uri, storage_options=storage_options)
     if into is not None:
-        return Copy(storage, Storage.open(into, storage_options=into_storage_options), options).run()
+        return copy_into(storage, Storage.open(into, storage_options=into_storage_options), options)
     require_header(storage)
     return _InPlace(storage, options).run()
-
-
-def _checked(options: Options) -> Options:
-    if not 1 <= options.max_bytes <= _MOST_BYTES:
-        raise OptionError(f"max_bytes={options.max_bytes}: expected 1 to {_MOST_BYTES}")
-    if options.min_shards < 2:
-        raise OptionError(f"min_shards={options.min_shards}: expected at least 2; one shard needs no merging")
-    if options.on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error={options.on_error!r}: expected 'raise' or 'skip'")
-    return options
 
 
 class _InPlace:
@@ -141,7 +129,6 @@ class _InPlace:
 
     def __init__(self, storage: Storage, options: Options) -> None:
         self._storage = storage
-        self._sources = Sources(storage)
         self._options = options
         self._done: list[Compacted] = []
         self._skipped: list[str] = []
@@ -149,7 +136,7 @@ class _InPlace:
     def run(self) -> CompactReport:
         listing = list_shards(self._storage)
         before = {writer: listing.cover(writer).segments for writer in listing.shards}
-        self._sources.check_parquet(segment for segments in before.values() for segment in segments)
+        check_parquet(self._storage, (segment for segments in before.values() for segment in segments))
         shards = sum(map(len, before.values()))
         candidates = {
             writer: found
@@ -180,8 +167,8 @@ class _InPlace:
                     _candidates(list_shards(self._storage).cover(writer).segments, self._options)
                 )
             try:
-                for identity, live, run in self._runs(candidates):
-                    self._compact_run(run, live, identity.provenance)
+                for shared, live, run in self._runs(candidates):
+                    self._compact_run(run, live, shared.provenance)
                     advance(size_of(run))
                 return
             except DataNotFound as error:
@@ -193,12 +180,12 @@ class _InPlace:
     def _runs(self, candidates: list[list[Segment]]) -> Iterator[tuple[Identity, int, list[Segment]]]:
         """Yield runs of shards with the same schema and provenance, each with its first live row."""
         for segments in candidates:
-            identities = self._identified(segments)
-            for identity, same in groupby(segments, identities.get):
-                if identity is not None:
+            known = self._identified(segments)
+            for shared, same in groupby(segments, known.get):
+                if shared is not None:
                     for live, part in self._whole_parts(list(same)):
                         if len(part) >= self._options.min_shards:
-                            yield identity, live, part
+                            yield shared, live, part
 
     def _whole_parts(self, segments: list[Segment]) -> Iterator[tuple[int, list[Segment]]]:
         """Split a run before each shard that cannot be cut at its first live row: (first live row, part).
@@ -229,24 +216,32 @@ class _InPlace:
     def _identified(self, segments: list[Segment]) -> dict[Segment, Identity]:
         """Return the identity of each segment; with ``on_error="skip"``, leaves out damaged ones."""
         try:
-            return dict(zip(segments, self._sources.identities(segments), strict=True))
+            return identities(self._storage, segments)
         except CorruptData:
             if self._options.on_error == "raise":
                 raise
         found = {}
         for segment in segments:
             try:
-                found[segment] = self._sources.identity(segment)
+                found[segment] = identity(self._storage, segment)
             except CorruptData as error:
                 self._skip(error)
         return found
 
     def _compact_run(self, run: list[Segment], live: int, provenance: str) -> None:
         writer = run[0].ref.writer
-        publisher = Publisher(self._storage, writer, run[0].first)
-        publisher.before = lambda: self._check_trim(writer, live)
         try:
-            self._done.append(merged(self._sources, run, publisher, self._options, provenance=provenance))
+            done = merged(
+                self._storage,
+                run,
+                self._storage,
+                writer,
+                self._options,
+                first=run[0].first,
+                provenance=provenance,
+                before=lambda: self._check_trim(writer, live),
+            )
+            self._done.append(done)
         except CorruptData as error:
             if self._options.on_error == "raise":
                 raise

@@ -16,70 +16,72 @@ from rlio.dataset.listing import Segment, list_shards
 from rlio.dataset.markers import seal
 from rlio.errors import OptionError
 from rlio.maintenance.compaction import (
+    Compacted,
     CompactReport,
     Identity,
     Options,
-    Publisher,
-    Sources,
+    check_parquet,
+    identities,
     merged,
     size_of,
 )
 from rlio.schemas.schema import canonical_json
 from rlio.storage.filesystem import Storage
 
-__all__ = ["Copy"]
+__all__ = ["copy_into"]
 
 
-class Copy:
-    """Compaction into a new root, where one writer has all rows."""
-
-    def __init__(self, source: Storage, target: Storage, options: Options) -> None:
-        self._source = source
-        self._target = target
-        self._sources = Sources(source)
-        self._options = options
-
-    def run(self) -> CompactReport:
-        dataset = dataset_on(self._source)
-        dataset.check_complete()
-        segments = dataset.segments
-        self._sources.check_parquet(segments)
-        writer = f"merged-{_digest(segments)}"
-        self._check_target(writer)
-        identities = dict(zip(segments, self._sources.identities(segments), strict=True))
-        done = []
-        publisher = Publisher(self._target, writer, 0)
-        with self._options.progress("compact", size_of(segments)) as advance:
-            for chunk in _chunks(segments, identities, self._options.max_bytes):
-                provenance = _joint_provenance(chunk, identities)
-                done.append(
-                    merged(self._sources, chunk, publisher, self._options, provenance=provenance, signed=True)
-                )
-                advance(size_of(chunk))
-        if publisher.next_row and not self._options.dry_run:
-            seal(self._target, writer, publisher.next_row)
-        return CompactReport(
-            uri=self._source.uri,
-            into=self._target.uri,
-            dry_run=self._options.dry_run,
-            shards_before=len(segments),
-            shards_after=sum(max(len(run.shards), 1) for run in done),
-            runs=tuple(done),
-        )
-
-    def _check_target(self, writer: str) -> None:
-        """Raise unless the new root is empty, or holds only what an earlier run of this copy made."""
-        if self._target.uri == self._source.uri:
-            raise OptionError("into= is the data set itself: pass a new root", uri=self._target.uri)
-        others = sorted({*(listing := list_shards(self._target)).shards, *listing.sealed} - {writer})
-        if others:
-            raise OptionError(
-                f"into= already has rows of {len(others)} writers, such as {others[0]!r}: pass a new root; "
-                "to read two data sets as one, mix them",
-                uri=self._target.uri,
+def copy_into(source: Storage, target: Storage, options: Options) -> CompactReport:
+    """Compact into a new root, where one writer has all rows."""
+    dataset = dataset_on(source)
+    dataset.check_complete()
+    segments = dataset.segments
+    check_parquet(source, segments)
+    writer = f"merged-{_digest(segments)}"
+    _check_target(source, target, writer)
+    if not options.dry_run:
+        put_header(target)
+    known = identities(source, segments)
+    done: list[Compacted] = []
+    rows = 0
+    with options.progress("compact", size_of(segments)) as advance:
+        for chunk in _chunks(segments, known, options.max_bytes):
+            run = merged(
+                source,
+                chunk,
+                target,
+                writer,
+                options,
+                first=rows,
+                provenance=_joint_provenance(chunk, known),
+                signed=True,
             )
-        if not self._options.dry_run:
-            put_header(self._target)
+            done.append(run)
+            rows += run.rows
+            advance(size_of(chunk))
+    if rows and not options.dry_run:
+        seal(target, writer, rows)
+    return CompactReport(
+        uri=source.uri,
+        into=target.uri,
+        dry_run=options.dry_run,
+        shards_before=len(segments),
+        shards_after=sum(max(len(run.shards), 1) for run in done),
+        runs=tuple(done),
+    )
+
+
+def _check_target(source: Storage, target: Storage, writer: str) -> None:
+    """Raise unless the new root is empty, or holds only what an earlier run of this copy made."""
+    if target.uri == source.uri:
+        raise OptionError("into= is the data set itself: pass a new root", uri=target.uri)
+    others = sorted({*(listing := list_shards(target)).shards, *listing.sealed} - {writer})
+    if others:
+        raise OptionError(
+            f"into= already has rows of {len(others)} writers, such as {others[0]!r}: pass a new root; "
+            "to read two data sets as one, mix them",
+            uri=target.uri,
+        )
 
 
 def _digest(segments: list[Segment]) -> str:
@@ -91,16 +93,16 @@ def _digest(segments: list[Segment]) -> str:
 
 
 def _chunks(
-    segments: list[Segment], identities: Mapping[Segment, Identity], max_bytes: int
+    segments: list[Segment], known: Mapping[Segment, Identity], max_bytes: int
 ) -> Iterator[list[Segment]]:
     """Yield the segments that become one shard, through all writers in their order."""
     chunk: list[Segment] = []
     provenance: dict[str, str] = {}
     for segment in segments:
-        writer, identity = segment.ref.writer, identities[segment]
+        writer, identity = segment.ref.writer, known[segment]
         goes_on = (
             bool(chunk)
-            and identities[chunk[0]].schema == identity.schema
+            and known[chunk[0]].schema == identity.schema
             and size_of(chunk) + segment.ref.name.size <= max_bytes
             and provenance.get(writer, identity.provenance) == identity.provenance
         )
@@ -113,9 +115,9 @@ def _chunks(
         yield chunk
 
 
-def _joint_provenance(chunk: list[Segment], identities: Mapping[Segment, Identity]) -> str:
+def _joint_provenance(chunk: list[Segment], known: Mapping[Segment, Identity]) -> str:
     """Return the provenance that all writers share, or else the provenance of each."""
-    found = {segment.ref.writer: identities[segment].provenance for segment in chunk}
+    found = {segment.ref.writer: known[segment].provenance for segment in chunk}
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
     return canonical_json({"merged": {writer: json.loads(text) for writer, text in found.items()}})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from rlio.dataset.commit import put_shard
-from rlio.dataset.listing import Segment
+from rlio.dataset.listing import Segment, ShardRef
 from rlio.dataset.names import schema_path
 from rlio.dataset.shards import ParquetShard
 from rlio.errors import CorruptData, OptionError
@@ -17,7 +17,6 @@ from rlio.maintenance.merging import ParquetMerger, open_whole, with_writer_colu
 from rlio.maintenance.progress import Progress
 from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema, canonical_json
-from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
 
@@ -26,8 +25,9 @@ __all__ = [
     "Compacted",
     "Identity",
     "Options",
-    "Publisher",
-    "Sources",
+    "check_parquet",
+    "identities",
+    "identity",
     "is_by_row",
     "merged",
     "size_of",
@@ -35,6 +35,7 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger("rlio")
 
+_MOST_BYTES: Final = 512 << 20
 # Whole shards to fetch ahead on remote stores. Each takes its size in memory.
 _SHARDS_AHEAD: Final = 2
 
@@ -116,6 +117,16 @@ class Options:
     dry_run: bool
     progress: Progress
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_bytes <= _MOST_BYTES:
+            raise OptionError(f"max_bytes={self.max_bytes}: expected 1 to {_MOST_BYTES}")
+        if self.min_shards < 2:
+            raise OptionError(
+                f"min_shards={self.min_shards}: expected at least 2; one shard needs no merging"
+            )
+        if self.on_error not in ("raise", "skip"):
+            raise OptionError(f"on_error={self.on_error!r}: expected 'raise' or 'skip'")
+
 
 class Identity(NamedTuple):
     """The properties that shards must share to be merged."""
@@ -124,128 +135,98 @@ class Identity(NamedTuple):
     provenance: str
 
 
-class Sources:
-    """The shards of a root: their identities and their rows."""
+def check_parquet(storage: Storage, segments: Iterable[Segment]) -> None:
+    """Refuse a data set that has JSON shards.
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-    def check_parquet(self, segments: Iterable[Segment]) -> None:
-        """Refuse a data set that has JSON shards.
-
-        Raises:
-            OptionError: The data set has some.
-        """
-        uris = [self.storage.uri_of(s.ref.path) for s in segments if s.ref.name.suffix != "parquet"]
-        if uris:
-            raise OptionError(
-                f"found {len(uris)} shards of JSON lines, such as {uris[0]}; compact merges Parquet shards; "
-                "copy the data set into a new root: write each batch of rlio.DatasetReader(ROOT, epochs=1) "
-                "with rlio.ParquetWriter(NEW)",
-                uri=self.storage.uri,
-            )
-
-    def schema(self, segment: Segment) -> Schema:
-        """Return a shard's schema; reads its footer."""
-        return ParquetShard(self.storage, segment.ref).schema
-
-    def identity(self, segment: Segment) -> Identity:
-        """Return what a shard must share with the shards it is merged with; reads its footer."""
-        shard = ParquetShard(self.storage, segment.ref)
-        return Identity(shard.schema.hash, canonical_json(shard.provenance))
-
-    def identities(self, segments: list[Segment]) -> list[Identity]:
-        """Return the `identity` of each segment."""
-        return list(each(self.storage, self.identity, segments))
-
-    def loaded(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, ShardFile]]:
-        """Yield each segment with its whole shard; fetches ahead on remote stores."""
-
-        def load(segment: Segment) -> ShardFile:
-            return open_whole(self.storage, segment.ref)
-
-        return zip(segments, each(self.storage, load, segments, ahead=_SHARDS_AHEAD), strict=True)
-
-
-@dataclass
-class Publisher:
-    """Stores the new shards of one writer, one after the other."""
-
-    storage: Storage
-    writer: str
-    next_row: int
-    written: list[tuple[str, int]] = field(default_factory=list)
-    #: Called before each shard is stored.
-    before: Callable[[], None] = lambda: None
-
-    def publish(self, shard: NewShard) -> None:
-        """Store an encoded shard."""
-        self.before()
-        ref = put_shard(
-            self.storage, self.writer, shard.name(self.next_row), memoryview(shard.data).cast("B")
+    Raises:
+        OptionError: The data set has some.
+    """
+    uris = [storage.uri_of(s.ref.path) for s in segments if s.ref.name.suffix != "parquet"]
+    if uris:
+        raise OptionError(
+            f"found {len(uris)} shards of JSON lines, such as {uris[0]}; compact merges Parquet shards; "
+            "copy the data set into a new root: write each batch of rlio.DatasetReader(ROOT, epochs=1) "
+            "with rlio.ParquetWriter(NEW)",
+            uri=storage.uri,
         )
-        self.next_row += shard.rows
-        self.written.append((ref.path, ref.name.size))
-        logger.info("compacted into %s: %d rows", self.storage.uri_of(ref.path), shard.rows)
 
-    def check_end(self, end: int) -> None:
-        """Raise unless exactly the rows before ``end`` were written."""
-        if self.next_row != end:
-            raise CorruptData(
-                f"rows up to {self.next_row} of writer {self.writer!r} were merged, expected {end}: "
-                "the shards do not hold the rows that their names state; run `rlio verify`",
-                uri=self.storage.uri,
-            )
+
+def identity(storage: Storage, segment: Segment) -> Identity:
+    """Return what a shard must share with the shards it is merged with; reads its footer."""
+    shard = ParquetShard(storage, segment.ref)
+    return Identity(shard.schema.hash, canonical_json(shard.provenance))
+
+
+def identities(storage: Storage, segments: list[Segment]) -> dict[Segment, Identity]:
+    """Return the `identity` of each segment."""
+    found = each(storage, lambda segment: identity(storage, segment), segments)
+    return dict(zip(segments, found, strict=True))
 
 
 def merged(
-    sources: Sources,
+    source: Storage,
     segments: list[Segment],
-    publisher: Publisher,
+    target: Storage,
+    writer: str,
     options: Options,
     *,
+    first: int,
     provenance: str,
     signed: bool = False,
+    before: Callable[[], None] = lambda: None,
 ) -> Compacted:
     """Encode and store the rows of segments of one schema.
 
     Args:
-        sources: The root of the segments.
+        source: The root of the segments.
         segments: The segments to merge.
-        publisher: Stores the new shards.
+        target: The root of the new shards.
+        writer: Their writer.
         options: The options of `compact`.
-        provenance: JSON text for the footers of the new shards.
+        first: The number of their first row.
+        provenance: JSON text for their footers.
         signed: Whether a column names the writer of each row.
+        before: Called before each shard is stored.
     """
-    first, before = publisher.next_row, len(publisher.written)
     rows = sum(segment.rows for segment in segments)
-    if options.dry_run:
-        publisher.next_row += rows
-    else:
-        schema = sources.schema(segments[0])
+    written: list[ShardRef] = []
+
+    def publish(shard: NewShard) -> None:
+        before()
+        row = written[-1].name.end if written else first
+        written.append(put_shard(target, writer, shard.name(row), memoryview(shard.data).cast("B")))
+        logger.info("compacted into %s: %d rows", target.uri_of(written[-1].path), shard.rows)
+
+    if not options.dry_run:
+        schema = ParquetShard(source, segments[0].ref).schema
         if signed:
             schema = with_writer_column(schema)
-            publisher.storage.put(schema_path(schema.hash), schema.text.encode())
+            target.put(schema_path(schema.hash), schema.text.encode())
         merger = ParquetMerger(
             schema,
             provenance=provenance,
             compression=options.compression,
             max_bytes=options.max_bytes,
-            publish=publisher.publish,
+            publish=publish,
         )
-        for segment, file in sources.loaded(segments):
+        files = each(source, lambda part: open_whole(source, part.ref), segments, ahead=_SHARDS_AHEAD)
+        for segment, file in zip(segments, files, strict=True):
             merger.add(file, skip=segment.skip, writer=segment.ref.writer if signed else None)
         merger.finish()
-        publisher.check_end(first + rows)
-    written = publisher.written[before:]
+        if sum(ref.name.rows for ref in written) != rows:
+            raise CorruptData(
+                f"{sum(ref.name.rows for ref in written)} rows of writer {writer!r} were merged, expected "
+                f"{rows}: the shards do not hold the rows that their names state; run `rlio verify`",
+                uri=target.uri,
+            )
     return Compacted(
-        writer=publisher.writer,
+        writer=writer,
         first=first,
         rows=rows,
-        sources=tuple(sources.storage.uri_of(segment.ref.path) for segment in segments),
-        shards=tuple(publisher.storage.uri_of(path) for path, _ in written),
+        sources=tuple(source.uri_of(segment.ref.path) for segment in segments),
+        shards=tuple(target.uri_of(ref.path) for ref in written),
         bytes_before=size_of(segments),
-        bytes_after=sum(size for _, size in written),
+        bytes_after=sum(ref.name.size for ref in written),
     )
 
 

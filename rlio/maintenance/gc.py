@@ -195,12 +195,7 @@ class _Collection:
 
     def run(self, progress: Progress) -> GcReport:
         listing = list_shards(self.storage)
-        candidates = [
-            *self._shards(listing),
-            *self._attempts(listing),
-            *self._unfinished(),
-            *self._indexes(),
-        ]
+        candidates = [*self._shards(listing), *self._attempts(listing), *self._left_over()]
         self.ages.look_up([path for one in candidates for path in (one.path, *one.since)])
         doomed = [candidate for candidate in candidates if self._may_go(candidate)]
         with progress("gc", len(doomed)) as advance:
@@ -220,19 +215,14 @@ class _Collection:
     # ---- candidates for removal ----
 
     def _shards(self, listing: Listing) -> Iterator[_Candidate]:
-        torn: dict[str, list[tuple[str, ShardName]]] = {}
-        for path, _ in listing.rejected:
-            parts = path.split("/")
-            name = ShardName.parse(parts[-1]) if len(parts) == 3 and is_writer_id(parts[1]) else None
-            if name is not None:
-                torn.setdefault(parts[1], []).append((path, name))
+        torn = listing.torn()
         for writer in sorted({*listing.shards, *torn}):
             segments = listing.cover(writer).segments
             live = {segment.ref for segment in segments}
             for ref in listing.shards.get(writer, []):
                 if ref not in live:
                     yield from self._superfluous(listing, writer, ref.path, ref.name, segments, "covered")
-            for path, name in torn.get(writer, []):
+            for (path, _), name in torn.get(writer, []):
                 yield from self._superfluous(listing, writer, path, name, segments, "torn")
 
     def _superfluous(
@@ -246,8 +236,8 @@ class _Collection:
     ) -> Iterator[_Candidate]:
         """Yield a shard that serves no row: its rows are trimmed, in other shards, or not served."""
         trim = listing.trimmed.get(writer, 0)
-        marker = f"{writer_dir(writer)}/{trim_name(trim)}"
         if name.end <= trim:
+            marker = f"{writer_dir(writer)}/{trim_name(trim)}"
             yield _Candidate(path, "trimmed" if kind == "covered" else kind, name.size, (marker,))
             return
         first = max(name.first, trim)
@@ -271,15 +261,16 @@ class _Collection:
             for path, size in objects:
                 yield _Candidate(path, "attempt", size, since)
 
-    def _unfinished(self) -> Iterator[_Candidate]:
-        for path, size in self.storage.list(TMP_DIR):
-            if _UNFINISHED.fullmatch(path) and path != self.ages.probe:
-                yield _Candidate(path, "unfinished", size or 0)
-
-    def _indexes(self) -> Iterator[_Candidate]:
-        for path, size in self.storage.list(INDEX_DIR):
-            if _INDEX.fullmatch(path):
-                yield _Candidate(path, "index", size or 0)
+    def _left_over(self) -> Iterator[_Candidate]:
+        """Yield unfinished files, and the indexes of early versions."""
+        kinds: dict[Kind, tuple[str, re.Pattern[str]]] = {
+            "unfinished": (TMP_DIR, _UNFINISHED),
+            "index": (INDEX_DIR, _INDEX),
+        }
+        for kind, (folder, pattern) in kinds.items():
+            for path, size in self.storage.list(folder):
+                if pattern.fullmatch(path):
+                    yield _Candidate(path, kind, size or 0)
 
     # ---- removal ----
 
@@ -371,39 +362,32 @@ class _Ages:
         self._stored: dict[str, float | None] = {}
 
     def look_up(self, paths: list[str]) -> None:
-        """Request the times of many objects."""
-        if self.grace:
-            for _ in each(self._storage, self._time, sorted(set(paths))):
-                pass
+        """Request the store's time, and the times of all objects whose ages are needed."""
+        if self.grace == 0 or not paths:
+            return
+        self.probe = f"{TMP_DIR}/{uuid.uuid4().hex}.tmp"
+        self._storage.put(self.probe, b"What time is it?\n")
+        self._now = self._storage.modified(self.probe)
+        wanted = sorted(set(paths))
+        self._stored = dict(zip(wanted, each(self._storage, self._time, wanted), strict=True))
 
     def of(self, path: str, *others: str) -> float | None:
         """Return seconds since the newest of the objects was stored; None if the store has no times.
 
-        Without a grace period, requests no times.
+        Without a grace period, every object is old enough.
         """
         if self.grace == 0:
             return 0.0
-        times = [self._time(one) for one in (path, *others)]
-        now = self._clock()
-        if now is None or None in times:
+        times = [self._stored[one] for one in (path, *others)]
+        if self._now is None or None in times:
             return None
-        return now - max(time for time in times if time is not None)
-
-    def _clock(self) -> float | None:
-        if self.probe is None:
-            path = f"{TMP_DIR}/{uuid.uuid4().hex}.tmp"
-            self.probe = path
-            self._storage.put(path, b"What time is it?\n")
-            self._now = self._storage.modified(path)
-        return self._now
+        return self._now - max(time for time in times if time is not None)
 
     def _time(self, path: str) -> float | None:
-        if path not in self._stored:
-            try:
-                self._stored[path] = self._storage.modified(path)
-            except DataNotFound:  # Removed meanwhile, or a marker written with another padding.
-                self._stored[path] = float("-inf")
-        return self._stored[path]
+        try:
+            return self._storage.modified(path)
+        except DataNotFound:  # Removed meanwhile, or a marker written with another padding.
+            return float("-inf")
 
     def close(self) -> None:
         """Remove the probe."""

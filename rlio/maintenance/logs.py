@@ -6,20 +6,19 @@ They are not stored yet, or lie in damaged logs that recovery has set aside.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from typing import Final
 
 from rlio.dataset.names import MAX_ROW, ShardName
 from rlio.dataset.rows import without
-from rlio.errors import CorruptData
-from rlio.log.spool import Spool, find_logs, first_row, spool_of
-from rlio.log.stray_logs import stray_logs
+from rlio.errors import CorruptData, UnsafeData
+from rlio.log.spool import LogFolder, Spool, find_logs, first_row, spool_of
+from rlio.log.stray_logs import stray_logs, stray_message
 from rlio.log.wal import read_segment, whole_rows
 from rlio.maintenance.findings import Findings
 from rlio.storage.filesystem import Storage
 
-__all__ = ["set_aside", "tell_set_aside", "waiting_rows"]
+__all__ = ["set_aside", "waiting_rows"]
 
 
 def waiting_rows(
@@ -43,12 +42,13 @@ def waiting_rows(
         return found
     try:
         logs = find_logs(folder)
-        tell_set_aside(folder, stored, findings)
+        for path in set_aside(folder):
+            _tell_file(path, folder, stored, findings)
     except OSError as error:
         findings.add("log-unreadable", f"the folder of logs cannot be listed: {error}", uri=folder)
         return found
     for log in logs:
-        logged = _logged_rows(log.path, findings)
+        logged = _logged_rows(log, findings)
         waiting = sum(len(rows) for rows in without(logged, stored.get(log.writer, [])))
         found[log.writer] = waiting
         if waiting:
@@ -67,31 +67,25 @@ def _tell_strays(
     storage: Storage, stored: Mapping[str, list[range]], findings: Findings, spool: Spool
 ) -> None:
     """Report logs of the same URI in the folders of other servers; their rows may belong to this data set."""
-    for stray in stray_logs(storage, spool):
-        rows = without(_logged_rows(stray.log.path, findings), stored.get(stray.log.writer, []))
+    for log in stray_logs(storage, spool):
+        rows = without(_logged_rows(log, findings), stored.get(log.writer, []))
         if rows:
             waiting = sum(map(len, rows))
-            message = f"{waiting} rows of writer {stray.log.writer!r} are in no shard here: {stray.message}"
-            findings.add("log-elsewhere", message, uri=stray.log.path, rows=waiting)
+            message = f"{waiting} rows of writer {log.writer!r} are in no shard here: "
+            message += stray_message(log, storage.uri)
+            findings.add("log-elsewhere", message, uri=log.path, rows=waiting)
 
 
-def _logged_rows(path: str, findings: Findings) -> list[range]:
+def _logged_rows(log: LogFolder, findings: Findings) -> list[range]:
     """Return the rows of the valid prefix of each segment, and of the encoded shards beside them."""
-    rows: list[range] = []
     try:
-        names = sorted(os.listdir(path))
+        rows, files = log.shard_rows(), log.segments()
     except OSError as error:  # Another user's log, or recovered a moment ago.
-        findings.add("log-unreadable", f"the log cannot be listed: {error}", uri=path)
-        return rows
-    for text in names:
-        file = os.path.join(path, text)
-        shard = ShardName.parse(text)
+        findings.add("log-unreadable", f"the log cannot be listed: {error}", uri=log.path)
+        return []
+    for file in files:
         try:
-            if shard is not None:
-                if os.stat(file, follow_symlinks=False).st_size == shard.size:
-                    rows.append(range(shard.first, shard.end))
-            elif text.endswith(".wal"):
-                rows.append(_segment_rows(file, findings))
+            rows.append(_segment_rows(file, findings))
         except CorruptData as error:
             findings.add_error("log-damaged", error, uri=file)
         except FileNotFoundError:
@@ -119,21 +113,6 @@ def _segment_rows(file: str, findings: Findings) -> range:
 _FOLDER: Final = "_damaged"
 
 
-def tell_set_aside(spool: str, stored: Mapping[str, list[range]], findings: Findings) -> None:
-    """Report each file that recovery set aside, and its rows that are nowhere else.
-
-    Args:
-        spool: Folder of the logs.
-        stored: Writer id -> rows that are stored or trimmed.
-        findings: Receives one finding per file.
-
-    Raises:
-        OSError: The folder cannot be listed.
-    """
-    for path in set_aside(spool):
-        _tell_file(path, spool, stored, findings)
-
-
 def set_aside(spool: str) -> tuple[str, ...]:
     """Paths of the files that recovery has set aside in ``spool``, the folder of the logs.
 
@@ -147,6 +126,7 @@ def set_aside(spool: str) -> tuple[str, ...]:
 
 
 def _tell_file(path: str, spool: str, stored: Mapping[str, list[range]], findings: Findings) -> None:
+    """Report a file that recovery set aside, and its rows that are nowhere else."""
     writer, name = _parts(os.path.basename(path))
     shard = ShardName.parse(name)
     rows = _rows_of(path, name) if shard is None else [range(shard.first, shard.end)]
@@ -189,10 +169,8 @@ def _rows_of(path: str, name: str) -> list[range]:
     Rows in damage before or between whole frames count too.
     """
     try:
-        if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
-            return []
         whole = whole_rows(path)
-    except OSError:  # Another user's file, or removed a moment ago.
+    except (OSError, UnsafeData):  # Another user's file, or removed a moment ago, or a link.
         return []
     first = first_row(name)
     return [range(first, max((rows.stop for rows in whole), default=first))]

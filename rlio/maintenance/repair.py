@@ -31,10 +31,10 @@ from rlio.dataset.names import HEADER, schema_path, writer_dir
 from rlio.dataset.rows import joined, without
 from rlio.errors import DataNotFound
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.maintenance.findings import Level, VerifyReport
+from rlio.maintenance.findings import Findings, Level, VerifyReport
 from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.root_check import QUARANTINE_DIR
-from rlio.maintenance.verify import DamagedShard, Inspection, inspect
+from rlio.maintenance.verify import DamagedShard, Inspection
 from rlio.storage.filesystem import Storage
 
 __all__ = ["Action", "RepairReport", "repair"]
@@ -121,40 +121,42 @@ def repair(
     """
     storage = Storage.open(uri, storage_options=storage_options, limits=limits)
 
-    def look() -> Inspection:
-        return inspect(storage, level=level, spool=spool, progress=progress, limit=limit)
+    def look() -> tuple[Inspection, VerifyReport]:
+        found = Inspection(storage, level, spool, progress, Findings(limit=limit))
+        return found, found.run()
 
-    found = before = look()
-    actions = _recover_logs(uri, found, storage_options=storage_options, spool=spool)
+    found, before = look()
+    after = before
+    actions: list[Action] = []
+    if any(entry.waiting for entry in before.ledger):
+        actions = _recover_logs(storage, uri, storage_options=storage_options, spool=spool)
     if actions:
-        found = look()
+        found, after = look()
     for _ in range(_PASSES):
         run = _Repair(found)
         run.repair()
         if not run.actions:
             break
         actions += run.actions
-        found = look()
-    return RepairReport(actions=tuple(actions), before=before.report, after=found.report)
+        found, after = look()
+    return RepairReport(actions=tuple(actions), before=before, after=after)
 
 
 def _recover_logs(
+    storage: Storage,
     uri: str | os.PathLike[str],
-    found: Inspection,
     *,
     storage_options: Mapping[str, Any] | None,
     spool: str | os.PathLike[str] | None,
 ) -> list[Action]:
     """Store the rows that dead writers left in their logs. Leaves logs of live writers alone."""
-    if not any(entry.waiting for entry in found.report.ledger):
-        return []
     from rlio.log.recovery import recover
 
     report = recover(uri, spool="auto" if spool is None else spool, storage_options=storage_options)
     return [
         Action(
             kind="log-recovered",
-            uri=found.storage.uri_of(writer_dir(log.writer)),
+            uri=storage.uri_of(writer_dir(log.writer)),
             message=f"{log.rows} rows from the log of the dead writer {log.writer!r} were stored",
             rows=log.rows,
         )
@@ -262,9 +264,10 @@ class _Repair:
 
     def _move_torn(self, clean: dict[str, list[range]]) -> None:
         """Set torn objects aside whose rows other shards have."""
-        for writer, (path, reason), name in self.found.torn:
-            if not without([range(name.first, name.end)], clean.get(writer, [])):
-                self._quarantine(path, f"it {reason}; other shards have its rows")
+        for writer, torn in sorted(self.found.torn.items()):
+            for (path, reason), name in torn:
+                if not without([range(name.first, name.end)], clean.get(writer, [])):
+                    self._quarantine(path, f"it {reason}; other shards have its rows")
 
     def _quarantine(self, path: str, reason: str, *, rows: int = 0, keep: bool = False) -> None:
         """Move an object aside; with ``keep``, only copy it, because it is overwritten next."""

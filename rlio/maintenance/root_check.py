@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from rlio.dataset.commit import HEADER_BYTES, read_header
 from rlio.dataset.dataset import require_header
@@ -29,6 +29,22 @@ QUARANTINE_DIR = "_quarantine"
 
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/([0-9a-f]{{16}})\.json")
 _MAX_HEADER = 64 << 10
+
+#: Folder -> code and text of the finding that counts its objects.
+_COUNTED: Final = {
+    TMP_DIR: (
+        "unfinished",
+        "unfinished files, being written or left by writers that died: `rlio gc` removes old ones",
+    ),
+    INDEX_DIR: (
+        "unused-index",
+        "objects that an early version left to speed up listing, not used: `rlio gc` removes them",
+    ),
+    QUARANTINE_DIR: (
+        "quarantined",
+        "objects that repair has set aside: remove them when you no longer need to examine them",
+    ),
+}
 
 HeaderState = Literal["fine", "missing", "damaged"]
 
@@ -123,7 +139,7 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
         if rejected not in torn:
             uri = storage.uri_of(rejected.path)
             findings.add("stray", f"{rejected.reason}: readers ignore it", uri=uri)
-    counted: dict[str, list[str]] = {TMP_DIR: [], QUARANTINE_DIR: [], INDEX_DIR: []}
+    counted: dict[str, list[str]] = {folder: [] for folder in _COUNTED}
     for entry in storage.list():
         top = entry.path.split("/", 1)[0]
         if top in counted and "/" in entry.path:
@@ -137,23 +153,7 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
                 )
         elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, WAL_DIR):
             findings.add("foreign", "it is not part of a data set", uri=storage.uri_of(entry.path))
-    for folder, code, what in (
-        (
-            TMP_DIR,
-            "unfinished",
-            "unfinished files, being written or left by writers that died: `rlio gc` removes old ones",
-        ),
-        (
-            INDEX_DIR,
-            "unused-index",
-            "objects that an early version left to speed up listing, not used: `rlio gc` removes them",
-        ),
-        (
-            QUARANTINE_DIR,
-            "quarantined",
-            "objects that repair has set aside: remove them when you no longer need to examine them",
-        ),
-    ):
+    for folder, (code, what) in _COUNTED.items():
         if counted[folder]:
             findings.add(code, f"{len(counted[folder])} {what}", uri=storage.uri_of(folder))
     for path, kind in _odd_files(storage.root) if storage.is_local else ():

@@ -8,6 +8,7 @@ The checks receive rows by policy, and which of them are live (`Rows`).
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import Batch, MultiAgentBatch, SampleBatch, count_units
+from rlio.batch import MultiAgentBatch, SampleBatch, count_units
 from rlio.batch.arrays import to_numpy
 from rlio.dataset.json_shard import JsonShard
 from rlio.dataset.listing import ShardRef
@@ -24,7 +25,7 @@ from rlio.maintenance.findings import Findings
 from rlio.schemas.batches import to_batch
 from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.schema import Schema
-from rlio.schemas.shard_file import DecodedGroup, ShardFile
+from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
 
 __all__ = ["Part", "Rows", "ShardScan", "UnknownSchema", "flat_column", "unit_of"]
@@ -63,6 +64,9 @@ class ShardScan:
     schema: Schema | None = None
     intact: list[range] = field(default_factory=list)
     codes: set[str] = field(default_factory=set)
+    # CRC-32 of the bytes from the first to this position.
+    _position: int = 0
+    _crc32: int = 0
 
     @property
     def is_clean(self) -> bool:
@@ -81,41 +85,58 @@ class ShardScan:
 
     def open(self) -> ShardFile | JsonShard | None:
         """Open the shard and check its structure; None if it is damaged, after adding a finding."""
-        lost = self.ref.name.rows
-        try:
+        with self._reading(self.ref.name.rows, self._code_of_opening):
             return self._open_parquet() if self.is_parquet else self._open_json()
+        return None
+
+    def _code_of_opening(self, error: CorruptData) -> str:
+        code = self._code_of_footer() if self.is_parquet else "shard-damaged"
+        return "unsafe" if isinstance(error, UnsafeData) and code != "footer-crc" else code
+
+    @contextlib.contextmanager
+    def _reading(
+        self, rows: int, code_of: Callable[[CorruptData], str], *, record: int | None = None
+    ) -> Iterator[None]:
+        """Make findings of failures to read.
+
+        Args:
+            rows: Rows that a failure loses.
+            code_of: Returns the code of damage.
+            record: The row group or line.
+
+        Raises:
+            UnknownSchema: The schema of a JSON shard is unknown.
+        """
+        try:
+            yield
         except DataNotFound:
             self._found(
-                "vanished", "it was removed while it was verified (compacted and collected?): run again", lost
+                "vanished",
+                "it was removed while it was verified (compacted and collected?): run again",
+                rows,
+                record=record,
             )
+        except UnknownSchema:
+            raise
         except CorruptData as error:
-            code = self._code_of_footer() if self.is_parquet else "shard-damaged"
-            if isinstance(error, UnsafeData) and code != "footer-crc":
-                code = "unsafe"
-            self._found_error(code, error, lost)
+            self._found_error(code_of(error), error, rows, record=record)
         except OSError as error:
-            self._found("unreadable", f"the store does not return it: {error!r}", lost)
-        return None
+            self._found("unreadable", f"the store does not return it: {error!r}", rows, record=record)
 
     def _open_parquet(self) -> ShardFile | None:
         name = self.ref.name
-        self._position = self._crc32 = 0
-        file = self._shard_file()
-        self.schema = file.schema
-        if (rows := sum(file.rows)) != name.rows:
-            self._found("shard-rows", f"the shard holds {rows} rows and its name says {name.rows}", name.rows)
-            return None
-        return file
-
-    def _shard_file(self) -> ShardFile:
-        name = self.ref.name
-        return ShardFile(
+        file = ShardFile(
             self._fetch,
             size=name.size,
             footer_crc32=name.footer_crc32,
             uri=self.uri,
             limits=self.storage.limits,
         )
+        self.schema = file.schema
+        if (rows := sum(file.rows)) != name.rows:
+            self._found("shard-rows", f"the shard holds {rows} rows and its name says {name.rows}", name.rows)
+            return None
+        return file
 
     def _open_json(self) -> JsonShard | None:
         try:
@@ -133,10 +154,21 @@ class ShardScan:
             UnknownSchema: The schema of a JSON shard is unknown.
         """
         shard = self.open()
-        if isinstance(shard, ShardFile):
-            yield from self._parquet_rows(shard)
-        elif shard is not None:
-            yield from self._json_rows(shard)
+        if shard is None:
+            return
+        counts = shard.rows if isinstance(shard, JsonShard) else [group.rows for group in shard.groups]
+        self._position = self._crc32 = 0  # Start again: the footer was read out of order.
+        first = 0
+        for index, count in enumerate(counts):
+            if isinstance(shard, JsonShard):
+                rows = self._line(shard, index, first)
+            else:
+                rows = self._group(shard, index, first)
+            if rows is not None:
+                self._keep(first, count)
+                yield rows
+            first += count
+        self._finish(shard)
 
     # ---- Parquet ----
 
@@ -148,60 +180,27 @@ class ShardScan:
             self._position = stop
         return data
 
-    def _parquet_rows(self, file: ShardFile) -> Iterator[Rows]:
-        self._position = self._crc32 = 0  # Start again: the footer was read out of order.
-        first = 0
-        for index, info in enumerate(file.groups):
-            group = self._group(file, index)
-            if group is not None:
-                rows = self._decoded(group, index, first)
-                if rows is not None:
-                    self._keep(first, info.rows)
-                    yield rows
-            first += info.rows
-        self._finish_parquet()
-
-    def _group(self, file: ShardFile, index: int) -> DecodedGroup | None:
-        info = file.groups[index]
-        try:
-            return file.read_group(index, batches=True)
-        except DataNotFound:
-            self._found(
-                "vanished", "it was removed while it was verified: run again", info.rows, record=index
-            )
-        except CorruptData as error:
-            self._found_error(self._code_of_group(file, index, error), error, info.rows)
-        except OSError as error:
-            self._found("unreadable", f"the store does not return it: {error!r}", info.rows, record=index)
-        return None
-
-    def _decoded(self, group: DecodedGroup, index: int, first: int) -> Rows | None:
+    def _group(self, file: ShardFile, index: int, first: int) -> Rows | None:
         """Return the rows of a group by policy, counted as readers count them."""
-        try:
-            batch = to_batch(group)
-            found, unit = count_units(batch, unit_of(group.schema)), unit_of(group.schema)
-            if found != group.info.units:
-                raise CorruptData(f"the row group has {found} {unit} and its shard says {group.info.units}")
-            listed = group.policies()
-        except RlioError as error:
-            self._found_error("group-malformed", error, group.info.rows, record=index)
-            return None
-        everything = np.arange(group.info.rows)
-        batches = batch if isinstance(batch, MultiAgentBatch) else {next(iter(listed)): batch}
-        parts = [Part(pid, everything if at is None else at, batches[pid]) for pid, at in listed.items()]
-        return Rows(index, first, group.info.rows, parts)
-
-    def _finish_parquet(self) -> None:
-        """Run the checks that need the whole file."""
-        if not self.is_clean or not self._reads(lambda: self._fetch(self._position, self.ref.name.size)):
-            return
-        if self._crc32 != self.ref.name.crc32:
-            self._found(
-                "file-crc",
-                f"the file's CRC-32 is {self._crc32:08x} and its name says {self.ref.name.crc32:08x}, "
-                "although footer and row groups match theirs: the name was changed",
-                0,
-            )
+        count = file.groups[index].rows
+        with self._reading(count, lambda error: self._code_of_group(file, index, error), record=index):
+            group = file.read_group(index, batches=True)
+            try:
+                batch = to_batch(group)
+                found, unit = count_units(batch, unit_of(group.schema)), unit_of(group.schema)
+                if found != group.info.units:
+                    raise CorruptData(
+                        f"the row group has {found} {unit} and its shard says {group.info.units}"
+                    )
+                listed = group.policies()
+            except RlioError as error:
+                self._found_error("group-malformed", error, count, record=index)
+                return None
+            everything = np.arange(count)
+            batches = batch if isinstance(batch, MultiAgentBatch) else {next(iter(listed)): batch}
+            parts = [Part(pid, everything if at is None else at, batches[pid]) for pid, at in listed.items()]
+            return Rows(index, first, count, parts)
+        return None
 
     def _code_of_footer(self) -> str:
         """Return whether a refused footer was damaged later, or was written so."""
@@ -229,50 +228,23 @@ class ShardScan:
 
     # ---- JSON ----
 
-    def _json_rows(self, shard: JsonShard) -> Iterator[Rows]:
-        first = 0
-        for index, count in enumerate(shard.rows):
-            rows = self._line(shard, index, first)
-            if rows is not None:
-                self._keep(first, count)
-                yield rows
-            first += count
-        self._reads(lambda: self._finish_json(shard))
-
-    def _finish_json(self, shard: JsonShard) -> None:
-        """Run the checks that need the first line or the whole file."""
-        try:
-            _ = shard.provenance
-        except CorruptData as error:
-            self._found_error("provenance-damaged", error, 0)
-        if self.is_clean and self._whole_crc32() != self.ref.name.crc32:
-            self._found(
-                "file-crc",
-                "the file's CRC-32 does not match its name, although every line matches its own",
-                0,
-            )
-
     def _line(self, shard: JsonShard, index: int, first: int) -> Rows | None:
         count = shard.rows[index]
-        try:
+        if not index and not count:
+            return None  # The line of the provenance, which is checked later.
+        with self._reading(count, lambda error: self._code_of_line(shard, index, error), record=index):
             batch = shard.read(index)
-            self._check_line(shard, index, batch)
-        except DataNotFound:
-            self._found("vanished", "it was removed while it was verified: run again", count, record=index)
-            return None
-        except CorruptData as error:
-            if not index and not count:
-                return None  # The line of the provenance, which is checked later.
-            self._found_error(self._code_of_line(shard, index, error), error, count)
-            return None
-        except OSError as error:
-            self._found("unreadable", f"the store does not return it: {error!r}", count, record=index)
-            return None
-        parts, at = [], 0
-        for pid, part in batch.policies().items():
-            parts.append(Part(pid, np.arange(at, at + len(part)), part))
-            at += len(part)
-        return Rows(index, first, count, parts)
+            found, unit = count_units(batch, unit_of(shard.schema)), unit_of(shard.schema)
+            if found != shard.units[index]:
+                raise CorruptData(
+                    f"the line has {found} {unit} and says {shard.units[index]}", uri=self.uri, record=index
+                )
+            parts, at = [], 0
+            for pid, part in batch.policies().items():
+                parts.append(Part(pid, np.arange(at, at + len(part)), part))
+                at += len(part)
+            return Rows(index, first, count, parts)
+        return None
 
     @staticmethod
     def _code_of_line(shard: JsonShard, index: int, error: CorruptData) -> str:
@@ -285,33 +257,27 @@ class ShardScan:
             return "line-damaged"
         return "line-malformed"
 
-    def _check_line(self, shard: JsonShard, index: int, batch: Batch) -> None:
-        found, unit = count_units(batch, unit_of(shard.schema)), unit_of(shard.schema)
-        if found != shard.units[index]:
-            raise CorruptData(
-                f"the line has {found} {unit} and says {shard.units[index]}", uri=self.uri, record=index
-            )
-
-    def _whole_crc32(self) -> int:
-        crc32, size = 0, self.ref.name.size
-        for start in range(0, size, _BLOCK_BYTES):
-            crc32 = zlib.crc32(
-                self.storage.read_range(self.ref.path, start, min(start + _BLOCK_BYTES, size)), crc32
-            )
-        return crc32
-
     # ---- both ----
 
-    def _reads(self, read: Callable[[], object]) -> bool:
-        """Read again from a shard whose rows were all read. Returns whether it could be read."""
-        try:
-            read()
-        except DataNotFound:
-            return False  # Collected meanwhile: a larger shard has its rows, and they were intact here.
-        except OSError as error:
-            self._found("unreadable", f"the store does not return it: {error!r}", 0)
-            return False
-        return True
+    def _finish(self, shard: ShardFile | JsonShard) -> None:
+        """Run the checks that need the first line or the whole file."""
+        name, is_json = self.ref.name, isinstance(shard, JsonShard)
+        # Not found: a larger shard has its rows, which were intact here, and it was collected meanwhile.
+        with self._reading(0, lambda error: "provenance-damaged"), contextlib.suppress(DataNotFound):
+            if isinstance(shard, JsonShard):
+                _ = shard.provenance
+            if not self.is_clean:
+                return
+            for start in range(self._position, name.size, _BLOCK_BYTES):
+                self._fetch(start, min(start + _BLOCK_BYTES, name.size))
+            if self._crc32 != name.crc32:
+                fine = "every line matches its own" if is_json else "footer and row groups match theirs"
+                self._found(
+                    "file-crc",
+                    f"the file's CRC-32 is {self._crc32:08x} and its name says {name.crc32:08x}, "
+                    f"although {fine}: the name was changed",
+                    0,
+                )
 
     def _keep(self, first: int, count: int) -> None:
         if not count:
@@ -326,8 +292,6 @@ class ShardScan:
         self.findings.add(code, message, uri=self.uri, record=record, rows=rows)
 
     def _found_error(self, code: str, error: RlioError, rows: int, *, record: int | None = None) -> None:
-        if isinstance(error, UnknownSchema):
-            raise error
         self.codes.add(code)
         self.findings.add_error(code, error, uri=self.uri, record=record, rows=rows)
 

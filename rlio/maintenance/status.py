@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -36,8 +35,8 @@ from rlio.dataset.names import HEADER
 from rlio.dataset.rows import joined, without
 from rlio.errors import DataNotFound, RlioError
 from rlio.following.marks import PROGRESS_DIR, Mark, newest, parse_mark_path
-from rlio.log.spool import AbandonedLog, LogFolder, Spool, find_logs, spool_of
-from rlio.log.stray_logs import stray_logs
+from rlio.log.spool import LogFolder, Spool, find_logs, spool_of
+from rlio.log.stray_logs import stray_logs, stray_message
 from rlio.log.wal import logged_rows
 from rlio.maintenance.logs import set_aside
 from rlio.storage.filesystem import Storage
@@ -348,9 +347,9 @@ def _look_at_logs(storage: Storage, spool: Spool, folder: str | None) -> list[_L
         own = []
     strays = stray_logs(storage, spool)
     for stray in strays:
-        logger.warning("%s", stray.message)
+        logger.warning("%s", stray_message(stray, storage.uri))
     found = [_Log.look(log) for log in own]
-    found += [_Log.look(stray.log, is_stray=True) for stray in strays]
+    found += [_Log.look(stray, is_stray=True) for stray in strays]
     return [log for log in found if log is not None]
 
 
@@ -367,7 +366,7 @@ class _Log:
         unread_bytes: See `LogStatus`.
     """
 
-    log: AbandonedLog
+    log: LogFolder
     owner: LogOwner
     pid: int | None
     rows: list[range] | None = None
@@ -375,14 +374,14 @@ class _Log:
     unread_bytes: int = 0
 
     @classmethod
-    def look(cls, log: AbandonedLog, *, is_stray: bool = False) -> _Log | None:
+    def look(cls, log: LogFolder, *, is_stray: bool = False) -> _Log | None:
         """Look at a log; None: it was done with, and removed, since it was listed."""
         try:
             state = log.state()
             if state == "gone":
                 return None
             owner: LogOwner = state
-            said = {} if state in ("other-user", "ownerless") else log.owner()
+            said = {} if state in ("other-user", "ownerless") else log.read_owner()
             if state == "alive" and not log.is_held(said):
                 owner = "dead"
             pid = said.get("pid")
@@ -395,8 +394,8 @@ class _Log:
 
     def _with_rows(self) -> _Log:
         """This log with the rows and bytes of its files."""
-        folder = LogFolder(self.log.path, {}, -1)
-        rows: list[range] = []
+        folder = self.log
+        rows = folder.shard_rows()
         unread = 0
         for path in folder.segments():
             try:
@@ -408,9 +407,6 @@ class _Log:
                 continue
             rows.append(held)
             unread += behind
-        for name, path in folder.shards():
-            if _is_file_of(path, name.size):
-                rows.append(range(name.first, name.end))
         return replace(self, rows=rows, bytes=folder.bytes(), unread_bytes=unread)
 
     def status(self, stored: list[range], command: list[str]) -> LogStatus:
@@ -432,14 +428,6 @@ class _Log:
             unread_bytes=self.unread_bytes,
             command=None if publishes is None else shlex.join(publishes),
         )
-
-
-def _is_file_of(path: str, size: int) -> bool:
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_size == size
 
 
 # ---- followers ----

@@ -182,25 +182,20 @@ class TimeCheck:
                 rows=tally.rows,
             )
         still_open = sum(episode.end is None for episode in self._episodes.values())
+        told: list[tuple[str, str]] = []
         if sealed and still_open:
-            self.findings.add(
-                "left-open",
-                f"writer {self.writer!r} is sealed, but {still_open} of its episodes have no end",
-                uri=self._first_uri.rpartition("/")[0],
-            )
+            left = f"writer {self.writer!r} is sealed, but {still_open} of its episodes have no end"
+            told.append(("left-open", left))
         for policy, reason in self._unchecked.items():
-            self.findings.add(
-                "time-unchecked",
-                f"the steps of policy {policy!r} are not checked: {reason}",
-                uri=self._first_uri.rpartition("/")[0],
-            )
+            told.append(("time-unchecked", f"the steps of policy {policy!r} are not checked: {reason}"))
         if self._forgotten:
-            self.findings.add(
-                "time-unchecked",
+            forgotten = (
                 f"{self._forgotten} ended episodes were forgotten to bound memory; whether later rows repeat "
-                "them is not checked",
-                uri=self._first_uri.rpartition("/")[0],
+                "them is not checked"
             )
+            told.append(("time-unchecked", forgotten))
+        for code, message in told:
+            self.findings.add(code, message, uri=self._first_uri.rpartition("/")[0])
 
     def _tally(self, code: str, run: _Run, rows: int, example: str) -> None:
         tally = self._tallies.get((code, run.uri))

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlio.dataset.dataset import require_header
-from rlio.dataset.listing import Listing, Segment, ShardRef, list_shards
+from rlio.dataset.listing import Listing, Segment, list_shards
 from rlio.dataset.markers import trim as put_marker
 from rlio.dataset.shards import open_shard
 from rlio.errors import DataNotFound, OptionError, excerpt
@@ -138,7 +138,9 @@ def trim(
         for entry in trimmed:
             put_marker(storage, entry.writer, entry.row)
             logger.info("trimmed %s: removed rows below %d of %s", storage.uri, entry.row, entry.writer)
-        _remove(storage, doomed, progress)
+        with progress("trim", len(doomed)) as advance:
+            for _ in each(storage, storage.remove, [ref.path for ref in doomed]):
+                advance(1)
     left = sum(part.rows for writer in listing.shards for part in _live(listing, writer))
     return TrimReport(
         uri=storage.uri,
@@ -227,9 +229,3 @@ def _stored(storage: Storage, path: str) -> float:
             uri=storage.uri_of(path),
         )
     return time
-
-
-def _remove(storage: Storage, doomed: list[ShardRef], progress: Progress) -> None:
-    with progress("trim", len(doomed)) as advance:
-        for _ in each(storage, storage.remove, [ref.path for ref in doomed]):
-            advance(1)

@@ -50,7 +50,7 @@ from rlio.maintenance.value_check import ValueCheck
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 
-__all__ = ["DamagedShard", "Inspection", "inspect", "verify"]
+__all__ = ["DamagedShard", "Inspection", "verify"]
 
 
 @dataclass(frozen=True)
@@ -66,31 +66,6 @@ class DamagedShard:
     ref: ShardRef
     codes: frozenset[str]
     intact: tuple[range, ...]
-
-
-@dataclass
-class Inspection:
-    """The results of `verify` that `repair` needs.
-
-    Attributes:
-        storage: The root.
-        listing: Its shards and markers.
-        header: State of the header.
-        schemas: Its schema files.
-        found_schemas: Hash -> schema, from the footers of shards.
-        damaged: Shards with findings.
-        torn: Objects with a shard's name and another size.
-        report: The report for the user.
-    """
-
-    storage: Storage
-    listing: Listing
-    header: HeaderState
-    schemas: SchemaFiles
-    report: VerifyReport
-    found_schemas: dict[str, Schema]
-    damaged: list[DamagedShard]
-    torn: list[tuple[str, Rejected, ShardName]]
 
 
 def verify(
@@ -123,21 +98,7 @@ def verify(
         OptionError: The data set has another format version, or an option is illegal.
     """
     storage = Storage.open(uri, storage_options=storage_options, limits=limits)
-    return inspect(storage, level=level, spool=spool, progress=progress, limit=limit).report
-
-
-def inspect(
-    storage: Storage,
-    *,
-    level: Level = "full",
-    spool: str | os.PathLike[str] | None = None,
-    progress: Progress = silent,
-    limit: int = 10_000,
-) -> Inspection:
-    """Run `verify` on an open root. Returns also what `repair` needs."""
-    if level not in get_args(Level):
-        raise OptionError(f"level={level!r}: expected one of {', '.join(get_args(Level))}")
-    return _Inspector(storage, level, spool, progress, Findings(limit=limit)).run()
+    return Inspection(storage, level, spool, progress, Findings(limit=limit)).run()
 
 
 def _lacks(listing: Listing) -> bool:
@@ -145,8 +106,25 @@ def _lacks(listing: Listing) -> bool:
 
 
 @dataclass
-class _Inspector:
-    """One run over a data set."""
+class Inspection:
+    """One run of `verify` over an open root; keeps what `repair` needs.
+
+    Attributes:
+        storage: The root.
+        level, spool, progress: See `verify`.
+        findings: Collects the findings.
+        listing: The shards and markers of the root.
+        header: State of the header.
+        schemas: Its schema files.
+        found_schemas: Hash -> schema, from the footers of shards.
+        damaged: Shards with findings.
+        torn: See `Listing.torn`.
+        lacking: Hash -> rows of the shards that need the schema and lack it.
+        quarantined: Paths of the objects that repair has set aside.
+
+    Raises:
+        OptionError: ``level`` is illegal.
+    """
 
     storage: Storage
     level: Level
@@ -154,32 +132,33 @@ class _Inspector:
     progress: Progress
     findings: Findings
     listing: Listing = field(default_factory=Listing)
+    header: HeaderState = "fine"
     schemas: SchemaFiles = field(default_factory=SchemaFiles)
     found_schemas: dict[str, Schema] = field(default_factory=dict)
     damaged: list[DamagedShard] = field(default_factory=list)
-    torn: list[tuple[str, Rejected, ShardName]] = field(default_factory=list)
-    # Hash -> rows of the shards that need the schema and lack it.
+    torn: dict[str, list[tuple[Rejected, ShardName]]] = field(default_factory=dict)
     lacking: dict[str, int] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
     repeats: RepeatCheck = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.level not in get_args(Level):
+            raise OptionError(f"level={self.level!r}: expected one of {', '.join(get_args(Level))}")
         self.repeats = RepeatCheck(self.findings)
 
-    def run(self) -> Inspection:
+    def run(self) -> VerifyReport:
         """Check everything."""
         self.listing = list_settled(self.storage, lacks=_lacks)
-        header = check_header(self.storage, self.listing, self.findings)
+        self.header = check_header(self.storage, self.listing, self.findings)
         self.schemas = read_schema_files(self.storage, self.findings)
         self.quarantined = check_strays(self.storage, self.listing, self.findings)
-        for writer, torn in sorted(self.listing.torn().items()):
-            self.torn += [(writer, rejected, name) for rejected, name in torn]
+        self.torn = self.listing.torn()
         with self.progress("verify", self._bytes()) as advance:
             ledger = {writer: self._writer(writer, advance) for writer in self._writers()}
         self._tell_lacking_schemas()
         self._tell_attempts()
         self._add_logs(ledger)
-        report = VerifyReport(
+        return VerifyReport(
             uri=self.storage.uri,
             level=self.level,
             findings=tuple(self.findings.kept),
@@ -188,19 +167,9 @@ class _Inspector:
             ledger=tuple(ledger[writer] for writer in sorted(ledger)),
             bytes=self._bytes(),
         )
-        return Inspection(
-            self.storage,
-            self.listing,
-            header,
-            self.schemas,
-            report,
-            self.found_schemas,
-            self.damaged,
-            self.torn,
-        )
 
     def _writers(self) -> list[str]:
-        return sorted({*self.listing.writers, *self.listing.trimmed, *(writer for writer, _, _ in self.torn)})
+        return sorted({*self.listing.writers, *self.listing.trimmed, *self.torn})
 
     def _bytes(self) -> int:
         return sum(ref.name.size for refs in self.listing.shards.values() for ref in refs)
@@ -344,9 +313,7 @@ class _Inspector:
     def _tell_torn(self, writer: str, stored: list[range], holes: list[range]) -> list[range]:
         """Report torn objects. Returns the holes that they do not explain."""
         trim = self.listing.trimmed.get(writer, 0)
-        for owner, (path, reason), name in self.torn:
-            if owner != writer:
-                continue
+        for (path, reason), name in self.torn.get(writer, []):
             own = range(name.first, name.end)
             lost = common([own], holes)
             waits = without([own], [*stored, *holes, range(trim)])

@@ -32,7 +32,7 @@ from rlio.policies.policy import Policy
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["MakePolicy", "PolicySpec", "Spaces", "as_specs", "callable_name", "load_callable"]
+__all__ = ["MakePolicy", "PolicySpec", "Spaces", "as_specs", "callable_name", "load_callable", "load_object"]
 
 #: A policy class, or a function that returns a policy; called with the config as keywords.
 MakePolicy: TypeAlias = "Callable[..., Policy]"
@@ -283,15 +283,25 @@ def load_callable(name: str) -> Callable[..., Any]:
     Raises:
         OptionError: The module or the name does not exist, or the object cannot be called.
     """
+    value = load_object(name)
+    if not callable(value):
+        raise OptionError(f"{name} is {excerpt(value)}: expected a function or class")
+    return value  # type: ignore[no-any-return] # any object may have this name; checked to be callable
+
+
+def load_object(name: str) -> Any:
+    """Load the object ``module:name``.
+
+    Raises:
+        OptionError: The module or the name does not exist.
+    """
     module, _, path = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not all(part.isidentifier() for part in [*module.split("."), *path.split(".")]):
-        raise OptionError(f"{excerpt(name)} is not the name of a function or class: expected 'module:name'")
+        raise OptionError(f"{excerpt(name)} is not the name of an object: expected 'module:name'")
     try:
         value: Any = import_module(module)
         for part in path.split("."):
             value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise OptionError(f"there is no {name}: {error}") from error
-    if not callable(value):
-        raise OptionError(f"{name} is {excerpt(value)}: expected a function or class")
-    return value  # type: ignore[no-any-return] # any object may have this name; checked to be callable
+    return value

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from rlio.storage.clients import protocols_of
 from rlio.storage.filesystem import Storage
 
 __all__ = ["endpoint_of", "normal_endpoint"]
@@ -38,7 +39,7 @@ def endpoint_of(storage: Storage) -> list[str]:
     if storage.is_local:
         return []
     fs = storage.fs
-    protocols = _protocols(fs)
+    protocols = set(protocols_of(fs))
     options = dict(getattr(fs, "storage_options", None) or {})
     inner = options.get("client_kwargs")
     # Clients use the outer option, unless it is None.
@@ -70,11 +71,6 @@ def normal_endpoint(url: str) -> str:
         host = f"{host}:{port}"
     normal = (f"{scheme}://" if scheme else "") + host + parts.path.rstrip("/")
     return "" if _DEFAULTS.fullmatch(normal) else normal
-
-
-def _protocols(fs: Any) -> set[str]:
-    protocol = getattr(fs, "protocol", ())
-    return {protocol} if isinstance(protocol, str) else set(protocol)
 
 
 def _from_surroundings(protocols: set[str], options: Mapping[str, Any]) -> str:

@@ -91,6 +91,9 @@ class Retry:
         self.sleep(min(self.first_delay * 2**attempt * spread, self.max_delay))
 
 
+_ONCE = Retry(attempts=1)
+
+
 class Storage:
     """A folder on any filesystem. Thread-safe; can be pickled and forked.
 
@@ -191,11 +194,6 @@ class Storage:
     def is_file(self) -> bool:
         """Whether a file is in place of the folder; always False for remote stores, which are not asked."""
         return self.is_local and os.path.isfile(self.root)
-
-    @property
-    def lists_flat(self) -> bool:
-        """Whether the store lists everything below a folder at once, with many names a request."""
-        return isinstance(self._backend, RemoteFolder) and self._backend.lists_flat
 
     @property
     def root(self) -> str:
@@ -395,18 +393,8 @@ class Storage:
         Raises:
             StoreError: The operation failed; but errors in ``absent``, and rlio's own errors, pass unchanged.
         """
-        attempt = 0
-        while True:
-            try:
-                return operation()
-            except Exception as error:
-                attempt += 1
-                if self.is_local or attempt >= self._retry.attempts or is_permanent(error):
-                    if isinstance(error, (RlioError, *absent)):
-                        raise
-                    raise store_error(error, uri=self.uri_of(path), attempts=attempt) from error
-                logger.warning("reading %s failed, trying again: %r", self.uri_of(path), error)
-                self._retry.wait(attempt - 1, path)
+        retry = _ONCE if self.is_local else self._retry
+        return _retried(operation, retry, uri=self.uri_of(path), absent=absent)
 
     def _has_landed(self, path: str, data: memoryview) -> bool:
         try:
@@ -424,15 +412,26 @@ def _connect(
     scheme = uri.split("://", 1)[0] if isinstance(uri, str) and is_uri(uri) else ""
     if scheme.rpartition("::")[2] not in CONNECTING:
         return locate(uri, options)
+    return _retried(lambda: within(timeout, lambda: locate(uri, options)), retry, uri=mask_secrets(str(uri)))
+
+
+def _retried(
+    operation: Callable[[], T], retry: Retry, *, uri: str, absent: tuple[type[OSError], ...] = ()
+) -> T:
+    """Run ``operation``, and retry it.
+
+    Raises:
+        StoreError: The operation failed; but errors in ``absent``, and rlio's own errors, pass unchanged.
+    """
     attempt = 0
     while True:
         try:
-            return within(timeout, lambda: locate(uri, options))
+            return operation()
         except Exception as error:
             attempt += 1
-            if isinstance(error, RlioError):
-                raise
             if attempt >= retry.attempts or is_permanent(error):
-                raise store_error(error, uri=mask_secrets(str(uri)), attempts=attempt) from error
-            logger.warning("connecting to %s failed, trying again: %r", mask_secrets(str(uri)), error)
-            retry.wait(attempt - 1, str(uri))
+                if isinstance(error, (RlioError, *absent)):
+                    raise
+                raise store_error(error, uri=uri, attempts=attempt) from error
+            logger.warning("a call to %s failed, trying again: %r", uri, error)
+            retry.wait(attempt - 1, uri)

@@ -89,7 +89,10 @@ def expand_inputs(
         uses_options = not any_uri or (isinstance(value, str) and is_uri(value))
         place = locate(value, storage_options if uses_options else None)
         with explained(place.uri):
-            files = _expand_one(place, suffixes, recursive)
+            find = _local if place.fs is None else _remote
+            files = find(place, suffixes, recursive)
+            if not files:
+                raise DataNotFound(_what_was_there(place, suffixes), uri=place.uri)
         for file in files:
             found.setdefault((id(file.fs), file.path), file)
             if len(found) > limit:
@@ -152,13 +155,6 @@ def _natural(text: str) -> list[tuple[int, str]]:
     parts = _DIGITS.split(text)
     # Odd places hold digits. Their length without zeros, and then the digits, orders numbers of any size.
     return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else (0, part) for i, part in enumerate(parts)]
-
-
-def _expand_one(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:
-    files = _local(place, suffixes, recursive) if place.fs is None else _remote(place, suffixes, recursive)
-    if not files:
-        raise DataNotFound(_what_was_there(place, suffixes), uri=place.uri)
-    return files
 
 
 def _wanted(path: str, suffixes: tuple[str, ...]) -> bool:

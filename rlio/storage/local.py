@@ -82,18 +82,13 @@ class LocalFolder:
 
     def put(self, path: str, data: memoryview) -> None:
         """Create or replace ``path`` with ``data``: readers see the old object or the whole new one."""
-        *folders, name = path.split("/")
         make_folders(self.root, sync=self.sync)
-        with self.folder([TMP_DIR], create=True) as tmp, self.folder(folders, create=True) as target:
-            temporary = f"{uuid.uuid4().hex}.tmp"
-            try:
-                self._write(tmp, temporary, data)
-                os.replace(tmp.at(temporary), target.at(name), src_dir_fd=tmp.fd, dst_dir_fd=target.fd)
-            except BaseException:
-                tmp.discard(temporary)
-                raise
-            if self.sync:
-                target.sync()
+        pending = PendingFile(self.root, sync=self.sync)
+        try:
+            pending.write(data)
+            pending.commit(path)
+        finally:
+            pending.discard()  # After an interrupt; a committed file has nothing to discard.
 
     def landed(self, path: str, data: memoryview) -> bool:
         """Always False: a failed local call has lost no response, and its durability is in doubt."""
@@ -230,29 +225,16 @@ class LocalFolder:
             if self.sync and name != TMP_DIR:
                 folder.sync()
 
-    def _write(self, folder: _Folder, name: str, data: memoryview) -> None:
-        fd = os.open(folder.at(name), _CREATE, 0o666, dir_fd=folder.fd)
-        try:
-            write_whole(fd, data)
-            if self.sync:
-                sync_descriptor(fd)
-        finally:
-            os.close(fd)
-
     def _is_plain_folder(self, folder: str) -> bool:
         """Whether ``folder`` is a folder and no link leads to it; a link is logged as a warning."""
-        path = self.root
-        for part in folder.split("/"):
-            path = os.path.join(path, part)
-            try:
-                mode = os.lstat(path).st_mode
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-            if stat.S_ISLNK(mode):
-                warn_of_links([folder], self.root)
-            if not stat.S_ISDIR(mode):
-                return False
-        return True
+        try:
+            with self.folder(folder.split("/")):
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except UnsafeData:
+            warn_of_links([folder], self.root)
+            return False
 
 
 class PendingFile:
@@ -260,19 +242,25 @@ class PendingFile:
 
     Args:
         root: Absolute path of the data set's folder.
+        sync: Make the file and its name durable.
 
     Raises:
         OSError: The file could not be created.
     """
 
-    def __init__(self, root: str) -> None:
-        self._folder = LocalFolder(root, sync=True)
+    def __init__(self, root: str, *, sync: bool = True) -> None:
+        self._folder = LocalFolder(root, sync=sync)
         self._name = f"{uuid.uuid4().hex}.tmp"
         self._unsynced = 0
         #: The first error. After it, `write` does nothing and `commit` raises.
         self.failure: OSError | None = None
-        with self._folder.folder([TMP_DIR], create=True) as tmp:
-            self._fd = os.open(tmp.at(self._name), _CREATE, 0o666, dir_fd=tmp.fd)
+        self._fd = -1
+        try:
+            with self._folder.folder([TMP_DIR], create=True) as tmp:
+                self._fd = os.open(tmp.at(self._name), _CREATE, 0o666, dir_fd=tmp.fd)
+        except BaseException:
+            self.discard()  # Closing the folder may have failed.
+            raise
 
     def write(self, data: memoryview) -> None:
         """Append ``data``; syncs now and then, to leave little for `commit`."""
@@ -281,7 +269,7 @@ class PendingFile:
         try:
             write_whole(self._fd, data)
             self._unsynced += len(data)
-            if self._unsynced >= _SYNC_BYTES:
+            if self._folder.sync and self._unsynced >= _SYNC_BYTES:
                 os.fsync(self._fd)
                 self._unsynced = 0
         except OSError as error:
@@ -297,13 +285,15 @@ class PendingFile:
         try:
             if self.failure is not None:
                 raise self.failure
-            sync_descriptor(self._fd)
+            if self._folder.sync:
+                sync_descriptor(self._fd)
             with (
                 self._folder.folder([TMP_DIR]) as tmp,
                 self._folder.folder(folders, create=True) as target,
             ):
                 os.replace(tmp.at(self._name), target.at(name), src_dir_fd=tmp.fd, dst_dir_fd=target.fd)
-                target.sync()
+                if self._folder.sync:
+                    target.sync()
         except BaseException:
             self.discard()
             raise

@@ -83,7 +83,13 @@ class RemoteFolder:
     @property
     def lists_flat(self) -> bool:
         """Whether the filesystem itself lists a whole tree, in few requests."""
-        return _finds_flat(self.fs)
+        from fsspec import AbstractFileSystem
+        from fsspec.asyn import AsyncFileSystem
+
+        cls = type(self.fs)
+        if issubclass(cls, AsyncFileSystem):
+            return cls._find is not AsyncFileSystem._find
+        return cls.find is not AbstractFileSystem.find
 
     def read(self, path: str, start: int, stop: int | None) -> bytes:
         """Bytes ``[start, stop)``; fewer at the end of the object."""
@@ -221,17 +227,8 @@ class RemoteFolder:
     def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]:
         """Names directly in ``folder``, at most ``most``, each with whether it is a folder; no cache."""
         self._clients.invalidate_cache()
-        try:
-            full = self.full(folder) if folder else self.root
-            children = self._clients.call("ls", full, detail=True, patience=_LISTING_PATIENCE)
-        except FileNotFoundError as error:
-            if (cause := behind_not_found(error)) is not None:
-                raise cause from error
-            return []
-        except NotADirectoryError:
-            return []
-        if self._lists_itself(full, children):
-            return []
+        full = self.full(folder) if folder else self.root
+        children = self._ls(full, patience=_LISTING_PATIENCE)
         below = f"{full}/" if full else ""
         paths = [(child["name"].rstrip("/"), child["type"] == "directory") for child in children]
         # Some servers list the folder as a child of itself.
@@ -245,11 +242,27 @@ class RemoteFolder:
     # ---- inside ----
 
     def _info(self, full: str) -> dict[str, Any]:
+        info: dict[str, Any] = self._ask("info", full)
+        return info
+
+    def _ask(self, operation: str, full: str, **keywords: Any) -> Any:
+        """Call a client; raises what it reported as a missing file, if the file is not missing."""
         try:
-            info: dict[str, Any] = self._clients.call("info", full)
+            return self._clients.call(operation, full, **keywords)
         except FileNotFoundError as error:
             raise behind_not_found(error) or error from error.__cause__
-        return info
+
+    def _ls(self, full: str, *, patience: float = 1) -> list[dict[str, Any]]:
+        """What a client says of each child of a folder; nothing if it is missing, or not a folder."""
+        try:
+            children: list[dict[str, Any]] = self._ask("ls", full, detail=True, patience=patience)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        # Servers (FTP) list an object as its own only child.
+        own = f"{full}/{full.rpartition('/')[2]}"
+        if [(child["type"], child["name"]) for child in children] != [("file", own)]:
+            return children
+        return [] if self._info(full).get("type") == "file" else children
 
     def _read(self, full: str, start: int, stop: int | None, size: int) -> bytes:
         if self._over_sftp:
@@ -336,10 +349,8 @@ class RemoteFolder:
 
     def _find(self, top: str) -> list[dict[str, Any]]:
         try:
-            found = self._clients.call("find", top, detail=True, patience=_LISTING_PATIENCE)
-        except FileNotFoundError as error:
-            if (cause := behind_not_found(error)) is not None:
-                raise cause from error
+            found = self._ask("find", top, detail=True, patience=_LISTING_PATIENCE)
+        except FileNotFoundError:
             return []
         # Azure's client returns a list of one name if ``top`` is an object, which has no files below it.
         return list(found.values()) if isinstance(found, dict) else []
@@ -351,17 +362,7 @@ class RemoteFolder:
         seen = 0
         while pending and seen <= limit:
             folder = pending.pop()
-            try:
-                children = self._clients.call("ls", folder, detail=True)
-            except FileNotFoundError as error:
-                if (cause := behind_not_found(error)) is not None:
-                    raise cause from error
-                continue
-            except NotADirectoryError:
-                continue  # an object instead of a folder: no files below it
-            if self._lists_itself(folder, children):
-                continue
-            for child in children:
+            for child in self._ls(folder):
                 name = child["name"].rstrip("/")
                 if not name.startswith(f"{folder}/"):
                     continue  # ls of an object, or ".": the folder itself
@@ -373,13 +374,6 @@ class RemoteFolder:
         if seen > limit:
             raise UnsafeData(f"more than {limit} names: raise the limit if they are yours")
         return found
-
-    def _lists_itself(self, folder: str, children: list[dict[str, Any]]) -> bool:
-        """Whether ``folder`` is an object that a server (FTP) listed as its own only child."""
-        own = f"{folder}/{folder.rpartition('/')[2]}"
-        if len(children) != 1 or children[0]["type"] != "file" or children[0]["name"] != own:
-            return False
-        return self._info(folder).get("type") == "file"
 
 
 def _time_of(info: dict[str, Any]) -> float | None:
@@ -407,17 +401,6 @@ def _is_plain_sftp(fs: Any) -> bool:
     from fsspec.implementations.sftp import SFTPFileSystem
 
     return type(fs) is SFTPFileSystem
-
-
-def _finds_flat(fs: Any) -> bool:
-    """Whether the filesystem itself lists a whole tree, in few requests."""
-    from fsspec import AbstractFileSystem
-    from fsspec.asyn import AsyncFileSystem
-
-    cls = type(fs)
-    if issubclass(cls, AsyncFileSystem):
-        return cls._find is not AsyncFileSystem._find
-    return cls.find is not AbstractFileSystem.find
 
 
 def real_move(fs: Any) -> str | None:
