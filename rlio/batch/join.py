@@ -38,9 +38,9 @@ def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> Sample
         raise OptionError(f"columns={columns!r}: expected one of {', '.join(map(repr, UNLIKE))}")
     plain = joined_plainly(samples)
     if plain is not None:
-        return type(samples[0])._trusted(
-            plain, num_grad_updates=_mean_updates(samples), is_training=samples[0].is_training
-        )
+        made = samples[0]._like(plain)
+        made.num_grad_updates = _mean_updates(samples)
+        return made
     filled = {i: sample for i, sample in enumerate(samples) if sample.count}
     if not filled:
         return next((sample for sample in samples if sample._columns), samples[0]).copy()
@@ -51,14 +51,10 @@ def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> Sample
     for name in parts[0]:
         axis = 1 if head.time_major and not is_per_sequence(name) else 0
         joined[name] = _join(name, [part[name] for part in parts], axis)
-    return type(head)._trusted(
-        joined,
-        time_major=head.time_major,
-        zero_padded=head.zero_padded,
-        max_seq_len=max_seq_len,
-        num_grad_updates=_mean_updates(filled.values()),
-        is_training=head.is_training,
-    )
+    made = head._like(joined)
+    made._max_seq_len = max_seq_len
+    made.num_grad_updates = _mean_updates(filled.values())
+    return made
 
 
 def joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:

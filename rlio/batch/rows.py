@@ -227,14 +227,9 @@ def pad(batch: BatchT, max_seq_len: int, *, time_major: bool = False) -> BatchT:
             return out
         return out.reshape(len(lens), max_seq_len, *out.shape[1:]).swapaxes(0, 1)
 
-    return type(batch)._trusted(
-        ragged._map_rows(spread, copy_leaf),
-        time_major=time_major,
-        zero_padded=True,
-        max_seq_len=max_seq_len,
-        num_grad_updates=batch.num_grad_updates,
-        is_training=batch.is_training,
-    )
+    padded = ragged._like(ragged._map_rows(spread, copy_leaf))
+    padded._time_major, padded._zero_padded, padded._max_seq_len = time_major, True, max_seq_len
+    return padded
 
 
 def unpad(batch: BatchT) -> BatchT:
@@ -246,11 +241,9 @@ def unpad(batch: BatchT) -> BatchT:
             leaf = _batch_major(leaf)
         return take_leaf(leaf, rows)
 
-    return type(batch)._trusted(
-        batch._map_rows(gather, copy_leaf),
-        num_grad_updates=batch.num_grad_updates,
-        is_training=batch.is_training,
-    )
+    ragged = batch._like(batch._map_rows(gather, copy_leaf))
+    ragged._time_major, ragged._zero_padded, ragged._max_seq_len = False, False, None
+    return ragged
 
 
 def cut(batch: BatchT, start: int, end: int, state_start: int | None, state_end: int | None) -> BatchT:
