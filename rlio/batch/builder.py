@@ -267,22 +267,9 @@ def _column(name: str, rows: list[Any]) -> Any:
     """One column of the values of ``rows``, with the same nesting."""
     if name == Columns.INFOS or not isinstance(rows[0], (dict, tuple)):
         return _leaf(name, rows)
-    first = leaves(rows[0])
-    found: list[list[Any]] = [[] for _ in first]
-    for row in rows:
-        parts = leaves(row)
-        if [path for path, _ in parts] != [path for path, _ in first]:
-            raise SchemaError(
-                f"a row is nested as {excerpt([path_text(path) for path, _ in parts])}, but the first row as "
-                f"{excerpt([path_text(path) for path, _ in first])}: give every row the same nesting",
-                column=name,
-            )
-        for values, (_, leaf) in zip(found, parts, strict=True):
-            values.append(leaf)
-    return unflatten(
-        [path for path, _ in first],
-        [_leaf(f"{name}/{path_text(path)}", values) for (path, _), values in zip(first, found, strict=True)],
-    )
+    lists = leaves(map_structure(lambda *values: list(values), *({name: row} for row in rows)))
+    paths = [path[1:] for path, _ in lists]
+    return unflatten(paths, [_leaf(path_text(path), values) for path, values in lists])
 
 
 def _leaf(name: str, values: list[Any]) -> Any:
