@@ -35,12 +35,14 @@ __all__ = [
     "equal_columns",
     "is_table",
     "is_tensor",
+    "join_columns",
     "joint_dtype",
     "object_column",
     "row_count",
     "size_bytes",
     "slice_leaf",
     "table_columns",
+    "take_column",
     "take_leaf",
     "to_numpy",
     "zero_leaf",
@@ -207,6 +209,11 @@ def take_leaf(leaf: Any, index: np.ndarray) -> Any:
     return leaf[torch.as_tensor(index, device=leaf.device)]
 
 
+def take_column(column: Column, index: np.ndarray) -> Column:
+    """A copy of the rows ``index`` of ``column``; also of a dict of columns."""
+    return map_structure(lambda leaf: take_leaf(leaf, index), column)
+
+
 def copy_leaf(leaf: Any) -> Any:
     """A deep copy of ``leaf``, of the same dtype, memory order and device; objects in it are copied too."""
     if not isinstance(leaf, np.ndarray):
@@ -277,6 +284,11 @@ def concat_leaves(parts: Sequence[Any], *, axis: int = 0) -> Any:
     if len(shapes) > 1:
         raise SchemaError(f"cannot join rows of the shapes {', '.join(map(str, sorted(shapes, key=str)))}")
     return np.concatenate(parts, axis=axis, dtype=dtype)
+
+
+def join_columns(parts: Sequence[Column], *, axis: int = 0) -> Column:
+    """Join columns of the same nesting, or dicts of columns, as `concat_leaves` joins their leaves."""
+    return map_structure(lambda *leaf: concat_leaves(leaf, axis=axis), *parts)
 
 
 def _kinds(parts: Sequence[Any]) -> str:

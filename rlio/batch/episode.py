@@ -21,8 +21,9 @@ from rlio.batch.arrays import (
     as_column,
     concat_leaves,
     equal_columns,
+    join_columns,
     row_count,
-    take_leaf,
+    take_column,
     to_numpy,
     zero_leaf,
 )
@@ -184,10 +185,10 @@ class Episode:
             observations = map_structure(lambda leaf: leaf[:-1], observations)
         return replace(
             self,
-            observations=_join(observations, next_chunk.observations),
+            observations=join_columns([observations, next_chunk.observations]),
             terminated=next_chunk.terminated,
             truncated=next_chunk.truncated,
-            **_join(self._per_step(), next_chunk._per_step()),
+            **join_columns([self._per_step(), next_chunk._per_step()]),
         )
 
     def _check_next(self, other: Episode) -> None:
@@ -284,10 +285,6 @@ class Episode:
         )
 
 
-def _join(first: Column, second: Column) -> Column:
-    return map_structure(lambda *leaf: concat_leaves(leaf), first, second)
-
-
 def _read_only(leaf: Any) -> Any:
     """A read-only view of ``leaf``; a tensor has no such view and is returned unchanged."""
     if isinstance(leaf, np.ndarray):
@@ -359,8 +356,7 @@ def _observations(batch: SampleBatch) -> Column:
         valid = to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
     # If a new_obs is missing before the last row, the next row's obs takes its place.
     known = np.flatnonzero(valid[:-1])
-    here = map_structure(lambda leaf: take_leaf(leaf, known), new_obs)
-    if not equal_columns(here, map_structure(lambda leaf: take_leaf(leaf, known + 1), obs)):
+    if not equal_columns(take_column(new_obs, known), take_column(obs, known + 1)):
         raise SchemaError(
             "a new_obs is not the obs of the next row, but an episode has one observation between two "
             "actions: keep these rows as a SampleBatch",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from rlio.batch.arrays import Column, concat_leaves, zero_leaf
+from rlio.batch.arrays import Column, join_columns, zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.frames import empty_array
 from rlio.batch.nested import map_structure
@@ -101,9 +101,7 @@ def _recycled(like: np.ndarray, rows: int) -> np.ndarray | None:
 
 def _join(name: str, parts: list[Column], axis: int) -> Column:
     try:
-        if type(parts[0]) is np.ndarray:
-            return concat_leaves(parts, axis=axis)
-        return map_structure(lambda *leaf: concat_leaves(leaf, axis=axis), *parts)
+        return join_columns(parts, axis=axis)
     except SchemaError as error:
         raise SchemaError(str(error), column=name) from error
 

@@ -7,7 +7,7 @@ Example:
     >>> estimation = Estimation(gamma=1.0, estimators=("is", "wis"))
     >>> evidence = estimation.evidence()
     >>> columns = {LOG_RATIOS: np.log([1.5, 0.5]), "rewards": np.array([4.0, 0.0])}
-    >>> evidence.add(LoggedRows(np.arange(2), None, np.zeros(2, np.int64), np.ones(2, bool), columns))
+    >>> evidence.add(LoggedRows(np.arange(2), np.zeros(2), np.zeros(2), np.ones(2, bool), columns))
     >>> {name: round(estimate.v_target.value, 6) for name, estimate in estimation.of(evidence).items()}
     {'is': 3.0, 'wis': 3.0}
 """

@@ -10,7 +10,7 @@ Example:
     >>> def rows(eps_id, t, end):
     ...     ends = np.array([False] * (len(t) - 1) + [end])
     ...     columns = {LOG_RATIOS: np.zeros(len(t)), "rewards": np.ones(len(t))}
-    ...     return LoggedRows(np.full(len(t), eps_id), None, np.array(t), ends, columns)
+    ...     return LoggedRows(np.full(len(t), eps_id), np.zeros(len(t)), np.array(t), ends, columns)
     >>> one, other = Evidence(gamma=1.0), Evidence(gamma=1.0)
     >>> one.add(rows(8, [0, 1], end=False))
     >>> other.add(rows(8, [2], end=True))
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.errors import OptionError, SchemaError
-from rlio.evaluation.complete_episodes import EpisodeAssembler, Episodes, join_episodes, join_ids
+from rlio.evaluation.complete_episodes import EpisodeAssembler, Episodes, join_episodes, join_ids, sortable
 from rlio.evaluation.fitted_q import ModelValues
 from rlio.evaluation.logged_rows import LoggedRows
 from rlio.evaluation.weighting import EpisodeWeights, WeightedSteps
@@ -58,7 +58,7 @@ class _Judged:
 
     source: Hashable
     eps_id: NDArray[Any]
-    agent: NDArray[Any] | None
+    agent: NDArray[Any]
     weights: EpisodeWeights
     steps: Episodes | None
 
@@ -197,24 +197,13 @@ class Evidence:
 
 def _order(parts: list[_Judged]) -> NDArray[np.int64]:
     """Return the order of all episodes by source, id and agent."""
-    counts = [len(part.eps_id) for part in parts]
-    keys = [_sortable(join_ids([part.eps_id for part in parts]))]
-    if any(part.agent is not None for part in parts):
-        agents = [
-            np.full(count, None, object) if part.agent is None else part.agent
-            for part, count in zip(parts, counts, strict=True)
-        ]
-        keys.insert(0, _sortable(join_ids(agents)))
+    keys = [
+        sortable(join_ids([part.agent for part in parts])),
+        sortable(join_ids([part.eps_id for part in parts])),
+    ]
     found = sorted({part.source for part in parts})  # type: ignore[type-var] # sortable, as `add` requires
     if len(found) > 1:
         ranks = {source: rank for rank, source in enumerate(found)}
+        counts = [len(part.eps_id) for part in parts]
         keys.append(np.repeat([ranks[part.source] for part in parts], counts))
     return np.lexsort(keys)
-
-
-def _sortable(ids: NDArray[Any]) -> NDArray[Any]:
-    """Return ``ids``, or, for objects, which may be unsortable, sortable text."""
-    if ids.dtype != object:
-        return ids
-    names = {value: f"{type(value).__name__} {value!r}" for value in set(ids.tolist())}
-    return np.array([names[value] for value in ids.tolist()])

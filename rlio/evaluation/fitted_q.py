@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.arrays import Column, row_count, take_leaf
+from rlio.batch.arrays import Column, row_count, take_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError
@@ -93,15 +93,14 @@ class Transitions:
             known = columns.get(Columns.NEXT_OBS_VALID, np.ones(rows, bool)).astype(bool)
         else:
             following = np.minimum(np.arange(1, rows + 1), rows - 1)
-            new_obs = map_structure(lambda leaf: take_leaf(leaf, following), obs)
+            new_obs = take_column(obs, following)
             known = np.ones(rows, bool)
             known[np.cumsum(episodes.lengths) - 1] = False
         return cls(obs, columns[Columns.ACTIONS], columns[Columns.REWARDS], new_obs, known, terminated)
 
     def take(self, index: NDArray[np.int64]) -> Transitions:
         """Return the steps ``index``."""
-        taken = (map_structure(lambda leaf: take_leaf(leaf, index), value) for value in vars(self).values())
-        return Transitions(*taken)
+        return Transitions(**take_column(vars(self), index))
 
 
 class QValues(Protocol):
