@@ -192,11 +192,11 @@ class NormalizeActions:
 
 
 def _with_actions(batch: BatchT, fn: Callable[[Any], Any]) -> BatchT:
-    if isinstance(batch, MultiAgentBatch):
-        parts = {policy_id: _with_actions(rows, fn) for policy_id, rows in batch.items()}
-        return cast("BatchT", MultiAgentBatch(parts, batch.env_steps()))
-    if Columns.ACTIONS not in batch:
-        raise MissingColumn("the batch has no actions to clip or scale", column=Columns.ACTIONS)
-    changed = batch.copy(shallow=True)
-    changed[Columns.ACTIONS] = fn(batch[Columns.ACTIONS])
-    return cast("BatchT", changed)
+    def changed(rows: SampleBatch) -> SampleBatch:
+        if Columns.ACTIONS not in rows:
+            raise MissingColumn("the batch has no actions to clip or scale", column=Columns.ACTIONS)
+        made = rows.copy(shallow=True)
+        made[Columns.ACTIONS] = fn(rows[Columns.ACTIONS])
+        return made
+
+    return cast("BatchT", batch._each(changed))

@@ -549,6 +549,10 @@ class SampleBatch(MutableMapping[str, Column]):
         """
         return rows.unpad(self) if self._zero_padded else self.copy(shallow=True)
 
+    def _each(self, fn: Callable[[SampleBatch], SampleBatch]) -> SampleBatch:
+        """A batch of ``fn`` of each policy's rows, as in a `MultiAgentBatch`."""
+        return fn(self)
+
     def concat(self, other: SampleBatch) -> SampleBatch:
         """This batch and ``other`` joined; see `rlio.batch.concat_samples`."""
         if not isinstance(other, SampleBatch):
