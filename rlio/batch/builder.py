@@ -43,14 +43,12 @@ class BatchBuilder:
     """
 
     def __init__(self, *, unroll_ids: bool = True) -> None:
-        self._rows: dict[str, list[Any]] = {}
+        self._rows: list[dict[str, Any]] = []
         self._batches: list[SampleBatch] = []
-        self._waiting = 0
-        self._built = 0
         self._unroll = 0 if unroll_ids else None
 
     def __len__(self) -> int:
-        return self._built + self._waiting
+        return sum(map(len, self._batches)) + len(self._rows)
 
     @property
     def count(self) -> int:
@@ -66,32 +64,24 @@ class BatchBuilder:
         Raises:
             SchemaError: The columns differ from those of the previous row; nothing is added.
         """
-        if self._waiting and values.keys() != self._rows.keys():
+        if self._rows and values.keys() != self._rows[0].keys():
             raise SchemaError(
                 f"this row has the columns {excerpt(sorted(values))}, but the rows before have "
-                f"{excerpt(sorted(self._rows))}: give every row the same columns"
+                f"{excerpt(sorted(self._rows[0]))}: give every row the same columns"
             )
-        row = {name: _copy(value) for name, value in values.items()}
-        if not self._waiting:
-            self._rows = {name: [] for name in values}
-        for name, value in row.items():
-            self._rows[name].append(value)
-        self._waiting += 1
+        self._rows.append(map_structure(_copy_leaf, values))
 
     def add_batch(self, batch: SampleBatch) -> None:
         """Add the rows of a batch; they are copied only in `build_and_reset`."""
         self._close_rows()
         self._batches.append(batch)
-        self._built += len(batch)
 
     def _close_rows(self) -> None:
         """Make a batch of the rows that were added one by one."""
-        if self._waiting:
-            self._batches.append(
-                SampleBatch({name: _column(name, rows) for name, rows in self._rows.items()})
-            )
-            self._built += self._waiting
-            self._rows, self._waiting = {}, 0
+        if self._rows:
+            columns = {name: _column(name, [row[name] for row in self._rows]) for name in self._rows[0]}
+            self._batches.append(SampleBatch(columns))
+            self._rows = []
 
     def build_and_reset(self) -> SampleBatch:
         """Return the rows so far, in order, and empty the builder.
@@ -104,7 +94,7 @@ class BatchBuilder:
         """
         self._close_rows()
         batch = concat_samples(self._batches)
-        self._batches, self._built = [], 0
+        self._batches = []
         if self._unroll is not None and len(batch) and Columns.UNROLL_ID not in batch:
             pieces = np.zeros(len(batch), np.int64)
             if Columns.EPS_ID in batch:
@@ -250,12 +240,8 @@ class MultiAgentBatchBuilder:
         return batch
 
 
-def _copy(value: Any) -> Any:
-    """A copy that no other code can change."""
-    return map_structure(_copy_leaf, value)
-
-
 def _copy_leaf(leaf: Any) -> Any:
+    """A copy that no other code can change."""
     if isinstance(leaf, np.ndarray):
         return np.array(leaf)
     if hasattr(leaf, "detach"):
