@@ -177,26 +177,24 @@ def read_log_probabilities(batch: SampleBatch, *, densities: bool) -> NDArray[np
         MissingColumn: Both columns are absent.
         SchemaError: A value is NaN, zero or above 1.
     """
-    if Columns.ACTION_LOGP in batch:
-        name = Columns.ACTION_LOGP
-        logp = to_numpy(batch[name]).astype(np.float64)
-    elif Columns.ACTION_PROB in batch:
-        name = Columns.ACTION_PROB
-        values = to_numpy(batch[name]).astype(np.float64)
-        if (values < 0).any():
-            raise SchemaError(
-                f"{values.min():.4g} is not a probability: if these are logs, name the column action_logp",
-                column=name,
-            )
-        with np.errstate(divide="ignore"):
-            logp = np.log(values)
-    else:
+    names = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
+    name = next((name for name in names if name in batch), None)
+    if name is None:
         raise MissingColumn(
             "rows do not say how likely their actions were: record with a policy whose extra columns are "
             "action_logp or action_prob, add the column (rlio.MappedInput), or use the direct method, "
             "which does not need it",
             column=Columns.ACTION_LOGP,
         )
+    logp = to_numpy(batch[name]).astype(np.float64)
+    if name == Columns.ACTION_PROB:
+        if (logp < 0).any():
+            raise SchemaError(
+                f"{logp.min():.4g} is not a probability: if these are logs, name the column action_logp",
+                column=name,
+            )
+        with np.errstate(divide="ignore"):
+            logp = np.log(logp)
     if logp.shape != (len(batch),):
         raise SchemaError(f"shape {logp.shape}: expected one number per row, ({len(batch)},)", column=name)
     _check_range(logp, name, densities)
