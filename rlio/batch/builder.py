@@ -83,6 +83,15 @@ class BatchBuilder:
             self._batches.append(SampleBatch(columns))
             self._rows = []
 
+    def _joined(self) -> SampleBatch:
+        """The rows so far, in order, as one batch with its own memory; they stay in the builder.
+
+        Raises:
+            SchemaError: The values of a column do not fit together.
+        """
+        self._close_rows()
+        return concat_samples(self._batches)
+
     def build_and_reset(self) -> SampleBatch:
         """Return the rows so far, in order, and empty the builder.
 
@@ -92,8 +101,7 @@ class BatchBuilder:
         Raises:
             SchemaError: The values of a column do not fit together; the rows stay.
         """
-        self._close_rows()
-        batch = concat_samples(self._batches)
+        batch = self._joined()
         self._batches = []
         if self._unroll is not None and len(batch) and Columns.UNROLL_ID not in batch:
             pieces = np.zeros(len(batch), np.int64)
@@ -172,8 +180,7 @@ class MultiAgentBatchBuilder:
         for agent_id, (_, builder) in self._agents.items():
             if not len(builder):
                 continue
-            rows = builder.build_and_reset()
-            builder.add_batch(rows)
+            rows = builder._joined()
             ends = [rows[name][-1] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in rows]
             if not any(ends):
                 raise SchemaError(
@@ -187,19 +194,13 @@ class MultiAgentBatchBuilder:
         If ``postprocess`` raises, the rows stay as they were.
         """
         parts = {
-            agent_id: (policy_id, builder.build_and_reset())
+            agent_id: (policy_id, builder._joined())
             for agent_id, (policy_id, builder) in self._agents.items()
             if len(builder)
         }
-        try:
-            made = [
-                (policy_id, self._postprocessed(agent_id, parts))
-                for agent_id, (policy_id, _) in parts.items()
-            ]
-        except BaseException:
-            for agent_id, (_, rows) in parts.items():
-                self._agents[agent_id][1].add_batch(rows)
-            raise
+        made = [
+            (policy_id, self._postprocessed(agent_id, parts)) for agent_id, (policy_id, _) in parts.items()
+        ]
         for policy_id, done in made:
             if Columns.UNROLL_ID not in done:
                 done[Columns.UNROLL_ID] = np.full(len(done), next(self._unrolls))
@@ -227,14 +228,7 @@ class MultiAgentBatchBuilder:
                 "environment"
             )
         self.postprocess_batch_so_far()
-        built: dict[str, SampleBatch] = {}
-        try:
-            for policy_id, builder in self._policies.items():
-                built[policy_id] = builder.build_and_reset()
-        except BaseException:
-            for policy_id, rows in built.items():
-                self._policies[policy_id].add_batch(rows)
-            raise
+        built = {policy_id: builder._joined() for policy_id, builder in self._policies.items()}
         batch = MultiAgentBatch(built, self._env_steps)
         self._policies, self._env_steps = {}, 0
         return batch
