@@ -92,9 +92,7 @@ def as_column(name: str, value: Any) -> Column:
         SchemaError: ``value`` is not a column, is a list of rows of several shapes, or a table's column with
             nulls.
     """
-    if isinstance(value, np.ndarray):
-        return value if value.ndim else value.reshape(1)
-    if is_tensor(value):
+    if isinstance(value, np.ndarray) or is_tensor(value):
         return value if value.ndim else value.reshape(1)
     if isinstance(value, Mapping):
         for key in value:
@@ -317,12 +315,10 @@ def size_bytes(column: Column) -> int:
 
 def equal_columns(a: Column, b: Column) -> bool:
     """Whether two columns agree in structure, dtype, shape and every value; NaN equals NaN."""
-    if isinstance(a, dict | tuple) or isinstance(b, dict | tuple):
-        try:
-            return all(leaf for _, leaf in leaves(map_structure(_equal_leaves, a, b)))
-        except SchemaError:
-            return False
-    return _equal_leaves(a, b)
+    try:
+        return all(equal for _, equal in leaves(map_structure(_equal_leaves, a, b)))
+    except SchemaError:
+        return False
 
 
 def _equal_leaves(a: Any, b: Any) -> bool:

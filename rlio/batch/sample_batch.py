@@ -1,7 +1,7 @@
 """`SampleBatch`: rows of experience as a mapping from column name to array.
 
-Import it from `rlio.batch` or `rlio`. Joining is in `rlio.batch.concat`. Compression, tensors, sequence
-arithmetic and policy inputs have their own modules, which the methods here call.
+Import it from `rlio.batch` or `rlio`. Joining is in `rlio.batch.concat`. Compression, tensors and
+operations on rows have their own modules, which the methods here call.
 
 Example:
     >>> batch = SampleBatch(obs=[[0.0], [1.0], [2.0]], rewards=[1.0, 1.0, 0.5])
@@ -48,7 +48,6 @@ from rlio.batch.compressed_rows import compress_column, decompress_column
 from rlio.batch.join import join
 from rlio.batch.multi_agent import MultiAgentBatch
 from rlio.batch.nested import leaves, map_structure, path_text
-from rlio.batch.policy_inputs import single_step_inputs
 from rlio.batch.rows import boundaries, sequence_range
 from rlio.batch.tensors import to_tensors
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
@@ -657,7 +656,7 @@ class SampleBatch(MutableMapping[str, Column]):
             MissingColumn: A column is absent, or the last observation is unknown.
             OptionError: A step lies outside the batch.
         """
-        return single_step_inputs(self, view_requirements, index)
+        return rows.step_inputs(self, view_requirements, index)
 
 
 def _names(columns: Iterable[str]) -> set[str]:
