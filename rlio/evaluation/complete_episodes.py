@@ -31,12 +31,14 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import Column, join_columns, take_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
+from rlio.batch.rows import ragged_rows
 from rlio.errors import SchemaError, excerpt
 from rlio.evaluation.logged_rows import NO_AGENT, LoggedRows
 
-__all__ = ["EpisodeAssembler", "EpisodePart", "Episodes", "join_episodes", "join_ids", "sortable"]
+__all__ = ["EpisodeAssembler", "EpisodePart", "Episodes", "join_episodes", "sortable"]
 
-_Key: TypeAlias = tuple[Any, Any]
+#: (source, episode, agent)
+_Key: TypeAlias = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,8 @@ class Episodes:
 
     def take(self, episodes: NDArray[np.int64]) -> Episodes:
         """Return the episodes with the given numbers, in that order."""
-        lengths = self.lengths[episodes]
-        starts = (np.cumsum(self.lengths) - self.lengths)[episodes]
-        rows = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-        columns = take_column(self.columns, rows)
-        return Episodes(columns, lengths, self.eps_id[episodes], self.agent[episodes])
+        columns = take_column(self.columns, ragged_rows(self.lengths, episodes))
+        return Episodes(columns, self.lengths[episodes], self.eps_id[episodes], self.agent[episodes])
 
 
 def join_episodes(parts: Sequence[Episodes]) -> Episodes:
@@ -71,12 +70,12 @@ def join_episodes(parts: Sequence[Episodes]) -> Episodes:
     return Episodes(
         join_columns([part.columns for part in parts]),
         np.concatenate([part.lengths for part in parts]),
-        join_ids([part.eps_id for part in parts]),
-        join_ids([part.agent for part in parts]),
+        _join_ids([part.eps_id for part in parts]),
+        _join_ids([part.agent for part in parts]),
     )
 
 
-def join_ids(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _join_ids(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Join ids as one array: as objects if they have several types, because ids must not be rounded."""
     kinds = {part.dtype.kind if part.dtype.kind == "U" else part.dtype.str for part in parts}
     return np.concatenate([part if len(kinds) == 1 else part.astype(object) for part in parts])
@@ -94,15 +93,17 @@ class EpisodePart(NamedTuple):
     """Consecutive rows of an incomplete episode.
 
     Attributes:
-        eps_id, agent: The episode and its agent.
+        source: Scope of the episode's id.
+        eps_id, agent: The episode and its agent, (1,) each.
         first: Step of the first row.
         rows: Number of rows.
         ends: Whether the last row ended the episode.
         columns: Their values.
     """
 
-    eps_id: Any
-    agent: Any
+    source: Any
+    eps_id: NDArray[Any]
+    agent: NDArray[Any]
     first: int
     rows: int
     ends: bool
@@ -143,11 +144,15 @@ class EpisodeAssembler:
 
     @property
     def incomplete(self) -> int:
-        """Number of incomplete episodes."""
-        return len(self._running)
+        """Number of episodes that lack steps or their end, including dropped ones."""
+        return len(self._running) + self.dropped
 
-    def add(self, rows: LoggedRows) -> Episodes:
+    def add(self, rows: LoggedRows, source: Any = None) -> Episodes:
         """Take ``rows`` and return the episodes that are whole now.
+
+        Args:
+            rows: Rows of any episodes.
+            source: Scope of their ids: two writers may use the same episode numbers.
 
         Raises:
             SchemaError: A step came twice.
@@ -163,7 +168,7 @@ class EpisodeAssembler:
         rest = _selected(rest, np.lexsort((rest.t, sortable(rest.agent), sortable(rest.eps_id))))
         starts, stops = _parts(rest)
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            found += self.put(_part(rest, start, stop))
+            found += self.put(_part(rest, start, stop, source))
         return join_episodes(found)
 
     def put(self, part: EpisodePart) -> list[Episodes]:
@@ -172,7 +177,7 @@ class EpisodeAssembler:
         Raises:
             SchemaError: A step came twice.
         """
-        key = part.eps_id, part.agent
+        key = part.source, part.eps_id.item(), part.agent.item()
         episode = self._running.setdefault(key, _Running())
         if part.first in episode.parts or (part.ends and episode.last is not None):
             step = part.first if part.first in episode.parts else part.first + part.rows - 1
@@ -192,21 +197,26 @@ class EpisodeAssembler:
     def _finished(self, key: _Key, episode: _Running) -> list[Episodes]:
         """Return the episode, which has as many rows as steps, if it has each step once."""
         parts, expected = [], 0
-        for first, part in sorted(episode.parts.items(), key=_first):
+        for first, part in sorted(episode.parts.items()):
             if first != expected:
                 self._came_twice(key, min(first, expected))
                 return []
-            parts.append(part.columns)
+            parts.append(part)
             expected += part.rows
         del self._running[key]
         self.waiting -= episode.rows
-        columns = parts[0] if len(parts) == 1 else join_columns(parts)
-        return [Episodes(columns, np.array([expected]), _boxed(key[0]), _boxed(key[1]))]
+        columns = join_columns([part.columns for part in parts])
+        return [Episodes(columns, np.array([expected]), parts[0].eps_id, parts[0].agent)]
 
     def _came_twice(self, key: _Key, step: int) -> None:
         """Raise, or drop the waiting rows of the episode."""
         if self._most_rows is None:
-            raise _twice(key, step)
+            raise SchemaError(
+                f"step {step} of episode {excerpt(key[1])} came twice: two runs used the same episode ids "
+                "(evaluate them separately, and give each its own seed), or rows were read twice (pass "
+                "epochs=1)",
+                column=Columns.EPS_ID,
+            )
         self._drop(key)
 
     def _drop(self, key: _Key) -> None:
@@ -220,10 +230,8 @@ class EpisodeAssembler:
 
     def why_incomplete(self) -> str:
         """Describe the first incomplete episode, for a message."""
-        (eps_id, agent), episode = next(iter(self._running.items()))
-        spans = [
-            f"{first} to {first + part.rows - 1}" for first, part in sorted(episode.parts.items(), key=_first)
-        ]
+        (_, eps_id, agent), episode = next(iter(self._running.items()))
+        spans = [f"{first} to {first + part.rows - 1}" for first, part in sorted(episode.parts.items())]
         whose = "" if agent == NO_AGENT else f" of agent {excerpt(agent)}"
         return (
             f"episode {excerpt(eps_id)}{whose} has the steps {', '.join(spans[:5])}"
@@ -232,37 +240,12 @@ class EpisodeAssembler:
         )
 
 
-def _first(item: tuple[int, Any]) -> int:
-    return item[0]
-
-
-def _part(rows: LoggedRows, start: int, stop: int) -> EpisodePart:
+def _part(rows: LoggedRows, start: int, stop: int, source: Any) -> EpisodePart:
     """Return rows ``start`` to ``stop`` as copies, because a view would keep the whole batch."""
     columns = map_structure(lambda leaf: leaf[start:stop].copy(), rows.columns)
     ends = bool(rows.ends[stop - 1])
-    eps_id, agent = _plain(rows.eps_id[start]), _plain(rows.agent[start])
-    return EpisodePart(eps_id, agent, int(rows.t[start]), stop - start, ends, columns)
-
-
-def _boxed(value: Any) -> NDArray[Any]:
-    """Return an array with the one ``value``: numbers and text as such, anything else as an object."""
-    if isinstance(value, int | float | str):
-        return np.array([value])
-    found = np.empty(1, object)
-    found[0] = value
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _twice(key: _Key, step: int) -> SchemaError:
-    return SchemaError(
-        f"step {step} of episode {excerpt(key[0])} came twice: two runs used the same episode ids (evaluate "
-        "them separately, and give each its own seed), or rows were read twice (pass epochs=1)",
-        column=Columns.EPS_ID,
-    )
+    eps_id, agent = rows.eps_id[start : start + 1].copy(), rows.agent[start : start + 1].copy()
+    return EpisodePart(source, eps_id, agent, int(rows.t[start]), stop - start, ends, columns)
 
 
 def _parts(rows: LoggedRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
