@@ -172,7 +172,8 @@ class ReaderTests:
 
     def test_what_is_left_over_comes_first_next_time(self) -> None:
         with self.make_reader() as one, self.make_reader() as other:
-            whole = _first(one, 7)
+            whole = _sample(one, 7)
+            assert whole is not None, "the reader has no data at all: the suite needs some rows"
             parts = []
             for n in (1, 4, 2):
                 if (part := _sample(other, n)) is not None:
@@ -321,12 +322,6 @@ def _sample(reader: InputReader, n: int | None) -> Batch | None:
         return reader.sample(n)
     except EndOfData:
         return None
-
-
-def _first(reader: InputReader, n: int) -> Batch:
-    batch = _sample(reader, n)
-    assert batch is not None, "the reader has no data at all: the suite needs some rows"
-    return batch
 
 
 def assert_raises(kind: type[RlioError], call: Callable[..., Any], *args: Any) -> None:
