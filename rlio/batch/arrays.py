@@ -238,9 +238,12 @@ class SwappedArray:
         return leaf.array.view(leaf.array.dtype.newbyteorder()) if isinstance(leaf, cls) else leaf
 
 
-def zero_leaf(leaf: Any, rows: int) -> Any:
-    """``rows`` rows of zeros (None for objects, "" for text) of the dtype and row shape of ``leaf``."""
-    shape = (rows, *leaf.shape[1:])
+def zero_leaf(leaf: Any, *rows: int) -> Any:
+    """Zeros (None for objects, "" for text) of the dtype and row shape of ``leaf``.
+
+    Two ``rows`` are those of the time-major layout.
+    """
+    shape = (*rows, *leaf.shape[len(rows) :])
     if not isinstance(leaf, np.ndarray):
         return leaf.new_zeros(shape)
     return np.full(shape, None, object) if leaf.dtype == object else np.zeros(shape, leaf.dtype)

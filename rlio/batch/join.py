@@ -9,7 +9,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -179,27 +179,22 @@ def _with_validity(filled: dict[int, SampleBatch], columns: Unlike) -> dict[int,
     if gap and columns == "intersect":
         return parts  # new_obs is left out, and so is its validity.
     if gap or any(valid in part for part in parts.values()):
-        like = next((part[valid] for part in parts.values() if valid in part), None)
+        like = next((part[valid] for part in parts.values() if valid in part), np.zeros(1, bool))
         for i, part in parts.items():
             if valid in part or (new_obs not in part and columns != "fill"):
                 continue
-            wide = like is None and filled[i].time_major
-            empty = _zeros(valid, np.zeros((1, 1) if wide else 1, bool) if like is None else like, filled[i])
+            empty = _zeros(valid, like, filled[i])
             part[valid] = ~empty if new_obs in part else empty
     return parts
 
 
 def _zeros(name: str, like: Column, sample: SampleBatch) -> Column:
     """Zeros like column ``name`` of another batch, with the rows and layout of ``sample``."""
+    rows: tuple[int, ...] = (sample.count,)
     if is_per_sequence(name):
-        number = len(sample._lens())
-        return map_structure(lambda leaf: zero_leaf(leaf, number), like)
-    if sample.time_major:
-        length, number = sample.max_seq_len or 0, len(sample._lens())
-
-        def wide(leaf: Any) -> Any:
-            return zero_leaf(leaf[0], length * number).reshape(length, number, *leaf.shape[2:])
-
-        return map_structure(wide, like)
-    rows = len(sample._lens()) * (sample.max_seq_len or 0) if sample.zero_padded else sample.count
-    return map_structure(lambda leaf: zero_leaf(leaf, rows), like)
+        rows = (len(sample._lens()),)
+    elif sample.time_major:
+        rows = (sample.max_seq_len or 0, len(sample._lens()))
+    elif sample.zero_padded:
+        rows = (len(sample._lens()) * (sample.max_seq_len or 0),)
+    return map_structure(lambda leaf: zero_leaf(leaf, *rows), like)
