@@ -36,7 +36,6 @@ from rlio.evaluation.target import Target
 from rlio.policies.torch_arrays import writable
 
 if TYPE_CHECKING:
-    import gymnasium as gym
     import torch
 
 __all__ = ["FittedQ", "ModelValues", "QModel", "QValues", "Transitions", "cross_fitted"]
@@ -245,17 +244,15 @@ class _Network(ABC):
             raise OptionError(
                 "a model needs spaces: pass Target(function, observation_space=, action_space=)"
             )
-        self._target, self._options = target, options
+        self._target, self._options, self._spaces = target, options, (seen, acts)
         self._rng = np.random.default_rng(options.seed)
         self._scale = 1.0
         generator = torch.Generator(options.device).manual_seed(options.seed)
-        self._module = self._new_module(seen, acts, generator).to(options.device)
+        self._module = self._new_module(generator).to(options.device)
 
     @abstractmethod
-    def _new_module(
-        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
-    ) -> torch.nn.Module:
-        """Return the module for the observation and action spaces."""
+    def _new_module(self, generator: torch.Generator) -> torch.nn.Module:
+        """Return the module for the spaces."""
 
     @abstractmethod
     def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
@@ -341,15 +338,13 @@ class _Network(ABC):
 class _ChoiceQ(_Network):
     """Discrete actions: one output each."""
 
-    def _new_module(
-        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
-    ) -> torch.nn.Module:
+    def _new_module(self, generator: torch.Generator) -> torch.nn.Module:
         from rlio.policies.networks import mlp
 
         choices = self._target.choices
         assert choices is not None
         self._start = int(choices[0])
-        return mlp(seen, outputs=len(choices), hidden=self._options.hidden, generator=generator)
+        return mlp(self._spaces[0], outputs=len(choices), hidden=self._options.hidden, generator=generator)
 
     def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
         found: torch.Tensor = module(obs)
@@ -366,14 +361,12 @@ class _ChoiceQ(_Network):
 class _NumberQ(_Network):
     """Other actions: they are inputs, and the policy's actions are drawn."""
 
-    def _new_module(
-        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
-    ) -> torch.nn.Module:
+    def _new_module(self, generator: torch.Generator) -> torch.nn.Module:
         from gymnasium.spaces import Tuple
 
         from rlio.policies.networks import mlp
 
-        return mlp(Tuple((seen, acts)), outputs=1, hidden=self._options.hidden, generator=generator)
+        return mlp(Tuple(self._spaces), outputs=1, hidden=self._options.hidden, generator=generator)
 
     def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
         found: torch.Tensor = module((obs, actions))[:, 0]

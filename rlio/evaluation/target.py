@@ -101,9 +101,7 @@ class Target:
 
         if not isinstance(self.action_space, Discrete):
             return None
-        return np.arange(
-            self.action_space.start, self.action_space.start + self.action_space.n, dtype=np.int64
-        )
+        return np.arange(self.action_space.n, dtype=np.int64) + self.action_space.start
 
     def has_densities(self, actions: Any) -> bool:
         """Whether likelihoods of ``actions`` may be above 1, as densities of floats may be."""
