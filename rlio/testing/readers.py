@@ -348,13 +348,9 @@ def _json_text(state: JsonState, what: str) -> str:
 
 def _assert_same_or_end(found: Batch | None, expected: Batch | None, what: str) -> None:
     if found is None or expected is None:
-        assert found is expected, f"{what}: {_size(found)}, expected {_size(expected)}"
+        assert found is expected, f"{what}: {found}, expected {expected} (None: the end of the data)"
         return
     assert_same(found, expected, what)
-
-
-def _size(batch: Batch | None) -> str:
-    return "the end of the data" if batch is None else f"{batch.agent_steps()} rows"
 
 
 def _assert_equal(found: object, expected: object, what: str) -> None:
