@@ -79,8 +79,9 @@ def concat_samples(
     """
     if any(isinstance(sample, MultiAgentBatch) for sample in samples):
         return concat_samples_into_ma_batch(samples, columns=columns)
-    for i, sample in enumerate(samples):
-        check_batch(i, sample)
+    if not all(isinstance(sample, SampleBatch) for sample in samples):
+        for i, sample in enumerate(samples):
+            check_batch(i, sample)
     return join(cast("Sequence[SampleBatch]", samples or [SampleBatch()]), columns=columns)
 
 

@@ -101,7 +101,8 @@ class Target:
 
         if not isinstance(self.action_space, Discrete):
             return None
-        return np.arange(self.action_space.n, dtype=np.int64) + self.action_space.start
+        first = int(self.action_space.start)
+        return np.arange(first, first + int(self.action_space.n), dtype=np.int64)
 
     def has_densities(self, actions: Any) -> bool:
         """Whether likelihoods of ``actions`` may be above 1, as densities of floats may be."""
