@@ -43,6 +43,8 @@ _FORMAT: Final = 1
 
 #: How a part is stored: as rows of a store, through one of the pairs of methods, or directly as a value.
 _Kind: TypeAlias = Literal["store", "priorities", "generator", "get_state", "state_dict", "value"]
+# Kinds that are the name of a method, and the method that loads what it gives.
+_METHODS: Final[dict[_Kind, str]] = {"get_state": "set_state", "state_dict": "load_state_dict"}
 
 
 def save_checkpoint(
@@ -161,11 +163,11 @@ def _kind_of(name: str, part: Any) -> _Kind:
         return "priorities"
     if isinstance(part, np.random.Generator):
         return "generator"
-    for save, load in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+    for save, load in _METHODS.items():
         if callable(getattr(part, save, None)) and callable(getattr(part, load, None)):
             if isinstance(part, type):
                 raise StateError(f"{name}={excerpt(part)} is a class: pass an instance")
-            return "get_state" if save == "get_state" else "state_dict"
+            return save
     return "value"
 
 
@@ -200,9 +202,7 @@ def _state_of(kind: _Kind, part: Any) -> Any:
                 "priorities": part.priorities.to_arrays(),
                 "span": list(part.span),
             }
-    if kind == "value":
-        return part
-    return part.get_state() if kind == "get_state" else part.state_dict()
+    return getattr(part, kind)() if kind in _METHODS else part
 
 
 def _restore(kind: _Kind, part: Any, state: Any) -> None:
@@ -212,10 +212,8 @@ def _restore(kind: _Kind, part: Any, state: Any) -> None:
         first, last = state["span"]
         part.restore(state["priorities"], (first, last))
         part.load_state_dict(state["state"])
-    elif kind == "get_state":
-        part.set_state(state)
     else:
-        part.load_state_dict(state)
+        getattr(part, _METHODS[kind])(state)
 
 
 def _restore_generator(generator: np.random.Generator, state: Mapping[str, Any]) -> None:

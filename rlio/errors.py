@@ -209,18 +209,6 @@ class EnvError(RlioError, RuntimeError):
         self.episode: int | None = episode
         self.seed: int | None = seed
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # For pickling to other processes: `args` does not hold keywords.
-        return (
-            type(self),
-            (str(self),),
-            {
-                "env_index": self.env_index,
-                "episode": self.episode,
-                "seed": self.seed,
-            },
-        )
-
 
 class WorkerError(RlioError, RuntimeError):
     """A worker of a group raised an error in its own process; the worker continues.
@@ -237,10 +225,6 @@ class WorkerError(RlioError, RuntimeError):
         super().__init__(message)
         self.worker_index: int = worker_index
         self.incarnation: int = incarnation
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        state = {"worker_index": self.worker_index, "incarnation": self.incarnation}
-        return type(self), (str(self),), state
 
 
 class WorkerLost(WorkerError):

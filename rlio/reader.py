@@ -19,11 +19,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rlio.batch import (
     Batch,
@@ -36,7 +35,7 @@ from rlio.batch import (
 from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError, excerpt
 from rlio.readers.read_options import check_batch_size
 from rlio.support.described import Described
-from rlio.writer import close_after
+from rlio.writer import ClosedByWith
 
 __all__ = ["Endless", "InputReader", "InputReaderAround", "JsonState", "Restorable", "Unit"]
 
@@ -108,7 +107,7 @@ class Restorable(Described):
             )
 
 
-class InputReader(Restorable, ABC):
+class InputReader(Restorable, ClosedByWith):
     """A source of experience: `sample()` gives the next batch.
 
     To write a reader, implement `_next`. If it can resume, implement `_position` and `_seek` too. The base
@@ -376,15 +375,6 @@ class InputReader(Restorable, ABC):
             self._closed = True
             self._rests = None
             self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # The reader may own a writer, as a worker does.
-        close_after(self, error)
 
 
 class InputReaderAround(InputReader):

@@ -312,7 +312,9 @@ def _single(value: Any, context: IOContext) -> InputReader:
         return _stored([value], context)
     if isinstance(value, Sequence) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
         return _stored(list(value), context)
-    if _is_open_dataset(value):
+    from rlio.dataset.dataset import Dataset
+
+    if isinstance(value, Dataset):
         return _class(_DATASET_READER)(value, **_read_options(context))  # type: ignore[no-any-return]  # found by name
     raise OptionError(
         f"the input is {excerpt(value)}: expected a reader, a function of IOContext, one of the names "
@@ -464,12 +466,6 @@ def _read_options(context: IOContext) -> dict[str, Any]:
     return options
 
 
-def _is_open_dataset(value: object) -> bool:
-    from rlio.dataset.dataset import Dataset
-
-    return isinstance(value, Dataset)
-
-
 def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputReader:
     """The reader for the files that ``values`` name."""
     options = _read_options(context)
@@ -478,17 +474,15 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
     if isinstance(options.get("columns"), Mapping) or options.get("episode") is not None:
         inputs = values[0] if alone else values
         return _class(_TABLE_READER)(inputs, **options)  # type: ignore[no-any-return]  # found by name
-    if alone and options.get("follow"):  # The data set may not exist yet.
+    # The data set may not exist yet, if it is followed.
+    if alone and (options.get("follow") or _is_dataset(values[0], storage_options, alone=True)):
         return _class(_DATASET_READER)(values[0], **options)  # type: ignore[no-any-return]  # found by name
-    roots = [value for value in values if _is_dataset(value, storage_options, alone=alone)]
-    if roots and len(values) > 1:
-        raise OptionError(
-            f"{excerpt(os.fspath(roots[0]))} is a data set, and is opened alone; to read it with others, "
-            "pass a "
-            "mixture with a weight for each: {path: weight, ...}"
-        )
-    if roots:
-        return _class(_DATASET_READER)(roots[0], **options)  # type: ignore[no-any-return]  # found by name
+    for value in [] if alone else values:
+        if _is_dataset(value, storage_options, alone=False):
+            raise OptionError(
+                f"{excerpt(os.fspath(value))} is a data set, and is opened alone; to read it with others, "
+                "pass a mixture with a weight for each: {path: weight, ...}"
+            )
     place, found = _reader_of(values, storage_options)
     # A single path is passed unchanged, because messages and states show it.
     inputs = found if len(found) > 1 else found[0]

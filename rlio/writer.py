@@ -18,18 +18,43 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.errors import ClosedError, PublishError, SchemaError, excerpt
 from rlio.support.described import Described
 
-__all__ = ["OutputWriter", "close_after"]
+__all__ = ["ClosedByWith", "OutputWriter"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
 
-class OutputWriter(Described, ABC):
+class ClosedByWith(Described, ABC):
+    """An object that is closed at the end of its ``with`` block, whose exception is never replaced."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the object holds. May be called again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            with _leaving():
+                self.close()
+        except Exception as failure:
+            # The caller's exception is the one that matters; ours is attached as a note.
+            error.add_note(f"closing {type(self).__name__} failed too: {failure!r}")
+            logger.error("closing %s failed: %r", type(self).__name__, failure)
+
+
+class OutputWriter(ClosedByWith):
     """A sink for experience. To write one, implement `_write`, and `_flush` and `_close` as needed.
 
     An exception inside ``with`` still publishes the rows that `write` accepted. The exception is never
@@ -179,18 +204,6 @@ class OutputWriter(Described, ABC):
             self._gave_up = _exit_deadline.get() is not None
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        close_after(self, error)
-
-
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
 
 # Deadline at which a writer that is being closed gives up and leaves its rows in its log; None: no deadline.
 _exit_deadline: ContextVar[float | None] = ContextVar("rlio_exit_deadline", default=None)
@@ -208,20 +221,6 @@ def _leaving() -> Iterator[None]:
         yield
     finally:
         _exit_deadline.reset(token)
-
-
-def close_after(thing: _Closable, error: BaseException | None) -> None:
-    """Close ``thing`` at the end of its ``with`` block; ``error`` is the exception that left the block."""
-    if error is None:
-        thing.close()
-        return
-    try:
-        with _leaving():
-            thing.close()
-    except Exception as failure:
-        # The caller's exception is the one that matters; ours is attached as a note.
-        error.add_note(f"closing {type(thing).__name__} failed too: {failure!r}")
-        logger.error("closing %s failed: %r", type(thing).__name__, failure)
 
 
 _open_writers: weakref.WeakSet[OutputWriter] = weakref.WeakSet()

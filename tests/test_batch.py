@@ -682,7 +682,8 @@ class TestCompression:
         for bad in (
             replace(block, data=block.data[:-9]),
             replace(block, data=b"junk"),
-            replace(block, header=block.header.replace(b"100", b"900")),
+            replace(block, shape=(900,)),
+            replace(block, dtype="<f4"),
         ):
             rows = object_column([CompressedRow(bad, i) for i in range(100)])
             with pytest.raises(CorruptData):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -75,7 +76,7 @@ def unsquash_actions(actions: Any, space: gym.Space[Any]) -> Any:
     Raises:
         SchemaError: As in `clip_actions`.
     """
-    return _map_boxes(_unsquash, actions, space, ())
+    return _map_boxes(partial(_scaled, _unsquash), actions, space, ())
 
 
 def normalize_actions(actions: Any, space: gym.Space[Any]) -> Any:
@@ -84,7 +85,7 @@ def normalize_actions(actions: Any, space: gym.Space[Any]) -> Any:
     ``2 (action - low) / (high - low) - 1``, for the same numbers, without clipping. If low equals high, the
     result is 0.
     """
-    return _map_boxes(_normalize, actions, space, ())
+    return _map_boxes(partial(_scaled, _normalize), actions, space, ())
 
 
 def has_boxes(space: gym.Space[Any]) -> bool:
@@ -133,30 +134,22 @@ def _clip(actions: Any, space: Box) -> Any:
     return np.clip(actions, space.low, space.high).astype(actions.dtype, copy=False)
 
 
-def _finite(space: Box) -> Any:
-    """Which numbers of ``space`` can be scaled; None if none can, as in an integer Box."""
+def _scaled(formula: Callable[[Any, Any, Any], Any], actions: Any, space: Box) -> Any:
+    """Apply ``formula`` of (actions, low, high) to numbers with two finite bounds in floating-point Boxes."""
     if space.dtype is None or space.dtype.kind != "f":
-        return None
-    return np.isfinite(space.low) & np.isfinite(space.high)
-
-
-def _unsquash(actions: Any, space: Box) -> Any:
-    finite = _finite(space)
-    if finite is None:
         return actions
-    low, high = np.where(finite, space.low, 0.0), np.where(finite, space.high, 0.0)
-    scaled = np.clip(low + (actions + 1.0) * (high - low) / 2.0, low, high)
-    return np.where(finite, scaled, actions).astype(actions.dtype, copy=False)
-
-
-def _normalize(actions: Any, space: Box) -> Any:
-    finite = _finite(space)
-    if finite is None:
-        return actions
+    finite = np.isfinite(space.low) & np.isfinite(space.high)
     low, high = np.where(finite, space.low, 0.0), np.where(finite, space.high, 1.0)
+    return np.where(finite, formula(actions, low, high), actions).astype(actions.dtype, copy=False)
+
+
+def _unsquash(actions: Any, low: Any, high: Any) -> Any:
+    return np.clip(low + (actions + 1.0) * (high - low) / 2.0, low, high)
+
+
+def _normalize(actions: Any, low: Any, high: Any) -> Any:
     width = high - low
-    scaled = np.where(width > 0, 2.0 * (actions - low) / np.where(width > 0, width, 1.0) - 1.0, 0.0)
-    return np.where(finite, scaled, actions).astype(actions.dtype, copy=False)
+    return np.where(width > 0, 2.0 * (actions - low) / np.where(width > 0, width, 1.0) - 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -192,11 +185,11 @@ class NormalizeActions:
 
 
 def _with_actions(batch: BatchT, fn: Callable[[Any], Any]) -> BatchT:
-    if isinstance(batch, MultiAgentBatch):
-        parts = {policy_id: _with_actions(rows, fn) for policy_id, rows in batch.items()}
-        return cast("BatchT", MultiAgentBatch(parts, batch.env_steps()))
-    if Columns.ACTIONS not in batch:
-        raise MissingColumn("the batch has no actions to clip or scale", column=Columns.ACTIONS)
-    changed = batch.copy(shallow=True)
-    changed[Columns.ACTIONS] = fn(batch[Columns.ACTIONS])
-    return cast("BatchT", changed)
+    def changed(rows: SampleBatch) -> SampleBatch:
+        if Columns.ACTIONS not in rows:
+            raise MissingColumn("the batch has no actions to clip or scale", column=Columns.ACTIONS)
+        made = rows.copy(shallow=True)
+        made[Columns.ACTIONS] = fn(rows[Columns.ACTIONS])
+        return made
+
+    return cast("BatchT", batch._each(changed))

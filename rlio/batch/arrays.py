@@ -35,12 +35,14 @@ __all__ = [
     "equal_columns",
     "is_table",
     "is_tensor",
+    "join_columns",
     "joint_dtype",
     "object_column",
     "row_count",
     "size_bytes",
     "slice_leaf",
     "table_columns",
+    "take_column",
     "take_leaf",
     "to_numpy",
     "zero_leaf",
@@ -90,9 +92,7 @@ def as_column(name: str, value: Any) -> Column:
         SchemaError: ``value`` is not a column, is a list of rows of several shapes, or a table's column with
             nulls.
     """
-    if isinstance(value, np.ndarray):
-        return value if value.ndim else value.reshape(1)
-    if is_tensor(value):
+    if isinstance(value, np.ndarray) or is_tensor(value):
         return value if value.ndim else value.reshape(1)
     if isinstance(value, Mapping):
         for key in value:
@@ -207,6 +207,11 @@ def take_leaf(leaf: Any, index: np.ndarray) -> Any:
     return leaf[torch.as_tensor(index, device=leaf.device)]
 
 
+def take_column(column: Column, index: np.ndarray) -> Column:
+    """A copy of the rows ``index`` of ``column``; also of a dict of columns."""
+    return map_structure(lambda leaf: take_leaf(leaf, index), column)
+
+
 def copy_leaf(leaf: Any) -> Any:
     """A deep copy of ``leaf``, of the same dtype, memory order and device; objects in it are copied too."""
     if not isinstance(leaf, np.ndarray):
@@ -233,9 +238,12 @@ class SwappedArray:
         return leaf.array.view(leaf.array.dtype.newbyteorder()) if isinstance(leaf, cls) else leaf
 
 
-def zero_leaf(leaf: Any, rows: int) -> Any:
-    """``rows`` rows of zeros (None for objects, "" for text) of the dtype and row shape of ``leaf``."""
-    shape = (rows, *leaf.shape[1:])
+def zero_leaf(leaf: Any, *rows: int) -> Any:
+    """Zeros (None for objects, "" for text) of the dtype and row shape of ``leaf``.
+
+    Two ``rows`` are those of the time-major layout.
+    """
+    shape = (*rows, *leaf.shape[len(rows) :])
     if not isinstance(leaf, np.ndarray):
         return leaf.new_zeros(shape)
     return np.full(shape, None, object) if leaf.dtype == object else np.zeros(shape, leaf.dtype)
@@ -279,6 +287,11 @@ def concat_leaves(parts: Sequence[Any], *, axis: int = 0) -> Any:
     return np.concatenate(parts, axis=axis, dtype=dtype)
 
 
+def join_columns(parts: Sequence[Column], *, axis: int = 0) -> Column:
+    """Join columns of the same nesting, or dicts of columns, as `concat_leaves` joins their leaves."""
+    return map_structure(lambda *leaf: concat_leaves(leaf, axis=axis), *parts)
+
+
 def _kinds(parts: Sequence[Any]) -> str:
     names = [f"{'array' if isinstance(part, np.ndarray) else 'tensor'} of {part.dtype}" for part in parts]
     return " and ".join(dict.fromkeys(names))
@@ -305,12 +318,10 @@ def size_bytes(column: Column) -> int:
 
 def equal_columns(a: Column, b: Column) -> bool:
     """Whether two columns agree in structure, dtype, shape and every value; NaN equals NaN."""
-    if isinstance(a, dict | tuple) or isinstance(b, dict | tuple):
-        try:
-            return all(leaf for _, leaf in leaves(map_structure(_equal_leaves, a, b)))
-        except SchemaError:
-            return False
-    return _equal_leaves(a, b)
+    try:
+        return all(equal for _, equal in leaves(map_structure(_equal_leaves, a, b)))
+    except SchemaError:
+        return False
 
 
 def _equal_leaves(a: Any, b: Any) -> bool:

@@ -43,14 +43,12 @@ class BatchBuilder:
     """
 
     def __init__(self, *, unroll_ids: bool = True) -> None:
-        self._rows: dict[str, list[Any]] = {}
+        self._rows: list[dict[str, Any]] = []
         self._batches: list[SampleBatch] = []
-        self._waiting = 0
-        self._built = 0
         self._unroll = 0 if unroll_ids else None
 
     def __len__(self) -> int:
-        return self._built + self._waiting
+        return sum(map(len, self._batches)) + len(self._rows)
 
     @property
     def count(self) -> int:
@@ -66,32 +64,33 @@ class BatchBuilder:
         Raises:
             SchemaError: The columns differ from those of the previous row; nothing is added.
         """
-        if self._waiting and values.keys() != self._rows.keys():
+        if self._rows and values.keys() != self._rows[0].keys():
             raise SchemaError(
                 f"this row has the columns {excerpt(sorted(values))}, but the rows before have "
-                f"{excerpt(sorted(self._rows))}: give every row the same columns"
+                f"{excerpt(sorted(self._rows[0]))}: give every row the same columns"
             )
-        row = {name: _copy(value) for name, value in values.items()}
-        if not self._waiting:
-            self._rows = {name: [] for name in values}
-        for name, value in row.items():
-            self._rows[name].append(value)
-        self._waiting += 1
+        self._rows.append(map_structure(_copy_leaf, values))
 
     def add_batch(self, batch: SampleBatch) -> None:
         """Add the rows of a batch; they are copied only in `build_and_reset`."""
         self._close_rows()
         self._batches.append(batch)
-        self._built += len(batch)
 
     def _close_rows(self) -> None:
         """Make a batch of the rows that were added one by one."""
-        if self._waiting:
-            self._batches.append(
-                SampleBatch({name: _column(name, rows) for name, rows in self._rows.items()})
-            )
-            self._built += self._waiting
-            self._rows, self._waiting = {}, 0
+        if self._rows:
+            columns = {name: _column(name, [row[name] for row in self._rows]) for name in self._rows[0]}
+            self._batches.append(SampleBatch(columns))
+            self._rows = []
+
+    def _joined(self) -> SampleBatch:
+        """The rows so far, in order, as one batch with its own memory; they stay in the builder.
+
+        Raises:
+            SchemaError: The values of a column do not fit together.
+        """
+        self._close_rows()
+        return concat_samples(self._batches)
 
     def build_and_reset(self) -> SampleBatch:
         """Return the rows so far, in order, and empty the builder.
@@ -102,9 +101,8 @@ class BatchBuilder:
         Raises:
             SchemaError: The values of a column do not fit together; the rows stay.
         """
-        self._close_rows()
-        batch = concat_samples(self._batches)
-        self._batches, self._built = [], 0
+        batch = self._joined()
+        self._batches = []
         if self._unroll is not None and len(batch) and Columns.UNROLL_ID not in batch:
             pieces = np.zeros(len(batch), np.int64)
             if Columns.EPS_ID in batch:
@@ -182,8 +180,7 @@ class MultiAgentBatchBuilder:
         for agent_id, (_, builder) in self._agents.items():
             if not len(builder):
                 continue
-            rows = builder.build_and_reset()
-            builder.add_batch(rows)
+            rows = builder._joined()
             ends = [rows[name][-1] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in rows]
             if not any(ends):
                 raise SchemaError(
@@ -197,19 +194,13 @@ class MultiAgentBatchBuilder:
         If ``postprocess`` raises, the rows stay as they were.
         """
         parts = {
-            agent_id: (policy_id, builder.build_and_reset())
+            agent_id: (policy_id, builder._joined())
             for agent_id, (policy_id, builder) in self._agents.items()
             if len(builder)
         }
-        try:
-            made = [
-                (policy_id, self._postprocessed(agent_id, parts))
-                for agent_id, (policy_id, _) in parts.items()
-            ]
-        except BaseException:
-            for agent_id, (_, rows) in parts.items():
-                self._agents[agent_id][1].add_batch(rows)
-            raise
+        made = [
+            (policy_id, self._postprocessed(agent_id, parts)) for agent_id, (policy_id, _) in parts.items()
+        ]
         for policy_id, done in made:
             if Columns.UNROLL_ID not in done:
                 done[Columns.UNROLL_ID] = np.full(len(done), next(self._unrolls))
@@ -237,25 +228,14 @@ class MultiAgentBatchBuilder:
                 "environment"
             )
         self.postprocess_batch_so_far()
-        built: dict[str, SampleBatch] = {}
-        try:
-            for policy_id, builder in self._policies.items():
-                built[policy_id] = builder.build_and_reset()
-        except BaseException:
-            for policy_id, rows in built.items():
-                self._policies[policy_id].add_batch(rows)
-            raise
+        built = {policy_id: builder._joined() for policy_id, builder in self._policies.items()}
         batch = MultiAgentBatch(built, self._env_steps)
         self._policies, self._env_steps = {}, 0
         return batch
 
 
-def _copy(value: Any) -> Any:
-    """A copy that no other code can change."""
-    return map_structure(_copy_leaf, value)
-
-
 def _copy_leaf(leaf: Any) -> Any:
+    """A copy that no other code can change."""
     if isinstance(leaf, np.ndarray):
         return np.array(leaf)
     if hasattr(leaf, "detach"):
@@ -267,22 +247,9 @@ def _column(name: str, rows: list[Any]) -> Any:
     """One column of the values of ``rows``, with the same nesting."""
     if name == Columns.INFOS or not isinstance(rows[0], (dict, tuple)):
         return _leaf(name, rows)
-    first = leaves(rows[0])
-    found: list[list[Any]] = [[] for _ in first]
-    for row in rows:
-        parts = leaves(row)
-        if [path for path, _ in parts] != [path for path, _ in first]:
-            raise SchemaError(
-                f"a row is nested as {excerpt([path_text(path) for path, _ in parts])}, but the first row as "
-                f"{excerpt([path_text(path) for path, _ in first])}: give every row the same nesting",
-                column=name,
-            )
-        for values, (_, leaf) in zip(found, parts, strict=True):
-            values.append(leaf)
-    return unflatten(
-        [path for path, _ in first],
-        [_leaf(f"{name}/{path_text(path)}", values) for (path, _), values in zip(first, found, strict=True)],
-    )
+    lists = leaves(map_structure(lambda *values: list(values), *({name: row} for row in rows)))
+    paths = [path[1:] for path, _ in lists]
+    return unflatten(paths, [_leaf(path_text(path), values) for path, values in lists])
 
 
 def _leaf(name: str, values: list[Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlio.batch.arrays import Column, to_numpy
 from rlio.batch.columns import STATE_IN_PREFIX, Columns
-from rlio.batch.nested import leaves, path_text
+from rlio.batch.nested import Path, leaves, path_text
 from rlio.errors import SchemaError, excerpt
 
 __all__ = ["check_layout"]
@@ -47,35 +47,30 @@ def check_layout(
 
 
 def _check_rows(columns: dict[str, Column]) -> None:
-    first: str | None = None
-    rows = -1
+    first, rows = "", -1
     for name, column in columns.items():
         # The path without nesting comes first, because it runs for every new batch.
-        lengths = (len(column),) if type(column) is np.ndarray else [len(leaf) for _, leaf in leaves(column)]
-        for length in lengths:
-            if first is None:
-                first, rows = name, length
-            elif length != rows:
-                raise _unlike(columns, name, first)
+        if type(column) is np.ndarray and len(column) == rows:
+            continue
+        for path, leaf in leaves(column):
+            if rows < 0:
+                first, rows = _full_name(name, path), len(leaf)
+            elif len(leaf) != rows:
+                raise _unlike(_full_name(name, path), len(leaf), first, rows)
 
 
-def _unlike(columns: dict[str, Column], name: str, first: str) -> SchemaError:
-    other, rows = _lengths(columns, first)[0]
-    odd, found = next(pair for pair in _lengths(columns, name) if pair[1] != rows)
+def _unlike(name: str, found: int, first: str, rows: int) -> SchemaError:
     hint = ""
-    if STATE_IN_PREFIX in (name[: len(STATE_IN_PREFIX)], first[: len(STATE_IN_PREFIX)]):
+    if name.startswith(STATE_IN_PREFIX) or first.startswith(STATE_IN_PREFIX):
         hint = "; state_in_* have one row a sequence only beside seq_lens: pass it too"
     return SchemaError(
-        f"column {odd} has {found} rows but column {other} has {rows}: all have the same rows{hint}"
+        f"column {excerpt(name)} has {found} rows but column {excerpt(first)} has {rows}: all have the same "
+        f"rows{hint}"
     )
 
 
-def _lengths(columns: dict[str, Column], name: str) -> list[tuple[str, int]]:
-    """Rows of each leaf of a column, with its name for messages."""
-    return [
-        (excerpt(f"{name}/{path_text(path)}" if path else name), len(leaf))
-        for path, leaf in leaves(columns[name])
-    ]
+def _full_name(name: str, path: Path) -> str:
+    return f"{name}/{path_text(path)}" if path else name
 
 
 def _check_sequences(
@@ -91,25 +86,22 @@ def _check_sequences(
     for name, column in columns.items():
         if name == _SEQ_LENS:
             continue
-        expected: tuple[int, ...]
+        expected: tuple[int, ...] = (total,)
+        why = "the sum of column 'seq_lens'"
         if name.startswith(STATE_IN_PREFIX):
             expected, why = (number,), f"one a sequence, and column 'seq_lens' has {number}"
         elif time_major:
-            expected, why = (
-                (length, number),
-                f"max_seq_len {length} by the {number} sequences of column 'seq_lens'",
-            )
+            expected = (length, number)
+            why = f"max_seq_len {length} by the {number} sequences of column 'seq_lens'"
         elif zero_padded:
             expected, why = (
                 (number * length,),
                 f"max_seq_len {length} times the {number} of column 'seq_lens'",
             )
-        else:
-            expected, why = (total,), "the sum of column 'seq_lens'"
         for path, leaf in leaves(column):
             found = tuple(leaf.shape[: len(expected)])
             if found != expected:
-                full = excerpt(f"{name}/{path_text(path)}" if path else name)
+                full = excerpt(_full_name(name, path))
                 raise SchemaError(f"column {full} has {_by(found)} rows, expected {_by(expected)}: {why}")
 
 
@@ -118,15 +110,12 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _checked_lens(column: Any) -> np.ndarray:
-    if isinstance(column, dict | tuple):
-        raise SchemaError(
-            "seq_lens is nested: expected 1-D integers, one length a sequence", column=_SEQ_LENS
-        )
-    lens = to_numpy(column)
+    nested = isinstance(column, dict | tuple)
+    lens = np.zeros(0) if nested else to_numpy(column)
     if lens.ndim != 1 or lens.dtype.kind not in "iu":
+        found = "nested" if nested else f"{lens.dtype} of shape {lens.shape}"
         raise SchemaError(
-            f"seq_lens is {lens.dtype} of shape {lens.shape}, expected 1-D integers, one length a sequence",
-            column=_SEQ_LENS,
+            f"seq_lens is {found}, expected 1-D integers, one length a sequence", column=_SEQ_LENS
         )
     if len(lens) and int(lens.min()) < 1:
         raise SchemaError(

@@ -55,8 +55,11 @@ STATE_OUT_PREFIX: Final = "state_out_"
 DEFAULT_POLICY_ID: Final = "default_policy"
 
 
-#: Columns that samplers record for each row automatically.
-RECORDED: Final = frozenset(
+#: Column for an agent id that is not an int, which `Columns.AGENT_INDEX` cannot hold.
+AGENT_ID: Final = "agent_id"
+
+#: Columns that describe one trajectory.
+TRAJECTORY: Final = frozenset(
     {
         Columns.OBS,
         Columns.NEXT_OBS,
@@ -65,17 +68,21 @@ RECORDED: Final = frozenset(
         Columns.REWARDS,
         Columns.TERMINATEDS,
         Columns.TRUNCATEDS,
-        Columns.DONES,
         Columns.INFOS,
         Columns.EPS_ID,
-        Columns.UNROLL_ID,
         Columns.AGENT_INDEX,
         Columns.T,
-        Columns.ENV_ID,
-        Columns.ENV_SEED,
-        Columns.WEIGHTS_SEQ_NO,
     }
 )
+
+#: Columns that samplers record for each row automatically.
+RECORDED: Final = TRAJECTORY | {
+    Columns.DONES,
+    Columns.UNROLL_ID,
+    Columns.ENV_ID,
+    Columns.ENV_SEED,
+    Columns.WEIGHTS_SEQ_NO,
+}
 
 
 def is_per_sequence(column: str) -> bool:

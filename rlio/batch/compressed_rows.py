@@ -1,6 +1,6 @@
 """Compressed columns: object arrays of `CompressedRow`, which cannot be confused with text columns.
 
-A block is one zstd frame after a typed header (dtype and shape as JSON), decoded without pickle. Rows refer
+A block is one zstd frame with its dtype and shape, decoded without pickle. Rows refer
 to their block: one block a row, or one for a whole column. A compressed column can therefore be sliced,
 shuffled, joined and pickled like any other column.
 
@@ -15,9 +15,8 @@ Example:
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -41,41 +40,38 @@ class CompressedBlock:
     """Some rows of an array, compressed.
 
     Attributes:
-        header: JSON: ``{"dtype": ..., "shape": [rows, ...]}``.
+        dtype: Their dtype, as `numpy.dtype.str`.
+        shape: Their shape, (rows, ...).
         data: One zstd frame of the rows in C order.
     """
 
-    header: bytes
+    dtype: str
+    shape: tuple[int, ...]
     data: bytes
 
     @classmethod
     def of(cls, rows: np.ndarray) -> CompressedBlock:
         """Compress ``rows``, of a plain dtype."""
-        header = json.dumps({"dtype": rows.dtype.str, "shape": rows.shape}).encode()
-        return cls(header, zstandard.ZstdCompressor(level=_LEVEL).compress(rows.tobytes()))
+        return cls(rows.dtype.str, rows.shape, zstandard.compress(rows.tobytes(), _LEVEL))
 
     def array(self) -> np.ndarray:
         """The rows, in fresh writable memory.
 
         Raises:
-            CorruptData: Header and data do not fit together.
+            CorruptData: The data is damaged, or does not have the shape.
         """
-        header = json.loads(self.header)
-        dtype, shape = np.dtype(header["dtype"]), tuple(header["shape"])
-        size = dtype.itemsize * math.prod(shape)
         try:
-            found = zstandard.frame_content_size(self.data)
-            if found != size:
-                raise CorruptData(f"a compressed block holds {found} bytes but its header says {size}")
-            data = zstandard.ZstdDecompressor().decompress(self.data, max_output_size=size) if size else b""
-        except zstandard.ZstdError as error:
-            raise CorruptData(f"a compressed block does not decompress: {error}") from error
-        return np.frombuffer(bytearray(data), dtype).reshape(shape)
+            data = bytearray(zstandard.decompress(self.data))
+            return np.frombuffer(data, self.dtype).reshape(self.shape)
+        except (zstandard.ZstdError, ValueError) as error:
+            raise CorruptData(
+                f"a compressed block does not hold {self.dtype} of shape {self.shape}: {error}"
+            ) from error
 
     @property
     def nbytes(self) -> int:
-        """Size of header and data."""
-        return len(self.header) + len(self.data)
+        """Size of the data."""
+        return len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,29 +131,18 @@ def decompress_column(column: Column) -> Column:
 
 
 def _unpack(rows: np.ndarray) -> np.ndarray:
-    # Decode each block once, for all rows that refer to it, and gather its rows together.
-    where: dict[int, tuple[CompressedBlock, list[int], list[int]]] = {}
-    for i, row in enumerate(rows):
-        if not isinstance(row, CompressedRow):
-            raise CorruptData(
-                "a compressed column holds a row that is not compressed: join like columns only"
-            )
-        _, targets, sources = where.setdefault(id(row.block), (row.block, [], []))
-        targets.append(i)
-        sources.append(row.index)
-    out: np.ndarray | None = None
-    for block, targets, sources in where.values():
-        decoded = block.array()
-        if len(where) == 1:
-            whole = sources == list(range(len(decoded)))
-            return decoded if whole else decoded[sources]
-        if out is None:
-            out = np.empty((len(rows), *decoded.shape[1:]), decoded.dtype)
-        if decoded.shape[1:] != out.shape[1:] or decoded.dtype != out.dtype:
-            raise CorruptData(
-                f"a compressed column has rows of {out.dtype}{out.shape[1:]} and of "
-                f"{decoded.dtype}{decoded.shape[1:]}: decompress before joining such batches"
-            )
-        out[targets] = decoded[sources]
-    assert out is not None  # is_compressed: there is a row, and so a block
-    return out
+    if not all(isinstance(row, CompressedRow) for row in rows):
+        raise CorruptData("a compressed column holds a row that is not compressed: join like columns only")
+    # Decode each block once, for all rows that refer to it.
+    blocks = {id(row.block): row.block for row in rows}
+    arrays = [block.array() for block in blocks.values()]
+    kinds = {f"{array.dtype}{array.shape[1:]}" for array in arrays}
+    if len(kinds) > 1:
+        raise CorruptData(
+            f"a compressed column has rows of {' and of '.join(sorted(kinds))}: decompress before joining "
+            "such batches"
+        )
+    firsts = dict(zip(blocks, accumulate(map(len, arrays), initial=0), strict=False))
+    index = [firsts[id(row.block)] + row.index for row in rows]
+    decoded = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, dtype=arrays[0].dtype)
+    return decoded if index == list(range(len(decoded))) else decoded[index]

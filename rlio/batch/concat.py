@@ -18,7 +18,13 @@ import numpy as np
 
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.join import Unlike, join
-from rlio.batch.multi_agent import MultiAgentBatch, episode_numbers, step_numbers
+from rlio.batch.multi_agent import (
+    MultiAgentBatch,
+    check_batch,
+    concat_samples_into_ma_batch,
+    episode_numbers,
+    step_numbers,
+)
 from rlio.batch.nested import leaves, path_text
 from rlio.batch.rows import boundaries
 from rlio.batch.sample_batch import SampleBatch
@@ -73,40 +79,10 @@ def concat_samples(
     """
     if any(isinstance(sample, MultiAgentBatch) for sample in samples):
         return concat_samples_into_ma_batch(samples, columns=columns)
-    for i, sample in enumerate(samples):
-        if not isinstance(sample, SampleBatch):
-            raise _no_batch(i, sample)
-    if not samples:
-        return join([SampleBatch()], columns=columns)
-    return join(cast("Sequence[SampleBatch]", samples), columns=columns)
-
-
-def concat_samples_into_ma_batch(
-    samples: Sequence[SampleBatch | MultiAgentBatch], *, columns: Unlike = "error"
-) -> MultiAgentBatch:
-    """Join batches policy by policy; env steps are summed.
-
-    A SampleBatch counts as ``default_policy``. See `concat_samples` for columns, dtypes and errors.
-    """
-    parts: dict[str, list[SampleBatch]] = {}
-    env_steps = 0
-    for i, sample in enumerate(samples):
-        if not isinstance(sample, SampleBatch | MultiAgentBatch):
-            raise _no_batch(i, sample)
-        env_steps += sample.env_steps()
-        for policy_id, batch in sample.policies().items():
-            parts.setdefault(policy_id, []).append(batch)
-    return MultiAgentBatch(
-        {policy_id: join(own, columns=columns) for policy_id, own in parts.items()},
-        env_steps,
-    )
-
-
-def _no_batch(i: int, sample: object) -> SchemaError:
-    return SchemaError(
-        f"batch {i} is a {type(sample).__name__}, expected a SampleBatch or a MultiAgentBatch: "
-        f"{excerpt(sample)}"
-    )
+    if not all(isinstance(sample, SampleBatch) for sample in samples):
+        for i, sample in enumerate(samples):
+            check_batch(i, sample)
+    return join(cast("Sequence[SampleBatch]", samples or [SampleBatch()]), columns=columns)
 
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:
@@ -138,14 +114,9 @@ def copy_into(out: BatchT, batch: SampleBatch | MultiAgentBatch) -> BatchT:
     Raises:
         SchemaError: ``out`` does not fit; the message names the column. Nothing is written then.
     """
-    if isinstance(out, MultiAgentBatch):
-        if not isinstance(batch, MultiAgentBatch) or out.keys() != batch.keys():
-            raise SchemaError(f"out is {_policies(out)}, the batch {_policies(batch)}: they must be alike")
-        pairs = [(out[key], batch[key]) for key in out]
-    elif isinstance(batch, SampleBatch) and isinstance(out, SampleBatch):
-        pairs = [(out, batch)]
-    else:
+    if type(out) is not type(batch) or out.policies().keys() != batch.policies().keys():
         raise SchemaError(f"out is {_policies(out)}, the batch {_policies(batch)}: they must be alike")
+    pairs = [(target, batch.policies()[key]) for key, target in out.policies().items()]
     copies = [copy for target, source in pairs for copy in _copies(target, source)]
     for target_leaf, source_leaf in copies:
         target_leaf[...] = source_leaf

@@ -10,7 +10,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -21,44 +21,30 @@ from rlio.batch.arrays import (
     as_column,
     concat_leaves,
     equal_columns,
+    join_columns,
     row_count,
-    take_leaf,
+    take_column,
     to_numpy,
     zero_leaf,
 )
-from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, SchemaError, excerpt
 
 __all__ = ["Episode"]
 
-#: Column for an agent id that is not an int, which `Columns.AGENT_INDEX` cannot hold.
-_AGENT_ID = "agent_id"
-_OWN_COLUMNS = frozenset(
-    {
-        Columns.OBS,
-        Columns.NEXT_OBS,
-        Columns.NEXT_OBS_VALID,
-        Columns.ACTIONS,
-        Columns.REWARDS,
-        Columns.TERMINATEDS,
-        Columns.TRUNCATEDS,
-        Columns.INFOS,
-        Columns.T,
-        Columns.EPS_ID,
-        Columns.AGENT_INDEX,
-        _AGENT_ID,
-    }
-)
+#: Columns that an episode holds in its own attributes.
+_OWN_COLUMNS = TRAJECTORY | {AGENT_ID}
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Episode:
     """One agent's trajectory from step ``t_started`` on: a whole episode, or any chunk of it.
 
     The observation after the last action may be missing. The episode then has as many observations as
     actions; none is invented. Columns are kept, not copied. Do not change an episode.
 
-    Args:
+    Attributes:
         id_: The episode's id, an int or a str.
         agent_id: The agent's id; None for a single agent.
         observations: N + 1 rows, or N if the final observation is missing; nested if the space is.
@@ -76,48 +62,32 @@ class Episode:
         SchemaError: A column's rows do not fit the number of actions.
     """
 
-    __slots__ = (
-        "actions",
-        "agent_id",
-        "extra_outputs",
-        "id_",
-        "infos",
-        "lookback",
-        "observations",
-        "rewards",
-        "t_started",
-        "terminated",
-        "truncated",
-    )
+    id_: int | str
+    _: KW_ONLY
+    agent_id: int | str | None = None
+    observations: Column
+    actions: Column
+    rewards: Column
+    infos: Column | None = None
+    extra_outputs: dict[str, Column] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    t_started: int = 0
+    lookback: Episode | None = None
 
-    def __init__(
-        self,
-        id_: int | str,
-        *,
-        agent_id: int | str | None = None,
-        observations: Any,
-        actions: Any,
-        rewards: Any,
-        infos: Any = None,
-        extra_outputs: Mapping[str, Any] | None = None,
-        terminated: bool = False,
-        truncated: bool = False,
-        t_started: int = 0,
-        lookback: Episode | None = None,
-    ) -> None:
-        self.id_: int | str = id_.item() if isinstance(id_, np.generic) else id_
-        self.agent_id: int | str | None = agent_id.item() if isinstance(agent_id, np.generic) else agent_id
-        self.observations: Column = as_column("observations", observations)
-        self.actions: Column = as_column("actions", actions)
-        self.rewards: Column = as_column("rewards", rewards)
-        self.infos: Column | None = None if infos is None else as_column(Columns.INFOS, infos)
-        self.extra_outputs: dict[str, Column] = {
-            name: as_column(name, value) for name, value in (extra_outputs or {}).items()
+    def __post_init__(self) -> None:
+        self.id_ = _plain(self.id_)
+        self.agent_id = _plain(self.agent_id)
+        self.observations = as_column("observations", self.observations)
+        self.actions = as_column("actions", self.actions)
+        self.rewards = as_column("rewards", self.rewards)
+        if self.infos is not None:
+            self.infos = as_column(Columns.INFOS, self.infos)
+        self.extra_outputs = {
+            name: as_column(name, value) for name, value in (self.extra_outputs or {}).items()
         }
-        self.terminated: bool = bool(terminated)
-        self.truncated: bool = bool(truncated)
-        self.t_started: int = int(t_started)
-        self.lookback: Episode | None = lookback
+        self.terminated, self.truncated = bool(self.terminated), bool(self.truncated)
+        self.t_started = int(self.t_started)
         self._check()
 
     def _check(self) -> None:
@@ -130,8 +100,7 @@ class Episode:
                 )
         per_step = {Columns.REWARDS: self.rewards, Columns.INFOS: self.infos, **self.extra_outputs}
         for name, column in per_step.items():
-            rows = None if column is None else row_count(column)
-            if column is not None and rows != steps:
+            if column is not None and (rows := row_count(column)) != steps:
                 raise SchemaError(
                     f"{rows} rows but 'actions' has {steps}: expected one row an action", column=name
                 )
@@ -186,23 +155,21 @@ class Episode:
         first, end, _ = slice(start, stop).indices(steps)
         end = max(first, end)
 
-        def part(column: Column) -> Column:
-            return map_structure(lambda leaf: leaf[first:end], column)
-
         last = end == steps
-        return type(self)(
-            self.id_,
-            agent_id=self.agent_id,
+        return replace(
+            self,
             observations=map_structure(lambda leaf: leaf[first : end + 1], self.observations),
-            actions=part(self.actions),
-            rewards=part(self.rewards),
-            infos=None if self.infos is None else part(self.infos),
-            extra_outputs={name: part(column) for name, column in self.extra_outputs.items()},
             terminated=self.terminated and last,
             truncated=self.truncated and last,
             t_started=self.t_started + first,
             lookback=None if first else self.lookback,
+            **map_structure(lambda leaf: leaf[first:end], self._per_step()),
         )
+
+    def _per_step(self) -> dict[str, Column]:
+        """The attributes with a row for each action."""
+        found = {"actions": self.actions, "rewards": self.rewards, "extra_outputs": self.extra_outputs}
+        return found if self.infos is None else {**found, "infos": self.infos}
 
     def concat(self, next_chunk: Episode) -> Self:
         """Join this chunk and the next one, in fresh memory.
@@ -216,24 +183,12 @@ class Episode:
         observations = self.observations
         if self.has_final_observation:
             observations = map_structure(lambda leaf: leaf[:-1], observations)
-        infos = None
-        if self.infos is not None:
-            infos = _join(self.infos, next_chunk.infos)
-        return type(self)(
-            self.id_,
-            agent_id=self.agent_id,
-            observations=_join(observations, next_chunk.observations),
-            actions=_join(self.actions, next_chunk.actions),
-            rewards=_join(self.rewards, next_chunk.rewards),
-            infos=infos,
-            extra_outputs={
-                name: _join(column, next_chunk.extra_outputs[name])
-                for name, column in self.extra_outputs.items()
-            },
+        return replace(
+            self,
+            observations=join_columns([observations, next_chunk.observations]),
             terminated=next_chunk.terminated,
             truncated=next_chunk.truncated,
-            t_started=self.t_started,
-            lookback=self.lookback,
+            **join_columns([self._per_step(), next_chunk._per_step()]),
         )
 
     def _check_next(self, other: Episode) -> None:
@@ -305,7 +260,7 @@ class Episode:
             )
             columns[Columns.NEXT_OBS_VALID] = np.arange(steps) < steps - 1
         if self.agent_id is not None:
-            name = Columns.AGENT_INDEX if isinstance(self.agent_id, int) else _AGENT_ID
+            name = Columns.AGENT_INDEX if isinstance(self.agent_id, int) else AGENT_ID
             columns[name] = _constant(self.agent_id, steps)
         if self.infos is not None:
             columns[Columns.INFOS] = self.infos
@@ -336,7 +291,7 @@ class Episode:
         agent_id = _constant_of(batch, Columns.AGENT_INDEX)
         return cls(
             id_,
-            agent_id=_constant_of(batch, _AGENT_ID) if agent_id is None else agent_id,
+            agent_id=_constant_of(batch, AGENT_ID) if agent_id is None else agent_id,
             observations=_observations(batch),
             actions=batch[Columns.ACTIONS],
             rewards=batch[Columns.REWARDS],
@@ -346,10 +301,6 @@ class Episode:
             truncated=_ends(batch, Columns.TRUNCATEDS),
             t_started=_start(batch),
         )
-
-
-def _join(first: Column, second: Column) -> Column:
-    return map_structure(lambda *leaf: concat_leaves(leaf), first, second)
 
 
 def _read_only(leaf: Any) -> Any:
@@ -376,7 +327,11 @@ def _constant_of(batch: SampleBatch, name: str) -> Any:
             "an episode is one trajectory; split_by_episode first",
             column=name,
         )
-    value = values[0]
+    return _plain(values[0])
+
+
+def _plain(value: Any) -> Any:
+    """``value``, or the Python object of a NumPy scalar."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -419,8 +374,7 @@ def _observations(batch: SampleBatch) -> Column:
         valid = to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
     # If a new_obs is missing before the last row, the next row's obs takes its place.
     known = np.flatnonzero(valid[:-1])
-    here = map_structure(lambda leaf: take_leaf(leaf, known), new_obs)
-    if not equal_columns(here, map_structure(lambda leaf: take_leaf(leaf, known + 1), obs)):
+    if not equal_columns(take_column(new_obs, known), take_column(obs, known + 1)):
         raise SchemaError(
             "a new_obs is not the obs of the next row, but an episode has one observation between two "
             "actions: keep these rows as a SampleBatch",

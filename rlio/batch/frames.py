@@ -39,7 +39,6 @@ def in_c_order(values: NDArray[Any]) -> NDArray[Any]:
 
     Returns:
         ``values`` itself if it is already in C order, else a copy.
-        ``values`` itself if it is so already, else a copy.
     """
     if values.flags.c_contiguous:
         return values

@@ -9,11 +9,11 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from rlio.batch.arrays import Column, concat_leaves, zero_leaf
+from rlio.batch.arrays import Column, join_columns, zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.frames import empty_array
 from rlio.batch.nested import map_structure
@@ -38,9 +38,9 @@ def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> Sample
         raise OptionError(f"columns={columns!r}: expected one of {', '.join(map(repr, UNLIKE))}")
     plain = joined_plainly(samples)
     if plain is not None:
-        return type(samples[0])._trusted(
-            plain, num_grad_updates=_mean_updates(samples), is_training=samples[0].is_training
-        )
+        made = samples[0]._like(plain)
+        made.num_grad_updates = _mean_updates(samples)
+        return made
     filled = {i: sample for i, sample in enumerate(samples) if sample.count}
     if not filled:
         return next((sample for sample in samples if sample._columns), samples[0]).copy()
@@ -51,14 +51,10 @@ def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> Sample
     for name in parts[0]:
         axis = 1 if head.time_major and not is_per_sequence(name) else 0
         joined[name] = _join(name, [part[name] for part in parts], axis)
-    return type(head)._trusted(
-        joined,
-        time_major=head.time_major,
-        zero_padded=head.zero_padded,
-        max_seq_len=max_seq_len,
-        num_grad_updates=_mean_updates(filled.values()),
-        is_training=head.is_training,
-    )
+    made = head._like(joined)
+    made._max_seq_len = max_seq_len
+    made.num_grad_updates = _mean_updates(filled.values())
+    return made
 
 
 def joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:
@@ -105,9 +101,7 @@ def _recycled(like: np.ndarray, rows: int) -> np.ndarray | None:
 
 def _join(name: str, parts: list[Column], axis: int) -> Column:
     try:
-        if type(parts[0]) is np.ndarray:
-            return concat_leaves(parts, axis=axis)
-        return map_structure(lambda *leaf: concat_leaves(leaf, axis=axis), *parts)
+        return join_columns(parts, axis=axis)
     except SchemaError as error:
         raise SchemaError(str(error), column=name) from error
 
@@ -185,27 +179,22 @@ def _with_validity(filled: dict[int, SampleBatch], columns: Unlike) -> dict[int,
     if gap and columns == "intersect":
         return parts  # new_obs is left out, and so is its validity.
     if gap or any(valid in part for part in parts.values()):
-        like = next((part[valid] for part in parts.values() if valid in part), None)
+        like = next((part[valid] for part in parts.values() if valid in part), np.zeros(1, bool))
         for i, part in parts.items():
             if valid in part or (new_obs not in part and columns != "fill"):
                 continue
-            wide = like is None and filled[i].time_major
-            empty = _zeros(valid, np.zeros((1, 1) if wide else 1, bool) if like is None else like, filled[i])
+            empty = _zeros(valid, like, filled[i])
             part[valid] = ~empty if new_obs in part else empty
     return parts
 
 
 def _zeros(name: str, like: Column, sample: SampleBatch) -> Column:
     """Zeros like column ``name`` of another batch, with the rows and layout of ``sample``."""
+    rows: tuple[int, ...] = (sample.count,)
     if is_per_sequence(name):
-        number = len(sample._lens())
-        return map_structure(lambda leaf: zero_leaf(leaf, number), like)
-    if sample.time_major:
-        length, number = sample.max_seq_len or 0, len(sample._lens())
-
-        def wide(leaf: Any) -> Any:
-            return zero_leaf(leaf[0], length * number).reshape(length, number, *leaf.shape[2:])
-
-        return map_structure(wide, like)
-    rows = len(sample._lens()) * (sample.max_seq_len or 0) if sample.zero_padded else sample.count
-    return map_structure(lambda leaf: zero_leaf(leaf, rows), like)
+        rows = (len(sample._lens()),)
+    elif sample.time_major:
+        rows = (sample.max_seq_len or 0, len(sample._lens()))
+    elif sample.zero_padded:
+        rows = (len(sample._lens()) * (sample.max_seq_len or 0),)
+    return map_structure(lambda leaf: zero_leaf(leaf, *rows), like)

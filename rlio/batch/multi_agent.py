@@ -13,15 +13,14 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import numpy as np
 
 from rlio.batch.arrays import joint_dtype
-from rlio.batch.column_mapping import ColumnMapping
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
-from rlio.batch.join import join
+from rlio.batch.join import Unlike, join
 from rlio.batch.rows import generator, sort_by_part, steps
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 
@@ -32,7 +31,13 @@ if TYPE_CHECKING:
 
     _Order: TypeAlias = tuple[str, dict[str, SampleBatch], dict[str, np.ndarray], int]
 
-__all__ = ["MultiAgentBatch", "episode_numbers", "step_numbers"]
+__all__ = [
+    "MultiAgentBatch",
+    "check_batch",
+    "concat_samples_into_ma_batch",
+    "episode_numbers",
+    "step_numbers",
+]
 
 
 class MultiAgentBatch:
@@ -56,7 +61,7 @@ class MultiAgentBatch:
         for policy_id, batch in policy_batches.items():
             if not isinstance(policy_id, str):
                 raise SchemaError(f"found the policy id {excerpt(policy_id)}: a policy id is a str")
-            if not isinstance(batch, ColumnMapping):
+            if not _is_sample_batch(batch):
                 raise SchemaError(
                     f"policy {excerpt(policy_id)} has a {type(batch).__name__}, expected a SampleBatch"
                 )
@@ -218,14 +223,7 @@ class MultiAgentBatch:
 
     def concat(self, other: SampleBatch | MultiAgentBatch) -> MultiAgentBatch:
         """This batch and ``other`` joined; see `rlio.batch.concat_samples_into_ma_batch`."""
-        if not isinstance(other, ColumnMapping | MultiAgentBatch):
-            raise SchemaError(f"cannot join a MultiAgentBatch with {excerpt(other)}: expected a batch")
-        parts = {key: [batch] for key, batch in self.policy_batches.items()}
-        for key, batch in other.policies().items():
-            parts.setdefault(key, []).append(batch)
-        return MultiAgentBatch(
-            {key: join(own) for key, own in parts.items()}, self._env_steps + other.env_steps()
-        )
+        return concat_samples_into_ma_batch([self, other])
 
     def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
         """Each policy's rows in their own random order; see `SampleBatch.shuffle`."""
@@ -271,6 +269,38 @@ class MultiAgentBatch:
     def as_multi_agent(self) -> Self:
         """This batch itself."""
         return self
+
+
+def concat_samples_into_ma_batch(
+    samples: Sequence[SampleBatch | MultiAgentBatch], *, columns: Unlike = "error"
+) -> MultiAgentBatch:
+    """Join batches policy by policy; env steps are summed.
+
+    A SampleBatch counts as ``default_policy``. See `concat_samples` for columns, dtypes and errors.
+    """
+    parts: dict[str, list[SampleBatch]] = {}
+    env_steps = 0
+    for i, sample in enumerate(samples):
+        check_batch(i, sample)
+        env_steps += sample.env_steps()
+        for policy_id, batch in sample.policies().items():
+            parts.setdefault(policy_id, []).append(batch)
+    joined = {policy_id: join(own, columns=columns) for policy_id, own in parts.items()}
+    return MultiAgentBatch(joined, env_steps)
+
+
+def check_batch(i: int, sample: object) -> None:
+    """Check that ``sample``, number ``i`` of some batches, is a batch of either kind."""
+    if not isinstance(sample, MultiAgentBatch) and not _is_sample_batch(sample):
+        raise SchemaError(
+            f"batch {i} is a {type(sample).__name__}, expected a SampleBatch or a MultiAgentBatch: "
+            f"{excerpt(sample)}"
+        )
+
+
+def _is_sample_batch(value: object) -> bool:
+    # By a method, because the module of SampleBatch imports this one.
+    return hasattr(value, "_map_rows")
 
 
 def step_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:

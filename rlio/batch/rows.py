@@ -21,13 +21,22 @@ Example:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from rlio.batch.arrays import concat_leaves, copy_leaf, is_tensor, take_leaf, to_numpy, zero_leaf
+from rlio.batch.arrays import (
+    Column,
+    concat_leaves,
+    copy_leaf,
+    is_tensor,
+    row_count,
+    take_leaf,
+    to_numpy,
+    zero_leaf,
+)
 from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns, is_per_sequence
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
@@ -48,6 +57,7 @@ __all__ = [
     "shuffle",
     "sort_by_part",
     "split_by_episode",
+    "step_inputs",
     "steps",
     "take",
     "timeslices",
@@ -185,11 +195,8 @@ def shuffle(batch: BatchT, seed: int | np.random.Generator | None) -> BatchT:
         return batch._like(batch._map(lambda leaf: take_leaf(leaf, order)))
     lens = batch._lens()
     order = rng.permutation(len(lens))
-    length = batch.max_seq_len or 0
-    if batch.zero_padded:
-        rows = (order[:, None] * length + np.arange(length)).ravel()
-    else:
-        rows = ragged_rows(lens, order)
+    laid = np.full(len(lens), batch.max_seq_len or 0) if batch.zero_padded else lens
+    rows = ragged_rows(laid, order)
 
     def pick(leaf: Any) -> Any:
         if batch.time_major:
@@ -227,14 +234,9 @@ def pad(batch: BatchT, max_seq_len: int, *, time_major: bool = False) -> BatchT:
             return out
         return out.reshape(len(lens), max_seq_len, *out.shape[1:]).swapaxes(0, 1)
 
-    return type(batch)._trusted(
-        ragged._map_rows(spread, copy_leaf),
-        time_major=time_major,
-        zero_padded=True,
-        max_seq_len=max_seq_len,
-        num_grad_updates=batch.num_grad_updates,
-        is_training=batch.is_training,
-    )
+    padded = ragged._like(ragged._map_rows(spread, copy_leaf))
+    padded._time_major, padded._zero_padded, padded._max_seq_len = time_major, True, max_seq_len
+    return padded
 
 
 def unpad(batch: BatchT) -> BatchT:
@@ -246,11 +248,9 @@ def unpad(batch: BatchT) -> BatchT:
             leaf = _batch_major(leaf)
         return take_leaf(leaf, rows)
 
-    return type(batch)._trusted(
-        batch._map_rows(gather, copy_leaf),
-        num_grad_updates=batch.num_grad_updates,
-        is_training=batch.is_training,
-    )
+    ragged = batch._like(batch._map_rows(gather, copy_leaf))
+    ragged._time_major, ragged._zero_padded, ragged._max_seq_len = False, False, None
+    return ragged
 
 
 def cut(batch: BatchT, start: int, end: int, state_start: int | None, state_end: int | None) -> BatchT:
@@ -411,3 +411,55 @@ def cuts(count: int, bounds: np.ndarray | None, size: int) -> list[int]:
             i = int(np.searchsorted(bounds, at[-1], side="right"))
         at.append(int(bounds[i]))
     return at
+
+
+def step_inputs(
+    batch: SampleBatch,
+    view_requirements: Mapping[str, tuple[str, int | Sequence[int]]],
+    index: int | Literal["last"],
+) -> dict[str, Column]:
+    """The input of a policy for one step; see `SampleBatch.get_single_step_input_dict`."""
+    if _SEQ_LENS in batch:
+        raise SchemaError(
+            "inputs for a step need a batch of steps, but this batch has seq_lens: select its rows first"
+        )
+    steps = len(batch)
+    step = steps if index == "last" else index
+    if not 0 <= step <= steps:
+        raise OptionError(
+            f"index={index!r}: expected 'last', or a step from 0 to {steps}, the number of steps"
+        )
+    inputs: dict[str, Column] = {}
+    for name, (column, shift) in view_requirements.items():
+        shifts = [shift] if isinstance(shift, int) else list(shift)
+        parts = [_step_or_zeros(batch, column, step + by) for by in shifts]
+        if isinstance(shift, int):
+            inputs[name] = parts[0]
+        else:
+            inputs[name] = map_structure(
+                lambda *rows: concat_leaves([row[None] for row in rows], axis=1), *parts
+            )
+    if any(is_per_sequence(name) for name in inputs):
+        inputs[_SEQ_LENS] = np.ones(1, np.int32)
+    return inputs
+
+
+def _step_or_zeros(batch: SampleBatch, column: str, position: int) -> Column:
+    """Row ``position`` of ``column``: zeros before the first row; for obs, one row past the last step too."""
+    values = batch[column]
+    steps = len(batch)
+    if position == steps and column == Columns.OBS:
+        valid = batch.get(Columns.NEXT_OBS_VALID)
+        if not steps or Columns.NEXT_OBS not in batch or (valid is not None and not valid[-1]):
+            raise MissingColumn(
+                f"the observation after the last of {steps} steps is not known: it would end new_obs",
+                column=Columns.NEXT_OBS,
+            )
+        values, position = batch[Columns.NEXT_OBS], steps - 1
+    elif position >= steps:
+        raise OptionError(f"step {position} of column {column!r} lies ahead: the batch has {steps} steps")
+
+    def select(leaf: Any) -> Any:
+        return zero_leaf(leaf, 1) if position < 0 else take_leaf(leaf, np.array([position]))
+
+    return map_structure(select, values) if row_count(values) is not None else values

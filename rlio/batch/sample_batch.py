@@ -1,7 +1,7 @@
 """`SampleBatch`: rows of experience as a mapping from column name to array.
 
-Import it from `rlio.batch` or `rlio`. Joining is in `rlio.batch.concat`. Compression, tensors, sequence
-arithmetic and policy inputs have their own modules, which the methods here call.
+Import it from `rlio.batch` or `rlio`. Joining is in `rlio.batch.concat`. Compression, tensors and
+operations on rows have their own modules, which the methods here call.
 
 Example:
     >>> batch = SampleBatch(obs=[[0.0], [1.0], [2.0]], rewards=[1.0, 1.0, 0.5])
@@ -15,10 +15,14 @@ from __future__ import annotations
 
 from collections.abc import (
     Callable,
+    ItemsView,
     Iterable,
     Iterator,
+    KeysView,
     Mapping,
+    MutableMapping,
     Sequence,
+    ValuesView,
 )
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -28,8 +32,10 @@ from rlio.batch import rows
 from rlio.batch.arrays import (
     Column,
     SwappedArray,
+    as_column,
     copy_leaf,
     equal_columns,
+    is_tensor,
     row_count,
     size_bytes,
     slice_leaf,
@@ -37,13 +43,11 @@ from rlio.batch.arrays import (
     to_numpy,
 )
 from rlio.batch.checks import check_layout
-from rlio.batch.column_mapping import ColumnMapping, named_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.compressed_rows import compress_column, decompress_column
 from rlio.batch.join import join
 from rlio.batch.multi_agent import MultiAgentBatch
 from rlio.batch.nested import leaves, map_structure, path_text
-from rlio.batch.policy_inputs import single_step_inputs
 from rlio.batch.rows import boundaries, sequence_range
 from rlio.batch.tensors import to_tensors
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
@@ -57,9 +61,10 @@ __all__ = ["SampleBatch"]
 # `slice` and `rows` are also methods: in annotations inside the class, the names would mean those.
 _Slice = slice
 _SEQ_LENS = Columns.SEQ_LENS
+_DONES = Columns.DONES
 
 
-class SampleBatch(ColumnMapping):
+class SampleBatch(MutableMapping[str, Column]):
     """Rows of experience: a mutable mapping from column name to array; all columns have the same rows.
 
     A column is an array, a torch tensor, or a dict or tuple of columns. Without ``seq_lens`` each row is a
@@ -91,7 +96,17 @@ class SampleBatch(ColumnMapping):
             ``seq_lens``, or a value is not a column.
     """
 
-    __slots__ = ("_is_training", "_max_seq_len", "_time_major", "_zero_padded", "num_grad_updates")
+    __slots__ = (
+        "__weakref__",
+        "_columns",
+        "_intercepted",
+        "_interceptor",
+        "_is_training",
+        "_max_seq_len",
+        "_time_major",
+        "_zero_padded",
+        "num_grad_updates",
+    )
 
     def __init__(
         self,
@@ -108,13 +123,13 @@ class SampleBatch(ColumnMapping):
         raw = {**({} if given is None else table_columns(given)), **more}
         made = {}
         for name, value in raw.items():
-            if type(value) is np.ndarray and value.ndim and name != Columns.DONES:
+            if type(value) is np.ndarray and value.ndim and name != _DONES:
                 made[name] = value
             elif name == _SEQ_LENS and (value is None or (isinstance(value, list) and not value)):
                 continue
             else:
-                made[name] = named_column(name, value)
-        self._set_state(made, time_major, zero_padded or time_major, max_seq_len, num_grad_updates, False)
+                made[name] = _named_column(name, value)
+        self._set_state(made, time_major, zero_padded or time_major, max_seq_len, num_grad_updates)
         self._check(made)
 
     # ---- making batches without checks ----
@@ -122,13 +137,15 @@ class SampleBatch(ColumnMapping):
     def _set_state(
         self,
         columns: dict[str, Column],
-        time_major: bool,
-        zero_padded: bool,
-        max_seq_len: int | None,
-        num_grad_updates: float | None,
-        is_training: bool,
+        time_major: bool = False,
+        zero_padded: bool = False,
+        max_seq_len: int | None = None,
+        num_grad_updates: float | None = None,
+        is_training: bool = False,
     ) -> None:
-        self._set_columns(columns)
+        self._columns = columns
+        self._interceptor: Callable[[Any], Any] | None = None
+        self._intercepted: dict[str, Any] = {}
         self._time_major = time_major
         self._zero_padded = zero_padded
         self._max_seq_len = max_seq_len
@@ -139,19 +156,10 @@ class SampleBatch(ColumnMapping):
         check_layout(columns, self._time_major, self._zero_padded, self._max_seq_len)
 
     @classmethod
-    def _trusted(
-        cls,
-        columns: dict[str, Column],
-        *,
-        time_major: bool = False,
-        zero_padded: bool = False,
-        max_seq_len: int | None = None,
-        num_grad_updates: float | None = None,
-        is_training: bool = False,
-    ) -> Self:
+    def _trusted(cls, columns: dict[str, Column]) -> Self:
         """A batch of ``columns`` that are known to be consistent; keeps the dict itself."""
         batch = cls.__new__(cls)
-        batch._set_state(columns, time_major, zero_padded, max_seq_len, num_grad_updates, is_training)
+        batch._set_state(columns)
         return batch
 
     def _like(self, columns: dict[str, Column]) -> Self:
@@ -218,6 +226,95 @@ class SampleBatch(ColumnMapping):
                 f"batch[{key}:{key + 1}] or a dict from batch.rows()"
             )
         return rows.take(self, key)
+
+    def _read(self, key: str) -> Column:
+        column = self._columns.get(key)
+        if column is None:
+            column = self._dones() if key == _DONES else None
+            if column is None:
+                known = ", ".join(map(excerpt, self._columns)) or "none"
+                raise MissingColumn(f"there is no column {excerpt(key)}; the batch has {known}")
+        if self._interceptor is None:
+            return column
+        if key not in self._intercepted:
+            self._intercepted[key] = self._interceptor(column)
+        return self._intercepted[key]
+
+    def _dones(self) -> Column | None:
+        names = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
+        flags = [self._columns[name] for name in names if name in self._columns]
+        if not flags:
+            return None
+        # Fresh memory even for one flag: writing into the result must not change the flag.
+        flags = [flag != 0 if is_tensor(flag) else flag.astype(bool) for flag in flags]
+        return flags[0] if len(flags) == 1 else flags[0] | flags[1]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Set a column; it is kept, not copied.
+
+        Raises:
+            SchemaError: Its rows do not fit the batch, or it is ``dones``. The batch is unchanged then.
+        """
+        columns = {**self._columns, key: _named_column(key, value)}
+        self._check(columns)
+        self._columns = columns
+        self._forget(key)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self._columns:
+            raise MissingColumn(f"there is no column {excerpt(key)} to delete")
+        columns = {name: column for name, column in self._columns.items() if name != key}
+        if key == _SEQ_LENS:
+            self._check(columns)
+        self._columns = columns
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        """Drop the interceptor's results for ``key``, and for ``dones``, which may depend on it."""
+        self._intercepted.pop(key, None)
+        self._intercepted.pop(_DONES, None)
+
+    def clear(self) -> None:
+        """Delete every column."""
+        self._columns, self._intercepted = {}, {}
+
+    def __contains__(self, key: object) -> bool:
+        if key == _DONES:
+            return Columns.TERMINATEDS in self._columns or Columns.TRUNCATEDS in self._columns
+        return key in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Column ``key``, through `__getitem__`, or ``default``."""
+        return self._read(key) if key in self else default
+
+    # The mixins of MutableMapping would use len(batch) as the number of columns.
+    def keys(self) -> KeysView[str]:
+        return self._columns.keys()
+
+    def values(self) -> ValuesView[Column]:
+        """The columns as stored: no interceptor is applied."""
+        return self._columns.values()
+
+    def items(self) -> ItemsView[str, Column]:
+        """Names and columns as stored: no interceptor is applied."""
+        return self._columns.items()
+
+    # Identity: `equals` compares values.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return object.__eq__(self, other)
+
+    def set_get_interceptor(self, fn: Callable[[Any], Any] | None) -> None:
+        """Pass each column read by name through ``fn`` once; the result is kept until the column is set.
+
+        `copy` keeps the interceptor; slices, other derived batches and pickles do not.
+        """
+        if fn is not self._interceptor:
+            self._interceptor, self._intercepted = fn, {}
 
     def __len__(self) -> int:
         return self.count
@@ -451,6 +548,10 @@ class SampleBatch(ColumnMapping):
         """
         return rows.unpad(self) if self._zero_padded else self.copy(shallow=True)
 
+    def _each(self, fn: Callable[[SampleBatch], SampleBatch]) -> SampleBatch:
+        """A batch of ``fn`` of each policy's rows, as in a `MultiAgentBatch`."""
+        return fn(self)
+
     def concat(self, other: SampleBatch) -> SampleBatch:
         """This batch and ``other`` joined; see `rlio.batch.concat_samples`."""
         if not isinstance(other, SampleBatch):
@@ -555,10 +656,26 @@ class SampleBatch(ColumnMapping):
             MissingColumn: A column is absent, or the last observation is unknown.
             OptionError: A step lies outside the batch.
         """
-        return single_step_inputs(self, view_requirements, index)
+        return rows.step_inputs(self, view_requirements, index)
 
 
 def _names(columns: Iterable[str]) -> set[str]:
     if isinstance(columns, str):
         raise OptionError(f"columns={columns!r}: expected a list of names, not one str")
     return set(columns)
+
+
+def _named_column(name: Any, value: Any) -> Column:
+    """Convert ``value`` to column ``name``; accepts and checks any objects."""
+    if not isinstance(name, str):
+        raise SchemaError(
+            f"found a column name {excerpt(name)} ({type(name).__name__}): a column's name is a str"
+        )
+    if name == _DONES:
+        raise SchemaError(
+            "dones cannot be written, because it is read as terminateds OR truncateds: write one of these",
+            column=_DONES,
+        )
+    if name == _SEQ_LENS and isinstance(value, list):
+        return np.asarray(value, np.int32)
+    return as_column(name, value)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.evaluation.intervals import IntervalOptions, Resampling, influences_of, rescaled_interval
+from rlio.evaluation.intervals import IntervalOptions, Resampling, influences_of
 from rlio.evaluation.weighting import Contributions, rescaled
 
 __all__ = ["Measured", "OffPolicyEstimate", "Overlap", "measured"]
@@ -98,7 +98,7 @@ def measured(
     squares = (influences / largest) ** 2
     total = float(squares.sum())
     error = largest * math.sqrt(total / (count - 1) / count) if count > 1 else math.nan
-    interval = draws.interval(on_scale, confidence=options.confidence)
+    low, high = draws.interval(on_scale, confidence=options.confidence)
     # NumPy squares by multiplication; for a fourth power it calls pow, 30 times as slow.
     rests_on = total**2 / float((squares**2).sum()) if total else float(count)
     found = list(doubts or ())
@@ -109,7 +109,7 @@ def measured(
     return Measured(
         value,
         rescaled(error, log_scale),
-        rescaled_interval(interval, log_scale),
+        (rescaled(low, log_scale), rescaled(high, log_scale)),
         concentration,
         error_sample_size=rests_on,
         doubts=tuple(found),

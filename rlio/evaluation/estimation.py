@@ -7,7 +7,7 @@ Example:
     >>> estimation = Estimation(gamma=1.0, estimators=("is", "wis"))
     >>> evidence = estimation.evidence()
     >>> columns = {LOG_RATIOS: np.log([1.5, 0.5]), "rewards": np.array([4.0, 0.0])}
-    >>> evidence.add(LoggedRows(np.arange(2), None, np.zeros(2, np.int64), np.ones(2, bool), columns))
+    >>> evidence.add(LoggedRows(np.arange(2), np.zeros(2), np.zeros(2), np.ones(2, bool), columns))
     >>> {name: round(estimate.v_target.value, 6) for name, estimate in estimation.of(evidence).items()}
     {'is': 3.0, 'wis': 3.0}
 """
@@ -53,6 +53,8 @@ _BY_STEP: Final = {
     "wdr": weighted_doubly_robust,
 }
 _BY_MODEL: Final = ("dm", "dr", "wdr")
+#: A doubt about the direct method, which weighs nothing.
+_MODEL_ERROR: Final = "the interval does not include the error of the model"
 #: Names of all estimators.
 ESTIMATORS: Final = (*_BY_EPISODE, *_BY_STEP)
 
@@ -146,7 +148,7 @@ class Estimation:
             )
         weights, episodes = evidence.joined()
         found = self._contributions(weights, episodes, target)
-        return _Results(self, weights, left_out).of(found)
+        return self._estimates(weights, left_out, found)
 
     def _contributions(
         self, weights: EpisodeWeights, episodes: Episodes | None, target: Target | None
@@ -173,62 +175,41 @@ class Estimation:
         )
         return weighted_steps(episodes, self.gamma, values)
 
+    def _estimates(
+        self, weights: EpisodeWeights, left_out: int, contributions: Mapping[str, Contributions]
+    ) -> dict[str, OffPolicyEstimate]:
+        """Turn contributions into estimates, all with the same episodes and draws."""
+        options = self.intervals or IntervalOptions()
+        draws = Resampling(len(weights.lengths), resamples=options.resamples, seed=options.seed)
+        logged = Contributions(weights.returns, np.ones(len(weights.returns)))
+        behavior = measured([logged], draws, options)
+        weighed = Overlap.of(weights.log_weights) if self.weighs else None
+        estimates = {}
+        for name, found in contributions.items():
+            overlap = None if name == "dm" else weighed
+            doubts = [_MODEL_ERROR] if overlap is None else overlap.doubts
+            concentration = _concentration(found, options) if name in ("is", "pdis") else None
+            target = measured([found], draws, options, concentration, doubts=doubts)
+            estimates[name] = OffPolicyEstimate(
+                estimator=name,
+                v_behavior=behavior,
+                v_target=target,
+                v_gain=measured([found, logged], draws, options, doubts=doubts),
+                v_gain_ratio=target.value / behavior.value if behavior.value > 0 else None,
+                overlap=overlap,
+                episodes=len(weights.lengths),
+                steps=int(weights.lengths.sum()),
+                left_out=left_out,
+                gamma=self.gamma,
+                confidence=options.confidence,
+            )
+        return estimates
 
-#: A doubt about the direct method, which weighs nothing.
-_MODEL_ERROR: Final = "the interval does not include the error of the model"
 
-
-class _Results:
-    """Turns contributions into estimates, all with the same episodes and draws.
-
-    Args:
-        estimation: The options.
-        weights: Weights of the episodes.
-        left_out: Number of incomplete episodes.
-    """
-
-    def __init__(self, estimation: Estimation, weights: EpisodeWeights, left_out: int) -> None:
-        self._estimation, self._weights, self._left_out = estimation, weights, left_out
-        self._intervals = estimation.intervals or IntervalOptions()
-        self._draws = Resampling(
-            len(weights.lengths), resamples=self._intervals.resamples, seed=self._intervals.seed
-        )
-        self._logged = Contributions(weights.returns, np.ones(len(weights.returns)))
-        self._behavior = measured([self._logged], self._draws, self._intervals)
-
-    def of(self, contributions: Mapping[str, Contributions]) -> dict[str, OffPolicyEstimate]:
-        """Return the estimates by name."""
-        overlap = Overlap.of(self._weights.log_weights) if self._estimation.weighs else None
-        return {
-            name: self._estimate(name, found, None if name == "dm" else overlap)
-            for name, found in contributions.items()
-        }
-
-    def _estimate(self, name: str, found: Contributions, overlap: Overlap | None) -> OffPolicyEstimate:
-        options, lengths = self._intervals, self._weights.lengths
-        concentration = self._concentration(found) if name in ("is", "pdis") else None
-        doubts = [_MODEL_ERROR] if overlap is None else overlap.doubts
-        target = measured([found], self._draws, options, concentration, doubts=doubts)
-        behavior = self._behavior
-        return OffPolicyEstimate(
-            estimator=name,
-            v_behavior=behavior,
-            v_target=target,
-            v_gain=measured([found, self._logged], self._draws, options, doubts=doubts),
-            v_gain_ratio=target.value / behavior.value if behavior.value > 0 else None,
-            overlap=overlap,
-            episodes=len(lengths),
-            steps=int(lengths.sum()),
-            left_out=self._left_out,
-            gamma=self._estimation.gamma,
-            confidence=options.confidence,
-        )
-
-    def _concentration(self, found: Contributions) -> tuple[float, float] | None:
-        options = self._intervals
-        if options.value_bounds is None:
-            return None
-        # On this scale, numbers that are too large become infinite, and outside of any bounds.
-        with np.errstate(over="ignore"):
-            values = found.numerators * np.exp(found.log_scale)
-        return empirical_bernstein(values, bounds=options.value_bounds, confidence=options.confidence)
+def _concentration(found: Contributions, options: IntervalOptions) -> tuple[float, float] | None:
+    if options.value_bounds is None:
+        return None
+    # On this scale, numbers that are too large become infinite, and outside of any bounds.
+    with np.errstate(over="ignore"):
+        values = found.numerators * np.exp(found.log_scale)
+    return empirical_bernstein(values, bounds=options.value_bounds, confidence=options.confidence)

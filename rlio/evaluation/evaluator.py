@@ -17,7 +17,6 @@ Example:
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Hashable, Iterable, Iterator
 from typing import TypeAlias, Unpack
@@ -89,9 +88,7 @@ class OffPolicyEvaluator:
 
     def renewed(self) -> OffPolicyEvaluator:
         """Return an evaluator like this one without rows; it shares the policy object."""
-        found = copy.copy(self)
-        found.evidence, found._rows, found._steps = self.estimation.evidence(), {}, {}
-        return found
+        return OffPolicyEvaluator(self.target, self.estimation, policy_id=self._policy_id)
 
     def add(self, batch: Batch, *, source: Hashable = None, in_order: bool = True) -> None:
         """Add the rows of ``batch``: any episodes, or parts of them, in any order.

@@ -10,7 +10,7 @@ Example:
     >>> def rows(eps_id, t, end):
     ...     ends = np.array([False] * (len(t) - 1) + [end])
     ...     columns = {LOG_RATIOS: np.zeros(len(t)), "rewards": np.ones(len(t))}
-    ...     return LoggedRows(np.full(len(t), eps_id), None, np.array(t), ends, columns)
+    ...     return LoggedRows(np.full(len(t), eps_id), np.zeros(len(t)), np.array(t), ends, columns)
     >>> one, other = Evidence(gamma=1.0), Evidence(gamma=1.0)
     >>> one.add(rows(8, [0, 1], end=False))
     >>> other.add(rows(8, [2], end=True))
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.errors import OptionError, SchemaError
-from rlio.evaluation.complete_episodes import EpisodeAssembler, Episodes, join_episodes, join_ids
+from rlio.evaluation.complete_episodes import EpisodeAssembler, Episodes, join_episodes, sortable
 from rlio.evaluation.fitted_q import ModelValues
 from rlio.evaluation.logged_rows import LoggedRows
 from rlio.evaluation.weighting import EpisodeWeights, WeightedSteps
@@ -54,13 +54,11 @@ def weighted_steps(episodes: Episodes, gamma: float, values: ModelValues | None 
 
 @dataclass(frozen=True)
 class _Judged:
-    """Whole episodes of one source: their ids, and the data kept of them."""
+    """Whole episodes of one source, with columns only if those are kept."""
 
     source: Hashable
-    eps_id: NDArray[Any]
-    agent: NDArray[Any] | None
+    episodes: Episodes
     weights: EpisodeWeights
-    steps: Episodes | None
 
 
 class Evidence:
@@ -77,26 +75,22 @@ class Evidence:
         self.gamma = gamma
         self.keep_steps = keep_steps
         self._most_rows = most_rows
-        # Ids are unique only within a source: two writers may use the same episode numbers.
-        self._assemblers: dict[Hashable, EpisodeAssembler] = {}
+        self._assembler = EpisodeAssembler(most_rows=most_rows)
         self._judged: list[_Judged] = []
-        self._whole = 0
-        self._dropped = 0
 
     @property
     def episodes(self) -> int:
         """Number of whole episodes."""
-        return self._whole
+        return sum(len(part.weights.lengths) for part in self._judged)
 
     @property
     def incomplete(self) -> int:
         """Number of episodes that lack steps or their end, including dropped ones."""
-        assemblers = self._assemblers.values()
-        return self._dropped + sum(assembler.incomplete + assembler.dropped for assembler in assemblers)
+        return self._assembler.incomplete
 
     def why_incomplete(self) -> str:
         """Describe the first incomplete episode, for a message."""
-        return next(a.why_incomplete() for a in self._assemblers.values() if a.incomplete)
+        return self._assembler.why_incomplete()
 
     def add(self, rows: LoggedRows, *, source: Hashable = None) -> None:
         """Add rows with the columns `LOG_RATIOS`, rewards, and any others to keep.
@@ -108,18 +102,14 @@ class Evidence:
         Raises:
             SchemaError: A step came twice.
         """
-        self._judge(source, self._assembler(source).add(rows))
-
-    def _assembler(self, source: Hashable) -> EpisodeAssembler:
-        return self._assemblers.setdefault(source, EpisodeAssembler(most_rows=self._most_rows))
+        self._judge(source, self._assembler.add(rows, source))
 
     def _judge(self, source: Hashable, episodes: Episodes) -> None:
         if not len(episodes.lengths):
             return
         weights = weighted_steps(episodes, self.gamma).episode_weights
-        steps = episodes if self.keep_steps else None
-        self._judged.append(_Judged(source, episodes.eps_id, episodes.agent, weights, steps))
-        self._whole += len(episodes.lengths)
+        kept = episodes if self.keep_steps else replace(episodes, columns={})
+        self._judged.append(_Judged(source, kept, weights))
 
     def absorb(self, other: Evidence) -> None:
         """Add all of ``other``, which does not change; parts of the same episode are joined.
@@ -131,35 +121,20 @@ class Evidence:
         if (self.gamma, self.keep_steps) != (other.gamma, other.keep_steps):
             raise OptionError("cannot add evidence: expected the same gamma and the same kind of estimators")
         self._judged += other._judged
-        self._whole += other._whole
-        self._dropped += other._dropped
-        for source, assembler in other._assemblers.items():
-            self._dropped += assembler.dropped
-            for part in assembler.running():
-                for episodes in self._assembler(source).put(part):
-                    self._judge(source, episodes)
+        self._assembler.dropped += other._assembler.dropped
+        for part in other._assembler.running():
+            for episodes in self._assembler.put(part):
+                self._judge(part.source, episodes)
 
     def rename_source(self, source: Hashable) -> None:
-        """Set the source of all evidence, which was added as from one source.
-
-        Raises:
-            OptionError: The evidence is from several sources.
-        """
-        if len(self._assemblers) > 1:
-            raise OptionError(f"the evidence is from {len(self._assemblers)} sources: expected one")
-        if self._assemblers:
-            self._assemblers = {source: self._assemblers.popitem()[1]}
+        """Set the source of all whole episodes."""
         self._judged = [replace(part, source=source) for part in self._judged]
 
     def taken(self) -> Evidence:
         """Return the evidence of newly whole episodes since the last call; incomplete ones stay here."""
         found = Evidence(gamma=self.gamma, keep_steps=self.keep_steps, most_rows=self._most_rows)
         found._judged, self._judged = self._judged, []
-        found._whole, self._whole = self._whole, 0
-        found._dropped, self._dropped = self._dropped, 0
-        for assembler in self._assemblers.values():
-            found._dropped += assembler.dropped
-            assembler.dropped = 0
+        found._assembler.dropped, self._assembler.dropped = self._assembler.dropped, 0
         return found
 
     @property
@@ -169,10 +144,11 @@ class Evidence:
 
     def keep_last(self, episodes: int) -> None:
         """Drop the oldest whole episodes, and maybe some more, if there are more than ``episodes``."""
-        if self._whole <= episodes:
+        left = self.episodes
+        if left <= episodes:
             return
-        while self._whole > episodes // 2 and len(self._judged) > 1:
-            self._whole -= len(self._judged.pop(0).eps_id)
+        while left > episodes // 2 and len(self._judged) > 1:
+            left -= len(self._judged.pop(0).weights.lengths)
 
     def joined(self) -> tuple[EpisodeWeights, Episodes | None]:
         """Return all whole episodes, ordered by source and id, with their steps if those are kept.
@@ -185,36 +161,22 @@ class Evidence:
                 f"no episode to evaluate is complete ({self.incomplete} are incomplete)",
                 column=Columns.T,
             )
-        parts, order = self._judged, _order(self._judged)
+        parts = self._judged
+        episodes = join_episodes([part.episodes for part in parts])
+        order = _order(parts, episodes)
         arrays = [
             np.concatenate([getattr(part.weights, field.name) for part in parts])[order]
             for field in fields(EpisodeWeights)
         ]
-        weights = EpisodeWeights(*arrays)
-        kept = [part.steps for part in parts if part.steps is not None]
-        return weights, join_episodes(kept).take(order) if kept else None
+        return EpisodeWeights(*arrays), episodes.take(order) if self.keep_steps else None
 
 
-def _order(parts: list[_Judged]) -> NDArray[np.int64]:
+def _order(parts: list[_Judged], episodes: Episodes) -> NDArray[np.int64]:
     """Return the order of all episodes by source, id and agent."""
-    counts = [len(part.eps_id) for part in parts]
-    keys = [_sortable(join_ids([part.eps_id for part in parts]))]
-    if any(part.agent is not None for part in parts):
-        agents = [
-            np.full(count, None, object) if part.agent is None else part.agent
-            for part, count in zip(parts, counts, strict=True)
-        ]
-        keys.insert(0, _sortable(join_ids(agents)))
+    keys = [sortable(episodes.agent), sortable(episodes.eps_id)]
     found = sorted({part.source for part in parts})  # type: ignore[type-var] # sortable, as `add` requires
     if len(found) > 1:
         ranks = {source: rank for rank, source in enumerate(found)}
+        counts = [len(part.weights.lengths) for part in parts]
         keys.append(np.repeat([ranks[part.source] for part in parts], counts))
     return np.lexsort(keys)
-
-
-def _sortable(ids: NDArray[Any]) -> NDArray[Any]:
-    """Return ``ids``, or, for objects, which may be unsortable, sortable text."""
-    if ids.dtype != object:
-        return ids
-    names = {value: f"{type(value).__name__} {value!r}" for value in set(ids.tolist())}
-    return np.array([names[value] for value in ids.tolist()])

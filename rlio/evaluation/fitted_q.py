@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.arrays import Column, row_count, take_leaf
+from rlio.batch.arrays import Column, row_count, take_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError
@@ -36,7 +36,6 @@ from rlio.evaluation.target import Target
 from rlio.policies.torch_arrays import writable
 
 if TYPE_CHECKING:
-    import gymnasium as gym
     import torch
 
 __all__ = ["FittedQ", "ModelValues", "QModel", "QValues", "Transitions", "cross_fitted"]
@@ -93,15 +92,14 @@ class Transitions:
             known = columns.get(Columns.NEXT_OBS_VALID, np.ones(rows, bool)).astype(bool)
         else:
             following = np.minimum(np.arange(1, rows + 1), rows - 1)
-            new_obs = map_structure(lambda leaf: take_leaf(leaf, following), obs)
+            new_obs = take_column(obs, following)
             known = np.ones(rows, bool)
             known[np.cumsum(episodes.lengths) - 1] = False
         return cls(obs, columns[Columns.ACTIONS], columns[Columns.REWARDS], new_obs, known, terminated)
 
     def take(self, index: NDArray[np.int64]) -> Transitions:
         """Return the steps ``index``."""
-        taken = (map_structure(lambda leaf: take_leaf(leaf, index), value) for value in vars(self).values())
-        return Transitions(*taken)
+        return Transitions(**take_column(vars(self), index))
 
 
 class QValues(Protocol):
@@ -246,17 +244,15 @@ class _Network(ABC):
             raise OptionError(
                 "a model needs spaces: pass Target(function, observation_space=, action_space=)"
             )
-        self._target, self._options = target, options
+        self._target, self._options, self._spaces = target, options, (seen, acts)
         self._rng = np.random.default_rng(options.seed)
         self._scale = 1.0
         generator = torch.Generator(options.device).manual_seed(options.seed)
-        self._module = self._new_module(seen, acts, generator).to(options.device)
+        self._module = self._new_module(generator).to(options.device)
 
     @abstractmethod
-    def _new_module(
-        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
-    ) -> torch.nn.Module:
-        """Return the module for the observation and action spaces."""
+    def _new_module(self, generator: torch.Generator) -> torch.nn.Module:
+        """Return the module for the spaces."""
 
     @abstractmethod
     def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
@@ -342,15 +338,13 @@ class _Network(ABC):
 class _ChoiceQ(_Network):
     """Discrete actions: one output each."""
 
-    def _new_module(
-        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
-    ) -> torch.nn.Module:
+    def _new_module(self, generator: torch.Generator) -> torch.nn.Module:
         from rlio.policies.networks import mlp
 
         choices = self._target.choices
         assert choices is not None
         self._start = int(choices[0])
-        return mlp(seen, outputs=len(choices), hidden=self._options.hidden, generator=generator)
+        return mlp(self._spaces[0], outputs=len(choices), hidden=self._options.hidden, generator=generator)
 
     def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
         found: torch.Tensor = module(obs)
@@ -367,14 +361,12 @@ class _ChoiceQ(_Network):
 class _NumberQ(_Network):
     """Other actions: they are inputs, and the policy's actions are drawn."""
 
-    def _new_module(
-        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
-    ) -> torch.nn.Module:
+    def _new_module(self, generator: torch.Generator) -> torch.nn.Module:
         from gymnasium.spaces import Tuple
 
         from rlio.policies.networks import mlp
 
-        return mlp(Tuple((seen, acts)), outputs=1, hidden=self._options.hidden, generator=generator)
+        return mlp(Tuple(self._spaces), outputs=1, hidden=self._options.hidden, generator=generator)
 
     def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
         found: torch.Tensor = module((obs, actions))[:, 0]

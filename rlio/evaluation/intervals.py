@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
-from rlio.evaluation.weighting import Contributions, rescaled
+from rlio.evaluation.weighting import Contributions
 from rlio.support.forks import cached_property
 
-__all__ = ["IntervalOptions", "Resampling", "empirical_bernstein", "influences_of", "rescaled_interval"]
+__all__ = ["IntervalOptions", "Resampling", "empirical_bernstein", "influences_of"]
 
 Floats = NDArray[np.float64]
 
@@ -231,8 +231,3 @@ def empirical_bernstein(
     half += 7.0 * (high - low) * logarithm / (3.0 * (count - 1))
     mean = float(values.mean())
     return max(mean - half, low), min(mean + half, high)
-
-
-def rescaled_interval(interval: tuple[float, float], log_scale: float) -> tuple[float, float]:
-    """Return both ends times e^log_scale."""
-    return rescaled(interval[0], log_scale), rescaled(interval[1], log_scale)

@@ -11,22 +11,22 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import Column, to_numpy
-from rlio.batch.columns import Columns
+from rlio.batch.columns import AGENT_ID, Columns
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.evaluation.target import ROUNDING
 
-__all__ = ["LoggedRows", "StepNumbers", "read_log_probabilities", "rows_of"]
+__all__ = ["NO_AGENT", "LoggedRows", "StepNumbers", "read_log_probabilities", "rows_of"]
 
-#: The id of an agent that is not an int, which ``agent_index`` cannot hold.
-_AGENT_ID = "agent_id"
+#: Agent of rows that name none.
+NO_AGENT: Final = -1
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class LoggedRows:
 
     Attributes:
         eps_id: Episode of each row.
-        agent: Agent of each row; None if there is one agent.
+        agent: Agent of each row; `NO_AGENT` if there is one agent.
         t: Step within the episode, int64.
         ends: Whether the row ended its episode.
         columns: Values that are kept until the episode is complete.
     """
 
     eps_id: NDArray[Any]
-    agent: NDArray[Any] | None
+    agent: NDArray[Any]
     t: NDArray[np.int64]
     ends: NDArray[np.bool_]
     columns: dict[str, Column]
@@ -54,7 +54,8 @@ class LoggedRows:
     def single_steps(cls, columns: dict[str, Column], eps_id: range) -> LoggedRows:
         """Return rows with ``columns``, each of which is an episode."""
         rows = len(eps_id)
-        return cls(np.array(eps_id), None, np.zeros(rows, np.int64), np.ones(rows, bool), columns)
+        agent, t, ends = np.full(rows, NO_AGENT), np.zeros(rows, np.int64), np.ones(rows, bool)
+        return cls(np.array(eps_id), agent, t, ends, columns)
 
     @classmethod
     def of(cls, batch: SampleBatch, columns: dict[str, Column], steps: StepNumbers | None) -> LoggedRows:
@@ -81,7 +82,8 @@ class LoggedRows:
                 "rows do not say where episodes end: expected terminateds, truncateds or both",
                 column=Columns.TERMINATEDS,
             )
-        agent = next((to_numpy(batch[n]) for n in (_AGENT_ID, Columns.AGENT_INDEX) if n in batch), None)
+        agents = [to_numpy(batch[name]) for name in (AGENT_ID, Columns.AGENT_INDEX) if name in batch]
+        agent = agents[0] if agents else np.full(len(batch), NO_AGENT)
         ends = np.logical_or.reduce([flags.astype(bool) for flags in ended])
         eps_id = to_numpy(batch[Columns.EPS_ID])
         given = to_numpy(batch[Columns.T]).astype(np.int64) if Columns.T in batch else None
@@ -115,7 +117,7 @@ class StepNumbers:
         self,
         given: NDArray[np.int64] | None,
         eps_id: NDArray[Any],
-        agent: NDArray[Any] | None,
+        agent: NDArray[Any],
         ends: NDArray[np.bool_],
     ) -> NDArray[np.int64]:
         """Return the step of each row, (N,): from ``given``, or from the order of the rows.
@@ -132,11 +134,9 @@ class StepNumbers:
         self._given = given is not None
         if given is not None:
             return given
-        agents = [None] * len(eps_id) if agent is None else agent.tolist()
+        keys = zip(eps_id.tolist(), agent.tolist(), strict=True)
         found = np.empty(len(eps_id), np.int64)
-        for i, (key, is_last) in enumerate(
-            zip(zip(eps_id.tolist(), agents, strict=True), ends.tolist(), strict=True)
-        ):
+        for i, (key, is_last) in enumerate(zip(keys, ends.tolist(), strict=True)):
             found[i] = self._running.pop(key, 0)
             if not is_last:
                 self._running[key] = int(found[i]) + 1
@@ -177,26 +177,24 @@ def read_log_probabilities(batch: SampleBatch, *, densities: bool) -> NDArray[np
         MissingColumn: Both columns are absent.
         SchemaError: A value is NaN, zero or above 1.
     """
-    if Columns.ACTION_LOGP in batch:
-        name = Columns.ACTION_LOGP
-        logp = to_numpy(batch[name]).astype(np.float64)
-    elif Columns.ACTION_PROB in batch:
-        name = Columns.ACTION_PROB
-        values = to_numpy(batch[name]).astype(np.float64)
-        if (values < 0).any():
-            raise SchemaError(
-                f"{values.min():.4g} is not a probability: if these are logs, name the column action_logp",
-                column=name,
-            )
-        with np.errstate(divide="ignore"):
-            logp = np.log(values)
-    else:
+    names = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
+    name = next((name for name in names if name in batch), None)
+    if name is None:
         raise MissingColumn(
             "rows do not say how likely their actions were: record with a policy whose extra columns are "
             "action_logp or action_prob, add the column (rlio.MappedInput), or use the direct method, "
             "which does not need it",
             column=Columns.ACTION_LOGP,
         )
+    logp = to_numpy(batch[name]).astype(np.float64)
+    if name == Columns.ACTION_PROB:
+        if (logp < 0).any():
+            raise SchemaError(
+                f"{logp.min():.4g} is not a probability: if these are logs, name the column action_logp",
+                column=name,
+            )
+        with np.errstate(divide="ignore"):
+            logp = np.log(logp)
     if logp.shape != (len(batch),):
         raise SchemaError(f"shape {logp.shape}: expected one number per row, ({len(batch)},)", column=name)
     _check_range(logp, name, densities)

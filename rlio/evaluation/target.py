@@ -13,7 +13,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -39,17 +39,8 @@ DrawActions: TypeAlias = Callable[[Any, np.random.Generator], Any]
 ROUNDING = 1e-4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    explore: bool = True
-    epsilon_greedy: float = 0.0
-    observation_space: gym.Space[Any] | None = None
-    action_space: gym.Space[Any] | None = None
-    draw: DrawActions | None = None
-
-
 @dataclass(frozen=True)
-class Target(_Options):
+class Target:
     """A policy to judge by the record of another policy.
 
     Attributes:
@@ -67,6 +58,12 @@ class Target(_Options):
     """
 
     policy: Policy | LogProbabilities
+    _: KW_ONLY
+    explore: bool = True
+    epsilon_greedy: float = 0.0
+    observation_space: gym.Space[Any] | None = None
+    action_space: gym.Space[Any] | None = None
+    draw: DrawActions | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Policy):
@@ -104,9 +101,8 @@ class Target(_Options):
 
         if not isinstance(self.action_space, Discrete):
             return None
-        return np.arange(
-            self.action_space.start, self.action_space.start + self.action_space.n, dtype=np.int64
-        )
+        first = int(self.action_space.start)
+        return np.arange(first, first + int(self.action_space.n), dtype=np.int64)
 
     def has_densities(self, actions: Any) -> bool:
         """Whether likelihoods of ``actions`` may be above 1, as densities of floats may be."""

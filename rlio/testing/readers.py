@@ -37,7 +37,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
+from rlio.batch import Batch, SampleBatch, concat_samples, count_units, split_units
+from rlio.batch.arrays import equal_columns
 from rlio.batch.nested import leaves, path_text
 from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError
 from rlio.reader import InputReader, JsonState
@@ -58,8 +59,12 @@ def assert_same(found: Batch, expected: Batch, what: str = "the batch") -> None:
     Raises:
         AssertionError: They differ; the message says where.
     """
-    if difference := _difference(found, expected):
-        raise AssertionError(f"{what}: {difference}")
+    ours, theirs = found.policies(), expected.policies()
+    _assert_equal(type(found).__name__, type(expected).__name__, f"{what}: its kind is")
+    _assert_equal(list(ours), list(theirs), f"{what}: its policies are")
+    _assert_equal(found.env_steps(), expected.env_steps(), f"{what}: its env steps are")
+    for policy, rows in ours.items():
+        _assert_same_rows(rows, theirs[policy], what if len(ours) == 1 else f"{what}: policy {policy!r}")
 
 
 def assert_resumes(
@@ -152,7 +157,7 @@ class ReaderTests:
                 size = min(count_units(batch, reader.unit) for batch in (expected, rows))
                 rows, expected = (split_units(batch, size, reader.unit)[0] for batch in (rows, expected))
             if not self.ordered:
-                rows, expected = _sorted(rows), _sorted(expected)
+                rows, expected = rows._each(_sorted_rows), expected._each(_sorted_rows)
             assert_same(rows, expected, f"the rows of one pass in sample({n})")
 
     def test_sizes_are_exact_until_the_last_batch(self) -> None:
@@ -167,7 +172,8 @@ class ReaderTests:
 
     def test_what_is_left_over_comes_first_next_time(self) -> None:
         with self.make_reader() as one, self.make_reader() as other:
-            whole = _first(one, 7)
+            whole = _sample(one, 7)
+            assert whole is not None, "the reader has no data at all: the suite needs some rows"
             parts = []
             for n in (1, 4, 2):
                 if (part := _sample(other, n)) is not None:
@@ -204,7 +210,7 @@ class ReaderTests:
     def test_illegal_sizes_raise(self) -> None:
         with self.make_reader() as reader:
             for n in (0, -1):
-                _raises(OptionError, reader.sample, n)
+                assert_raises(OptionError, reader.sample, n)
 
     # ---- the end ----
 
@@ -216,7 +222,7 @@ class ReaderTests:
                 for _ in self._batches(reader, n):
                     pass
                 for size in (None, 1, 3):
-                    _raises(EndOfData, reader.sample, size)
+                    assert_raises(EndOfData, reader.sample, size)
                 assert list(reader) == [], "iteration at the end gave batches"
 
     def test_a_closed_reader_raises_and_may_be_closed_again(self) -> None:
@@ -224,14 +230,14 @@ class ReaderTests:
         _sample(reader, 1)
         reader.close()
         reader.close()
-        _raises(ClosedError, reader.sample)
-        _raises(ClosedError, reader.sample, 1)
+        assert_raises(ClosedError, reader.sample)
+        assert_raises(ClosedError, reader.sample, 1)
         self.make_reader().close()
 
     def test_leaving_the_with_block_closes(self) -> None:
         with self.make_reader() as reader:
             pass
-        _raises(ClosedError, reader.sample)
+        assert_raises(ClosedError, reader.sample)
 
     # ---- state ----
 
@@ -280,26 +286,26 @@ class ReaderTests:
             for _ in range(3):
                 _assert_same_or_end(_sample(other, 2), _sample(one, 2), "sample(2) of a used reader")
 
-    def test_a_foreign_state_raises(self) -> None:
+    def test_a_foreign_stateassert_raises(self) -> None:
         with self.make_reader() as reader:
             state = reader.state_dict()
             for key, value in (("reader", "SomethingElse"), ("version", -1), ("position", None)):
-                _raises(StateError, reader.load_state_dict, {**state, key: value})
+                assert_raises(StateError, reader.load_state_dict, {**state, key: value})
 
     def test_after_a_load_that_failed_nothing_is_given_until_one_succeeds(self) -> None:
         with self.make_reader() as reader, self.make_reader() as other:
             _sample(other, 3)
             state = other.state_dict()
-            _raises(StateError, reader.load_state_dict, {**state, "version": -1})
-            _raises(StateError, reader.sample)
-            _raises(StateError, reader.sample, 1)
-            _raises(StateError, reader.state_dict)
+            assert_raises(StateError, reader.load_state_dict, {**state, "version": -1})
+            assert_raises(StateError, reader.sample)
+            assert_raises(StateError, reader.sample, 1)
+            assert_raises(StateError, reader.state_dict)
             reader.load_state_dict(state)
             again = _sample(reader, 3)
             if reader.replayable:
                 _assert_same_or_end(again, _sample(other, 3), "sample(3) after a second load, which fits")
         with self.make_reader() as failed:
-            _raises(StateError, failed.load_state_dict, {**state, "version": -1})
+            assert_raises(StateError, failed.load_state_dict, {**state, "version": -1})
 
     def _batches(self, reader: InputReader, n: int | None) -> Iterator[Batch]:
         """The batches of one pass, or the first few of an endless reader."""
@@ -318,13 +324,7 @@ def _sample(reader: InputReader, n: int | None) -> Batch | None:
         return None
 
 
-def _first(reader: InputReader, n: int) -> Batch:
-    batch = _sample(reader, n)
-    assert batch is not None, "the reader has no data at all: the suite needs some rows"
-    return batch
-
-
-def _raises(kind: type[RlioError], call: Callable[..., Any], *args: Any) -> None:
+def assert_raises(kind: type[RlioError], call: Callable[..., Any], *args: Any) -> None:
     """Check that ``call(*args)`` raises ``kind``; ``Any``, because any call may be checked."""
     try:
         result = call(*args)
@@ -348,56 +348,34 @@ def _json_text(state: JsonState, what: str) -> str:
 
 def _assert_same_or_end(found: Batch | None, expected: Batch | None, what: str) -> None:
     if found is None or expected is None:
-        assert found is expected, f"{what}: {_size(found)}, expected {_size(expected)}"
+        assert found is expected, f"{what}: {found}, expected {expected} (None: the end of the data)"
         return
     assert_same(found, expected, what)
 
 
-def _size(batch: Batch | None) -> str:
-    return "the end of the data" if batch is None else f"{batch.agent_steps()} rows"
+def _assert_equal(found: object, expected: object, what: str) -> None:
+    assert found == expected, f"{what} {found}, expected {expected}"
 
 
-def _difference(found: Batch, expected: Batch) -> str | None:
-    """The first difference between two batches, in words."""
-    if type(found) is not type(expected):
-        return f"a {type(found).__name__}, expected a {type(expected).__name__}"
-    if isinstance(found, MultiAgentBatch) and isinstance(expected, MultiAgentBatch):
-        if list(found.policy_batches) != list(expected.policy_batches):
-            return f"policies {list(found.policy_batches)}, expected {list(expected.policy_batches)}"
-        if found.env_steps() != expected.env_steps():
-            return f"{found.env_steps()} env steps, expected {expected.env_steps()}"
-        for policy, own in found.policy_batches.items():
-            if difference := _difference(own, expected.policy_batches[policy]):
-                return f"policy {policy!r}: {difference}"
-        return None
-    assert isinstance(found, SampleBatch)
-    assert isinstance(expected, SampleBatch)
-    if set(found) != set(expected):
-        return f"columns {sorted(found)}, expected {sorted(expected)}"
+def _assert_same_rows(found: SampleBatch, expected: SampleBatch, what: str) -> None:
+    _assert_equal(sorted(found), sorted(expected), f"{what}: its columns are")
     for name in found:
-        if difference := _column_difference(found[name], expected[name]):
-            return f"column {name!r}: {difference}"
-    return None if found.equals(expected) else "the batches' attributes (seq_lens, padding, ...) differ"
+        _assert_same_column(found[name], expected[name], f"{what}: column {name!r}")
+    assert found.equals(expected), f"{what}: the batches' attributes (seq_lens, padding, ...) differ"
 
 
-def _column_difference(found: Any, expected: Any) -> str | None:
-    """The first difference between two columns; ``Any``, because a column may be nested."""
+def _assert_same_column(found: Any, expected: Any, what: str) -> None:
+    """``Any``, because a column may be nested."""
     ours, theirs = dict(leaves(found)), dict(leaves(expected))
-    if set(ours) != set(theirs):
-        return f"leaves {[path_text(path) for path in ours]}, expected {[path_text(path) for path in theirs]}"
+    _assert_equal(ours.keys(), theirs.keys(), f"{what}: its leaves are")
     for path, leaf in ours.items():
         one, other = np.asarray(leaf), np.asarray(theirs[path])
-        where = f"{path_text(path)}: " if path else ""
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return f"{where}{one.dtype} {one.shape}, expected {other.dtype} {other.shape}"
-        if not SampleBatch({"x": one}).equals(SampleBatch({"x": other})):
-            rows = [i for i in range(len(one)) if not _same_row(one[i], other[i])]
-            return f"{where}rows {rows[:5]} of {len(one)} differ: {one[rows[:1]]}, expected {other[rows[:1]]}"
-    return None
-
-
-def _same_row(one: Any, other: Any) -> bool:
-    return SampleBatch({"x": [one]}).equals(SampleBatch({"x": [other]}))
+        where = f"{what} {path_text(path)}"
+        _assert_equal((one.dtype, one.shape), (other.dtype, other.shape), f"{where}: its values are")
+        if not equal_columns(one, other):
+            rows = [i for i in range(len(one)) if not equal_columns(one[i : i + 1], other[i : i + 1])]
+            differ = f"rows {rows[:5]} of {len(one)} differ"
+            raise AssertionError(f"{where}: {differ}: {one[rows[:1]]}, expected {other[rows[:1]]}")
 
 
 def _overwrite(batch: Batch) -> None:
@@ -409,24 +387,10 @@ def _overwrite(batch: Batch) -> None:
                     leaf[...] = leaf == 0
 
 
-def _sorted(batch: Batch) -> Batch:
-    """The rows in an order that depends only on their values."""
-    if isinstance(batch, MultiAgentBatch):
-        parts = {policy: _sorted_rows(part) for policy, part in batch.policy_batches.items()}
-        return MultiAgentBatch(parts, batch.env_steps())
-    return _sorted_rows(batch)
-
-
 def _sorted_rows(batch: SampleBatch) -> SampleBatch:
-    keys = _row_keys(batch)
-    order = sorted(range(len(batch)), key=keys.__getitem__)
-    rows: SampleBatch = batch[np.asarray(order, np.int64)]
-    return rows
-
-
-def _row_keys(batch: SampleBatch) -> list[list[str]]:
-    """The text of each row."""
-    columns = [np.asarray(leaf) for name in sorted(batch) for _, leaf in leaves(batch[name])]
+    """The rows in an order that depends only on their values."""
+    columns = [np.asarray(leaf).tolist() for name in sorted(batch) for _, leaf in leaves(batch[name])]
     # Object columns use the repr of their rows: dicts, texts, numbers.
-    texts = [[repr(row) for row in column.tolist()] for column in columns]
-    return [[text[row] for text in texts] for row in range(len(batch))]
+    keys = [repr(row) for row in zip(*columns, strict=True)]
+    rows: SampleBatch = batch[np.asarray(sorted(range(len(keys)), key=keys.__getitem__), np.int64)]
+    return rows

@@ -29,8 +29,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlio.batch import Batch, SampleBatch, concat_samples
-from rlio.errors import ClosedError, RlioError, SchemaError
-from rlio.testing.readers import assert_same
+from rlio.errors import ClosedError, SchemaError
+from rlio.testing.readers import assert_raises, assert_same
 from rlio.writer import OutputWriter
 
 __all__ = ["WriterTests"]
@@ -147,7 +147,7 @@ class WriterTests:
             for what, change in misfits.items():
                 bad = self.make_batch(3, 50)
                 bad["obs"] = change(bad["obs"])
-                _raises(SchemaError, f"write() of {what}", writer.write, bad)
+                assert_raises(SchemaError, writer.write, bad)
                 assert writer.rows_received == 4, f"{what} was counted as received"
             writer.write(self.make_batch(4, 4))
         assert_same(self.read_back(tmp_path), self.make_batch(8), "what was read back")
@@ -158,7 +158,7 @@ class WriterTests:
         writer.close()
         writer.close()
         writer.flush()
-        _raises(ClosedError, "write() after close()", writer.write, self.make_batch(1))
+        assert_raises(ClosedError, writer.write, self.make_batch(1))
         assert_same(self.read_back(tmp_path), self.make_batch(2), "what was read back")
 
     def test_an_error_in_the_with_block_publishes_and_is_not_replaced(self, tmp_path: Path) -> None:
@@ -203,11 +203,3 @@ class WriterTests:
         assert sorted(numbers.tolist()) == expected, f"{len(numbers)} rows, expected {len(expected)}"
         whole = self.make_batch(expected[-1] + 1)
         assert_same(rows, whole[numbers], "rows, each compared with the one of its number")
-
-
-def _raises(kind: type[RlioError], what: str, call: Callable[[Batch], None], batch: Batch) -> None:
-    try:
-        call(batch)
-    except kind:
-        return
-    raise AssertionError(f"{what} must raise {kind.__name__}")
