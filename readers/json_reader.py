@@ -23,11 +23,11 @@ import logging
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import IO, Any, Unpack
 
-from rlio.batch import Batch
+from rlio.batch import Batch, SampleBatch
 from rlio.batch.join import Unlike
 from rlio.dataset.names import HEADER, ShardName
 from rlio.errors import (
@@ -45,8 +45,6 @@ from rlio.readers.line_files import (
     LineFile,
     line_of,
     open_line_files,
-    read_lines,
-    too_long,
 )
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import RllibDecoder
@@ -119,11 +117,12 @@ class JsonReader(StoredReader):
             unnormalise_actions=unnormalise_actions,
             source=found[0].uri,
         )
-        files = [RllibLines(file, decoder, limits.line_bytes) for file in open_line_files(found, limits)]
-        self._records = _Records(files, options.unlike)
+        files = open_line_files(found, limits)
+        self._records = _Records(files, decoder, limits.line_bytes, options.unlike)
         # With named columns, or if damage is skipped, records are compared only when they are read.
-        if options.columns is None and (options.on_error == "raise" or options.unlike != "error"):
-            self._records.agree()
+        compares = options.columns is None and (options.on_error == "raise" or options.unlike != "error")
+        if compares and len(files) > 1:
+            self._records.agree(all_files=True)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             records = _IndexedRecords(self._records, failures)
@@ -143,79 +142,6 @@ class JsonReader(StoredReader):
         self._records.close()
 
 
-class RllibLines:
-    """A file with one record a line."""
-
-    def __init__(self, file: LineFile, decoder: RllibDecoder, limit: int) -> None:
-        self.uri: str = file.uri
-        self._lines = file
-        self._decoder = decoder
-        self._limit = limit
-
-    def lines(self, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
-        """Records, and blank lines, from ``offset``, where line ``number`` begins.
-
-        Raises:
-            CorruptData: The rest of the file cannot be read.
-        """
-        with self._lines.open() as stream:
-            try:
-                for line in read_lines(stream, offset=offset, number=number, limit=self._limit):
-                    self._lines.check_line(line.number)
-                    yield line
-            except READ_ERRORS as error:
-                raise CorruptData(f"damaged compressed file: {error}", uri=self.uri) from error
-            except UnsafeData as error:
-                raise_at(error, uri=self.uri)
-
-    def open(self) -> IO[bytes]:
-        """Open the file for `line_at`. A small member of a zip file is held inflated."""
-        stream = self._lines.open()
-        if self._lines.member is None or (self._lines.size or 0) > _HELD_BYTES:
-            return stream
-        held = BytesIO()
-        # The index has no records behind damage, so the rest is not needed.
-        with stream, contextlib.suppress(*READ_ERRORS):
-            while piece := stream.read(1 << 20):
-                held.write(piece)
-        return held
-
-    def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
-        """Read a line of `lines` again."""
-        if size > self._limit:
-            return line_of(number, None, (offset, size, offset + size))
-        try:
-            stream.seek(offset)
-            data = stream.read(size)
-        except READ_ERRORS as error:
-            raise CorruptData(f"the line cannot be read again: {error}") from error
-        if len(data) < size or b"\n" in data:
-            raise CorruptData("the line is not there any more: the file changed after it was read")
-        return line_of(number, [data], (offset, size, offset + size))
-
-    def decode(self, line: Line) -> Batch:
-        """The batch in a line; raises CorruptData or SchemaError with the place."""
-        try:
-            return self._decoder.decode(self._data(line))
-        except (CorruptData, SchemaError, UnknownLayout) as error:
-            raise_at(error, uri=self.uri, record=line.number)
-
-    def _data(self, line: Line) -> bytes:
-        if line.data is None:
-            raise too_long(line, self._limit)
-        if is_provenance(line.data) or parse_head(line.data) is not None:
-            raise OptionError(
-                "rlio wrote this line, which needs the schema of its data set: read the root of the data set "
-                "with rlio.DatasetReader",
-                uri=self.uri,
-            )
-        return line.data
-
-    def names(self, line: Line) -> Hashable:
-        """The column names of a line, equal for lines with the same columns; raises CorruptData."""
-        return self._decoder.names(self._data(line))
-
-
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:
     for file in files:
         name = file.path.rsplit("/", 1)[-1]
@@ -230,67 +156,108 @@ def _refuse_data_sets(files: Sequence[InputFile]) -> None:
 class _Records:
     """Lines of several files as batches."""
 
-    def __init__(self, files: Sequence[RllibLines], unlike: Unlike = "error") -> None:
+    def __init__(
+        self, files: Sequence[LineFile], decoder: RllibDecoder, limit: int, unlike: Unlike = "error"
+    ) -> None:
         self.files = files
-        self._unlike = unlike
-        self._uniform: Uniform | None = None
+        self._decoder, self._limit = decoder, limit
+        self._uniform = Uniform(unlike=unlike)
+        self._has_looked = False
         self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
 
-    def decode(self, file: int, line: Line) -> Batch:
-        """The batch in ``line``; raises CorruptData or SchemaError with the place."""
-        if self._uniform is None:
-            self._uniform = self.look(all_files=False)
-        source = self.files[file]
-        batch = source.decode(line)
+    def lines(self, file: int, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+        """Records, and blank lines, of a file; see `LineFile.lines`."""
+        return self.files[file].lines(self._limit, offset=offset, number=number)
+
+    def load(self, file: int, line: Line) -> Batch:
+        """The batch in ``line``, with the common columns; raises CorruptData or SchemaError."""
+        if not self._has_looked:
+            self.agree(all_files=False)
+        batch = self._decode(file, line)
         try:
             return self._uniform.conform(batch)
         except SchemaError as error:
-            raise_at(error, uri=source.uri, record=line.number)
+            raise_at(error, uri=self.files[file].uri, record=line.number)
 
-    def agree(self) -> None:
-        """Decide now on the common columns of records; see `look`."""
-        if len(self.files) > 1:
-            self._uniform = self.look(all_files=True) or None
+    def _decode(self, file: int, line: Line) -> Batch:
+        try:
+            if line.data is None:
+                raise UnsafeData(
+                    f"a line of {line.size} bytes, more than {self._limit}: raise Limits.line_bytes if you "
+                    "trust the file"
+                )
+            if is_provenance(line.data) or parse_head(line.data) is not None:
+                raise OptionError(
+                    "rlio wrote this line, which needs the schema of its data set: read the root of the data "
+                    "set with rlio.DatasetReader",
+                    uri=self.files[file].uri,
+                )
+            return self._decoder.decode(line.data)
+        except (CorruptData, SchemaError, UnknownLayout) as error:
+            raise_at(error, uri=self.files[file].uri, record=line.number)
 
-    def look(self, *, all_files: bool) -> Uniform:
+    def agree(self, *, all_files: bool) -> None:
         """Decide on the common columns of records, by the first readable record of each file, or of all.
 
         Raises:
-            SchemaError: Files have different columns, and `unlike` is "error".
+            SchemaError: Files have different columns, and ``unlike`` is "error".
         """
+        self._has_looked = True
         seen: set[Hashable] = set()
         found: list[tuple[str, Batch]] = []
-        for file in self.files:
+        for number, file in enumerate(self.files):
             # Damage is reported when the record is served.
-            with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
-                for line in lines:
-                    with contextlib.suppress(CorruptData, SchemaError):
-                        if line.data == b"":
-                            continue
-                        names = file.names(line)
-                        if names not in seen and len(batch := file.decode(line)):
-                            found.append((file.uri, batch))
-                            seen.add(names)
-                        if names in seen:
-                            break
+            with contextlib.suppress(CorruptData), contextlib.closing(self.lines(number)) as lines:
+                batch = self._first_of(number, lines)
+                names = frozenset((pid, name) for pid, rows in batch.policies().items() for name in rows)
+                if len(batch) and names not in seen:
+                    found.append((file.uri, batch))
+                    seen.add(names)
             if found and not all_files:
                 break
-        uniform = Uniform(unlike=self._unlike)
-        uniform.agree(found)
-        return uniform
+        self._uniform.agree(found)
+
+    def _first_of(self, file: int, lines: Iterable[Line]) -> Batch:
+        """The first readable record of a file that has rows; an empty batch if there is none."""
+        for line in lines:
+            with contextlib.suppress(CorruptData, SchemaError):
+                if line.data != b"" and len(batch := self._decode(file, line)):
+                    return batch
+        return SampleBatch()
 
     def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
-        """The line at ``offset``, known to have ``size`` bytes."""
-        source = self.files[file]
+        """Read a line of `lines` again: that at ``offset``, known to have ``size`` bytes."""
+        place, uri = (offset, size, offset + size), self.files[file].uri
+        if size > self._limit:
+            return line_of(number, None, place)
         try:
-            stream = self._streams.get(file) or self._streams.add(file, source.open())
-            return source.line_at(stream, offset=offset, size=size, number=number)
-        except CorruptData as error:
-            raise_at(error, uri=source.uri, record=number)
+            stream = self._streams.get(file) or self._streams.add(file, _opened(self.files[file]))
+            stream.seek(offset)
+            data = stream.read(size)
+        except READ_ERRORS as error:
+            raise CorruptData(f"the line cannot be read again: {error}", uri=uri, record=number) from error
+        if len(data) < size or b"\n" in data:
+            raise CorruptData(
+                "the line is not there any more: the file changed after it was read", uri=uri, record=number
+            )
+        return line_of(number, data, place)
 
     def close(self) -> None:
         """Close the files."""
         self._streams.close()
+
+
+def _opened(file: LineFile) -> IO[bytes]:
+    """A file for reading in any order. A small member of a zip file is held inflated."""
+    stream = file.open()
+    if file.member is None or (file.size or 0) > _HELD_BYTES:
+        return stream
+    held = BytesIO()
+    # The index has no records behind damage, so the rest is not needed.
+    with stream, contextlib.suppress(*READ_ERRORS):
+        while piece := stream.read(1 << 20):
+            held.write(piece)
+    return held
 
 
 class _IndexedRecords:
@@ -322,7 +289,7 @@ class _IndexedRecords:
         """Add the next line to the index, or note the end of a file."""
         if self._lines is None:
             offset, number = self._place
-            self._lines = self._records.files[len(self._ends)].lines(offset=offset, number=number)
+            self._lines = self._records.lines(len(self._ends), offset=offset, number=number)
         try:
             line = next(self._lines, None)
         except BaseException as error:
@@ -348,7 +315,7 @@ class _IndexedRecords:
         if line is None or index + 1 < len(self._offsets):
             line = self._records.line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
         try:
-            return self._records.decode(file, line)
+            return self._records.load(file, line)
         except (CorruptData, SchemaError):
             if not self._failures.skips and line is self._last and file == len(self._ends):
                 self._forget_last(line)

@@ -210,26 +210,6 @@ class RllibDecoder:
         columns = {name: value for name, value in record.items() if name != "type"}
         return self._batch(columns, DEFAULT_POLICY_ID, infinite, Allowance(self._limits))
 
-    def names(self, line: bytes) -> frozenset[tuple[str, str]]:
-        """(Policy, name) of each column in a line, as written; unpacks nothing.
-
-        Raises:
-            CorruptData: The line is damaged.
-        """
-        record = parse_line(line, self._limits)
-        if record.keys() == {"value"} and isinstance(record["value"], dict):
-            record = record["value"]
-        policies = record.get("policy_batches") if record.get("type") == "MultiAgentBatch" else None
-        if not isinstance(policies, dict):
-            policies = {DEFAULT_POLICY_ID: record}
-        return frozenset(
-            (policy, name)
-            for policy, columns in policies.items()
-            if isinstance(columns, dict)
-            for name, value in columns.items()
-            if value is not None
-        )
-
     def _multi_agent(self, record: Mapping[str, Any], infinite: bool) -> MultiAgentBatch:
         steps, policies = record.get("count"), record.get("policy_batches")
         if type(steps) is not int or not 0 <= steps < 2**48:
