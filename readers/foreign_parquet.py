@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, TypeVar, Unpack
@@ -53,11 +53,11 @@ from rlio.readers.inputs import (
     StoredReader,
     TableCursor,
     find_files,
-    guarded,
     raise_at,
 )
 from rlio.readers.packed import Allowance
-from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
+from rlio.readers.parquet_files import ParquetFiles
+from rlio.readers.parquet_footer import Extension, registered_extensions
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import (
     RllibDecoder,
@@ -66,9 +66,8 @@ from rlio.readers.rllib_json import (
 )
 from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
 from rlio.readers.uniform import Uniform
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
-from rlio.storage.open_files import OpenFiles
 from rlio.support.options import checked_keywords
 
 __all__ = ["ForeignParquetReader", "RowGroups"]
@@ -78,11 +77,6 @@ logger: logging.Logger = logging.getLogger("rlio")
 T = TypeVar("T")
 
 _SUFFIXES = (".parquet",)
-# Dictionary-encoded text, stored once with a number in each row, can multiply in memory. Rows are therefore
-# read in batches that stay within this limit, regardless of the file's declarations.
-_BATCH_BYTES = 64 << 20
-_BATCH_ROWS = 8192
-_OPEN_FILES = 4
 # Ends of episodes that are remembered at once.
 _MOST_ENDS = 100_000
 _FIRST_ROWS = 64
@@ -200,11 +194,11 @@ class RowGroups:
         mapped: bool = False,
     ) -> None:
         self._files = files
+        self._parquet = ParquetFiles(files, limits)
         self._limits = limits
         self._asked = columns
         self._refuse = refuse
         self._mapped = mapped
-        self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
         self.rows_are_batches: bool = False
         #: (file, row group in it, number of the group's first row in the file).
         self.places: list[tuple[int, int, int]] = []
@@ -219,7 +213,7 @@ class RowGroups:
         kinds: set[bool] = set()
         for number in range(len(self._files)):
             try:
-                kind = self._guarded(number, None, partial(self._index, number))
+                kind = self._parquet.guarded(number, None, partial(self._index, number))
             except (CorruptData, SchemaError) as error:
                 failures.handle(error)
                 continue
@@ -233,7 +227,8 @@ class RowGroups:
 
     def _index(self, number: int) -> bool:
         """Add the row groups of a file; returns whether its rows are batches."""
-        file = self._file(number)
+        file = self._parquet.file(number)
+        self._check_extensions(file.extensions)
         schema, metadata = file.arrow.schema_arrow, file.arrow.metadata
         if b"rlio.format" in (metadata.metadata or {}) and "_next" in schema.names:
             raise OptionError(
@@ -264,21 +259,10 @@ class RowGroups:
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
-        found: list[str] = self._guarded(number, None, lambda: self._file(number).arrow.schema_arrow.names)
-        return found
-
-    def _file(self, number: int) -> ForeignFile:
-        return self._open.get(number) or self._open.add(number, self._opened(number))
-
-    def _opened(self, number: int) -> ForeignFile:
-        stream = open_input(self._files[number])
-        try:
-            file = open_parquet(stream, limits=self._limits)
-            self._check_extensions(file.extensions)
-        except BaseException:
-            stream.close()
-            raise
-        return file
+        names: list[str] = self._parquet.guarded(
+            number, None, lambda: self._parquet.file(number).arrow.schema_arrow.names
+        )
+        return names
 
     def _check_extensions(self, extensions: Mapping[str, Extension]) -> None:
         if not self._refuse or not extensions:
@@ -292,63 +276,30 @@ class RowGroups:
                     column=path,
                 )
 
-    def _guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        return guarded(self._files[number], record, action, format="Parquet", also=(NotImplementedError,))
-
     def read(
         self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]
     ) -> T:
         """Apply ``use`` to the Arrow table of some rows of a group; errors name the file and group."""
         number, index, _ = self.places[group]
+        rows = partial(self._parquet.rows, number, index, start, stop, columns)
+        return self._parquet.guarded(number, index, lambda: use(rows()))
 
-        def action() -> T:
-            return use(self._table(self._file(number), index, start, stop, columns))
-
-        return self._guarded(number, index, action)
-
-    def _table(
-        self, file: ForeignFile, group: int, start: int, stop: int, columns: frozenset[str] | None
-    ) -> Any:
-        import pyarrow as pa
-
-        names = [name for name in file.arrow.schema_arrow.names if columns is None or name in columns]
-        batches, held, at = [], 0, 0
-        for batch in self._batches(file, group, names):
-            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
-            at += batch.num_rows
-            if low < high:
-                held += batch.nbytes
-                if held > self._limits.group_bytes:
-                    raise UnsafeData(
-                        f"a row group takes more than {self._limits.group_bytes} bytes in memory: raise "
-                        "Limits.group_bytes if you trust the file"
-                    )
-                batch.validate(full=True)
-                batches.append(batch.slice(low, high - low))
-            if at >= stop:
-                break
-        if at < stop:
-            raise CorruptData(f"found {at} rows in a row group, expected at least {stop} by its footer")
-        return pa.Table.from_batches(batches).select(names)
-
-    def _batches(self, file: ForeignFile, group: int, names: list[str]) -> Iterator[Any]:
-        if (found := file.arrow.metadata.row_group(group).num_rows) > self._limits.group_rows:
-            raise UnsafeData(f"a row group of {found} rows, more than {self._limits.group_rows}")
-        size = min(_BATCH_BYTES, self._limits.group_bytes)
-        rows = max(1, min(_BATCH_ROWS, size // file.widest(group, names, limits=self._limits)))
-        batches: Iterator[Any] = file.arrow.iter_batches(rows, row_groups=[group], columns=names)
-        return batches
+    def whole(self, group: int) -> Any:
+        """The Arrow table of all rows of a group. The last one is kept."""
+        number, index, _ = self.places[group]
+        return self._parquet.guarded(number, index, partial(self._parquet.group, number, index))
 
     def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
         """The memory allowance for all packed columns of the group together."""
         number, index, _ = self.places[group]
-        found = self._guarded(number, None, lambda: self._file(number).columns(index, columns))
+        file = self._parquet.file
+        found = self._parquet.guarded(number, None, lambda: file(number).columns(index, columns))
         return Allowance(self._limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
 
     def extensions(self, group: int) -> Mapping[str, Extension]:
         """Extension types of the group's file."""
         number = self.places[group][0]
-        return self._guarded(number, None, lambda: self._file(number).extensions)
+        return self._parquet.guarded(number, None, lambda: self._parquet.file(number).extensions)
 
     def place(self, group: int, row: int) -> tuple[str, int]:
         """URI of the file, and the number of the row in it."""
@@ -356,7 +307,7 @@ class RowGroups:
         return self._files[number].uri, first + row
 
     def close(self) -> None:
-        self._open.close()
+        self._parquet.close()
 
 
 def _rows_are_batches(schema: Any) -> bool:
@@ -382,7 +333,6 @@ class _BatchRows:
         self._groups = groups
         self._decoder = decoder
         self._ends = list(accumulate(groups.rows))
-        self._held: tuple[int, Any] | None = None
         self._agreed = _Agreed(groups, options, self._first_of)
 
     def has(self, index: int) -> bool:
@@ -392,7 +342,7 @@ class _BatchRows:
         return self._ends[-1] if self._ends else 0
 
     def close(self) -> None:
-        self._held = None
+        """Do nothing: the row groups are the reader's."""
 
     def load(self, index: int) -> Batch:
         group, row = self._locate(index)
@@ -407,11 +357,7 @@ class _BatchRows:
         return group, index - (self._ends[group - 1] if group else 0)
 
     def _decode(self, group: int, row: int) -> Batch:
-        if self._held is None or self._held[0] != group:
-            self._held = None  # Frees the old row group before the next is read.
-            table = self._groups.read(group, 0, self._groups.rows[group], None, lambda table: table)
-            self._held = (group, table)
-        (record,) = self._held[1].slice(row, 1).to_pylist()
+        (record,) = self._groups.whole(group).slice(row, 1).to_pylist()
         try:
             return self._decoder.decode_record(record)
         except UnknownLayout as error:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from importlib import import_module
 from typing import Any, Final, Literal
 
@@ -36,9 +37,8 @@ from rlio.limits import Limits
 from rlio.readers.arrow_columns import to_column
 from rlio.readers.episode_reader import with_next_obs, without_final_obs
 from rlio.readers.inputs import guarded, raise_at
-from rlio.readers.parquet_footer import ForeignFile, open_parquet
+from rlio.readers.parquet_files import ParquetFiles
 from rlio.storage import InputFile, open_input
-from rlio.storage.open_files import OpenFiles
 
 FORMAT = Format(
     name="lerobot",
@@ -78,7 +78,6 @@ _OURS: Final = frozenset(
     )
 )
 _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
-_OPEN_FILES = 4
 #: ``observation.<key>`` that is ``obs`` itself if it is the only one.
 _PLAIN = ("", "state", "image")
 # Bytes of a decoded frame of a video, a pixel.
@@ -135,8 +134,7 @@ class LeRobotSource:
         ]
         self._numbers = {path: number for number, path in enumerate(dict.fromkeys(self._paths))}
         self._starts, self._file_rows = self._rows_of_files()
-        self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
-        self._group: tuple[int, int, frozenset[str], Any] | None = None
+        self._parquet = ParquetFiles(self.files, limits)
         self._task_texts = self._tasks()
         self.origin: Origin = Origin(
             uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
@@ -225,21 +223,21 @@ class LeRobotSource:
         paths = sorted(
             path for path in self._sizes if path.startswith("meta/episodes/") and path.endswith(".parquet")
         )
-        found: list[dict[str, Any]] = []
-        for path in paths:
-            file = self._place.file(path, self._sizes[path])
-
-            def read(file: InputFile = file) -> list[dict[str, Any]]:
-                with open_parquet(open_input(file), limits=self._limits) as opened:
-                    names = [
-                        name for name in opened.arrow.schema_arrow.names if not name.startswith("stats/")
-                    ]
-                    _check_groups(opened, names, self._limits)
-                    rows: list[dict[str, Any]] = opened.arrow.read(columns=names).to_pylist()
-                    return rows
-
-            found += guarded(file, None, read, format="Parquet")
+        found = [row for path in paths for row in self._table_of(path, without="stats/")]
         return self._in_order(found, self.uri)
+
+    def _table_of(self, path: str, *, without: str | None = None) -> list[dict[str, Any]]:
+        """The rows of a small Parquet file, but for the columns that begin with ``without``."""
+        file = ParquetFiles([self._place.file(path, self._sizes[path])], self._limits)
+
+        def read() -> list[dict[str, Any]]:
+            names = file.file(0).arrow.schema_arrow.names
+            chosen = [name for name in names if without is None or not name.startswith(without)]
+            rows: list[dict[str, Any]] = file.all(0, chosen).to_pylist()
+            return rows
+
+        with closing(file):
+            return file.guarded(0, None, read)
 
     def _tasks(self) -> list[str]:
         """What ``task_index`` stands for; nothing if the file is absent."""
@@ -249,12 +247,7 @@ class LeRobotSource:
         file = self._place.file(path, self._sizes[path])
 
         def read() -> list[str]:
-            if not self._is_v3:
-                found = self._lines(path)
-            else:
-                with open_parquet(open_input(file), limits=self._limits) as opened:
-                    _check_groups(opened, opened.arrow.schema_arrow.names, self._limits)
-                    found = opened.arrow.read().to_pylist()
+            found = self._table_of(path) if self._is_v3 else self._lines(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
             if [row["task_index"] for row in found] != list(range(len(found))):
                 raise CorruptData("the tasks are not numbered 0, 1, ...")
@@ -336,9 +329,7 @@ class LeRobotSource:
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
         number = self._numbers[self._paths[episode]]
-        return guarded(
-            self.files[number], episode, lambda: self._rows(number, episode, columns), format="Parquet"
-        )
+        return self._parquet.guarded(number, episode, lambda: self._rows(number, episode, columns))
 
     def _rows(self, number: int, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         steps = self.lengths[episode]
@@ -398,9 +389,7 @@ class LeRobotSource:
         import pyarrow as pa
 
         names = names - set(self._videos)
-        file = self._open.get(number)
-        if file is None:
-            file = self._open.add(number, open_parquet(open_input(self.files[number]), limits=self._limits))
+        file = self._parquet.file(number)
         start, stop = self._starts[episode], self._starts[episode] + self.lengths[episode]
         absent = names - set(file.arrow.schema_arrow.names)
         if absent:
@@ -409,23 +398,13 @@ class LeRobotSource:
         for group in range(file.arrow.num_row_groups):
             rows = file.arrow.metadata.row_group(group).num_rows
             if first < stop and start < first + rows:
-                table = self._row_group(file, number, group, names)
+                table = self._parquet.group(number, group, names)
                 begin = max(0, start - first)
                 parts.append(table.slice(begin, min(rows, stop - first) - begin))
             first += rows
         if first != self._file_rows[number]:
             raise CorruptData(f"the file has {first} rows, and its episodes have {self._file_rows[number]}")
         return pa.concat_tables(parts) if parts else file.arrow.schema_arrow.empty_table()
-
-    def _row_group(self, file: ForeignFile, number: int, group: int, names: frozenset[str]) -> Any:
-        """A decoded row group. The last one is kept: other programs put many episodes into one."""
-        if self._group is None or self._group[:3] != (number, group, names):
-            self._group = None
-            if file.widest(group, names, limits=self._limits) > self._limits.group_bytes:
-                raise UnsafeData("a row group has more than Limits.group_bytes")
-            table = file.arrow.read_row_group(group, columns=sorted(names))
-            self._group = (number, group, names, table)
-        return self._group[3]
 
     def _check_place(self, table: Any, episode: int) -> None:
         indices = to_column(EPISODE, table.column(EPISODE).combine_chunks(), {})
@@ -474,7 +453,7 @@ class LeRobotSource:
 
     def close(self) -> None:
         """Close all files."""
-        self._open.close()
+        self._parquet.close()
 
 
 def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -491,12 +470,6 @@ def _is_extra(name: str, *, also: Sequence[str] = ()) -> bool:
     if name.split(".")[0] in ("observation", "action") or name == FINAL or name.startswith(FINAL + "."):
         return False
     return name in also or name not in (*_FLAGS, REWARD)
-
-
-def _check_groups(file: ForeignFile, names: Sequence[str], limits: Limits) -> None:
-    for group in range(file.arrow.num_row_groups):
-        if file.widest(group, names, limits=limits) > limits.group_bytes:
-            raise UnsafeData("a row group has more than Limits.group_bytes")
 
 
 # ---- videos ----

@@ -39,9 +39,9 @@ from rlio.readers.arrow_columns import to_column
 from rlio.readers.episode_reader import with_next_obs
 from rlio.readers.hdf5_files import Hdf5Files, check_dataset
 from rlio.readers.inputs import guarded, raise_at
-from rlio.readers.parquet_footer import open_parquet
+from rlio.readers.parquet_files import ParquetFiles
 from rlio.readers.space_arrays import fit_space
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile
 
 FORMAT = Format(
     name="minari",
@@ -426,7 +426,7 @@ class _ArrowStore:
     """A folder for each episode, with its metadata and one file."""
 
     def __init__(self, place: Place, folder: str, kind: str, count: int, decode: _Decode) -> None:
-        self._decode, self._is_parquet = decode, kind == "parquet"
+        self._decode = decode
         storage, limits = place.root(), decode.limits
         sizes = {
             entry.path: entry.size for entry in storage.list(folder.rstrip("/"), limit=limits.listed_names)
@@ -442,13 +442,17 @@ class _ArrowStore:
             files.append(place.file(path, sizes[path]))
             self.episodes.append(read_object(storage, f"{folder}{episode}/{_METADATA}", limits=limits))
         self.files: Sequence[InputFile] = files
+        self._parquet = ParquetFiles(files, limits) if kind == "parquet" else None
 
     def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        kind = "Parquet" if self._is_parquet else "Arrow"
+        kind = "Arrow" if self._parquet is None else "Parquet"
         return guarded(self.files[episode], episode, lambda: self._read(episode, names), format=kind)
 
     def _read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        table = self._table(self.files[episode], names)
+        if self._parquet is None:
+            table = read_arrow_file(self.files[episode], limits=self._decode.limits)
+        else:
+            table = self._parquet.all(episode, names)
         found = {}
         for name in names:
             if name not in table.column_names:
@@ -458,18 +462,6 @@ class _ArrowStore:
                 values = values.slice(0, max(0, len(values) - 1))  # The last row is padding.
             found[name] = self._value(values, name, self._decode.spaces.get(name))
         return found
-
-    def _table(self, file: InputFile, names: Sequence[str]) -> Any:
-        limits = self._decode.limits
-        if not self._is_parquet:
-            return read_arrow_file(file, limits=limits)
-        with open_parquet(open_input(file), limits=limits) as opened:
-            if opened.arrow.metadata.num_rows > limits.group_rows:
-                raise UnsafeData(f"more than {limits.group_rows} rows")
-            for group in range(opened.arrow.num_row_groups):
-                if opened.widest(group, names, limits=limits) > limits.group_bytes:
-                    raise UnsafeData(f"more than {limits.group_bytes} bytes: raise Limits.group_bytes")
-            return opened.arrow.read(columns=list(names))
 
     def _value(self, values: Any, name: str, space: Any) -> Any:
         import pyarrow as pa
@@ -492,4 +484,5 @@ class _ArrowStore:
         return fit_space(array, space, np.asarray)
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        if self._parquet is not None:
+            self._parquet.close()
