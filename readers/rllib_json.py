@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_sequence
-from rlio.batch.nested import leaves
+from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.step_columns import check_other_names
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
 from rlio.formats.format import format_of_json
@@ -291,7 +291,7 @@ class RllibDecoder:
         """Replace packed text in ``value`` by arrays; arrays of a one-step record get a row axis."""
         if is_packed(value):
             found = unpack(value, allowance=context.allowance)
-            return _add_rows(found) if context.one_step else found
+            return map_structure(lambda leaf: np.asarray(leaf)[None], found) if context.one_step else found
         if isinstance(value, list) and value and is_packed(value[0]) and all(map(is_packed, value)):
             # One blob a row, the form that RLlib's `compress()` writes.
             allowance = context.allowance
@@ -301,14 +301,6 @@ class RllibDecoder:
         return value
 
 
-def _add_rows(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _add_rows(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_add_rows(item) for item in value)
-    return np.asarray(value)[None]
-
-
 def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
     """Stack rows, each an array or a dict or tuple of arrays, into one such value with a row axis.
 
@@ -316,21 +308,16 @@ def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
         SchemaError: Rows differ in structure, dtype or shape.
         UnsafeData: The result would take more than ``allowance``.
     """
-    first = rows[0]
-    if isinstance(first, dict):
-        if any(not isinstance(row, dict) or row.keys() != first.keys() for row in rows):
-            raise SchemaError("packed rows of different structure")
-        return {key: stack_rows([row[key] for row in rows], allowance) for key in first}
-    if isinstance(first, tuple):
-        if any(not isinstance(row, tuple) or len(row) != len(first) for row in rows):
-            raise SchemaError("packed rows of different structure")
-        return tuple(stack_rows([row[i] for row in rows], allowance) for i in range(len(first)))
-    arrays = [row if isinstance(row, np.ndarray) else _joined(row, allowance) for row in rows]
-    unlike = {(array.dtype.str, array.shape) for array in arrays}
-    if len(unlike) > 1:
-        raise SchemaError(f"packed rows of different dtype or shape: {sorted(map(str, unlike))[:4]}")
-    allowance.spend(arrays[0].nbytes * len(arrays))
-    return np.stack(arrays)
+
+    def stacked(*leaf_rows: Any) -> Array:
+        arrays = [row if isinstance(row, np.ndarray) else _joined(row, allowance) for row in leaf_rows]
+        unlike = {(array.dtype.str, array.shape) for array in arrays}
+        if len(unlike) > 1:
+            raise SchemaError(f"packed rows of different dtype or shape: {sorted(map(str, unlike))[:4]}")
+        allowance.spend(arrays[0].nbytes * len(arrays))
+        return np.stack(arrays)
+
+    return map_structure(stacked, *rows)
 
 
 def _joined(value: Any, allowance: Allowance) -> Array:
