@@ -47,17 +47,17 @@ class EpisodeSource(Protocol):
         uri: Where they are stored, for messages.
         files: The files of the episodes; their names and sizes are part of a reader's state.
         lengths: Steps of each episode.
-        row_bytes: About how many bytes a row takes in memory.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have two more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps, and
-    ``notes``, sentences about its data for the report (`rlio.formats.report`).
+    A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
+    ``notes``, sentences about its data for the report (`rlio.formats.report`), complete once all episodes
+    were read; and ``row_bytes``, about how many bytes a row takes in memory: otherwise the reader loads an
+    episode to measure it.
     """
 
     uri: str
     files: Sequence[InputFile]
     lengths: Sequence[int]
-    row_bytes: int
     spaces: tuple[Any, Any] | None
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
@@ -246,7 +246,8 @@ class _EpisodeTable:
         self._uniform = Uniform(unlike=options.unlike)
         #: Rows before each episode, and all rows.
         self._starts = [0, *accumulate(source.lengths)]
-        most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, source.row_bytes)))
+        row_bytes = _row_bytes(source)
+        most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // row_bytes))
         #: First episode of each group, and the number of episodes.
         self._groups = [0]
         for episode in range(len(source.lengths)):
@@ -256,7 +257,7 @@ class _EpisodeTable:
         self._groups.append(len(source.lengths))
         ends = [self._starts[episode] for episode in self._groups]
         self.rows = [stop - start for start, stop in pairwise(ends)]
-        self.sizes = [rows * source.row_bytes for rows in self.rows]
+        self.sizes = [rows * row_bytes for rows in self.rows]
 
     def load(self, group: int, start: int, stop: int) -> SampleBatch:
         base = self._starts[self._groups[group]]
@@ -295,3 +296,12 @@ class _EpisodeTable:
             raise_at(error, uri=self._episodes.uri, record=group)
         assert isinstance(conformed, SampleBatch)
         return conformed
+
+
+def _row_bytes(source: EpisodeSource) -> int:
+    """About how many bytes a row takes in memory, by the shortest episode unless the source says it."""
+    known: int | None = getattr(source, "row_bytes", None)
+    steps = min(filter(None, source.lengths), default=None)
+    if known is not None or steps is None:
+        return known or 1
+    return max(1, source.load(source.lengths.index(steps), None).size_bytes() // steps)

@@ -154,7 +154,7 @@ class Episodes:
         layout: How the rows lie.
         joint: Whether batches are given as they are.
         rows: Rows in all; None: not known.
-        notes: What the source says of its data, each a sentence.
+        notes: What the source says of its data, each a sentence; complete after an iteration.
         left_out: Columns that are not given.
     """
 
@@ -167,7 +167,6 @@ class Episodes:
         parts: Sequence[Part],
         layout: Layout,
         rows: int | None,
-        notes: Sequence[str] = (),
     ) -> None:
         self.uri: str = uri
         self.format: str = format
@@ -177,7 +176,7 @@ class Episodes:
         self.parts: list[Part] = list(parts)
         self.layout: Layout = layout
         self.rows: int | None = rows
-        self.notes: list[str] = list(notes)
+        self.notes: list[str] = []
         self.joint = False
         self.left_out: dict[str, None] = {}
 
@@ -293,7 +292,6 @@ class _ReadEpisodes(Episodes):
                 parts=[Part(origin=origin, spaces=policies)],
                 layout="whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed",
                 rows=sum(source.lengths) if source is not None else None,
-                notes=_notes_of(reader),
             )
 
     def _open(self) -> Any:

@@ -140,16 +140,6 @@ class LeRobotSource:
             uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
         )
         self._note_absences()
-        try:
-            self.row_bytes: int = 1
-            if any(self.lengths):
-                shortest = min((n for n in self.lengths if n), default=0)
-                rows = self.load(self.lengths.index(shortest), None)
-                self.row_bytes = max(1, rows.size_bytes() // shortest)
-                self._early_dones.clear()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def notes(self) -> list[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, Final, Protocol
@@ -125,7 +126,8 @@ class MinariSource:
             extra={name: metadata[name] for name in KEPT if name in metadata},
         )
         self.notes: list[str] = ["Infos and the options of resets are not read."]
-        decode = _Decode({"observations": found[0], "actions": found[1]}, metadata, limits)
+        spaces = {"observations": found[0], "actions": found[1]}
+        decode = _Decode(spaces, metadata.get("jpeg_encoding", True) is not False, limits)
         count = whole_number(metadata, "total_episodes", uri=where)
         self._store: _Store = (
             _Hdf5Store(place, folder, count, decode)
@@ -144,10 +146,6 @@ class MinariSource:
                 )
             self._seeds = self._all_seeds()
             self._has_warned = False
-            self.row_bytes: int = 1
-            if longest := max(self.lengths, default=0):
-                rows = self.load(self.lengths.index(longest), None)
-                self.row_bytes = max(1, rows.size_bytes() // longest)
         except BaseException:
             self._store.close()
             raise
@@ -234,22 +232,17 @@ def _space(metadata: dict[str, Any], name: str, limits: Limits) -> Any:
     return space_of_minari(text, limits=limits)
 
 
+@dataclass(frozen=True)
 class _Decode:
     """What files hold for a space, as arrays."""
 
-    def __init__(self, spaces: dict[str, Any], metadata: dict[str, Any], limits: Limits) -> None:
-        self.spaces, self.limits = spaces, limits
-        self._has_jpeg = metadata.get("jpeg_encoding", True) is not False
-
-        self._known: dict[int, bool] = {}
+    spaces: dict[str, Any]
+    has_jpeg: bool
+    limits: Limits
 
     def is_jpeg(self, space: Any) -> bool:
         """Whether values of ``space`` are stored as JPEG files."""
-        if not self._has_jpeg or space is None:
-            return False
-        if id(space) not in self._known:
-            self._known[id(space)] = is_image_space(space)
-        return self._known[id(space)]
+        return self.has_jpeg and space is not None and is_image_space(space)
 
     def pictures(self, rows: Sequence[bytes], space: Any) -> np.ndarray:
         """JPEG files as pictures."""

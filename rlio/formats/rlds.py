@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
-from rlio.batch.nested import map_structure
+from rlio.batch.nested import leaves, map_structure, unflatten
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -319,15 +319,15 @@ class RldsSource:
         )
 
     def _rows(self, episode: int, example: Example, columns: frozenset[str] | None) -> SampleBatch:
-        found: dict[str, Any] = {}
+        parts: dict[_Path, NDArray[Any]] = {}
         room = self._limits.group_bytes
         for path, feature in self._steps.items():
             if _is_wanted(path[0], columns):
-                values = self._column(example, (_STEPS, *path), feature)
-                room -= values.nbytes
+                parts[path] = self._column(example, (_STEPS, *path), feature)
+                room -= parts[path].nbytes
                 if room < 0:
                     raise UnsafeData(f"an episode takes more than {self._limits.group_bytes} bytes")
-                _put(found, path, values)
+        found: dict[str, Any] = unflatten(parts, parts.values())
         last = found.pop(_LAST)
         terminal = found.pop(_TERMINAL, np.zeros_like(last))
         self._check_ends(last, terminal, found)
@@ -363,7 +363,7 @@ class RldsSource:
         if not len(last):
             raise CorruptData("an episode without steps")
         for name, values in [*found.items(), (_TERMINAL, terminal)]:
-            lengths = {len(leaf) for leaf in _arrays(values)}
+            lengths = {len(leaf) for _, leaf in leaves(values)}
             if lengths != {len(last)}:
                 raise CorruptData(f"steps/{name} has {sorted(lengths)} steps, but steps/is_last {len(last)}")
         for name, flags in ((_LAST, last), (_TERMINAL, terminal)):
@@ -504,20 +504,6 @@ def _is_wanted(name: str, columns: frozenset[str] | None) -> bool:
     if name == "observation":
         return not columns.isdisjoint((Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID))
     return _COLUMNS.get(name, name) in columns
-
-
-def _put(found: dict[str, Any], path: _Path, values: Any) -> None:
-    for name in path[:-1]:
-        found = found.setdefault(name, {})
-    found[path[-1]] = values
-
-
-def _arrays(values: Any) -> Iterator[NDArray[Any]]:
-    if isinstance(values, dict):
-        for value in values.values():
-            yield from _arrays(value)
-    else:
-        yield values
 
 
 def _pillow(pictures: Sequence[str]) -> None:

@@ -110,9 +110,7 @@ class RllibEpisodeSource:
             self.lengths: list[int] = [
                 sum(chunk.stop - chunk.start for chunk in chunks) for chunks in self._episodes
             ]
-            self.spaces: tuple[Any, Any] | None
-            self.row_bytes: int
-            self.spaces, self.row_bytes = self._look()
+            self.spaces: tuple[Any, Any] | None = self._first_spaces()
         except BaseException:
             self.close()
             raise
@@ -210,16 +208,13 @@ class RllibEpisodeSource:
                     found.append([part])
         return found
 
-    def _look(self) -> tuple[tuple[Any, Any] | None, int]:
-        """The spaces, and the bytes of a row, of the first episode."""
+    def _first_spaces(self) -> tuple[Any, Any] | None:
+        """The spaces of the first episode, if it states both."""
         if not self._episodes:
-            return None, 1
+            return None
         chunk = self._episodes[0][0]
-        state = self._guarded(chunk, lambda: self._state(chunk))
-        spaces = self._guarded(chunk, lambda: self._spaces(state))
-        rows = self.load(0, None)
-        known = None if None in spaces else spaces
-        return known, max(1, rows.size_bytes() // len(rows))
+        spaces: tuple[Any, Any] = self._guarded(chunk, lambda: self._spaces(self._state(chunk)))
+        return None if None in spaces else spaces
 
     # ---- reading ----
 

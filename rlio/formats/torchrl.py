@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
+from rlio.batch.nested import unflatten
 from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import flat
+from rlio.formats.hdf5_source import flat, ranges_of
 from rlio.formats.json_files import read_object, whole_number
 from rlio.formats.place import Place
 from rlio.limits import Limits
@@ -214,18 +215,18 @@ class TorchrlSource:
         ids = self._leaves.get(("collector", "traj_ids"))
         if ids is not None and not math.prod(ids.shape) > 1:
             _, first, each = np.unique(
-                self._read(ids, _ranges(order)).reshape(-1), return_index=True, return_inverse=True
+                self._read(ids, ranges_of(order)).reshape(-1), return_index=True, return_inverse=True
             )
             # By the first row of each trajectory.
             number = np.argsort(np.argsort(first))[each]
             together = np.argsort(number, kind="stable")
             order, new, number = order[together], new[together], number[together]
             new[1:] |= number[1:] != number[:-1]
-        ends = np.logical_or(*self._ends(_ranges(order), len(order)))
+        ends = np.logical_or(*self._ends(ranges_of(order), len(order)))
         new[1:] |= ends[:-1]
         new[:1] = True
         for start, stop in pairwise([*np.flatnonzero(new).tolist(), len(order)]):
-            self._ranges.append(_ranges(order[start:stop]))
+            self._ranges.append(ranges_of(order[start:stop]))
             self.lengths.append(stop - start)
 
     def _order(self) -> NDArray[np.int64]:
@@ -306,13 +307,9 @@ class TorchrlSource:
                 uri=self.uri,
                 record=episode,
             )
-        rows: dict[str, Any] = {}
-        for path, leaf in self._columns:
-            if columns is None or path[0] in columns:
-                inner = rows
-                for name in path[:-1]:
-                    inner = inner.setdefault(name, {})
-                inner[path[-1]] = self._read(leaf, ranges)
+        wanted = [pair for pair in self._columns if columns is None or pair[0][0] in columns]
+        values = [self._read(leaf, ranges) for _, leaf in wanted]
+        rows: dict[str, Any] = unflatten([path for path, _ in wanted], values) if wanted else {}
         if Columns.REWARDS in rows:
             rows[Columns.REWARDS] = flat(rows[Columns.REWARDS])
         rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(ranges, steps)
@@ -353,9 +350,3 @@ def _shape(found: object, where: str) -> tuple[int, ...]:
 
 def _row_bytes(leaf: _Leaf) -> int:
     return math.prod(leaf.shape) * leaf.dtype.itemsize
-
-
-def _ranges(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Rows as ranges (start, stop) of rows that follow each other."""
-    cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    return [(int(rows[a]), int(rows[b - 1]) + 1) for a, b in pairwise(cuts) if a < b]
