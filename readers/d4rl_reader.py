@@ -141,7 +141,6 @@ class D4RLReader(StoredReader):
         except BaseException:
             self._handles.close()
             raise
-        logger.info("D4RLReader: %d files, the first is %s", len(files), files[0].uri)
 
     def _close(self) -> None:
         super()._close()

@@ -8,7 +8,6 @@ Not here: how a format stores an episode (`rlio.formats`).
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -32,8 +31,6 @@ from rlio.storage.paths import StrPath
 from rlio.support.options import checked_keywords
 
 __all__ = ["EpisodeReader", "EpisodeSource", "RunSource", "with_next_obs", "without_final_obs"]
-
-logger: logging.Logger = logging.getLogger("rlio")
 
 # Rows that are read at a time: whole episodes, as many as fit.
 _GROUP_ROWS = 4096
@@ -208,12 +205,6 @@ class EpisodeReader(StoredReader):
         except BaseException:
             self._episodes.close()
             raise
-        logger.info(
-            "EpisodeReader: %s, %s with %d episodes",
-            self._episodes.uri,
-            self.format.title,
-            len(self._episodes.lengths),
-        )
 
     @property
     def source(self) -> EpisodeSource:

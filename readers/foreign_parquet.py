@@ -64,7 +64,7 @@ from rlio.readers.rllib_json import (
     check_asked,
     wanted_columns,
 )
-from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
+from rlio.readers.space_arrays import Spaces, fit_space, space_of
 from rlio.readers.uniform import Uniform
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
@@ -133,7 +133,6 @@ class ForeignParquetReader(StoredReader):
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords)
-        check_spaces(spaces)
         if extension_types not in ("refuse", "storage"):
             raise OptionError(f"extension_types={extension_types!r}: expected 'refuse' or 'storage'")
         files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
@@ -154,19 +153,16 @@ class ForeignParquetReader(StoredReader):
             steps = _StepRows(self._groups, options, spaces, decoder)
             return TableCursor(steps, options, seed=seed, failures=failures)
 
-        details: dict[str, Any] = {
-            "spaces": None if spaces is None else repr(spaces),
+        details = {
+            **decoder.details,
             "extension_types": extension_types,
             "max_group_bytes": limits.group_bytes,
         }
-        if unnormalise_actions:
-            details["unnormalise_actions"] = True
         try:
             super().__init__(options, files, make_cursor, details=details)
         except BaseException:
             self._groups.close()
             raise
-        logger.info("ForeignParquetReader: %d files, the first is %s", len(files), files[0].uri)
 
     def _close(self) -> None:
         super()._close()
@@ -259,9 +255,7 @@ class RowGroups:
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
-        names: list[str] = self._parquet.guarded(
-            number, None, lambda: self._parquet.file(number).arrow.schema_arrow.names
-        )
+        names: list[str] = self._parquet.file(number).arrow.schema_arrow.names
         return names
 
     def _check_extensions(self, extensions: Mapping[str, Extension]) -> None:
@@ -292,14 +286,12 @@ class RowGroups:
     def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
         """The memory allowance for all packed columns of the group together."""
         number, index, _ = self.places[group]
-        file = self._parquet.file
-        found = self._parquet.guarded(number, None, lambda: file(number).columns(index, columns))
+        found = self._parquet.file(number).columns(index, columns)
         return Allowance(self._limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
 
     def extensions(self, group: int) -> Mapping[str, Extension]:
         """Extension types of the group's file."""
-        number = self.places[group][0]
-        return self._parquet.guarded(number, None, lambda: self._parquet.file(number).extensions)
+        return self._parquet.file(self.places[group][0]).extensions
 
     def place(self, group: int, row: int) -> tuple[str, int]:
         """URI of the file, and the number of the row in it."""

@@ -494,6 +494,7 @@ class StoredReader(InputReader):
             }.items()
         }
         self._cursor = make_cursor(self._seed, self._failures)
+        logger.info("%s: %d files, the first is %s", type(self).__name__, len(files), files[0].uri)
 
     def _describe(self) -> Iterator[str]:
         yield self._source

@@ -19,7 +19,6 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from array import array
 from bisect import bisect_right
@@ -48,7 +47,7 @@ from rlio.readers.line_files import (
 )
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import RllibDecoder
-from rlio.readers.space_arrays import Spaces, check_spaces
+from rlio.readers.space_arrays import Spaces
 from rlio.readers.uniform import Uniform
 from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage import InputFile
@@ -57,8 +56,6 @@ from rlio.storage.open_files import OpenFiles
 from rlio.support.options import checked_keywords
 
 __all__ = ["JsonReader"]
-
-logger: logging.Logger = logging.getLogger("rlio")
 
 _SUFFIXES = (".json", ".jsonl", ".zip")
 _OPEN_FILES = 4
@@ -107,7 +104,6 @@ class JsonReader(StoredReader):
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords)
-        check_spaces(spaces)
         found = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         _refuse_data_sets(found)
         decoder = RllibDecoder(
@@ -128,14 +124,8 @@ class JsonReader(StoredReader):
             records = _IndexedRecords(self._records, failures)
             return RecordCursor(records, options, seed=seed, failures=failures)
 
-        details: dict[str, Any] = {
-            "spaces": None if spaces is None else repr(spaces),
-            "max_line_bytes": limits.line_bytes,
-        }
-        if unnormalise_actions:
-            details["unnormalise_actions"] = True
+        details = {**decoder.details, "max_line_bytes": limits.line_bytes}
         super().__init__(options, found, make_cursor, details=details)
-        logger.info("JsonReader: %d files, the first is %s", len(files), files[0].uri)
 
     def _close(self) -> None:
         super()._close()

@@ -36,7 +36,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.json_arrays import parse_arrays
 from rlio.readers.packed import Allowance, is_packed, unpack
 from rlio.readers.rllib_columns import ActionScaling, DoneFlags
-from rlio.readers.space_arrays import Spaces, fit_space, space_of
+from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
 from rlio.schemas.json_columns import check_containers
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class RllibDecoder:
         source: Name of the input in messages.
 
     Raises:
-        OptionError: ``unnormalise_actions`` is set without ``spaces``.
+        OptionError: ``spaces`` are none, or ``unnormalise_actions`` is set without them.
     """
 
     def __init__(
@@ -171,12 +171,17 @@ class RllibDecoder:
         unnormalise_actions: bool | None = None,
         source: str = "",
     ) -> None:
+        check_spaces(spaces)
         self.flags: DoneFlags = DoneFlags(columns, source)
         self.scaling: ActionScaling = ActionScaling(spaces, unnormalise_actions, source)
         self._asked = columns
         self._wanted = wanted_columns(columns)
         self._spaces = spaces
         self._limits = limits
+        #: Options that change the batches, as JSON values.
+        self.details: dict[str, Any] = {"spaces": None if spaces is None else repr(spaces)}
+        if unnormalise_actions:
+            self.details["unnormalise_actions"] = True
 
     def decode(self, line: bytes) -> Batch:
         """Decode the batch in one line.

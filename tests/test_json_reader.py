@@ -336,7 +336,7 @@ def test_values_that_do_not_fit_the_space_name_the_column(obs: Any, match: str) 
 
 def test_spaces_that_are_none_are_refused() -> None:
     with pytest.raises(OptionError, match="observation_space"):
-        JsonReader("x.json", spaces=(Discrete(2), 3))  # type: ignore[arg-type]
+        RllibDecoder(spaces=(Discrete(2), 3))  # type: ignore[arg-type]
 
 
 # ---- bad records ----

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -79,19 +79,6 @@ KEPT: Final = (
 _REWARDS, _ENDS = "rewards", ("terminations", "truncations")
 
 
-class _Store(Protocol):
-    """The episodes in one of Minari's three kinds of files."""
-
-    files: Sequence[InputFile]
-    #: Metadata of each episode: total_steps, and maybe seed and rewards_sum.
-    episodes: list[dict[str, Any]]
-
-    def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        """Columns of one episode: N+1 observations, N rows of all else."""
-
-    def close(self) -> None: ...
-
-
 class MinariSource:
     """The episodes of one data set; an `EpisodeSource`.
 
@@ -129,7 +116,8 @@ class MinariSource:
         spaces = {"observations": found[0], "actions": found[1]}
         decode = _Decode(spaces, metadata.get("jpeg_encoding", True) is not False, limits)
         count = whole_number(metadata, "total_episodes", uri=where)
-        self._store: _Store = (
+        #: Its `episodes` have the metadata of each: total_steps, and maybe seed and rewards_sum.
+        self._store: _Hdf5Store | _ArrowStore = (
             _Hdf5Store(place, folder, count, decode)
             if kind == "hdf5"
             else _ArrowStore(place, folder, kind, count, decode)
@@ -335,6 +323,7 @@ class _Hdf5Store:
         return self._open(group, encoded)
 
     def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
+        """Columns of one episode: N+1 observations, N rows of all else."""
         return self._handles.guarded(0, episode, lambda: self._read(episode, names))
 
     def _read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
 from rlio.formats.rllib_sinks import FilesOfEpisodes
 from rlio.formats.rllib_states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
@@ -268,16 +269,13 @@ class RllibEpisodeSource:
             except SchemaError as error:
                 raise SchemaError(str(error), column=name) from error
 
-        ends = np.zeros((2, steps), np.bool_)
-        ends[:, -1] = state["is_terminated"], state["is_truncated"]
         found = {
             **with_next_obs(column(Columns.OBS, state["observations"], steps + 1, observation_space)),
             Columns.ACTIONS: column(Columns.ACTIONS, state["actions"], steps, action_space),
             Columns.REWARDS: standard_dtype(
                 Columns.REWARDS, column(Columns.REWARDS, state["rewards"], steps)
             ),
-            Columns.TERMINATEDS: ends[0],
-            Columns.TRUNCATEDS: ends[1],
+            **flags_of(steps, terminated=state["is_terminated"], truncated=state["is_truncated"]),
             Columns.T: np.arange(chunk.start, chunk.stop),
             Columns.EPS_ID: np.full(steps, chunk.id_, object if isinstance(chunk.id_, str) else np.int64),
         }
