@@ -33,12 +33,13 @@ from rlio.batch.arrays import Column, equal_columns, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.dataset import Dataset
-from rlio.errors import EndOfData, MissingColumn, MissingExtra, OptionError, SchemaError, excerpt
+from rlio.errors import EndOfData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.minari_sink import about_episode, columns_of, id_of, kept_fields, spec_of
 from rlio.formats.minari_spaces import space_to_minari
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.replay.draws import Draw
 from rlio.replay.store import ReplayStore
+from rlio.support.extras import needs
 
 if TYPE_CHECKING:
     import d3rlpy
@@ -207,11 +208,9 @@ def to_d3rlpy(
         OptionError: There are several policies, and ``policy`` is None.
         EndOfData: There are no transitions.
     """
-    try:
+    with needs("d3rlpy", "d3rlpy"):
         from d3rlpy.constants import ActionSpace
         from d3rlpy.dataset import Episode, ReplayBuffer
-    except ImportError as error:
-        raise MissingExtra("d3rlpy", "d3rlpy") from error
     if isinstance(data, Dataset) and action_size is None:
         action_size = _number_of_actions(data, policy)
     batch = _episodes_of(data, policy) if isinstance(data, Dataset) else data
@@ -342,10 +341,8 @@ def to_tensordict(
         SchemaError: The rows are sequences; a column holds no numbers, or tuples; or, for "torchrl", a final
             observation is missing in a row that does not terminate.
     """
-    try:
+    with needs("tensordict", "torchrl"):
         from tensordict import TensorDict
-    except ImportError as error:
-        raise MissingExtra("tensordict", "torchrl") from error
     if not isinstance(batch, SampleBatch):
         raise SchemaError("found rows of several policies, expected a SampleBatch: batch.policies()[name]")
     if layout not in ("rlio", "torchrl"):
@@ -436,11 +433,9 @@ def torchrl_storage(
 
 @cache
 def _storage_class() -> Any:
-    try:
+    with needs("torchrl", "torchrl"):
         import torch
         from torchrl.data import Storage
-    except ImportError as error:
-        raise MissingExtra("torchrl", "torchrl") from error
 
     class StoreStorage(Storage):  # type: ignore[misc, unused-ignore]  # torchrl may be absent
         """Items are the rows of a `rlio.ReplayStore`."""
@@ -522,10 +517,8 @@ def fill_sb3(buffer: ReplayBuffer, data: Dataset | SampleBatch, *, policy: str |
         SchemaError: Observations or actions do not fit the buffer's spaces, or the rows are sequences. Rows
             before an error may have been written, but the buffer does not count them.
     """
-    try:
+    with needs("stable-baselines3", "sb3"):
         from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
-    except ImportError as error:
-        raise MissingExtra("stable-baselines3", "sb3") from error
     if type(buffer) not in (ReplayBuffer, DictReplayBuffer) or buffer.optimize_memory_usage:
         raise OptionError(
             f"found {type(buffer).__name__} with optimize_memory_usage={buffer.optimize_memory_usage}, "
@@ -678,11 +671,9 @@ def to_minari(data: Dataset) -> minari.MinariDataset:
 
 @cache
 def _minari_class() -> Any:
-    try:
+    with needs("minari", "minari"):
         import minari
         from minari.dataset.minari_storage import MinariStorage
-    except ImportError as error:
-        raise MissingExtra("minari", "minari") from error
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OptionError(

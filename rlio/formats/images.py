@@ -10,8 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import CorruptData, MissingExtra, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, RlioError, SchemaError, UnsafeData, excerpt
 from rlio.limits import Limits
+from rlio.support.extras import needs
 
 __all__ = ["decode_images", "encode_png"]
 
@@ -103,8 +104,6 @@ def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
 
 
 def _pillow() -> Any:
-    try:
+    with needs("Pillow", "images"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingExtra("Pillow", "images") from error
     return Image

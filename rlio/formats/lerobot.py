@@ -27,7 +27,7 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import map_structure
-from rlio.errors import CorruptData, MissingExtra, OptionError, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import CorruptData, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.images import decode_images
 from rlio.formats.json_files import parse_json, read_object, whole_number
@@ -39,6 +39,7 @@ from rlio.readers.episode_reader import with_next_obs, without_final_obs
 from rlio.readers.inputs import guarded, raise_at
 from rlio.readers.parquet_files import ParquetFiles
 from rlio.storage import InputFile, open_input
+from rlio.support.extras import needs
 
 FORMAT = Format(
     name="lerobot",
@@ -466,11 +467,9 @@ def _is_extra(name: str, *, also: Sequence[str] = ()) -> bool:
 
 
 def _av(names: Sequence[str]) -> Any:
-    try:
+    skip = "format_options={'videos': 'skip'} reads all else"
+    with needs(f"PyAV, for the videos {excerpt(list(names))} ({skip}),", "video"):
         return import_module("av")  # It has types, but is installed with the extra alone.
-    except ImportError as error:
-        skip = "format_options={'videos': 'skip'} reads all else"
-        raise MissingExtra(f"PyAV, for the videos {excerpt(list(names))} ({skip}),", "video") from error
 
 
 def _frames(stream: Any, count: int, begin: float, fps: float, limits: Limits) -> np.ndarray:

@@ -30,7 +30,6 @@ from rlio.batch.nested import leaves, map_structure, unflatten
 from rlio.errors import (
     CorruptData,
     MissingColumn,
-    MissingExtra,
     OptionError,
     UnknownLayout,
     UnsafeData,
@@ -48,6 +47,7 @@ from rlio.readers.episode_reader import with_next_obs, without_final_obs
 from rlio.readers.inputs import guarded
 from rlio.storage import InputFile, open_input
 from rlio.storage.open_files import OpenFiles
+from rlio.support.extras import needs
 
 FORMAT = Format(
     name="rlds",
@@ -507,8 +507,6 @@ def _is_wanted(name: str, columns: frozenset[str] | None) -> bool:
 
 
 def _pillow(pictures: Sequence[str]) -> None:
-    try:
+    offer = f"format_options={{'leave_out': {excerpt(list(pictures))}}} reads all else"
+    with needs(f"Pillow, for pictures ({offer}),", "images"):
         import PIL  # noqa: F401
-    except ImportError as error:
-        offer = f"format_options={{'leave_out': {excerpt(list(pictures))}}} reads all else"
-        raise MissingExtra(f"Pillow, for pictures ({offer}),", "images") from error

@@ -19,9 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlio.errors import CorruptData, MissingExtra, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
 from rlio.limits import Limits
 from rlio.readers.packed import Allowance
+from rlio.support.extras import needs
 
 __all__ = ["msgpack", "pack", "read_keys", "space_from_rllib", "space_to_rllib", "unpack"]
 
@@ -36,10 +37,8 @@ def msgpack() -> Any:
     Raises:
         MissingExtra: It is not installed.
     """
-    try:
+    with needs("msgpack", "msgpack"):
         return import_module("msgpack")
-    except ImportError as error:
-        raise MissingExtra("msgpack", "msgpack") from error
 
 
 # ---- reading ----

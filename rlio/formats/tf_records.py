@@ -15,8 +15,9 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import CorruptData, MissingExtra, UnsafeData, excerpt
+from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import Limits
+from rlio.support.extras import needs
 
 __all__ = ["BYTES", "FLOATS", "INTS", "Example", "RecordFile", "Values", "floats_of", "ints_of"]
 
@@ -37,10 +38,8 @@ class RecordFile:
     """
 
     def __init__(self, stream: IO[bytes], limits: Limits) -> None:
-        try:
+        with needs("google-crc32c", "rlds"):
             self._crc: Callable[[bytes], int] = import_module("google_crc32c").value
-        except ImportError as error:
-            raise MissingExtra("google-crc32c", "rlds") from error
         self._stream, self._limits = stream, limits
 
     def places(self) -> Iterator[tuple[int, int]]:
