@@ -158,10 +158,10 @@ class EpisodeReader(StoredReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        options = ReadOptions.of(keywords)
+        ReadOptions.of(keywords)  # Raises before anything is opened.
         own = dict(format_options or {})
         found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
-        self._open(open_source(found, place, own, limits=limits), found, options, own)
+        self._open(open_source(found, place, own, limits=limits), found, keywords, own)
 
     @classmethod
     def of(
@@ -180,20 +180,18 @@ class EpisodeReader(StoredReader):
             details: Everything besides the files that determines the rows, as JSON values; part of states.
             keywords: See `ReadOptions`.
         """
-        try:
-            options = ReadOptions.of(keywords)
-        except BaseException:
-            source.close()
-            raise
         made = cls.__new__(cls)
-        made._open(source, format, options, dict(details or {}))
+        made._open(source, format, keywords, dict(details or {}))
         return made
 
-    def _open(self, source: EpisodeSource, format: Format, options: ReadOptions, own: dict[str, Any]) -> None:
+    def _open(
+        self, source: EpisodeSource, format: Format, keywords: ReadKeywords, own: dict[str, Any]
+    ) -> None:
         self.format: Format = format
         self._episodes, self._own = source, own
         self._is_shared = False
         try:
+            options = ReadOptions.of(keywords)
             self.spaces: tuple[Any, Any] | None = self._episodes.spaces
             self._table = _EpisodeTable(self._episodes, options)
 

@@ -53,6 +53,7 @@ from rlio.readers.inputs import (
     StoredReader,
     TableCursor,
     find_files,
+    in_column,
     raise_at,
 )
 from rlio.readers.packed import Allowance
@@ -60,6 +61,7 @@ from rlio.readers.parquet_files import ParquetFiles
 from rlio.readers.parquet_footer import Extension, registered_extensions
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import (
+    STEP_NUMBERS,
     RllibDecoder,
     check_asked,
     wanted_columns,
@@ -80,15 +82,8 @@ _SUFFIXES = (".parquet",)
 # Ends of episodes that are remembered at once.
 _MOST_ENDS = 100_000
 _FIRST_ROWS = 64
-_RECORD_LISTS = (
-    Columns.REWARDS,
-    Columns.ACTIONS,
-    Columns.TERMINATEDS,
-    Columns.TRUNCATEDS,
-    Columns.DONES,
-    Columns.EPS_ID,
-    Columns.T,
-)
+#: Columns that are lists where a row is a batch.
+_RECORD_LISTS = (*STEP_NUMBERS, Columns.ACTIONS)
 
 
 class ForeignParquetReader(StoredReader):
@@ -422,14 +417,10 @@ class _StepRows:
         columns = {}
         extensions, allowance = self._groups.extensions(group), self._groups.allowance(group, self._wanted)
         for name in table.column_names:
-            try:
-                column = to_column(name, _joined(table.column(name)), extensions, allowance)
+            with in_column(name):
+                column = to_column(name, table.column(name).combine_chunks(), extensions, allowance)
                 if column is not None and name in self._spaces:
                     column = fit_space(column, self._spaces[name], lambda leaf: leaf)
-            except (CorruptData, SchemaError) as error:
-                if error.column is not None:
-                    raise
-                raise type(error)(str(error), column=name) from error
             if column is not None:
                 columns[name] = column
         self._decoder.flags.settle(columns)
@@ -484,11 +475,3 @@ class _Agreed:
         if not self._uniform:
             self._look(all_kinds=False)
         return self._uniform.conform(batch)
-
-
-def _joined(column: Any) -> Any:
-    """A table's column as one Arrow array without chunks."""
-    import pyarrow as pa
-
-    chunks = column.chunks
-    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)

@@ -27,6 +27,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -63,6 +64,7 @@ __all__ = [
     "TableSource",
     "find_files",
     "guarded",
+    "in_column",
     "index_in",
     "raise_at",
 ]
@@ -89,6 +91,17 @@ def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoRetu
     # The message ends with the column, if it was known; the new error appends it after the place.
     message = str(error).removesuffix(f" [column {error.column}]")
     raise type(error)(message, uri=uri, record=record, column=error.column) from error
+
+
+@contextmanager
+def in_column(name: str) -> Iterator[None]:
+    """Add the column to errors about data that have none."""
+    try:
+        yield
+    except (CorruptData, SchemaError) as error:
+        if error.column is not None:
+            raise
+        raise type(error)(str(error), column=name) from error
 
 
 def guarded(

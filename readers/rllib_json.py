@@ -33,6 +33,7 @@ from rlio.dataset.step_columns import check_other_names
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
 from rlio.formats.format import format_of_json
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.readers.inputs import in_column
 from rlio.readers.json_arrays import parse_arrays
 from rlio.readers.packed import Allowance, is_packed, unpack
 from rlio.readers.rllib_columns import ActionScaling, DoneFlags
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 __all__ = [
+    "STEP_NUMBERS",
     "RllibDecoder",
     "check_asked",
     "parse_line",
@@ -71,12 +73,12 @@ _FLOATS = frozenset(
     )
 )
 _FLAGS = frozenset((Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES, Columns.NEXT_OBS_VALID))
-# A record of one step has numbers in these columns; others have lists.
-_SCALARS = (
+#: A record of one step has numbers in these columns; others have lists.
+STEP_NUMBERS = (
     *(Columns.REWARDS, Columns.DONES, Columns.TERMINATEDS, Columns.TRUNCATEDS),
     *(Columns.T, Columns.EPS_ID, Columns.UNROLL_ID, Columns.AGENT_INDEX),
 )
-_EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *_SCALARS))
+_EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *STEP_NUMBERS))
 # Bytes that a text or object counts as.
 _OBJECT_BYTES = 64
 _SPECIAL_FLOATS = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
@@ -244,7 +246,7 @@ class RllibDecoder:
         one_step = any(
             type(columns[name]) in (bool, int, float)
             or (type(columns[name]) is str and name == Columns.EPS_ID)
-            for name in _SCALARS
+            for name in STEP_NUMBERS
             if name in columns
         )
         context = _Record(one_step, infinite, allowance)
@@ -282,15 +284,11 @@ class RllibDecoder:
     # ---- one column ----
 
     def _column(self, name: str, value: Any, space: gym.Space[Any] | None, context: _Record) -> Any:
-        try:
+        with in_column(name):
             value = self._unpacked(value, context)
             if space is not None:
                 return fit_space(value, space, lambda leaf: _to_array(name, leaf, context))
             return _convert(name, value, context)
-        except (SchemaError, CorruptData) as error:
-            if error.column is not None:
-                raise
-            raise type(error)(str(error), column=name) from error
 
     def _unpacked(self, value: Any, context: _Record) -> Any:
         """Replace packed text in ``value`` by arrays; arrays of a one-step record get a row axis."""

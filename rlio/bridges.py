@@ -281,7 +281,7 @@ def _number_of_actions(data: Dataset, policy: str | None) -> int | None:
     return int(space.n) if isinstance(space, gym.spaces.Discrete) and space.start == 0 else None
 
 
-def _needed(batch: SampleBatch, name: str) -> Column:
+def _needed(batch: Mapping[str, Any] | SampleBatch, name: str) -> Any:
     if name not in batch:
         raise MissingColumn(f"found the columns {excerpt(sorted(batch))}", column=name)
     return batch[name]
@@ -368,11 +368,8 @@ def _as_dicts(name: str, column: Column) -> Any:
 
 def _torchrl_layout(columns: dict[str, Any]) -> dict[str, Any]:
     needed = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS)
-    for name in needed:
-        if name not in columns:
-            raise MissingColumn(f"found the columns {excerpt(sorted(columns))}", column=name)
-    others = dict(columns)
-    obs, new_obs, actions, rewards, terminated = (others.pop(name) for name in needed)
+    obs, new_obs, actions, rewards, terminated = (_needed(columns, name) for name in needed)
+    others = {name: column for name, column in columns.items() if name not in needed}
     truncated = others.pop(Columns.TRUNCATEDS, None)
     valid = others.pop(Columns.NEXT_OBS_VALID, None)
     terminated = terminated.bool()

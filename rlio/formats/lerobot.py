@@ -70,6 +70,8 @@ FINAL: Final = "next.observation.final"
 TERMINATED, TRUNCATED, DONE, REWARD = "next.terminated", "next.truncated", "next.done", "next.reward"
 FRAME, EPISODE, INDEX = "frame_index", "episode_index", "index"
 _FLAGS: Final = (TERMINATED, TRUNCATED, DONE)
+#: Features that are columns of other names.
+_NAMED: Final = (*_FLAGS, REWARD)
 #: Columns of rlio that no feature may be: the reader makes them, or episodes have no such column.
 _OURS: Final = frozenset(
     (
@@ -126,10 +128,10 @@ class LeRobotSource:
             self._videos = []
         if self._videos:
             _av(self._videos)
-        self._episodes = self._episodes_v3() if self._is_v3 else self._episodes_v2()
+        self._episodes = self._read_episodes()
         self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
         self._check_totals()
-        self._paths = [self._data_path(number) for number in range(len(self.lengths))]
+        self._paths = [self._path("data_path", number, "data") for number in range(len(self.lengths))]
         self.files: Sequence[InputFile] = [
             place.file(path, self._sizes[path]) for path in dict.fromkeys(self._paths)
         ]
@@ -198,27 +200,33 @@ class LeRobotSource:
                 uri=self._where,
             )
 
-    def _episodes_v2(self) -> list[dict[str, Any]]:
-        path = "meta/episodes.jsonl"
-        return self._in_order(self._lines(path), self._place.root().uri_of(path))
+    def _read_episodes(self) -> list[dict[str, Any]]:
+        """What is stored of each episode, by its index, which is 0, 1, ..."""
+        paths = ["meta/episodes.jsonl"]
+        if self._is_v3:
+            paths = sorted(path for path in self._sizes if re.fullmatch(r"meta/episodes/.*\.parquet", path))
+        found = [about for path in paths for about in self._records(path, without="stats/")]
+        if not all(isinstance(about, dict) for about in found):
+            raise CorruptData("found an episode that is not an object", uri=self.uri)
+        found.sort(key=lambda about: whole_number(about, EPISODE, uri=self.uri))
+        for number, about in enumerate(found):
+            if about[EPISODE] != number:
+                raise CorruptData(f"episode {number} is absent, or listed twice", uri=self.uri)
+        return found
 
-    def _lines(self, path: str) -> list[Any]:
-        """The values of a file of JSON lines."""
-        text = self._place.root().read(path, limit=self._limits.schema_bytes)
-        uri = self._place.root().uri_of(path)
-        self._limits.check_json(text, path)
-        lines = (line for line in text.splitlines() if line.strip())
-        return [parse_json(line, path, uri=uri, limits=self._limits) for line in lines]
+    def _records(self, path: str, *, without: str | None = None) -> list[Any]:
+        """The rows of a small file of JSON lines or Parquet.
 
-    def _episodes_v3(self) -> list[dict[str, Any]]:
-        paths = sorted(
-            path for path in self._sizes if path.startswith("meta/episodes/") and path.endswith(".parquet")
-        )
-        found = [row for path in paths for row in self._table_of(path, without="stats/")]
-        return self._in_order(found, self.uri)
-
-    def _table_of(self, path: str, *, without: str | None = None) -> list[dict[str, Any]]:
-        """The rows of a small Parquet file, but for the columns that begin with ``without``."""
+        Args:
+            path: Where it is.
+            without: Beginning of columns of Parquet that are not read.
+        """
+        if path.endswith(".jsonl"):
+            text = self._place.root().read(path, limit=self._limits.schema_bytes)
+            uri = self._place.root().uri_of(path)
+            self._limits.check_json(text, path)
+            lines = (line for line in text.splitlines() if line.strip())
+            return [parse_json(line, path, uri=uri, limits=self._limits) for line in lines]
         file = ParquetFiles([self._place.file(path, self._sizes[path])], self._limits)
 
         def read() -> list[dict[str, Any]]:
@@ -238,7 +246,7 @@ class LeRobotSource:
         file = self._place.file(path, self._sizes[path])
 
         def read() -> list[str]:
-            found = self._table_of(path) if self._is_v3 else self._lines(path)
+            found = self._records(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
             if [row["task_index"] for row in found] != list(range(len(found))):
                 raise CorruptData("the tasks are not numbered 0, 1, ...")
@@ -248,16 +256,6 @@ class LeRobotSource:
             return texts
 
         return guarded(file, None, read, format="a table of tasks")
-
-    def _in_order(self, found: list[Any], uri: str) -> list[dict[str, Any]]:
-        """Episodes by their index, which is 0, 1, ..."""
-        if not all(isinstance(about, dict) for about in found):
-            raise CorruptData("found an episode that is not an object", uri=uri)
-        found.sort(key=lambda about: whole_number(about, EPISODE, uri=uri))
-        for number, about in enumerate(found):
-            if about[EPISODE] != number:
-                raise CorruptData(f"episode {number} is absent, or listed twice", uri=uri)
-        return found
 
     def _check_totals(self) -> None:
         for name, count in (("total_episodes", len(self.lengths)), ("total_frames", sum(self.lengths))):
@@ -278,9 +276,6 @@ class LeRobotSource:
                     uri=self.uri,
                 )
             end = stop
-
-    def _data_path(self, episode: int) -> str:
-        return self._path("data_path", episode, "data")
 
     def _path(self, field: str, episode: int, prefix: str, video: str = "") -> str:
         """The file of an episode by a template of the metadata, into which no other fields are put."""
@@ -348,7 +343,7 @@ class LeRobotSource:
             rows[Columns.REWARDS] = found[REWARD]
         rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(found, episode)
         rows[Columns.T] = np.arange(steps)
-        rows |= {name: column for name, column in found.items() if _is_extra(name)}
+        rows |= {name: column for name, column in found.items() if not _is_part(name) and name not in _NAMED}
         return SampleBatch(rows)
 
     def _ends(self, found: dict[str, Any], episode: int) -> tuple[np.ndarray, np.ndarray]:
@@ -417,7 +412,7 @@ class LeRobotSource:
         if isinstance(column, (dict, tuple)) or column.dtype.hasobject:
             return column
         shape = about["shape"]
-        is_number = shape == (1,) and _is_extra(name, also=(REWARD, *_FLAGS))
+        is_number = shape == (1,) and not _is_part(name)
         if math.prod(shape) != math.prod(column.shape[1:]):
             raise CorruptData(f"{name} has rows of shape {column.shape[1:]}, expected {shape}")
         return column.reshape(len(column), *(() if is_number else shape))
@@ -426,8 +421,7 @@ class LeRobotSource:
         rows: list[bytes] = [row["bytes"] for row in values.to_pylist() if row and row["bytes"]]
         if len(rows) < len(values):
             raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
-        kind = "PNG" if rows and rows[0].startswith(b"\x89PNG") else "JPEG"
-        return decode_images(rows, None, format=kind, limits=self._limits)
+        return decode_images(rows, None, limits=self._limits)
 
     def _video(self, name: str, episode: int) -> np.ndarray:
         """The frames of an episode."""
@@ -456,11 +450,10 @@ def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
-def _is_extra(name: str, *, also: Sequence[str] = ()) -> bool:
-    """Whether a feature is a column of its own name, or one of ``also``."""
-    if name.split(".")[0] in ("observation", "action") or name == FINAL or name.startswith(FINAL + "."):
-        return False
-    return name in also or name not in (*_FLAGS, REWARD)
+def _is_part(name: str) -> bool:
+    """Whether a feature is a part of observations or actions."""
+    is_final = name == FINAL or name.startswith(FINAL + ".")
+    return is_final or name.split(".")[0] in ("observation", "action")
 
 
 # ---- videos ----

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,8 @@ from rlio.formats.sink import Origin
 from rlio.formats.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, floats_of, ints_of
 from rlio.limits import Limits
 from rlio.readers.episode_reader import with_next_obs, without_final_obs
-from rlio.readers.inputs import guarded
-from rlio.storage import InputFile, open_input
+from rlio.readers.inputs import guarded, in_column
+from rlio.storage import InputFile
 from rlio.storage.open_files import OpenFiles
 from rlio.support.extras import needs
 
@@ -152,9 +152,7 @@ class RldsSource:
         self._headless: set[int] = set()
         self._empty = 0
         self._has_all_finals = True
-        self._open: OpenFiles[int, tuple[RecordFile, IO[bytes]]] = OpenFiles(
-            _OPEN_FILES, close=lambda pair: pair[1].close()
-        )
+        self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
         try:
             for number, (_, _, records) in enumerate(counts):
                 guarded(self.files[number], None, partial(self._index, number, records), format="RLDS")
@@ -277,14 +275,7 @@ class RldsSource:
     # ---- records ----
 
     def _file(self, number: int) -> RecordFile:
-        if known := self._open.get(number):
-            return known[0]
-        stream = open_input(self.files[number])
-        try:
-            return self._open.add(number, (RecordFile(stream, self._limits), stream))[0]
-        except BaseException:
-            stream.close()
-            raise
+        return self._open.get(number) or self._open.add(number, RecordFile(self.files[number], self._limits))
 
     def _index(self, number: int, expected: int) -> None:
         file, records = self._file(number), 0
@@ -387,7 +378,7 @@ class RldsSource:
         if values.kind != expected:
             raise CorruptData(f"found a list of the kind {values.kind}, expected {expected}", column=name)
         pieces = example.pieces(values)
-        try:
+        with in_column(name):
             if as_bytes:
                 return self._decoded(pieces, feature)
             size = math.prod(feature.shape)
@@ -396,14 +387,11 @@ class RldsSource:
             if rest or not size:
                 raise CorruptData(f"{flat_values.size} values, expected rows of shape {feature.shape}")
             return flat_values.reshape(rows, *feature.shape).astype(feature.dtype, copy=False)
-        except CorruptData as error:
-            raise type(error)(str(error), column=name) from error
 
     def _decoded(self, pieces: list[bytes], feature: _Feature) -> NDArray[Any]:
         shape, dtype, encoding = feature.shape, feature.dtype, feature.encoding
         if encoding == _PICTURE:  # The description need not say of which kind.
-            kind = "PNG" if pieces and pieces[0].startswith(b"\x89PNG") else "JPEG"
-            return decode_images(pieces, None if -1 in shape else shape, format=kind, limits=self._limits)
+            return decode_images(pieces, None if -1 in shape else shape, limits=self._limits)
         if dtype.kind == "O":
             rows, rest = divmod(len(pieces), max(1, math.prod(shape)))
             longest = max(map(len, pieces), default=0)

@@ -41,7 +41,7 @@ from rlio.formats.rllib_states import msgpack, pack, read_keys, space_from_rllib
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.readers.episode_reader import with_next_obs
-from rlio.readers.inputs import guarded
+from rlio.readers.inputs import guarded, in_column
 from rlio.readers.packed import Allowance
 from rlio.readers.parquet_files import ParquetFiles
 from rlio.readers.rllib_json import stack_rows, standard_dtype
@@ -264,10 +264,8 @@ class RllibEpisodeSource:
         observation_space, action_space = self._spaces(state)
 
         def column(name: str, buffer: Any, rows: int, space: Any = None) -> Any:
-            try:
+            with in_column(name):
                 return _column(buffer, rows, space, allowance)
-            except SchemaError as error:
-                raise SchemaError(str(error), column=name) from error
 
         found = {
             **with_next_obs(column(Columns.OBS, state["observations"], steps + 1, observation_space)),

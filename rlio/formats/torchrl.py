@@ -262,16 +262,11 @@ class TorchrlSource:
             )
         where = self._place.root().uri_of(_WRITER)
         writer = read_object(self._place.root(), _WRITER, limits=self._limits)
-        if "rank_key" in writer:
-            raise UnknownLayout(
-                "found a buffer of TensorDictMaxValueWriter, which keeps the rows of the highest rank, in no "
-                "order, expected a round-robin writer: write its trajectories with rlio.ParquetWriter",
-                uri=where,
-            )
         if unknown := sorted(writer.keys() - _ROUND_ROBIN):
             raise UnknownLayout(
-                f"found a writer with {excerpt(unknown)}, expected a round-robin writer, which has a cursor "
-                "and no more",
+                f"found a writer with {excerpt(unknown)}, such as TensorDictMaxValueWriter, which keeps its "
+                "rows in no order, expected a round-robin writer, which has a cursor and no more: write its "
+                "trajectories with rlio.ParquetWriter",
                 uri=where,
             )
         cursor = whole_number(writer, "cursor", uri=where)
