@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, TypeVar, Unpack
@@ -67,7 +67,7 @@ from rlio.readers.rllib_json import (
     wanted_columns,
 )
 from rlio.readers.space_arrays import Spaces, fit_space, space_of
-from rlio.readers.uniform import Uniform
+from rlio.readers.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import checked_keywords
@@ -288,6 +288,20 @@ class RowGroups:
         """Extension types of the group's file."""
         return self._parquet.file(self.places[group][0]).extensions
 
+    def agreed(self, options: ReadOptions, first_of: Callable[[int], Batch]) -> Agreed:
+        """The common columns of batches, of which ``first_of`` gives the first of a row group."""
+
+        def firsts() -> Iterator[tuple[str, Batch]]:
+            seen: set[Hashable] = set()
+            for group, kind in enumerate(self.kinds):
+                # Damage is reported when the rows are served.
+                with contextlib.suppress(CorruptData, SchemaError):
+                    if kind not in seen and len(batch := first_of(group)):
+                        seen.add(kind)
+                        yield self.place(group, 0)[0], batch
+
+        return Agreed(options, firsts, several=len(set(self.kinds)) > 1)
+
     def place(self, group: int, row: int) -> tuple[str, int]:
         """URI of the file, and the number of the row in it."""
         number, _, first = self.places[group]
@@ -320,7 +334,7 @@ class _BatchRows:
         self._groups = groups
         self._decoder = decoder
         self._ends = list(accumulate(groups.rows))
-        self._agreed = _Agreed(groups, options, self._first_of)
+        self._agreed = groups.agreed(options, partial(self._decode, row=0))
 
     def has(self, index: int) -> bool:
         return index < self.count()
@@ -332,16 +346,13 @@ class _BatchRows:
         """Do nothing: the row groups are the reader's."""
 
     def load(self, index: int) -> Batch:
-        group, row = self._locate(index)
+        group = bisect_right(self._ends, index)
+        row = index - (self._ends[group - 1] if group else 0)
         try:
             return self._agreed.conform(self._decode(group, row))
         except (CorruptData, SchemaError) as error:
             uri, record = self._groups.place(group, row)
             raise_at(error, uri=uri, record=record)
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        group = bisect_right(self._ends, index)
-        return group, index - (self._ends[group - 1] if group else 0)
 
     def _decode(self, group: int, row: int) -> Batch:
         (record,) = self._groups.whole(group).slice(row, 1).to_pylist()
@@ -350,10 +361,6 @@ class _BatchRows:
         except UnknownLayout as error:
             uri, number = self._groups.place(group, row)
             raise_at(error, uri=uri, record=number)
-
-    def _first_of(self, group: int) -> Batch:
-        """Decode the first record of a row group."""
-        return self._decode(group, 0)
 
 
 class _StepRows:
@@ -369,7 +376,7 @@ class _StepRows:
         self._decoder = decoder
         self.rows: Sequence[int] = groups.rows
         self.sizes: Sequence[int] = groups.sizes
-        self._agreed = _Agreed(groups, options, self._first_of)
+        self._agreed = groups.agreed(options, self._first_of)
         # Where the episodes end; None: it is known that rows are stored twice.
         self._ends: dict[Hashable, tuple[str, int]] | None = {}
 
@@ -430,48 +437,3 @@ class _StepRows:
         if not columns:
             raise MissingColumn("the file has none of the requested columns, or only null ones")
         return SampleBatch(columns)
-
-
-class _Agreed:
-    """The common columns of all files' batches.
-
-    They are decided at opening if files have different columns, unless columns are named or damage is
-    skipped. Otherwise the first readable batch decides, when it is needed.
-
-    Args:
-        groups: The row groups.
-        options: The read options.
-        first_of: Returns the first rows, or record, of a row group.
-
-    Raises:
-        SchemaError: Files have different columns, and the options do not reconcile them.
-    """
-
-    def __init__(self, groups: RowGroups, options: ReadOptions, first_of: Callable[[int], Batch]) -> None:
-        self._groups = groups
-        self._first_of = first_of
-        self._uniform = Uniform(unlike=options.unlike)
-        brings = options.columns is None and (options.on_error == "raise" or options.unlike != "error")
-        if brings and len(set(groups.kinds)) > 1:
-            self._look(all_kinds=True)
-
-    def _look(self, *, all_kinds: bool) -> None:
-        seen: set[Hashable] = set()
-        found: list[tuple[str, Batch]] = []
-        for group, kind in enumerate(self._groups.kinds):
-            if kind not in seen:
-                # Damage is reported when the rows are served.
-                with contextlib.suppress(CorruptData, SchemaError):
-                    batch = self._first_of(group)
-                    if len(batch):
-                        found.append((self._groups.place(group, 0)[0], batch))
-                        seen.add(kind)
-            if found and not all_kinds:
-                break
-        self._uniform.agree(found)
-
-    def conform(self, batch: Batch) -> Batch:
-        """See `Uniform`."""
-        if not self._uniform:
-            self._look(all_kinds=False)
-        return self._uniform.conform(batch)

@@ -22,12 +22,11 @@ import contextlib
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import IO, Any, Unpack
 
-from rlio.batch import Batch, SampleBatch
-from rlio.batch.join import Unlike
+from rlio.batch import Batch
 from rlio.dataset.names import HEADER, ShardName
 from rlio.errors import (
     CorruptData,
@@ -48,7 +47,7 @@ from rlio.readers.line_files import (
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.space_arrays import Spaces
-from rlio.readers.uniform import Uniform
+from rlio.readers.uniform import Agreed
 from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
@@ -114,11 +113,7 @@ class JsonReader(StoredReader):
             source=found[0].uri,
         )
         files = open_line_files(found, limits)
-        self._records = _Records(files, decoder, limits.line_bytes, options.unlike)
-        # With named columns, or if damage is skipped, records are compared only when they are read.
-        compares = options.columns is None and (options.on_error == "raise" or options.unlike != "error")
-        if compares and len(files) > 1:
-            self._records.agree(all_files=True)
+        self._records = _Records(files, decoder, limits.line_bytes, options)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             records = _IndexedRecords(self._records, failures)
@@ -147,12 +142,11 @@ class _Records:
     """Lines of several files as batches."""
 
     def __init__(
-        self, files: Sequence[LineFile], decoder: RllibDecoder, limit: int, unlike: Unlike = "error"
+        self, files: Sequence[LineFile], decoder: RllibDecoder, limit: int, options: ReadOptions
     ) -> None:
         self.files = files
         self._decoder, self._limit = decoder, limit
-        self._uniform = Uniform(unlike=unlike)
-        self._has_looked = False
+        self._agreed = Agreed(options, self._firsts, several=len(files) > 1)
         self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
 
     def lines(self, file: int, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
@@ -161,11 +155,9 @@ class _Records:
 
     def load(self, file: int, line: Line) -> Batch:
         """The batch in ``line``, with the common columns; raises CorruptData or SchemaError."""
-        if not self._has_looked:
-            self.agree(all_files=False)
         batch = self._decode(file, line)
         try:
-            return self._uniform.conform(batch)
+            return self._agreed.conform(batch)
         except SchemaError as error:
             raise_at(error, uri=self.files[file].uri, record=line.number)
 
@@ -186,34 +178,20 @@ class _Records:
         except (CorruptData, SchemaError, UnknownLayout) as error:
             raise_at(error, uri=self.files[file].uri, record=line.number)
 
-    def agree(self, *, all_files: bool) -> None:
-        """Decide on the common columns of records, by the first readable record of each file, or of all.
-
-        Raises:
-            SchemaError: Files have different columns, and ``unlike`` is "error".
-        """
-        self._has_looked = True
-        seen: set[Hashable] = set()
-        found: list[tuple[str, Batch]] = []
+    def _firsts(self) -> Iterator[tuple[str, Batch]]:
+        """URI and first readable record with rows of each file that has one."""
         for number, file in enumerate(self.files):
             # Damage is reported when the record is served.
             with contextlib.suppress(CorruptData), contextlib.closing(self.lines(number)) as lines:
-                batch = self._first_of(number, lines)
-                names = frozenset((pid, name) for pid, rows in batch.policies().items() for name in rows)
-                if len(batch) and names not in seen:
-                    found.append((file.uri, batch))
-                    seen.add(names)
-            if found and not all_files:
-                break
-        self._uniform.agree(found)
+                if batch := self._first_of(number, lines):
+                    yield file.uri, batch
 
-    def _first_of(self, file: int, lines: Iterable[Line]) -> Batch:
-        """The first readable record of a file that has rows; an empty batch if there is none."""
+    def _first_of(self, file: int, lines: Iterable[Line]) -> Batch | None:
         for line in lines:
             with contextlib.suppress(CorruptData, SchemaError):
                 if line.data != b"" and len(batch := self._decode(file, line)):
                     return batch
-        return SampleBatch()
+        return None
 
     def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
         """Read a line of `lines` again: that at ``offset``, known to have ``size`` bytes."""

@@ -15,7 +15,7 @@ Example:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,8 +27,9 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.join import Unlike
 from rlio.batch.nested import Path, leaves, map_structure, path_text
 from rlio.errors import MissingColumn, SchemaError, excerpt
+from rlio.readers.read_options import ReadOptions
 
-__all__ = ["Uniform"]
+__all__ = ["Agreed", "Uniform"]
 
 _Leaf: TypeAlias = tuple[str, Path]
 #: Dtype and shape of a row of each leaf.
@@ -145,6 +146,51 @@ class Uniform:
                 f"the column{_within(path)} is not in the first record: pass columns= with the common names",
                 column=name,
             )
+
+
+class Agreed:
+    """The common columns of all files' batches.
+
+    They are decided at opening if files may have different columns, unless columns are named or damage is
+    skipped. Otherwise the first readable batch decides, when it is needed.
+
+    Args:
+        options: The read options.
+        firsts: Yields the URI and the first readable batch of each file, or of each kind of file.
+        several: Whether there may be several kinds.
+
+    Raises:
+        SchemaError: Files have different columns, and the options do not reconcile them.
+    """
+
+    def __init__(
+        self, options: ReadOptions, firsts: Callable[[], Iterable[tuple[str, Batch]]], *, several: bool
+    ) -> None:
+        self._uniform = Uniform(unlike=options.unlike)
+        self._firsts = firsts
+        self._has_looked = False
+        brings = options.columns is None and (options.on_error == "raise" or options.unlike != "error")
+        if brings and several:
+            self._look(at_all=True)
+
+    def _look(self, *, at_all: bool) -> None:
+        self._has_looked = True
+        seen: set[frozenset[tuple[str, str]]] = set()
+        found: list[tuple[str, Batch]] = []
+        for uri, batch in self._firsts():
+            names = frozenset((policy, name) for policy, rows in batch.policies().items() for name in rows)
+            if names not in seen:  # Memory holds one batch of each kind.
+                found.append((uri, batch))
+                seen.add(names)
+            if not at_all:
+                break
+        self._uniform.agree(found)
+
+    def conform(self, batch: Batch) -> Batch:
+        """See `Uniform`."""
+        if not self._has_looked:
+            self._look(at_all=False)
+        return self._uniform.conform(batch)
 
 
 def _fits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:

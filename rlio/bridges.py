@@ -105,7 +105,8 @@ def trajectories(batch: SampleBatch) -> Trajectories:
             raise SchemaError("found padded sequences, expected episodes: unpad() first", column="seq_lens")
         ends[np.cumsum(to_numpy(batch[Columns.SEQ_LENS])) - 1] = True
     ids = [batch[name] for name in (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID) if name in batch]
-    for column in map(to_numpy, ids):
+    keys = [to_numpy(column) for column in ids]
+    for column in keys:
         ends[:-1] |= column[1:] != column[:-1]
     if Columns.T in batch:
         ends[:-1] |= np.diff(to_numpy(batch[Columns.T])) != 1
@@ -120,8 +121,8 @@ def trajectories(batch: SampleBatch) -> Trajectories:
         ends[-1] = True
     stops = np.flatnonzero(ends) + 1
     starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)[: len(stops)]
-    if Columns.T in batch:
-        _check_joined(batch, starts)
+    if Columns.T in batch and Columns.EPS_ID in batch:
+        _check_joined(keys, to_numpy(batch[Columns.T]), starts)
     return Trajectories(starts, stops, terminateds[stops - 1])
 
 
@@ -140,13 +141,8 @@ def _check_chain(batch: SampleBatch, rows: Array) -> None:
         )
 
 
-def _check_joined(batch: SampleBatch, starts: Array) -> None:
+def _check_joined(keys: Sequence[Array], times: Array, starts: Array) -> None:
     """Refuse episodes whose rows alternate: `trajectories` cannot follow them."""
-    if Columns.EPS_ID not in batch:
-        return
-    times = to_numpy(batch[Columns.T])
-    names = [name for name in (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID) if name in batch]
-    keys = [to_numpy(batch[name]) for name in names]
     lasts = np.append(starts[1:], len(times)) - 1
     stopped = {(*(key[row] for key in keys), times[row] + 1) for row in lasts}
     for row in starts:
@@ -561,12 +557,7 @@ def _usable(batch: SampleBatch) -> SampleBatch:
     if Columns.NEXT_OBS_VALID not in batch:
         return batch
     usable = _flags(batch, Columns.NEXT_OBS_VALID) | _flags(batch, Columns.TERMINATEDS)
-    if usable.all():
-        return batch
-    names = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, *_ENDS)
-    return SampleBatch(
-        {n: map_structure(lambda leaf: to_numpy(leaf)[usable], batch[n]) for n in names if n in batch}
-    )
+    return batch if usable.all() else batch[np.flatnonzero(usable)]
 
 
 def _write(buffer: ReplayBuffer, first: int, batch: SampleBatch) -> None:
