@@ -184,7 +184,6 @@ class RowGroups:
         refuse: bool,
         mapped: bool = False,
     ) -> None:
-        self._files = files
         self._parquet = ParquetFiles(files, limits)
         self._limits = limits
         self._asked = columns
@@ -202,7 +201,7 @@ class RowGroups:
         """Read the footers."""
         self.places, self.rows, self.sizes, self.kinds = [], [], [], []
         kinds: set[bool] = set()
-        for number in range(len(self._files)):
+        for number in range(len(self._parquet.files)):
             try:
                 kind = self._parquet.guarded(number, None, partial(self._index, number))
             except (CorruptData, SchemaError) as error:
@@ -211,7 +210,7 @@ class RowGroups:
             if kinds and kind not in kinds:
                 raise SchemaError(
                     "some files have one row a step and others one row a batch: read them with two readers",
-                    uri=self._files[number].uri,
+                    uri=self._parquet.files[number].uri,
                 )
             kinds.add(kind)
         self.rows_are_batches = True in kinds
@@ -225,13 +224,13 @@ class RowGroups:
             raise OptionError(
                 "this file is a shard of a data set of rlio, and most of its new_obs are in other rows: "
                 "open the data set's root with DatasetReader",
-                uri=self._files[number].uri,
+                uri=self._parquet.files[number].uri,
             )
         if len(set(schema.names)) < len(schema.names):
             raise SchemaError("found two columns of one name: expected each name once")
         found = None if self._mapped else format_of_columns(schema.names)
         if found is not None and found.name != "rllib-parquet":
-            raise found.refusal(uri=self._files[number].uri)
+            raise found.refusal(uri=self._parquet.files[number].uri)
         first, columns = 0, (tuple(schema.names), tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
             info = metadata.row_group(group)
@@ -245,7 +244,7 @@ class RowGroups:
             return False
         rows_are_batches = _rows_are_batches(schema)
         if not rows_are_batches and self._asked is None:
-            check_step_columns(schema.names, uri=self._files[number].uri)
+            check_step_columns(schema.names, uri=self._parquet.files[number].uri)
         return rows_are_batches
 
     def names(self, number: int) -> list[str]:
@@ -305,7 +304,7 @@ class RowGroups:
     def place(self, group: int, row: int) -> tuple[str, int]:
         """URI of the file, and the number of the row in it."""
         number, _, first = self.places[group]
-        return self._files[number].uri, first + row
+        return self._parquet.files[number].uri, first + row
 
     def close(self) -> None:
         self._parquet.close()

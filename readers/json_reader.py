@@ -113,18 +113,14 @@ class JsonReader(StoredReader):
             source=found[0].uri,
         )
         files = open_line_files(found, limits)
-        self._records = _Records(files, decoder, limits.line_bytes, options)
+        records = _Records(files, decoder, limits.line_bytes, options)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
-            records = _IndexedRecords(self._records, failures)
+            records.failures = failures
             return RecordCursor(records, options, seed=seed, failures=failures)
 
         details = {**decoder.details, "max_line_bytes": limits.line_bytes}
         super().__init__(options, found, make_cursor, details=details)
-
-    def _close(self) -> None:
-        super()._close()
-        self._records.close()
 
 
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:
@@ -139,7 +135,13 @@ def _refuse_data_sets(files: Sequence[InputFile]) -> None:
 
 
 class _Records:
-    """Lines of several files as batches."""
+    """Lines of several files as batches; a `RecordSource`.
+
+    An index has the places of the lines: 24 bytes a record, built as files are read.
+
+    Attributes:
+        failures: What handles files that are damaged.
+    """
 
     def __init__(
         self, files: Sequence[LineFile], decoder: RllibDecoder, limit: int, options: ReadOptions
@@ -147,14 +149,60 @@ class _Records:
         self.files = files
         self._decoder, self._limit = decoder, limit
         self._agreed = Agreed(options, self._firsts, several=len(files) > 1)
+        self.failures = Failures("raise")
+        self._offsets = array("q")
+        self._sizes = array("q")
+        self._numbers = array("q")
+        #: For each file read to its end: number of records up to there.
+        self._ends: list[int] = []
+        # Where reading continues in the file after those: offset, and number of the line.
+        self._place = (0, 0)
+        self._lines: Generator[Line, None, None] | None = None
+        self._last: Line | None = None
         self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
 
-    def lines(self, file: int, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+    def has(self, index: int) -> bool:
+        while index >= len(self._offsets) and len(self._ends) < len(self.files):
+            self._read_on()
+        return index < len(self._offsets)
+
+    def count(self) -> int:
+        self.has(sys.maxsize)
+        return len(self._offsets)
+
+    def _read_on(self) -> None:
+        """Add the next line to the index, or note the end of a file."""
+        if self._lines is None:
+            offset, number = self._place
+            self._lines = self._lines_of(len(self._ends), offset=offset, number=number)
+        try:
+            line = next(self._lines, None)
+        except BaseException as error:
+            self._lines = None  # The next call starts again at the same place.
+            if not isinstance(error, CorruptData):
+                raise
+            self.failures.handle(error)
+            line = None  # Records before the damage can be read.
+        if line is None:
+            self._lines, self._place = None, (0, 0)
+            self._ends.append(len(self._offsets))
+            return
+        self._place = (line.end, line.number + 1)
+        if line.data == b"":
+            return
+        self._offsets.append(line.start)
+        self._sizes.append(line.size)
+        self._numbers.append(line.number)
+        self._last = line
+
+    def _lines_of(self, file: int, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
         """Records, and blank lines, of a file; see `LineFile.lines`."""
         return self.files[file].lines(self._limit, offset=offset, number=number)
 
-    def load(self, file: int, line: Line) -> Batch:
-        """The batch in ``line``, with the common columns; raises CorruptData or SchemaError."""
+    def load(self, index: int) -> Batch:
+        file, line = bisect_right(self._ends, index), self._last
+        if line is None or index + 1 < len(self._offsets):
+            line = self._line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
         batch = self._decode(file, line)
         try:
             return self._agreed.conform(batch)
@@ -182,7 +230,7 @@ class _Records:
         """URI and first readable record with rows of each file that has one."""
         for number, file in enumerate(self.files):
             # Damage is reported when the record is served.
-            with contextlib.suppress(CorruptData), contextlib.closing(self.lines(number)) as lines:
+            with contextlib.suppress(CorruptData), contextlib.closing(self._lines_of(number)) as lines:
                 if batch := self._first_of(number, lines):
                     yield file.uri, batch
 
@@ -193,8 +241,8 @@ class _Records:
                     return batch
         return None
 
-    def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
-        """Read a line of `lines` again: that at ``offset``, known to have ``size`` bytes."""
+    def _line_at(self, file: int, offset: int, size: int, number: int) -> Line:
+        """Read a line again: that at ``offset``, known to have ``size`` bytes."""
         place, uri = (offset, size, offset + size), self.files[file].uri
         if size > self._limit:
             return line_of(number, None, place)
@@ -213,6 +261,9 @@ class _Records:
     def close(self) -> None:
         """Close the files."""
         self._streams.close()
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
 
 
 def _opened(file: LineFile) -> IO[bytes]:
@@ -226,77 +277,3 @@ def _opened(file: LineFile) -> IO[bytes]:
         while piece := stream.read(1 << 20):
             held.write(piece)
     return held
-
-
-class _IndexedRecords:
-    """Records by number, through an index of their offsets: 24 bytes a record, built as files are read."""
-
-    def __init__(self, records: _Records, failures: Failures) -> None:
-        self._records = records
-        self._failures = failures
-        self._offsets = array("q")
-        self._sizes = array("q")
-        self._numbers = array("q")
-        #: For each file read to its end: number of records up to there.
-        self._ends: list[int] = []
-        # Where reading continues in the file after those: offset, and number of the line.
-        self._place = (0, 0)
-        self._lines: Generator[Line, None, None] | None = None
-        self._last: Line | None = None
-
-    def has(self, index: int) -> bool:
-        while index >= len(self._offsets) and len(self._ends) < len(self._records.files):
-            self._read_on()
-        return index < len(self._offsets)
-
-    def count(self) -> int:
-        self.has(sys.maxsize)
-        return len(self._offsets)
-
-    def _read_on(self) -> None:
-        """Add the next line to the index, or note the end of a file."""
-        if self._lines is None:
-            offset, number = self._place
-            self._lines = self._records.lines(len(self._ends), offset=offset, number=number)
-        try:
-            line = next(self._lines, None)
-        except BaseException as error:
-            self._lines = None  # The next call starts again at the same place.
-            if not isinstance(error, CorruptData):
-                raise
-            self._failures.handle(error)
-            line = None  # Records before the damage can be read.
-        if line is None:
-            self._lines, self._place = None, (0, 0)
-            self._ends.append(len(self._offsets))
-            return
-        self._place = (line.end, line.number + 1)
-        if line.data == b"":
-            return
-        self._offsets.append(line.start)
-        self._sizes.append(line.size)
-        self._numbers.append(line.number)
-        self._last = line
-
-    def load(self, index: int) -> Batch:
-        file, line = bisect_right(self._ends, index), self._last
-        if line is None or index + 1 < len(self._offsets):
-            line = self._records.line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
-        try:
-            return self._records.load(file, line)
-        except (CorruptData, SchemaError):
-            if not self._failures.skips and line is self._last and file == len(self._ends):
-                self._forget_last(line)
-            raise
-
-    def _forget_last(self, line: Line) -> None:
-        """Make the next call read the last line again: the file may be repaired by then."""
-        self.close()
-        self._place, self._last = (line.start, line.number), None
-        for column in (self._offsets, self._sizes, self._numbers):
-            column.pop()
-
-    def close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
-            self._lines = None

@@ -435,20 +435,12 @@ def _from_text(name: str, rows: list[Any], array: Array, context: _Record) -> Ar
     words = np.isin(array, tuple(_SPECIAL_FLOATS))
     if array.ndim == 1 and all(type(row) is str for row in rows) and not (name in _FLOATS and words.all()):
         return object_column(rows)
-    numbers = np.array(_replace_words(rows))
+    flat = np.array(rows, object).ravel()
+    found = [_SPECIAL_FLOATS.get(item, item) if type(item) is str else item for item in flat]
+    numbers = np.array(found).reshape(array.shape)
     if numbers.dtype.kind != "f":
         raise SchemaError(f"text among numbers: {excerpt(rows, 80)}")
     return _check_floats(rows, numbers, replace(context, infinite=True))
-
-
-def _replace_words(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_replace_words(item) for item in value]
-    if isinstance(value, str):
-        if value not in _SPECIAL_FLOATS:
-            raise SchemaError(f"text among numbers: {excerpt(value, 80)}")
-        return _SPECIAL_FLOATS[value]
-    return value
 
 
 def _check_floats(rows: list[Any], array: Array, context: _Record) -> Array:

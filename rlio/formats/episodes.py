@@ -80,7 +80,7 @@ class EpisodeCutter:
             new[1:] |= ends[:-1]
         starts = np.flatnonzero(new).tolist()
         for start, stop in zip(starts, [*starts[1:], len(batch)], strict=True):
-            key = tuple(_plain(values[start]) for values in keys)
+            key = tuple(values[start] for values in keys)
             if self._layout != "mixed" and self._waiting and key not in self._waiting:
                 yield from self.finish()
             part = batch[start:stop]
@@ -119,10 +119,6 @@ def _ends(batch: SampleBatch) -> np.ndarray:
         if name in batch:
             found |= to_numpy(batch[name]).astype(np.bool_)
     return found
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +296,8 @@ class _ReadEpisodes(Episodes):
         with _opened(self._src, self._options) as reader:
             yield from ((0, rows) for batch in reader for rows in _of(batch, self._policy))
             self._note_skipped(reader, "records")
-            for note in _notes_of(reader):
+            # Of a source of episodes, or of a reader without one.
+            for note in getattr(getattr(reader, "source", reader), "notes", ()):
                 self._note(note)
 
 
@@ -311,12 +308,6 @@ def _opened(src: Any, options: Mapping[str, Any]) -> Any:
     if options:
         raise OptionError(f"{excerpt(list(options))} have no effect: the source is a reader")
     return src.again(epochs=1)
-
-
-def _notes_of(reader: Any) -> Sequence[str]:
-    """What a source of episodes, or a reader without one, says of its data."""
-    found: Sequence[str] = getattr(getattr(reader, "source", reader), "notes", ())
-    return found
 
 
 def _of(batch: Batch, policy: str | None) -> list[Batch]:

@@ -132,11 +132,15 @@ class LeRobotSource:
         self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
         self._check_totals()
         self._paths = [self._path("data_path", number, "data") for number in range(len(self.lengths))]
-        self.files: Sequence[InputFile] = [
-            place.file(path, self._sizes[path]) for path in dict.fromkeys(self._paths)
-        ]
-        self._numbers = {path: number for number, path in enumerate(dict.fromkeys(self._paths))}
-        self._starts, self._file_rows = self._rows_of_files()
+        #: The row in its file at which each episode begins, and the rows of each file.
+        self._starts: list[int] = []
+        rows = dict.fromkeys(self._paths, 0)
+        for path, length in zip(self._paths, self.lengths, strict=True):
+            self._starts.append(rows[path])
+            rows[path] += length
+        self._file_rows = list(rows.values())
+        self._numbers = {path: number for number, path in enumerate(rows)}
+        self.files: Sequence[InputFile] = [place.file(path, self._sizes[path]) for path in rows]
         self._parquet = ParquetFiles(self.files, limits)
         self._task_texts = self._tasks()
         self.origin: Origin = Origin(
@@ -301,14 +305,6 @@ class LeRobotSource:
         if path not in self._sizes:
             raise CorruptData(f"the file of episode {episode} is absent: {excerpt(path)}", uri=self.uri)
         return path
-
-    def _rows_of_files(self) -> tuple[list[int], list[int]]:
-        """The row in its file at which each episode begins, and the rows of each file."""
-        starts, rows = [], dict.fromkeys(self._paths, 0)
-        for path, length in zip(self._paths, self.lengths, strict=True):
-            starts.append(rows[path])
-            rows[path] += length
-        return starts, list(rows.values())
 
     # ---- one episode ----
 

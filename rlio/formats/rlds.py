@@ -38,7 +38,7 @@ from rlio.errors import (
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import flags_of, flat
 from rlio.formats.images import decode_images
-from rlio.formats.json_files import read_object
+from rlio.formats.json_files import NUMBERS, OURS, read_object
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.formats.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, floats_of, ints_of
@@ -69,14 +69,6 @@ _FEATURES, _INFO = "features.json", "dataset_info.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _STEPS, _FIRST, _LAST, _TERMINAL = "steps", "is_first", "is_last", "is_terminal"
 _COLUMNS: Final = {"observation": Columns.OBS, "action": Columns.ACTIONS, "reward": Columns.REWARDS}
-_OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
-_DTYPES: Final = frozenset(
-    (
-        "bool",
-        *(f"float{n}" for n in (16, 32, 64)),
-        *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)),
-    )
-)
 _PICTURE = "picture"
 _OPEN_FILES = 4
 #: Bytes that a text takes in memory, as `Limits.group_bytes` counts them.
@@ -228,7 +220,7 @@ class RldsSource:
                 raise UnknownLayout(f"found {self._steps[(name,)]}, expected a bool", uri=where, column=name)
         if (_TERMINAL,) not in self._steps:
             self._notes.append("There is no is_terminal: episodes that ended are truncated.")
-        if taken := sorted(names & _OURS):
+        if taken := sorted(names & OURS):
             raise UnknownLayout(
                 f"found the features {taken} of steps, whose names mean something else in rlio: "
                 f"format_options={{'leave_out': {taken}}} reads all else",
@@ -459,7 +451,7 @@ def _feature(about: Mapping[str, Any]) -> _Feature | None:
         return None
     if name == "string":
         return _Feature(shape, np.dtype(object)) if found.get("encoding", "none") == "none" else None
-    if name not in _DTYPES:
+    if name not in NUMBERS:
         return None
     return _Feature(shape, np.dtype(name), found.get("encoding", "none"))
 

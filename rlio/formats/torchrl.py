@@ -33,7 +33,7 @@ from rlio.batch.nested import unflatten
 from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import flat, ranges_of
-from rlio.formats.json_files import read_object, whole_number
+from rlio.formats.json_files import NUMBERS, OURS, read_object, whole_number
 from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.readers.inputs import guarded
@@ -56,15 +56,11 @@ FORMAT = Format(
 _META, _NEXT, _STORAGE, _WRITER = "meta.json", "next", "storage/storage_metadata.json", "writer/metadata.json"
 #: What the round-robin writers store.
 _ROUND_ROBIN: Final = frozenset(("cursor", "write_count", "generation_shape", "generation_dtype"))
-_DTYPES: Final = frozenset(
-    ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
-)
 _FLAGS: Final = ("done", "terminated", "truncated")
 #: Keys that are neither observations nor columns: the buffer's, the collector's, and repeated flags.
 _OWN: Final = frozenset((_NEXT, "collector", "index", "reward", *_FLAGS))
 #: Keys that transforms put beside observations, before and after the action.
 _COUNTERS: Final = frozenset(("is_init", "step_count", "reward_sum", "episode_reward", "time_step"))
-_OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
 _OPEN_FILES = 32
 
 _Path = tuple[str, ...]
@@ -143,7 +139,7 @@ class TorchrlSource:
                 continue  # The TensorDict's own fields.
             if "dtype" not in about:
                 self._read_meta((*above, name))
-            elif about.get("is_nested") or str(about["dtype"]).removeprefix("torch.") not in _DTYPES:
+            elif about.get("is_nested") or str(about["dtype"]).removeprefix("torch.") not in NUMBERS:
                 self._left_out.append("/".join((*above, name)))
             else:
                 self._leaves[*above, name] = self._leaf((*above, name), about, where)
@@ -192,7 +188,7 @@ class TorchrlSource:
                 column = (name, *([key] if len(observations) > 1 else []), *inner)
             elif path in ((_NEXT, "reward"), ("action", *inner)):
                 column = (Columns.ACTIONS if key == "action" else Columns.REWARDS, *inner)
-            elif path[0] != _NEXT and key not in _OWN and key not in _OURS:
+            elif path[0] != _NEXT and key not in _OWN and key not in OURS:
                 column = ("/".join(path),)
             elif key not in _OWN and not (path[0] == _NEXT and key in top):
                 self._left_out.append("/".join(path))

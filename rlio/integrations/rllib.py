@@ -226,7 +226,7 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
 
 def _rows_of(episode: Any) -> SampleBatch:
     """The steps of a chunk of RLlib's episodes, without its lookback."""
-    chunk = episode if episode.is_numpy else _numpy_copy(episode)
+    chunk = episode if episode.is_numpy else SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
     outputs = {
         name: chunk.get_extra_model_outputs(name)
         for name in chunk.extra_model_outputs
@@ -242,10 +242,6 @@ def _rows_of(episode: Any) -> SampleBatch:
         truncated=chunk.is_truncated,
         t_started=chunk.t_started,
     ).to_batch()
-
-
-def _numpy_copy(episode: Any) -> Any:
-    return SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
 
 
 # ---- the old stack ----
