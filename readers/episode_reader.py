@@ -47,8 +47,8 @@ class EpisodeSource(Protocol):
         spaces: (observation space, action space); None: the format does not say.
 
     A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
-    ``notes``, sentences about its data for the report (`rlio.formats.report`), complete once all episodes
-    were read; and ``row_bytes``, about how many bytes a row takes in memory: otherwise the reader loads an
+    ``notes``, sentences about its data for the report (`rlio.formats.report`);
+    and ``row_bytes``, about how many bytes a row takes in memory: otherwise the reader loads an
     episode to measure it.
     """
 

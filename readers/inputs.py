@@ -22,12 +22,12 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -93,17 +93,6 @@ def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoRetu
     raise type(error)(message, uri=uri, record=record, column=error.column) from error
 
 
-@contextmanager
-def in_column(name: str) -> Iterator[None]:
-    """Add the column to errors about data that have none."""
-    try:
-        yield
-    except (CorruptData, SchemaError) as error:
-        if error.column is not None:
-            raise
-        raise type(error)(str(error), column=name) from error
-
-
 def guarded(
     file: InputFile,
     record: int | None,
@@ -159,6 +148,17 @@ def find_files(
         values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
         refuse_known(values, storage_options, error)
         raise
+
+
+@contextlib.contextmanager
+def in_column(name: str) -> Iterator[None]:
+    """Add the column to errors about data that have none."""
+    try:
+        yield
+    except (CorruptData, SchemaError) as error:
+        if error.column is not None:
+            raise
+        raise type(error)(str(error), column=name) from error
 
 
 # ---- damaged records ----

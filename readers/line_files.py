@@ -6,8 +6,7 @@ Example:
     >>> from rlio.storage import Storage, expand_inputs
     >>> Storage.open("memory://lines-example").put("a.json", b"{}\n\n{}")
     >>> (file,) = open_line_files(expand_inputs("memory://lines-example/a.json"))
-    >>> with file.open() as stream:
-    ...     [(line.number, line.data, line.end) for line in read_lines(stream)]
+    >>> [(line.number, line.data, line.end) for line in file.lines(100)]
     [(0, b'{}', 3), (1, b'', 4), (2, b'{}', 6)]
 """
 
@@ -18,7 +17,7 @@ import io
 import logging
 import zipfile
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
@@ -26,7 +25,7 @@ from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, open_input
 
-__all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files", "read_lines"]
+__all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -100,7 +99,10 @@ class LineFile:
             raise
 
     def lines(self, limit: int, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
-        """The lines from ``offset``, where line ``number`` begins; see `read_lines`.
+        """The lines from ``offset``, where line ``number`` begins.
+
+        Lines end with a newline. White space around a line is dropped, and a byte-order mark at the file's
+        start. Memory holds at most ``limit`` bytes of a line.
 
         Raises:
             CorruptData: The rest of the file cannot be read.
@@ -108,13 +110,21 @@ class LineFile:
         """
         with self.open() as stream:
             try:
-                for line in read_lines(stream, offset=offset, number=number, limit=limit):
-                    if self.most_lines is not None and line.number >= self.most_lines:
+                if offset:
+                    stream.seek(offset)
+                while data := stream.readline(limit + 1):
+                    if self.most_lines is not None and number >= self.most_lines:
                         raise UnsafeData(
                             f"more than {self.most_lines} lines in a compressed file of few bytes",
                             uri=self.uri,
                         )
-                    yield line
+                    size, is_ended = len(data), data.endswith(b"\n")
+                    while size > limit and not is_ended and (piece := stream.readline(_CHUNK)):
+                        size, is_ended = size + len(piece), piece.endswith(b"\n")  # Only the size counts.
+                    end = offset + size
+                    size -= is_ended
+                    yield line_of(number, data if size <= limit else None, (offset, size, end))
+                    offset, number = end, number + 1
             except READ_ERRORS as error:
                 raise CorruptData(f"damaged compressed file: {error}", uri=self.uri) from error
 
@@ -239,27 +249,6 @@ def _warn_of_twins(files: Sequence[LineFile]) -> None:
                     "of them if they are the same recording",
                     file.uri,
                 )
-
-
-def read_lines(
-    stream: IO[bytes], *, offset: int = 0, number: int = 0, limit: int = 64 << 20
-) -> Iterator[Line]:
-    """Yield the lines of ``stream`` from ``offset``, which begins line ``number``.
-
-    Lines end with a newline. White space around a line is dropped, and a byte-order mark at the file's start.
-    Memory holds at most ``limit`` bytes of a line.
-    """
-    if offset:
-        stream.seek(offset)
-    while data := stream.readline(limit + 1):
-        piece, size = data, len(data)
-        while size > limit and piece and not piece.endswith(b"\n"):  # Too long: only its size counts.
-            piece = stream.readline(_CHUNK)
-            size += len(piece)
-        end = offset + size
-        size -= piece.endswith(b"\n")
-        yield line_of(number, data if size <= limit else None, (offset, size, end))
-        offset, number = end, number + 1
 
 
 def line_of(number: int, data: bytes | None, place: tuple[int, int, int]) -> Line:

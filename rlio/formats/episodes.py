@@ -80,7 +80,7 @@ class EpisodeCutter:
             new[1:] |= ends[:-1]
         starts = np.flatnonzero(new).tolist()
         for start, stop in zip(starts, [*starts[1:], len(batch)], strict=True):
-            key = tuple(values[start] for values in keys)
+            key = tuple(_plain(values[start]) for values in keys)
             if self._layout != "mixed" and self._waiting and key not in self._waiting:
                 yield from self.finish()
             part = batch[start:stop]
@@ -121,6 +121,10 @@ def _ends(batch: SampleBatch) -> np.ndarray:
     return found
 
 
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Rows with one origin: those of one writer of a data set of rlio, or all rows of another source.
@@ -150,7 +154,7 @@ class Episodes:
         layout: How the rows lie.
         joint: Whether batches are given as they are.
         rows: Rows in all; None: not known.
-        notes: What the source says of its data, each a sentence; complete after an iteration.
+        notes: What the source says of its data, each a sentence.
         left_out: Columns that are not given.
     """
 
@@ -163,6 +167,7 @@ class Episodes:
         parts: Sequence[Part],
         layout: Layout,
         rows: int | None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.uri: str = uri
         self.format: str = format
@@ -172,7 +177,7 @@ class Episodes:
         self.parts: list[Part] = list(parts)
         self.layout: Layout = layout
         self.rows: int | None = rows
-        self.notes: list[str] = []
+        self.notes: list[str] = list(notes)
         self.joint = False
         self.left_out: dict[str, None] = {}
 
@@ -270,44 +275,46 @@ class _StoredEpisodes(Episodes):
 class _ReadEpisodes(Episodes):
     """Of a reader of another library's files, which is opened again for each iteration."""
 
-    def __init__(
-        self, src: Any, reader: Any, options: Mapping[str, Any], policy: str | None, layout: Layout | None
-    ) -> None:
+    def __init__(self, src: Any, options: Mapping[str, Any], policy: str | None) -> None:
         self._src, self._options, self._policy = src, options, policy
-        source = getattr(reader, "source", None)
-        spaces = getattr(reader, "spaces", None) or options.get("spaces")
-        uri = _text(src)
-        origin = getattr(source, "origin", None) or Origin(uri=uri)
-        if origin.spaces is None:
-            origin = replace(origin, spaces=_pair(spaces, policy))
-        policies = {policy or DEFAULT_POLICY_ID: origin.spaces} if origin.spaces is not None else {}
-        whole = isinstance(reader, EpisodeReader)
-        found: Layout = "whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed"
-        super().__init__(
-            uri=uri,
-            format=reader.format.name if isinstance(reader, EpisodeReader) else _format_of(reader),
-            identity=[reader.state_dict(), policy],
-            parts=[Part(origin=origin, spaces=policies)],
-            layout=layout or found,
-            rows=sum(source.lengths) if source is not None else None,
-        )
+        with self._open() as reader:
+            source = getattr(reader, "source", None)
+            spaces = getattr(reader, "spaces", None) or options.get("spaces")
+            uri = _text(src)
+            origin = getattr(source, "origin", None) or Origin(uri=uri)
+            if origin.spaces is None:
+                origin = replace(origin, spaces=_pair(spaces, policy))
+            policies = {policy or DEFAULT_POLICY_ID: origin.spaces} if origin.spaces is not None else {}
+            whole = isinstance(reader, EpisodeReader)
+            super().__init__(
+                uri=uri,
+                format=reader.format.name if isinstance(reader, EpisodeReader) else _format_of(reader),
+                identity=[reader.state_dict(), policy],
+                parts=[Part(origin=origin, spaces=policies)],
+                layout="whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed",
+                rows=sum(source.lengths) if source is not None else None,
+                notes=_notes_of(reader),
+            )
+
+    def _open(self) -> Any:
+        if isinstance(self._src, EpisodeReader):
+            if self._options:
+                raise OptionError(f"{excerpt(list(self._options))} have no effect: the source is a reader")
+            return self._src.again(epochs=1)
+        return read(self._src, epochs=1, **self._options)
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
-        with _opened(self._src, self._options) as reader:
+        with self._open() as reader:
             yield from ((0, rows) for batch in reader for rows in _of(batch, self._policy))
             self._note_skipped(reader, "records")
-            # Of a source of episodes, or of a reader without one.
-            for note in getattr(getattr(reader, "source", reader), "notes", ()):
+            for note in _notes_of(reader):
                 self._note(note)
 
 
-def _opened(src: Any, options: Mapping[str, Any]) -> Any:
-    """A reader of one pass."""
-    if not isinstance(src, EpisodeReader):
-        return read(src, epochs=1, **options)
-    if options:
-        raise OptionError(f"{excerpt(list(options))} have no effect: the source is a reader")
-    return src.again(epochs=1)
+def _notes_of(reader: Any) -> Sequence[str]:
+    """What a source of episodes, or a reader without one, says of its data."""
+    found: Sequence[str] = getattr(getattr(reader, "source", reader), "notes", ())
+    return found
 
 
 def _of(batch: Batch, policy: str | None) -> list[Batch]:
@@ -349,9 +356,14 @@ def open_episodes(
     if isinstance(src, Dataset):
         dataset = src
     else:
-        paths = src if isinstance(src, Sequence) and not isinstance(src, str) else [src]
-        is_path = bool(paths) and all(isinstance(one, (str, os.PathLike)) for one in paths)
-        if not (is_path or isinstance(src, EpisodeReader) or is_table(src)):
+        is_open = isinstance(src, EpisodeReader) or is_table(src)
+        if (
+            not is_open
+            and not isinstance(src, (str, os.PathLike))
+            and not (
+                isinstance(src, Sequence) and src and all(isinstance(one, (str, os.PathLike)) for one in src)
+            )
+        ):
             raise OptionError(
                 f"found {excerpt(src)}, expected a path, a list of paths, a Dataset, a table "
                 "or an EpisodeReader"
@@ -360,11 +372,16 @@ def open_episodes(
             options["storage_options"] = storage_options
         if limits != DEFAULT_LIMITS:
             options["limits"] = limits
-        with _opened(src, options) as reader:
-            if not isinstance(reader, DatasetReader):
-                found = _ReadEpisodes(src, reader, options, policy, layout)
-                return _checked(found, policy, keeps_batches=keeps_batches)
-            dataset = reader.dataset
+        opened = None
+        if not is_open:
+            with read(src, epochs=1, **options) as reader:
+                opened = reader.dataset if isinstance(reader, DatasetReader) else None
+        if opened is None:
+            found: Episodes = _ReadEpisodes(src, options, policy)
+            if layout is not None:
+                found.layout = layout
+            return _checked(found, policy, keeps_batches=keeps_batches)
+        dataset = opened
     taken = _OF_DATASETS if isinstance(src, Dataset) else _OF_DATASETS | _OPENING
     if unknown := sorted(options.keys() - taken):
         raise OptionError(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from importlib import import_module
 from typing import Any, Final, Literal
@@ -30,7 +30,7 @@ from rlio.batch.nested import map_structure
 from rlio.errors import CorruptData, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.images import decode_images
-from rlio.formats.json_files import parse_json, read_object, whole_number
+from rlio.formats.json_files import NUMBERS, parse_json, read_object, whole_number
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
@@ -147,6 +147,10 @@ class LeRobotSource:
             uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
         )
         self._note_absences()
+        self.row_bytes: int = sum(
+            (2 if name.startswith("observation") else 1) * _row_bytes(about)
+            for name, about in self._features.items()
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -435,6 +439,12 @@ class LeRobotSource:
     def close(self) -> None:
         """Close all files."""
         self._parquet.close()
+
+
+def _row_bytes(about: Mapping[str, Any]) -> int:
+    """About how many bytes a row of a feature takes in memory."""
+    kind = about["dtype"]
+    return math.prod(about["shape"]) * (np.dtype(kind).itemsize if kind in NUMBERS else 1)
 
 
 def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from rlio.batch.arrays import Column, to_numpy
-from rlio.errors import OptionError, PublishError, SchemaError, excerpt
+from rlio.errors import MissingExtra, OptionError, PublishError, SchemaError, excerpt
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import sync_folder
 from rlio.storage.remote import real_move
-from rlio.support.extras import needs
 
 __all__ = ["GrowingColumns", "NewFile", "NewHdf5", "array_of"]
 
@@ -96,8 +95,10 @@ class NewHdf5(NewFile):
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
-        with needs("h5py", "hdf5"):
+        try:
             import h5py
+        except ImportError as error:
+            raise MissingExtra("h5py", "hdf5") from error
         super().__init__(storage, name)
         try:
             self.file: Any = h5py.File(self.path, "w")

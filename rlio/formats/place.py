@@ -175,24 +175,14 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def open_source(
-    format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits, target: str | None = None
-) -> Any:
-    """The `rlio.readers.episode_reader.EpisodeSource` of a place, or what else the format has for it.
-
-    Args:
-        format: The format.
-        place: The place.
-        options: Options of the format.
-        limits: Bounds on the files.
-        target: ``module:Class``, such as `Format.table`; None: `Format.source`.
+def open_source(format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits) -> Any:
+    """The `rlio.readers.episode_reader.EpisodeSource` of a place.
 
     Raises:
         OptionError: The format has no such option.
     """
-    target = target or format.source
-    assert target is not None
-    source = load(target)
-    names = [name for name in option_names(source) or () if name not in ("place", "limits", "continues")]
+    assert format.source is not None
+    source = load(format.source)
+    names = [name for name in option_names(source) or () if name not in ("place", "limits")]
     refuse_unknown(options, names, of=f"the format {format.name}")
     return source(place, limits=limits, **options)
