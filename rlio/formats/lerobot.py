@@ -443,8 +443,8 @@ class LeRobotSource:
 
 def _row_bytes(about: Mapping[str, Any]) -> int:
     """About how many bytes a row of a feature takes in memory."""
-    kind = about["dtype"]
-    return math.prod(about["shape"]) * (np.dtype(kind).itemsize if kind in NUMBERS else 1)
+    each = np.dtype(about["dtype"]).itemsize if about["dtype"] in NUMBERS else 1
+    return each * int(math.prod(about["shape"]))
 
 
 def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:
