@@ -8,7 +8,6 @@ Not here: how a format stores an episode (`rlio.formats`).
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -33,8 +32,6 @@ from rlio.support.options import checked_keywords
 
 __all__ = ["EpisodeReader", "EpisodeSource", "RunSource", "with_next_obs", "without_final_obs"]
 
-logger: logging.Logger = logging.getLogger("rlio")
-
 # Rows that are read at a time: whole episodes, as many as fit.
 _GROUP_ROWS = 4096
 _GROUP_BYTES = 64 << 20
@@ -47,17 +44,17 @@ class EpisodeSource(Protocol):
         uri: Where they are stored, for messages.
         files: The files of the episodes; their names and sizes are part of a reader's state.
         lengths: Steps of each episode.
-        row_bytes: About how many bytes a row takes in memory.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have two more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps, and
-    ``notes``, sentences about its data for the report (`rlio.formats.report`).
+    A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
+    ``notes``, sentences about its data for the report (`rlio.formats.report`);
+    and ``row_bytes``, about how many bytes a row takes in memory: otherwise the reader loads an
+    episode to measure it.
     """
 
     uri: str
     files: Sequence[InputFile]
     lengths: Sequence[int]
-    row_bytes: int
     spaces: tuple[Any, Any] | None
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
@@ -161,10 +158,10 @@ class EpisodeReader(StoredReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        options = ReadOptions.of(keywords)
+        ReadOptions.of(keywords)  # Raises before anything is opened.
         own = dict(format_options or {})
         found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
-        self._open(open_source(found, place, own, limits=limits), found, options, own)
+        self._open(open_source(found, place, own, limits=limits), found, keywords, own)
 
     @classmethod
     def of(
@@ -183,20 +180,18 @@ class EpisodeReader(StoredReader):
             details: Everything besides the files that determines the rows, as JSON values; part of states.
             keywords: See `ReadOptions`.
         """
-        try:
-            options = ReadOptions.of(keywords)
-        except BaseException:
-            source.close()
-            raise
         made = cls.__new__(cls)
-        made._open(source, format, options, dict(details or {}))
+        made._open(source, format, keywords, dict(details or {}))
         return made
 
-    def _open(self, source: EpisodeSource, format: Format, options: ReadOptions, own: dict[str, Any]) -> None:
+    def _open(
+        self, source: EpisodeSource, format: Format, keywords: ReadKeywords, own: dict[str, Any]
+    ) -> None:
         self.format: Format = format
         self._episodes, self._own = source, own
         self._is_shared = False
         try:
+            options = ReadOptions.of(keywords)
             self.spaces: tuple[Any, Any] | None = self._episodes.spaces
             self._table = _EpisodeTable(self._episodes, options)
 
@@ -208,12 +203,6 @@ class EpisodeReader(StoredReader):
         except BaseException:
             self._episodes.close()
             raise
-        logger.info(
-            "EpisodeReader: %s, %s with %d episodes",
-            self._episodes.uri,
-            self.format.title,
-            len(self._episodes.lengths),
-        )
 
     @property
     def source(self) -> EpisodeSource:
@@ -246,7 +235,8 @@ class _EpisodeTable:
         self._uniform = Uniform(unlike=options.unlike)
         #: Rows before each episode, and all rows.
         self._starts = [0, *accumulate(source.lengths)]
-        most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, source.row_bytes)))
+        row_bytes = _row_bytes(source)
+        most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // row_bytes))
         #: First episode of each group, and the number of episodes.
         self._groups = [0]
         for episode in range(len(source.lengths)):
@@ -256,7 +246,7 @@ class _EpisodeTable:
         self._groups.append(len(source.lengths))
         ends = [self._starts[episode] for episode in self._groups]
         self.rows = [stop - start for start, stop in pairwise(ends)]
-        self.sizes = [rows * source.row_bytes for rows in self.rows]
+        self.sizes = [rows * row_bytes for rows in self.rows]
 
     def load(self, group: int, start: int, stop: int) -> SampleBatch:
         base = self._starts[self._groups[group]]
@@ -295,3 +285,12 @@ class _EpisodeTable:
             raise_at(error, uri=self._episodes.uri, record=group)
         assert isinstance(conformed, SampleBatch)
         return conformed
+
+
+def _row_bytes(source: EpisodeSource) -> int:
+    """About how many bytes a row takes in memory, by the shortest episode unless the source says it."""
+    known: int | None = getattr(source, "row_bytes", None)
+    steps = min(filter(None, source.lengths), default=None)
+    if known is not None or steps is None:
+        return known or 1
+    return max(1, source.load(source.lengths.index(steps), None).size_bytes() // steps)

@@ -53,22 +53,23 @@ from rlio.readers.inputs import (
     StoredReader,
     TableCursor,
     find_files,
-    guarded,
+    in_column,
     raise_at,
 )
 from rlio.readers.packed import Allowance
-from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
+from rlio.readers.parquet_files import ParquetFiles
+from rlio.readers.parquet_footer import Extension, registered_extensions
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import (
+    STEP_NUMBERS,
     RllibDecoder,
     check_asked,
     wanted_columns,
 )
-from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
-from rlio.readers.uniform import Uniform
-from rlio.storage import InputFile, open_input
+from rlio.readers.space_arrays import Spaces, fit_space, space_of
+from rlio.readers.uniform import Agreed
+from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
-from rlio.storage.open_files import OpenFiles
 from rlio.support.options import checked_keywords
 
 __all__ = ["ForeignParquetReader", "RowGroups"]
@@ -78,23 +79,11 @@ logger: logging.Logger = logging.getLogger("rlio")
 T = TypeVar("T")
 
 _SUFFIXES = (".parquet",)
-# Dictionary-encoded text, stored once with a number in each row, can multiply in memory. Rows are therefore
-# read in batches that stay within this limit, regardless of the file's declarations.
-_BATCH_BYTES = 64 << 20
-_BATCH_ROWS = 8192
-_OPEN_FILES = 4
 # Ends of episodes that are remembered at once.
 _MOST_ENDS = 100_000
 _FIRST_ROWS = 64
-_RECORD_LISTS = (
-    Columns.REWARDS,
-    Columns.ACTIONS,
-    Columns.TERMINATEDS,
-    Columns.TRUNCATEDS,
-    Columns.DONES,
-    Columns.EPS_ID,
-    Columns.T,
-)
+#: Columns that are lists where a row is a batch.
+_RECORD_LISTS = (*STEP_NUMBERS, Columns.ACTIONS)
 
 
 class ForeignParquetReader(StoredReader):
@@ -139,7 +128,6 @@ class ForeignParquetReader(StoredReader):
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords)
-        check_spaces(spaces)
         if extension_types not in ("refuse", "storage"):
             raise OptionError(f"extension_types={extension_types!r}: expected 'refuse' or 'storage'")
         files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
@@ -160,19 +148,16 @@ class ForeignParquetReader(StoredReader):
             steps = _StepRows(self._groups, options, spaces, decoder)
             return TableCursor(steps, options, seed=seed, failures=failures)
 
-        details: dict[str, Any] = {
-            "spaces": None if spaces is None else repr(spaces),
+        details = {
+            **decoder.details,
             "extension_types": extension_types,
             "max_group_bytes": limits.group_bytes,
         }
-        if unnormalise_actions:
-            details["unnormalise_actions"] = True
         try:
             super().__init__(options, files, make_cursor, details=details)
         except BaseException:
             self._groups.close()
             raise
-        logger.info("ForeignParquetReader: %d files, the first is %s", len(files), files[0].uri)
 
     def _close(self) -> None:
         super()._close()
@@ -199,12 +184,11 @@ class RowGroups:
         refuse: bool,
         mapped: bool = False,
     ) -> None:
-        self._files = files
+        self._parquet = ParquetFiles(files, limits)
         self._limits = limits
         self._asked = columns
         self._refuse = refuse
         self._mapped = mapped
-        self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
         self.rows_are_batches: bool = False
         #: (file, row group in it, number of the group's first row in the file).
         self.places: list[tuple[int, int, int]] = []
@@ -217,35 +201,36 @@ class RowGroups:
         """Read the footers."""
         self.places, self.rows, self.sizes, self.kinds = [], [], [], []
         kinds: set[bool] = set()
-        for number in range(len(self._files)):
+        for number in range(len(self._parquet.files)):
             try:
-                kind = self._guarded(number, None, partial(self._index, number))
+                kind = self._parquet.guarded(number, None, partial(self._index, number))
             except (CorruptData, SchemaError) as error:
                 failures.handle(error)
                 continue
             if kinds and kind not in kinds:
                 raise SchemaError(
                     "some files have one row a step and others one row a batch: read them with two readers",
-                    uri=self._files[number].uri,
+                    uri=self._parquet.files[number].uri,
                 )
             kinds.add(kind)
         self.rows_are_batches = True in kinds
 
     def _index(self, number: int) -> bool:
         """Add the row groups of a file; returns whether its rows are batches."""
-        file = self._file(number)
+        file = self._parquet.file(number)
+        self._check_extensions(file.extensions)
         schema, metadata = file.arrow.schema_arrow, file.arrow.metadata
         if b"rlio.format" in (metadata.metadata or {}) and "_next" in schema.names:
             raise OptionError(
                 "this file is a shard of a data set of rlio, and most of its new_obs are in other rows: "
                 "open the data set's root with DatasetReader",
-                uri=self._files[number].uri,
+                uri=self._parquet.files[number].uri,
             )
         if len(set(schema.names)) < len(schema.names):
             raise SchemaError("found two columns of one name: expected each name once")
         found = None if self._mapped else format_of_columns(schema.names)
         if found is not None and found.name != "rllib-parquet":
-            raise found.refusal(uri=self._files[number].uri)
+            raise found.refusal(uri=self._parquet.files[number].uri)
         first, columns = 0, (tuple(schema.names), tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
             info = metadata.row_group(group)
@@ -259,26 +244,13 @@ class RowGroups:
             return False
         rows_are_batches = _rows_are_batches(schema)
         if not rows_are_batches and self._asked is None:
-            check_step_columns(schema.names, uri=self._files[number].uri)
+            check_step_columns(schema.names, uri=self._parquet.files[number].uri)
         return rows_are_batches
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
-        found: list[str] = self._guarded(number, None, lambda: self._file(number).arrow.schema_arrow.names)
-        return found
-
-    def _file(self, number: int) -> ForeignFile:
-        return self._open.get(number) or self._open.add(number, self._opened(number))
-
-    def _opened(self, number: int) -> ForeignFile:
-        stream = open_input(self._files[number])
-        try:
-            file = open_parquet(stream, limits=self._limits)
-            self._check_extensions(file.extensions)
-        except BaseException:
-            stream.close()
-            raise
-        return file
+        names: list[str] = self._parquet.file(number).arrow.schema_arrow.names
+        return names
 
     def _check_extensions(self, extensions: Mapping[str, Extension]) -> None:
         if not self._refuse or not extensions:
@@ -292,71 +264,50 @@ class RowGroups:
                     column=path,
                 )
 
-    def _guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        return guarded(self._files[number], record, action, format="Parquet", also=(NotImplementedError,))
-
     def read(
         self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]
     ) -> T:
         """Apply ``use`` to the Arrow table of some rows of a group; errors name the file and group."""
         number, index, _ = self.places[group]
+        rows = partial(self._parquet.rows, number, index, start, stop, columns)
+        return self._parquet.guarded(number, index, lambda: use(rows()))
 
-        def action() -> T:
-            return use(self._table(self._file(number), index, start, stop, columns))
-
-        return self._guarded(number, index, action)
-
-    def _table(
-        self, file: ForeignFile, group: int, start: int, stop: int, columns: frozenset[str] | None
-    ) -> Any:
-        import pyarrow as pa
-
-        names = [name for name in file.arrow.schema_arrow.names if columns is None or name in columns]
-        batches, held, at = [], 0, 0
-        for batch in self._batches(file, group, names):
-            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
-            at += batch.num_rows
-            if low < high:
-                held += batch.nbytes
-                if held > self._limits.group_bytes:
-                    raise UnsafeData(
-                        f"a row group takes more than {self._limits.group_bytes} bytes in memory: raise "
-                        "Limits.group_bytes if you trust the file"
-                    )
-                batch.validate(full=True)
-                batches.append(batch.slice(low, high - low))
-            if at >= stop:
-                break
-        if at < stop:
-            raise CorruptData(f"found {at} rows in a row group, expected at least {stop} by its footer")
-        return pa.Table.from_batches(batches).select(names)
-
-    def _batches(self, file: ForeignFile, group: int, names: list[str]) -> Iterator[Any]:
-        if (found := file.arrow.metadata.row_group(group).num_rows) > self._limits.group_rows:
-            raise UnsafeData(f"a row group of {found} rows, more than {self._limits.group_rows}")
-        size = min(_BATCH_BYTES, self._limits.group_bytes)
-        rows = max(1, min(_BATCH_ROWS, size // file.widest(group, names, limits=self._limits)))
-        batches: Iterator[Any] = file.arrow.iter_batches(rows, row_groups=[group], columns=names)
-        return batches
+    def whole(self, group: int) -> Any:
+        """The Arrow table of all rows of a group. The last one is kept."""
+        number, index, _ = self.places[group]
+        return self._parquet.guarded(number, index, partial(self._parquet.group, number, index))
 
     def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
         """The memory allowance for all packed columns of the group together."""
         number, index, _ = self.places[group]
-        found = self._guarded(number, None, lambda: self._file(number).columns(index, columns))
+        found = self._parquet.file(number).columns(index, columns)
         return Allowance(self._limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
 
     def extensions(self, group: int) -> Mapping[str, Extension]:
         """Extension types of the group's file."""
-        number = self.places[group][0]
-        return self._guarded(number, None, lambda: self._file(number).extensions)
+        return self._parquet.file(self.places[group][0]).extensions
+
+    def agreed(self, options: ReadOptions, first_of: Callable[[int], Batch]) -> Agreed:
+        """The common columns of batches, of which ``first_of`` gives the first of a row group."""
+
+        def firsts() -> Iterator[tuple[str, Batch]]:
+            seen: set[Hashable] = set()
+            for group, kind in enumerate(self.kinds):
+                # Damage is reported when the rows are served.
+                with contextlib.suppress(CorruptData, SchemaError):
+                    if kind not in seen and len(batch := first_of(group)):
+                        seen.add(kind)
+                        yield self.place(group, 0)[0], batch
+
+        return Agreed(options, firsts, several=len(set(self.kinds)) > 1)
 
     def place(self, group: int, row: int) -> tuple[str, int]:
         """URI of the file, and the number of the row in it."""
         number, _, first = self.places[group]
-        return self._files[number].uri, first + row
+        return self._parquet.files[number].uri, first + row
 
     def close(self) -> None:
-        self._open.close()
+        self._parquet.close()
 
 
 def _rows_are_batches(schema: Any) -> bool:
@@ -382,8 +333,7 @@ class _BatchRows:
         self._groups = groups
         self._decoder = decoder
         self._ends = list(accumulate(groups.rows))
-        self._held: tuple[int, Any] | None = None
-        self._agreed = _Agreed(groups, options, self._first_of)
+        self._agreed = groups.agreed(options, partial(self._decode, row=0))
 
     def has(self, index: int) -> bool:
         return index < self.count()
@@ -392,35 +342,24 @@ class _BatchRows:
         return self._ends[-1] if self._ends else 0
 
     def close(self) -> None:
-        self._held = None
+        """Do nothing: the row groups are the reader's."""
 
     def load(self, index: int) -> Batch:
-        group, row = self._locate(index)
+        group = bisect_right(self._ends, index)
+        row = index - (self._ends[group - 1] if group else 0)
         try:
             return self._agreed.conform(self._decode(group, row))
         except (CorruptData, SchemaError) as error:
             uri, record = self._groups.place(group, row)
             raise_at(error, uri=uri, record=record)
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        group = bisect_right(self._ends, index)
-        return group, index - (self._ends[group - 1] if group else 0)
-
     def _decode(self, group: int, row: int) -> Batch:
-        if self._held is None or self._held[0] != group:
-            self._held = None  # Frees the old row group before the next is read.
-            table = self._groups.read(group, 0, self._groups.rows[group], None, lambda table: table)
-            self._held = (group, table)
-        (record,) = self._held[1].slice(row, 1).to_pylist()
+        (record,) = self._groups.whole(group).slice(row, 1).to_pylist()
         try:
             return self._decoder.decode_record(record)
         except UnknownLayout as error:
             uri, number = self._groups.place(group, row)
             raise_at(error, uri=uri, record=number)
-
-    def _first_of(self, group: int) -> Batch:
-        """Decode the first record of a row group."""
-        return self._decode(group, 0)
 
 
 class _StepRows:
@@ -436,7 +375,7 @@ class _StepRows:
         self._decoder = decoder
         self.rows: Sequence[int] = groups.rows
         self.sizes: Sequence[int] = groups.sizes
-        self._agreed = _Agreed(groups, options, self._first_of)
+        self._agreed = groups.agreed(options, self._first_of)
         # Where the episodes end; None: it is known that rows are stored twice.
         self._ends: dict[Hashable, tuple[str, int]] | None = {}
 
@@ -484,14 +423,10 @@ class _StepRows:
         columns = {}
         extensions, allowance = self._groups.extensions(group), self._groups.allowance(group, self._wanted)
         for name in table.column_names:
-            try:
-                column = to_column(name, _joined(table.column(name)), extensions, allowance)
+            with in_column(name):
+                column = to_column(name, table.column(name).combine_chunks(), extensions, allowance)
                 if column is not None and name in self._spaces:
                     column = fit_space(column, self._spaces[name], lambda leaf: leaf)
-            except (CorruptData, SchemaError) as error:
-                if error.column is not None:
-                    raise
-                raise type(error)(str(error), column=name) from error
             if column is not None:
                 columns[name] = column
         self._decoder.flags.settle(columns)
@@ -501,56 +436,3 @@ class _StepRows:
         if not columns:
             raise MissingColumn("the file has none of the requested columns, or only null ones")
         return SampleBatch(columns)
-
-
-class _Agreed:
-    """The common columns of all files' batches.
-
-    They are decided at opening if files have different columns, unless columns are named or damage is
-    skipped. Otherwise the first readable batch decides, when it is needed.
-
-    Args:
-        groups: The row groups.
-        options: The read options.
-        first_of: Returns the first rows, or record, of a row group.
-
-    Raises:
-        SchemaError: Files have different columns, and the options do not reconcile them.
-    """
-
-    def __init__(self, groups: RowGroups, options: ReadOptions, first_of: Callable[[int], Batch]) -> None:
-        self._groups = groups
-        self._first_of = first_of
-        self._uniform = Uniform(unlike=options.unlike)
-        brings = options.columns is None and (options.on_error == "raise" or options.unlike != "error")
-        if brings and len(set(groups.kinds)) > 1:
-            self._look(all_kinds=True)
-
-    def _look(self, *, all_kinds: bool) -> None:
-        seen: set[Hashable] = set()
-        found: list[tuple[str, Batch]] = []
-        for group, kind in enumerate(self._groups.kinds):
-            if kind not in seen:
-                # Damage is reported when the rows are served.
-                with contextlib.suppress(CorruptData, SchemaError):
-                    batch = self._first_of(group)
-                    if len(batch):
-                        found.append((self._groups.place(group, 0)[0], batch))
-                        seen.add(kind)
-            if found and not all_kinds:
-                break
-        self._uniform.agree(found)
-
-    def conform(self, batch: Batch) -> Batch:
-        """See `Uniform`."""
-        if not self._uniform:
-            self._look(all_kinds=False)
-        return self._uniform.conform(batch)
-
-
-def _joined(column: Any) -> Any:
-    """A table's column as one Arrow array without chunks."""
-    import pyarrow as pa
-
-    chunks = column.chunks
-    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)

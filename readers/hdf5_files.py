@@ -26,11 +26,12 @@ from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 
-from rlio.errors import MissingExtra, UnsafeData, excerpt
+from rlio.errors import UnsafeData, excerpt
 from rlio.limits import Limits
 from rlio.readers.inputs import guarded, raise_at
 from rlio.storage import InputFile, open_input
 from rlio.storage.open_files import OpenFiles
+from rlio.support.extras import needs
 
 __all__ = ["Hdf5Files", "check_dataset"]
 
@@ -51,10 +52,8 @@ class Hdf5Files:
     """Open HDF5 files: the few most recently used."""
 
     def __init__(self, files: Sequence[InputFile]) -> None:
-        try:
+        with needs("h5py", "hdf5"):
             import h5py
-        except ImportError as error:
-            raise MissingExtra("h5py", "hdf5") from error
         self._h5py = h5py
         self.files = files
         self._open: OpenFiles[int, tuple[Any, IO[bytes]]] = OpenFiles(_OPEN_FILES, close=_close_both)

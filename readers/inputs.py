@@ -22,6 +22,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -64,6 +65,7 @@ __all__ = [
     "TableSource",
     "find_files",
     "guarded",
+    "in_column",
     "index_in",
     "raise_at",
 ]
@@ -138,6 +140,17 @@ def find_files(
         values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
         refuse_known(values, storage_options, error)
         raise
+
+
+@contextlib.contextmanager
+def in_column(name: str) -> Iterator[None]:
+    """Add the column to errors about data that have none."""
+    try:
+        yield
+    except (CorruptData, SchemaError) as error:
+        if error.column is not None:
+            raise
+        raise type(error)(str(error), column=name) from error
 
 
 # ---- damaged records ----
@@ -488,6 +501,7 @@ class StoredReader(InputReader):
             "options": {name: _digest(value) for name, value in sealed.items()},
         }
         self._cursor = make_cursor(self._seed, self._failures)
+        logger.info("%s: %d files, the first is %s", type(self).__name__, len(files), files[0].uri)
 
     def _describe(self) -> Iterator[str]:
         yield self._source

@@ -19,16 +19,14 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import IO, Any, Unpack
 
 from rlio.batch import Batch
-from rlio.batch.join import Unlike
 from rlio.dataset.names import HEADER, ShardName
 from rlio.errors import (
     CorruptData,
@@ -45,13 +43,11 @@ from rlio.readers.line_files import (
     LineFile,
     line_of,
     open_line_files,
-    read_lines,
-    too_long,
 )
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import RllibDecoder
-from rlio.readers.space_arrays import Spaces, check_spaces
-from rlio.readers.uniform import Uniform
+from rlio.readers.space_arrays import Spaces
+from rlio.readers.uniform import Agreed
 from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
@@ -59,8 +55,6 @@ from rlio.storage.open_files import OpenFiles
 from rlio.support.options import checked_keywords
 
 __all__ = ["JsonReader"]
-
-logger: logging.Logger = logging.getLogger("rlio")
 
 _SUFFIXES = (".json", ".jsonl", ".zip")
 _OPEN_FILES = 4
@@ -109,7 +103,6 @@ class JsonReader(StoredReader):
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords)
-        check_spaces(spaces)
         found = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         _refuse_data_sets(found)
         decoder = RllibDecoder(
@@ -119,101 +112,15 @@ class JsonReader(StoredReader):
             unnormalise_actions=unnormalise_actions,
             source=found[0].uri,
         )
-        files = [RllibLines(file, decoder, limits.line_bytes) for file in open_line_files(found, limits)]
-        self._records = _Records(files, options.unlike)
-        # With named columns, or if damage is skipped, records are compared only when they are read.
-        if options.columns is None and (options.on_error == "raise" or options.unlike != "error"):
-            self._records.agree()
+        files = open_line_files(found, limits)
+        records = _Records(files, decoder, limits.line_bytes, options)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
-            records = _IndexedRecords(self._records, failures)
+            records.failures = failures
             return RecordCursor(records, options, seed=seed, failures=failures)
 
-        details: dict[str, Any] = {
-            "spaces": None if spaces is None else repr(spaces),
-            "max_line_bytes": limits.line_bytes,
-        }
-        if unnormalise_actions:
-            details["unnormalise_actions"] = True
+        details = {**decoder.details, "max_line_bytes": limits.line_bytes}
         super().__init__(options, found, make_cursor, details=details)
-        logger.info("JsonReader: %d files, the first is %s", len(files), files[0].uri)
-
-    def _close(self) -> None:
-        super()._close()
-        self._records.close()
-
-
-class RllibLines:
-    """A file with one record a line."""
-
-    def __init__(self, file: LineFile, decoder: RllibDecoder, limit: int) -> None:
-        self.uri: str = file.uri
-        self._lines = file
-        self._decoder = decoder
-        self._limit = limit
-
-    def lines(self, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
-        """Records, and blank lines, from ``offset``, where line ``number`` begins.
-
-        Raises:
-            CorruptData: The rest of the file cannot be read.
-        """
-        with self._lines.open() as stream:
-            try:
-                for line in read_lines(stream, offset=offset, number=number, limit=self._limit):
-                    self._lines.check_line(line.number)
-                    yield line
-            except READ_ERRORS as error:
-                raise CorruptData(f"damaged compressed file: {error}", uri=self.uri) from error
-            except UnsafeData as error:
-                raise_at(error, uri=self.uri)
-
-    def open(self) -> IO[bytes]:
-        """Open the file for `line_at`. A small member of a zip file is held inflated."""
-        stream = self._lines.open()
-        if self._lines.member is None or (self._lines.size or 0) > _HELD_BYTES:
-            return stream
-        held = BytesIO()
-        # The index has no records behind damage, so the rest is not needed.
-        with stream, contextlib.suppress(*READ_ERRORS):
-            while piece := stream.read(1 << 20):
-                held.write(piece)
-        return held
-
-    def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
-        """Read a line of `lines` again."""
-        if size > self._limit:
-            return line_of(number, None, (offset, size, offset + size))
-        try:
-            stream.seek(offset)
-            data = stream.read(size)
-        except READ_ERRORS as error:
-            raise CorruptData(f"the line cannot be read again: {error}") from error
-        if len(data) < size or b"\n" in data:
-            raise CorruptData("the line is not there any more: the file changed after it was read")
-        return line_of(number, [data], (offset, size, offset + size))
-
-    def decode(self, line: Line) -> Batch:
-        """The batch in a line; raises CorruptData or SchemaError with the place."""
-        try:
-            return self._decoder.decode(self._data(line))
-        except (CorruptData, SchemaError, UnknownLayout) as error:
-            raise_at(error, uri=self.uri, record=line.number)
-
-    def _data(self, line: Line) -> bytes:
-        if line.data is None:
-            raise too_long(line, self._limit)
-        if is_provenance(line.data) or parse_head(line.data) is not None:
-            raise OptionError(
-                "rlio wrote this line, which needs the schema of its data set: read the root of the data set "
-                "with rlio.DatasetReader",
-                uri=self.uri,
-            )
-        return line.data
-
-    def names(self, line: Line) -> Hashable:
-        """The column names of a line, equal for lines with the same columns; raises CorruptData."""
-        return self._decoder.names(self._data(line))
 
 
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:
@@ -228,77 +135,21 @@ def _refuse_data_sets(files: Sequence[InputFile]) -> None:
 
 
 class _Records:
-    """Lines of several files as batches."""
+    """Lines of several files as batches; a `RecordSource`.
 
-    def __init__(self, files: Sequence[RllibLines], unlike: Unlike = "error") -> None:
+    An index has the places of the lines: 24 bytes a record, built as files are read.
+
+    Attributes:
+        failures: What handles files that are damaged.
+    """
+
+    def __init__(
+        self, files: Sequence[LineFile], decoder: RllibDecoder, limit: int, options: ReadOptions
+    ) -> None:
         self.files = files
-        self._unlike = unlike
-        self._uniform: Uniform | None = None
-        self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
-
-    def decode(self, file: int, line: Line) -> Batch:
-        """The batch in ``line``; raises CorruptData or SchemaError with the place."""
-        if self._uniform is None:
-            self._uniform = self.look(all_files=False)
-        source = self.files[file]
-        batch = source.decode(line)
-        try:
-            return self._uniform.conform(batch)
-        except SchemaError as error:
-            raise_at(error, uri=source.uri, record=line.number)
-
-    def agree(self) -> None:
-        """Decide now on the common columns of records; see `look`."""
-        if len(self.files) > 1:
-            self._uniform = self.look(all_files=True) or None
-
-    def look(self, *, all_files: bool) -> Uniform:
-        """Decide on the common columns of records, by the first readable record of each file, or of all.
-
-        Raises:
-            SchemaError: Files have different columns, and `unlike` is "error".
-        """
-        seen: set[Hashable] = set()
-        found: list[tuple[str, Batch]] = []
-        for file in self.files:
-            # Damage is reported when the record is served.
-            with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
-                for line in lines:
-                    with contextlib.suppress(CorruptData, SchemaError):
-                        if line.data == b"":
-                            continue
-                        names = file.names(line)
-                        if names not in seen and len(batch := file.decode(line)):
-                            found.append((file.uri, batch))
-                            seen.add(names)
-                        if names in seen:
-                            break
-            if found and not all_files:
-                break
-        uniform = Uniform(unlike=self._unlike)
-        uniform.agree(found)
-        return uniform
-
-    def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
-        """The line at ``offset``, known to have ``size`` bytes."""
-        source = self.files[file]
-        try:
-            stream = self._streams.get(file) or self._streams.add(file, source.open())
-            return source.line_at(stream, offset=offset, size=size, number=number)
-        except CorruptData as error:
-            raise_at(error, uri=source.uri, record=number)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._streams.close()
-
-
-class _IndexedRecords:
-    """Records by number, through an index of their offsets: 24 bytes a record, built as files are read."""
-
-    def __init__(self, records: _Records, failures: Failures) -> None:
-        self._records = records
-        self._failures = failures
+        self._decoder, self._limit = decoder, limit
+        self._agreed = Agreed(options, self._firsts, several=len(files) > 1)
+        self.failures = Failures("raise")
         self._offsets = array("q")
         self._sizes = array("q")
         self._numbers = array("q")
@@ -308,9 +159,10 @@ class _IndexedRecords:
         self._place = (0, 0)
         self._lines: Generator[Line, None, None] | None = None
         self._last: Line | None = None
+        self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
 
     def has(self, index: int) -> bool:
-        while index >= len(self._offsets) and len(self._ends) < len(self._records.files):
+        while index >= len(self._offsets) and len(self._ends) < len(self.files):
             self._read_on()
         return index < len(self._offsets)
 
@@ -322,14 +174,14 @@ class _IndexedRecords:
         """Add the next line to the index, or note the end of a file."""
         if self._lines is None:
             offset, number = self._place
-            self._lines = self._records.files[len(self._ends)].lines(offset=offset, number=number)
+            self._lines = self._lines_of(len(self._ends), offset=offset, number=number)
         try:
             line = next(self._lines, None)
         except BaseException as error:
             self._lines = None  # The next call starts again at the same place.
             if not isinstance(error, CorruptData):
                 raise
-            self._failures.handle(error)
+            self.failures.handle(error)
             line = None  # Records before the damage can be read.
         if line is None:
             self._lines, self._place = None, (0, 0)
@@ -343,25 +195,85 @@ class _IndexedRecords:
         self._numbers.append(line.number)
         self._last = line
 
+    def _lines_of(self, file: int, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+        """Records, and blank lines, of a file; see `LineFile.lines`."""
+        return self.files[file].lines(self._limit, offset=offset, number=number)
+
     def load(self, index: int) -> Batch:
         file, line = bisect_right(self._ends, index), self._last
         if line is None or index + 1 < len(self._offsets):
-            line = self._records.line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
+            line = self._line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
+        batch = self._decode(file, line)
         try:
-            return self._records.decode(file, line)
-        except (CorruptData, SchemaError):
-            if not self._failures.skips and line is self._last and file == len(self._ends):
-                self._forget_last(line)
-            raise
+            return self._agreed.conform(batch)
+        except SchemaError as error:
+            raise_at(error, uri=self.files[file].uri, record=line.number)
 
-    def _forget_last(self, line: Line) -> None:
-        """Make the next call read the last line again: the file may be repaired by then."""
-        self.close()
-        self._place, self._last = (line.start, line.number), None
-        for column in (self._offsets, self._sizes, self._numbers):
-            column.pop()
+    def _decode(self, file: int, line: Line) -> Batch:
+        try:
+            if line.data is None:
+                raise UnsafeData(
+                    f"a line of {line.size} bytes, more than {self._limit}: raise Limits.line_bytes if you "
+                    "trust the file"
+                )
+            if is_provenance(line.data) or parse_head(line.data) is not None:
+                raise OptionError(
+                    "rlio wrote this line, which needs the schema of its data set: read the root of the data "
+                    "set with rlio.DatasetReader",
+                    uri=self.files[file].uri,
+                )
+            return self._decoder.decode(line.data)
+        except (CorruptData, SchemaError, UnknownLayout) as error:
+            raise_at(error, uri=self.files[file].uri, record=line.number)
+
+    def _firsts(self) -> Iterator[tuple[str, Batch]]:
+        """URI and first readable record with rows of each file that has one."""
+        for number, file in enumerate(self.files):
+            # Damage is reported when the record is served.
+            with contextlib.suppress(CorruptData), contextlib.closing(self._lines_of(number)) as lines:
+                if batch := self._first_of(number, lines):
+                    yield file.uri, batch
+
+    def _first_of(self, file: int, lines: Iterable[Line]) -> Batch | None:
+        for line in lines:
+            with contextlib.suppress(CorruptData, SchemaError):
+                if line.data != b"" and len(batch := self._decode(file, line)):
+                    return batch
+        return None
+
+    def _line_at(self, file: int, offset: int, size: int, number: int) -> Line:
+        """Read a line again: that at ``offset``, known to have ``size`` bytes."""
+        place, uri = (offset, size, offset + size), self.files[file].uri
+        if size > self._limit:
+            return line_of(number, None, place)
+        try:
+            stream = self._streams.get(file) or self._streams.add(file, _opened(self.files[file]))
+            stream.seek(offset)
+            data = stream.read(size)
+        except READ_ERRORS as error:
+            raise CorruptData(f"the line cannot be read again: {error}", uri=uri, record=number) from error
+        if len(data) < size or b"\n" in data:
+            raise CorruptData(
+                "the line is not there any more: the file changed after it was read", uri=uri, record=number
+            )
+        return line_of(number, data, place)
 
     def close(self) -> None:
+        """Close the files."""
+        self._streams.close()
         if self._lines is not None:
             self._lines.close()
             self._lines = None
+
+
+def _opened(file: LineFile) -> IO[bytes]:
+    """A file for reading in any order. A small member of a zip file is held inflated."""
+    stream = file.open()
+    if file.member is None or (file.size or 0) > _HELD_BYTES:
+        return stream
+    held = BytesIO()
+    # The index has no records behind damage, so the rest is not needed.
+    with stream, contextlib.suppress(*READ_ERRORS):
+        while piece := stream.read(1 << 20):
+            held.write(piece)
+    return held

@@ -6,8 +6,7 @@ Example:
     >>> from rlio.storage import Storage, expand_inputs
     >>> Storage.open("memory://lines-example").put("a.json", b"{}\n\n{}")
     >>> (file,) = open_line_files(expand_inputs("memory://lines-example/a.json"))
-    >>> with file.open() as stream:
-    ...     [(line.number, line.data, line.end) for line in read_lines(stream)]
+    >>> [(line.number, line.data, line.end) for line in file.lines(100)]
     [(0, b'{}', 3), (1, b'', 4), (2, b'{}', 6)]
 """
 
@@ -18,7 +17,7 @@ import io
 import logging
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
@@ -26,7 +25,7 @@ from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, open_input
 
-__all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files", "read_lines", "too_long"]
+__all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -65,13 +64,6 @@ class Line(NamedTuple):
     end: int
 
 
-def too_long(line: Line, limit: int) -> UnsafeData:
-    """The error for a line without data."""
-    return UnsafeData(
-        f"a line of {line.size} bytes, more than {limit}: raise Limits.line_bytes if you trust the file"
-    )
-
-
 @dataclass(frozen=True)
 class LineFile:
     """A file of lines, or a member of a zip file.
@@ -90,15 +82,6 @@ class LineFile:
     size: int | None = None
     most_lines: int | None = None
 
-    def check_line(self, number: int) -> None:
-        """Refuse line ``number`` if the file has too many lines for its stored bytes.
-
-        Raises:
-            UnsafeData: ``number`` is not below `most_lines`.
-        """
-        if self.most_lines is not None and number >= self.most_lines:
-            raise UnsafeData(f"more than {self.most_lines} lines in a compressed file of few bytes")
-
     def open(self) -> IO[bytes]:
         """Open the file at its start; the caller closes it."""
         stream = open_input(self.file)
@@ -115,13 +98,43 @@ class LineFile:
                 raise CorruptData(f"damaged zip file: {excerpt(str(error))}", uri=self.uri) from error
             raise
 
+    def lines(self, limit: int, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+        """The lines from ``offset``, where line ``number`` begins.
+
+        Lines end with a newline. White space around a line is dropped, and a byte-order mark at the file's
+        start. Memory holds at most ``limit`` bytes of a line.
+
+        Raises:
+            CorruptData: The rest of the file cannot be read.
+            UnsafeData: The file has too many lines for its stored bytes.
+        """
+        with self.open() as stream:
+            try:
+                if offset:
+                    stream.seek(offset)
+                while data := stream.readline(limit + 1):
+                    if self.most_lines is not None and number >= self.most_lines:
+                        raise UnsafeData(
+                            f"more than {self.most_lines} lines in a compressed file of few bytes",
+                            uri=self.uri,
+                        )
+                    size, is_ended = len(data), data.endswith(b"\n")
+                    while size > limit and not is_ended and (piece := stream.readline(_CHUNK)):
+                        size, is_ended = size + len(piece), piece.endswith(b"\n")  # Only the size counts.
+                    end = offset + size
+                    size -= is_ended
+                    yield line_of(number, data if size <= limit else None, (offset, size, end))
+                    offset, number = end, number + 1
+            except READ_ERRORS as error:
+                raise CorruptData(f"damaged compressed file: {error}", uri=self.uri) from error
+
 
 class _Member(io.BufferedReader):
     """A member of a zip file; closing it closes the zip file."""
 
     def __init__(self, archive: zipfile.ZipFile, member: IO[bytes], stream: IO[bytes]) -> None:
         # A member has all of RawIOBase's methods, though its declared type says IO.
-        super().__init__(member)  # type: ignore[arg-type]  # typeshed does not relate the two.
+        super().__init__(member, _CHUNK)  # type: ignore[arg-type]  # typeshed does not relate the two.
         self._archive = archive
         self._stream = stream
 
@@ -238,41 +251,8 @@ def _warn_of_twins(files: Sequence[LineFile]) -> None:
                 )
 
 
-def read_lines(
-    stream: IO[bytes], *, offset: int = 0, number: int = 0, limit: int = 64 << 20
-) -> Iterator[Line]:
-    """Yield the lines of ``stream`` from ``offset``, which begins line ``number``.
-
-    Lines end with a newline. White space around a line is dropped, and a byte-order mark at the file's start.
-    Memory holds at most ``limit`` bytes of a line, and one piece of the file.
-    """
-    if offset:
-        stream.seek(offset)
-    at = offset
-    parts: list[bytes] = []
-    size = 0
-    while chunk := stream.read(_CHUNK):
-        start = 0
-        while (newline := chunk.find(b"\n", start)) >= 0:
-            size += newline - start
-            parts.append(chunk[start:newline])
-            at += size + 1
-            yield line_of(number, parts if size <= limit else None, (at - size - 1, size, at))
-            number, parts, size, start = number + 1, [], 0, newline + 1
-        size += len(chunk) - start
-        if size <= limit:
-            parts.append(chunk[start:])
-        else:
-            parts = []
-    if size:
-        yield line_of(number, parts if size <= limit else None, (at, size, at + size))
-
-
-def line_of(number: int, parts: list[bytes] | None, place: tuple[int, int, int]) -> Line:
+def line_of(number: int, data: bytes | None, place: tuple[int, int, int]) -> Line:
     """A line from its bytes (None: too many) and its start, size and end."""
-    if parts is None:
-        return Line(number, None, *place)
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
-    if number == 0 and data.startswith(b"\xef\xbb\xbf"):
-        data = data[3:]
-    return Line(number, data.strip(), *place)
+    if data is not None and number == 0:
+        data = data.removeprefix(b"\xef\xbb\xbf")
+    return Line(number, None if data is None else data.strip(), *place)

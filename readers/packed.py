@@ -31,8 +31,8 @@ import pickletools
 import re
 import sys
 from collections.abc import Callable
-from enum import Enum
-from typing import Any, Final, TypeAlias
+from types import FunctionType
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 import pybase64
@@ -178,31 +178,23 @@ def _decompress(text: str, max_bytes: int) -> bytes:
     stated = int.from_bytes(frame[6:14], "little") if len(frame) >= 14 and frame[4] & 8 else None
     if stated is not None and stated > max_bytes:
         raise UnsafeData(f"packed column: inflates to {stated} bytes, more than the {max_bytes} allowed")
-    room = max_bytes + 1 if stated is None else stated + 1
-    parts: list[bytes] = []
     try:
-        if stated is None:
-            _check_inflated_size(frame, max_bytes)
+        size = _inflated_size(frame, max_bytes) if stated is None else stated
         with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as inflated:
-            while room:
-                # Without a stated size, read in steps, so memory grows only with the actual content.
-                part = inflated.read(room if stated is not None else min(room, 1 << 24))
-                if not part:
-                    break
-                parts.append(part)
-                room -= len(part)
+            data: bytes = inflated.read(size + 1)
     except OSError as error:
         raise CorruptData(f"packed column: damaged LZ4 frame: {error}") from error
-    found = sum(map(len, parts))
-    if stated is not None and found != stated:
-        raise CorruptData(f"packed column: the LZ4 frame states {stated} bytes and holds {found} or more")
-    if not room:
-        raise UnsafeData(f"packed column: inflates to more than the {max_bytes} bytes allowed")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(data) != size:
+        raise CorruptData(f"packed column: the LZ4 frame states {size} bytes and holds {len(data)} or more")
+    return data
 
 
-def _check_inflated_size(frame: bytes, max_bytes: int) -> None:
-    """Refuse an LZ4 frame that inflates to more than ``max_bytes``: inflate it once, and keep nothing."""
+def _inflated_size(frame: bytes, max_bytes: int) -> int:
+    """Bytes that an LZ4 frame inflates to: inflate it once, and keep nothing.
+
+    Raises:
+        UnsafeData: They are more than ``max_bytes``.
+    """
     import pyarrow as pa
 
     size = 0
@@ -211,30 +203,8 @@ def _check_inflated_size(frame: bytes, max_bytes: int) -> None:
             size += len(part)
             if size > max_bytes:
                 raise UnsafeData(f"packed column: inflates to more than the {max_bytes} bytes allowed")
+    return size
 
-
-class _Function(Enum):
-    """The functions that streams of arrays name; `_Interpreter` has its own version of each."""
-
-    FROMBUFFER = "_frombuffer"
-    DTYPE = "dtype"
-    RECONSTRUCT = "_reconstruct"
-    SCALAR = "scalar"
-    NDARRAY = "ndarray"
-    ENCODE = "encode"
-
-
-_FUNCTIONS: Final = {
-    ("numpy.core.numeric", "_frombuffer"): _Function.FROMBUFFER,
-    ("numpy._core.numeric", "_frombuffer"): _Function.FROMBUFFER,
-    ("numpy.core.multiarray", "_reconstruct"): _Function.RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _Function.RECONSTRUCT,
-    ("numpy.core.multiarray", "scalar"): _Function.SCALAR,
-    ("numpy._core.multiarray", "scalar"): _Function.SCALAR,
-    ("numpy", "dtype"): _Function.DTYPE,
-    ("numpy", "ndarray"): _Function.NDARRAY,
-    ("_codecs", "encode"): _Function.ENCODE,
-}
 
 _DTYPE_NAME = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|[mM]8|[US][1-9]\d{0,6}|O8?")
 _TIME_UNIT = re.compile(rb"[YMWDhms]|[munpfa]s")
@@ -384,20 +354,9 @@ class _Interpreter:
         function, arguments = self._pop(2)
         if type(arguments) is not tuple:
             raise CorruptData("packed column: a call whose arguments are not a tuple")
-        if function is _Function.FROMBUFFER:
-            self.push(self._from_buffer(*arguments))
-        elif function is _Function.DTYPE:
-            self.push(_make_dtype(arguments))
-        elif function is _Function.RECONSTRUCT:
-            if arguments[0] is not _Function.NDARRAY:
-                raise UnsafeData("packed column: an array of another class than ndarray is refused")
-            self.push(_ArrayShell())
-        elif function is _Function.SCALAR:
-            self.push(self._scalar(*arguments))
-        elif function is _Function.ENCODE:
-            self.push(_encode(*arguments))
-        else:
+        if not isinstance(function, FunctionType):  # `_push_function` alone pushes functions.
             raise UnsafeData(f"packed column: a call of {excerpt(function)} is refused")
+        self.push(function(self, *arguments))
 
     def build(self, _: Any) -> None:
         (state,) = self._pop(1)
@@ -411,7 +370,28 @@ class _Interpreter:
 
     # ---- what the functions do ----
 
-    def _from_buffer(self, buffer: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> _ArrayShell:
+    def dtype(self, name: Any, *_: Any) -> _Dtype:
+        if type(name) is not str or not _DTYPE_NAME.fullmatch(name):
+            raise UnsafeData(
+                f"packed column: dtype {excerpt(name)} is refused; numbers, times and text are read"
+            )
+        return _Dtype(name)
+
+    def ndarray(self, *_: Any) -> NoReturn:
+        raise UnsafeData("packed column: a call of ndarray is refused")
+
+    def reconstruct(self, kind: Any, *_: Any) -> _ArrayShell:
+        if kind is not _Interpreter.ndarray:
+            raise UnsafeData("packed column: an array of another class than ndarray is refused")
+        return _ArrayShell()
+
+    def encode(self, text: Any, encoding: Any = None) -> bytes:
+        """Old protocols write bytes as text in Latin-1."""
+        if type(text) is not str or encoding != "latin1":
+            raise UnsafeData(f"packed column: text in the encoding {excerpt(encoding)} is refused")
+        return text.encode("latin1")
+
+    def from_buffer(self, buffer: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> _ArrayShell:
         shell = _ArrayShell()
         if order == "K":
             if type(axes) is not tuple or sorted(axes) != list(range(len(shape))):
@@ -422,7 +402,7 @@ class _Interpreter:
         shell.value = array.transpose(axes) if order == "K" else array
         return shell
 
-    def _scalar(self, dtype: Any, buffer: Any) -> Any:
+    def scalar(self, dtype: Any, buffer: Any) -> Any:
         return self._array(buffer, dtype, (), "C")[()]
 
     def _array(self, buffer: Any, dtype: Any, shape: Any, order: Any) -> Array:
@@ -505,13 +485,6 @@ class _Interpreter:
         return shell.value.view()
 
 
-def _make_dtype(arguments: tuple[Any, ...]) -> _Dtype:
-    name = arguments[0]
-    if type(name) is not str or not _DTYPE_NAME.fullmatch(name):
-        raise UnsafeData(f"packed column: dtype {excerpt(name)} is refused; numbers, times and text are read")
-    return _Dtype(name)
-
-
 def _set_dtype_state(dtype: _Dtype, state: Any) -> None:
     """NumPy's dtype state: (version, byte order, subarray, names, fields, size, alignment, flags, unit)."""
     order, subarray, names, fields = state[1:5]
@@ -528,13 +501,6 @@ def _set_dtype_state(dtype: _Dtype, state: Any) -> None:
         dtype.value = dtype.value.newbyteorder(order)
 
 
-def _encode(text: Any, encoding: Any = None) -> bytes:
-    """Old protocols write bytes as text in Latin-1."""
-    if type(text) is not str or encoding != "latin1":
-        raise UnsafeData(f"packed column: text in the encoding {excerpt(encoding)} is refused")
-    return text.encode("latin1")
-
-
 def _check_values(flat: Array) -> None:
     """Refuse bytes that are not values of their dtype."""
     if flat.dtype.kind == "b" and flat.size and flat.view(np.uint8).max() > 1:
@@ -543,6 +509,20 @@ def _check_values(flat: Array) -> None:
         points = flat.view(np.dtype(np.uint32).newbyteorder(flat.dtype.byteorder))
         if points.max() > 0x10FFFF:
             raise CorruptData("packed column: text that is not Unicode")
+
+
+#: The functions that streams of arrays name: the interpreter has its own version of each.
+_FUNCTIONS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
+    ("numpy.core.numeric", "_frombuffer"): _Interpreter.from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _Interpreter.from_buffer,
+    ("numpy.core.multiarray", "_reconstruct"): _Interpreter.reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _Interpreter.reconstruct,
+    ("numpy.core.multiarray", "scalar"): _Interpreter.scalar,
+    ("numpy._core.multiarray", "scalar"): _Interpreter.scalar,
+    ("numpy", "dtype"): _Interpreter.dtype,
+    ("numpy", "ndarray"): _Interpreter.ndarray,
+    ("_codecs", "encode"): _Interpreter.encode,
+}
 
 
 def _constant(value: Any) -> _Handler:

@@ -28,21 +28,23 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_sequence
-from rlio.batch.nested import leaves
+from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.step_columns import check_other_names
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
 from rlio.formats.format import format_of_json
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.readers.inputs import in_column
 from rlio.readers.json_arrays import parse_arrays
 from rlio.readers.packed import Allowance, is_packed, unpack
 from rlio.readers.rllib_columns import ActionScaling, DoneFlags
-from rlio.readers.space_arrays import Spaces, fit_space, space_of
+from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
 from rlio.schemas.json_columns import check_containers
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
 __all__ = [
+    "STEP_NUMBERS",
     "RllibDecoder",
     "check_asked",
     "parse_line",
@@ -71,12 +73,12 @@ _FLOATS = frozenset(
     )
 )
 _FLAGS = frozenset((Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES, Columns.NEXT_OBS_VALID))
-# A record of one step has numbers in these columns; others have lists.
-_SCALARS = (
+#: A record of one step has numbers in these columns; others have lists.
+STEP_NUMBERS = (
     *(Columns.REWARDS, Columns.DONES, Columns.TERMINATEDS, Columns.TRUNCATEDS),
     *(Columns.T, Columns.EPS_ID, Columns.UNROLL_ID, Columns.AGENT_INDEX),
 )
-_EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *_SCALARS))
+_EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *STEP_NUMBERS))
 # Bytes that a text or object counts as.
 _OBJECT_BYTES = 64
 _SPECIAL_FLOATS = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
@@ -159,7 +161,7 @@ class RllibDecoder:
         source: Name of the input in messages.
 
     Raises:
-        OptionError: ``unnormalise_actions`` is set without ``spaces``.
+        OptionError: ``spaces`` are none, or ``unnormalise_actions`` is set without them.
     """
 
     def __init__(
@@ -171,12 +173,17 @@ class RllibDecoder:
         unnormalise_actions: bool | None = None,
         source: str = "",
     ) -> None:
+        check_spaces(spaces)
         self.flags: DoneFlags = DoneFlags(columns, source)
         self.scaling: ActionScaling = ActionScaling(spaces, unnormalise_actions, source)
         self._asked = columns
         self._wanted = wanted_columns(columns)
         self._spaces = spaces
         self._limits = limits
+        #: Options that change the batches, as JSON values.
+        self.details: dict[str, Any] = {"spaces": None if spaces is None else repr(spaces)}
+        if unnormalise_actions:
+            self.details["unnormalise_actions"] = True
 
     def decode(self, line: bytes) -> Batch:
         """Decode the batch in one line.
@@ -210,26 +217,6 @@ class RllibDecoder:
         columns = {name: value for name, value in record.items() if name != "type"}
         return self._batch(columns, DEFAULT_POLICY_ID, infinite, Allowance(self._limits))
 
-    def names(self, line: bytes) -> frozenset[tuple[str, str]]:
-        """(Policy, name) of each column in a line, as written; unpacks nothing.
-
-        Raises:
-            CorruptData: The line is damaged.
-        """
-        record = parse_line(line, self._limits)
-        if record.keys() == {"value"} and isinstance(record["value"], dict):
-            record = record["value"]
-        policies = record.get("policy_batches") if record.get("type") == "MultiAgentBatch" else None
-        if not isinstance(policies, dict):
-            policies = {DEFAULT_POLICY_ID: record}
-        return frozenset(
-            (policy, name)
-            for policy, columns in policies.items()
-            if isinstance(columns, dict)
-            for name, value in columns.items()
-            if value is not None
-        )
-
     def _multi_agent(self, record: Mapping[str, Any], infinite: bool) -> MultiAgentBatch:
         steps, policies = record.get("count"), record.get("policy_batches")
         if type(steps) is not int or not 0 <= steps < 2**48:
@@ -259,7 +246,7 @@ class RllibDecoder:
         one_step = any(
             type(columns[name]) in (bool, int, float)
             or (type(columns[name]) is str and name == Columns.EPS_ID)
-            for name in _SCALARS
+            for name in STEP_NUMBERS
             if name in columns
         )
         context = _Record(one_step, infinite, allowance)
@@ -297,21 +284,17 @@ class RllibDecoder:
     # ---- one column ----
 
     def _column(self, name: str, value: Any, space: gym.Space[Any] | None, context: _Record) -> Any:
-        try:
+        with in_column(name):
             value = self._unpacked(value, context)
             if space is not None:
                 return fit_space(value, space, lambda leaf: _to_array(name, leaf, context))
             return _convert(name, value, context)
-        except (SchemaError, CorruptData) as error:
-            if error.column is not None:
-                raise
-            raise type(error)(str(error), column=name) from error
 
     def _unpacked(self, value: Any, context: _Record) -> Any:
         """Replace packed text in ``value`` by arrays; arrays of a one-step record get a row axis."""
         if is_packed(value):
             found = unpack(value, allowance=context.allowance)
-            return _add_rows(found) if context.one_step else found
+            return map_structure(lambda leaf: np.asarray(leaf)[None], found) if context.one_step else found
         if isinstance(value, list) and value and is_packed(value[0]) and all(map(is_packed, value)):
             # One blob a row, the form that RLlib's `compress()` writes.
             allowance = context.allowance
@@ -321,14 +304,6 @@ class RllibDecoder:
         return value
 
 
-def _add_rows(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _add_rows(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_add_rows(item) for item in value)
-    return np.asarray(value)[None]
-
-
 def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
     """Stack rows, each an array or a dict or tuple of arrays, into one such value with a row axis.
 
@@ -336,21 +311,16 @@ def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
         SchemaError: Rows differ in structure, dtype or shape.
         UnsafeData: The result would take more than ``allowance``.
     """
-    first = rows[0]
-    if isinstance(first, dict):
-        if any(not isinstance(row, dict) or row.keys() != first.keys() for row in rows):
-            raise SchemaError("packed rows of different structure")
-        return {key: stack_rows([row[key] for row in rows], allowance) for key in first}
-    if isinstance(first, tuple):
-        if any(not isinstance(row, tuple) or len(row) != len(first) for row in rows):
-            raise SchemaError("packed rows of different structure")
-        return tuple(stack_rows([row[i] for row in rows], allowance) for i in range(len(first)))
-    arrays = [row if isinstance(row, np.ndarray) else _joined(row, allowance) for row in rows]
-    unlike = {(array.dtype.str, array.shape) for array in arrays}
-    if len(unlike) > 1:
-        raise SchemaError(f"packed rows of different dtype or shape: {sorted(map(str, unlike))[:4]}")
-    allowance.spend(arrays[0].nbytes * len(arrays))
-    return np.stack(arrays)
+
+    def stacked(*leaf_rows: Any) -> Array:
+        arrays = [row if isinstance(row, np.ndarray) else _joined(row, allowance) for row in leaf_rows]
+        unlike = {(array.dtype.str, array.shape) for array in arrays}
+        if len(unlike) > 1:
+            raise SchemaError(f"packed rows of different dtype or shape: {sorted(map(str, unlike))[:4]}")
+        allowance.spend(arrays[0].nbytes * len(arrays))
+        return np.stack(arrays)
+
+    return map_structure(stacked, *rows)
 
 
 def _joined(value: Any, allowance: Allowance) -> Array:
@@ -465,20 +435,12 @@ def _from_text(name: str, rows: list[Any], array: Array, context: _Record) -> Ar
     words = np.isin(array, tuple(_SPECIAL_FLOATS))
     if array.ndim == 1 and all(type(row) is str for row in rows) and not (name in _FLOATS and words.all()):
         return object_column(rows)
-    numbers = np.array(_replace_words(rows))
+    flat = np.array(rows, object).ravel()
+    found = [_SPECIAL_FLOATS.get(item, item) if type(item) is str else item for item in flat]
+    numbers = np.array(found).reshape(array.shape)
     if numbers.dtype.kind != "f":
         raise SchemaError(f"text among numbers: {excerpt(rows, 80)}")
     return _check_floats(rows, numbers, replace(context, infinite=True))
-
-
-def _replace_words(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_replace_words(item) for item in value]
-    if isinstance(value, str):
-        if value not in _SPECIAL_FLOATS:
-            raise SchemaError(f"text among numbers: {excerpt(value, 80)}")
-        return _SPECIAL_FLOATS[value]
-    return value
 
 
 def _check_floats(rows: list[Any], array: Array, context: _Record) -> Array:

@@ -15,7 +15,7 @@ Example:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,8 +27,9 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.join import Unlike
 from rlio.batch.nested import Path, leaves, map_structure, path_text
 from rlio.errors import MissingColumn, SchemaError, excerpt
+from rlio.readers.read_options import ReadOptions
 
-__all__ = ["Uniform"]
+__all__ = ["Agreed", "Uniform"]
 
 _Leaf: TypeAlias = tuple[str, Path]
 #: Dtype and shape of a row of each leaf.
@@ -47,10 +48,15 @@ class Uniform:
 
     Args:
         unlike: How `agree` treats columns that only some files have, see `ReadOptions`.
+        casts: Whether whole numbers may stand for the floats of other files, as in formats of text.
+
+    Attributes:
+        notes: What `agree` says of the files in a report, each a sentence. It is logged, too.
     """
 
-    def __init__(self, *, unlike: Unlike = "error") -> None:
-        self._unlike = unlike
+    def __init__(self, *, unlike: Unlike = "error", casts: bool = True) -> None:
+        self._unlike, self._casts = unlike, casts
+        self.notes: list[str] = []
         self._policies: dict[str, _Types] = {}
         # For policies whose columns were chosen by `agree`: each column, with one row of it.
         self._chosen: dict[str, dict[str, Any]] = {}
@@ -73,7 +79,7 @@ class Uniform:
             if self._unlike == "error":
                 _refuse_unlike(parts)
             elif any(set(rows) != set(parts[0][1]) for _, rows in parts):
-                self._chosen[policy] = _choose(parts, fill=self._unlike == "fill")
+                self._chosen[policy] = _choose(parts, self.notes, fill=self._unlike == "fill")
             self._policies[policy] = _types(self._chosen.get(policy, parts[0][1]))
 
     def adopt(self, batch: Batch) -> None:
@@ -127,7 +133,7 @@ class Uniform:
                     column=name,
                 )
             if values.dtype != dtype and not (values.dtype.kind == dtype.kind and dtype.kind in "US"):
-                if not _fits(values, dtype):
+                if not self._casts or not _fits(values, dtype):
                     raise SchemaError(
                         f"dtype {values.dtype}{_within(path)} where the first record has {dtype}", column=name
                     )
@@ -140,6 +146,51 @@ class Uniform:
                 f"the column{_within(path)} is not in the first record: pass columns= with the common names",
                 column=name,
             )
+
+
+class Agreed:
+    """The common columns of all files' batches.
+
+    They are decided at opening if files may have different columns, unless columns are named or damage is
+    skipped. Otherwise the first readable batch decides, when it is needed.
+
+    Args:
+        options: The read options.
+        firsts: Yields the URI and the first readable batch of each file, or of each kind of file.
+        several: Whether there may be several kinds.
+
+    Raises:
+        SchemaError: Files have different columns, and the options do not reconcile them.
+    """
+
+    def __init__(
+        self, options: ReadOptions, firsts: Callable[[], Iterable[tuple[str, Batch]]], *, several: bool
+    ) -> None:
+        self._uniform = Uniform(unlike=options.unlike)
+        self._firsts = firsts
+        self._has_looked = False
+        brings = options.columns is None and (options.on_error == "raise" or options.unlike != "error")
+        if brings and several:
+            self._look(at_all=True)
+
+    def _look(self, *, at_all: bool) -> None:
+        self._has_looked = True
+        seen: set[frozenset[tuple[str, str]]] = set()
+        found: list[tuple[str, Batch]] = []
+        for uri, batch in self._firsts():
+            names = frozenset((policy, name) for policy, rows in batch.policies().items() for name in rows)
+            if names not in seen:  # Memory holds one batch of each kind.
+                found.append((uri, batch))
+                seen.add(names)
+            if not at_all:
+                break
+        self._uniform.agree(found)
+
+    def conform(self, batch: Batch) -> Batch:
+        """See `Uniform`."""
+        if not self._has_looked:
+            self._look(at_all=False)
+        return self._uniform.conform(batch)
 
 
 def _fits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
@@ -163,7 +214,7 @@ def _refuse_unlike(parts: list[tuple[str, SampleBatch]]) -> None:
             )
 
 
-def _choose(parts: list[tuple[str, SampleBatch]], *, fill: bool) -> dict[str, Any]:
+def _choose(parts: list[tuple[str, SampleBatch]], notes: list[str], *, fill: bool) -> dict[str, Any]:
     """Name -> one row, for the columns to read from files with different columns."""
     names = dict.fromkeys(name for _, rows in parts for name in rows)
     lacking = {name: [uri for uri, rows in parts if name not in rows] for name in names}
@@ -174,10 +225,11 @@ def _choose(parts: list[tuple[str, SampleBatch]], *, fill: bool) -> dict[str, An
     if Columns.NEXT_OBS in chosen and lacking[Columns.NEXT_OBS]:
         chosen.setdefault(Columns.NEXT_OBS_VALID, np.ones(1, bool))
     if Columns.TRUNCATEDS in chosen and lacking[Columns.TRUNCATEDS]:
-        logger.warning(
-            "%s does not say which episodes were truncated, as other files do: truncateds is False there",
-            lacking[Columns.TRUNCATEDS][0],
+        notes.append(
+            f"{lacking[Columns.TRUNCATEDS][0]} does not say which episodes were truncated, as other files "
+            "do: truncateds is False there"
         )
+        logger.warning("%s", notes[-1])
     return chosen
 
 

@@ -33,12 +33,13 @@ from rlio.batch.arrays import Column, equal_columns, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.dataset import Dataset
-from rlio.errors import EndOfData, MissingColumn, MissingExtra, OptionError, SchemaError, excerpt
+from rlio.errors import EndOfData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.minari_sink import about_episode, columns_of, id_of, kept_fields, spec_of
 from rlio.formats.minari_spaces import space_to_minari
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.replay.draws import Draw
 from rlio.replay.store import ReplayStore
+from rlio.support.extras import needs
 
 if TYPE_CHECKING:
     import d3rlpy
@@ -104,7 +105,8 @@ def trajectories(batch: SampleBatch) -> Trajectories:
             raise SchemaError("found padded sequences, expected episodes: unpad() first", column="seq_lens")
         ends[np.cumsum(to_numpy(batch[Columns.SEQ_LENS])) - 1] = True
     ids = [batch[name] for name in (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID) if name in batch]
-    for column in map(to_numpy, ids):
+    keys = [to_numpy(column) for column in ids]
+    for column in keys:
         ends[:-1] |= column[1:] != column[:-1]
     if Columns.T in batch:
         ends[:-1] |= np.diff(to_numpy(batch[Columns.T])) != 1
@@ -119,8 +121,8 @@ def trajectories(batch: SampleBatch) -> Trajectories:
         ends[-1] = True
     stops = np.flatnonzero(ends) + 1
     starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)[: len(stops)]
-    if Columns.T in batch:
-        _check_joined(batch, starts)
+    if Columns.T in batch and Columns.EPS_ID in batch:
+        _check_joined(keys, to_numpy(batch[Columns.T]), starts)
     return Trajectories(starts, stops, terminateds[stops - 1])
 
 
@@ -139,13 +141,8 @@ def _check_chain(batch: SampleBatch, rows: Array) -> None:
         )
 
 
-def _check_joined(batch: SampleBatch, starts: Array) -> None:
+def _check_joined(keys: Sequence[Array], times: Array, starts: Array) -> None:
     """Refuse episodes whose rows alternate: `trajectories` cannot follow them."""
-    if Columns.EPS_ID not in batch:
-        return
-    times = to_numpy(batch[Columns.T])
-    names = [name for name in (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID) if name in batch]
-    keys = [to_numpy(batch[name]) for name in names]
     lasts = np.append(starts[1:], len(times)) - 1
     stopped = {(*(key[row] for key in keys), times[row] + 1) for row in lasts}
     for row in starts:
@@ -207,11 +204,9 @@ def to_d3rlpy(
         OptionError: There are several policies, and ``policy`` is None.
         EndOfData: There are no transitions.
     """
-    try:
+    with needs("d3rlpy", "d3rlpy"):
         from d3rlpy.constants import ActionSpace
         from d3rlpy.dataset import Episode, ReplayBuffer
-    except ImportError as error:
-        raise MissingExtra("d3rlpy", "d3rlpy") from error
     if isinstance(data, Dataset) and action_size is None:
         action_size = _number_of_actions(data, policy)
     batch = _episodes_of(data, policy) if isinstance(data, Dataset) else data
@@ -282,7 +277,7 @@ def _number_of_actions(data: Dataset, policy: str | None) -> int | None:
     return int(space.n) if isinstance(space, gym.spaces.Discrete) and space.start == 0 else None
 
 
-def _needed(batch: SampleBatch, name: str) -> Column:
+def _needed(batch: Mapping[str, Any] | SampleBatch, name: str) -> Any:
     if name not in batch:
         raise MissingColumn(f"found the columns {excerpt(sorted(batch))}", column=name)
     return batch[name]
@@ -342,10 +337,8 @@ def to_tensordict(
         SchemaError: The rows are sequences; a column holds no numbers, or tuples; or, for "torchrl", a final
             observation is missing in a row that does not terminate.
     """
-    try:
+    with needs("tensordict", "torchrl"):
         from tensordict import TensorDict
-    except ImportError as error:
-        raise MissingExtra("tensordict", "torchrl") from error
     if not isinstance(batch, SampleBatch):
         raise SchemaError("found rows of several policies, expected a SampleBatch: batch.policies()[name]")
     if layout not in ("rlio", "torchrl"):
@@ -371,11 +364,8 @@ def _as_dicts(name: str, column: Column) -> Any:
 
 def _torchrl_layout(columns: dict[str, Any]) -> dict[str, Any]:
     needed = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS)
-    for name in needed:
-        if name not in columns:
-            raise MissingColumn(f"found the columns {excerpt(sorted(columns))}", column=name)
-    others = dict(columns)
-    obs, new_obs, actions, rewards, terminated = (others.pop(name) for name in needed)
+    obs, new_obs, actions, rewards, terminated = (_needed(columns, name) for name in needed)
+    others = {name: column for name, column in columns.items() if name not in needed}
     truncated = others.pop(Columns.TRUNCATEDS, None)
     valid = others.pop(Columns.NEXT_OBS_VALID, None)
     terminated = terminated.bool()
@@ -436,11 +426,9 @@ def torchrl_storage(
 
 @cache
 def _storage_class() -> Any:
-    try:
+    with needs("torchrl", "torchrl"):
         import torch
         from torchrl.data import Storage
-    except ImportError as error:
-        raise MissingExtra("torchrl", "torchrl") from error
 
     class StoreStorage(Storage):  # type: ignore[misc, unused-ignore]  # torchrl may be absent
         """Items are the rows of a `rlio.ReplayStore`."""
@@ -522,10 +510,8 @@ def fill_sb3(buffer: ReplayBuffer, data: Dataset | SampleBatch, *, policy: str |
         SchemaError: Observations or actions do not fit the buffer's spaces, or the rows are sequences. Rows
             before an error may have been written, but the buffer does not count them.
     """
-    try:
+    with needs("stable-baselines3", "sb3"):
         from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
-    except ImportError as error:
-        raise MissingExtra("stable-baselines3", "sb3") from error
     if type(buffer) not in (ReplayBuffer, DictReplayBuffer) or buffer.optimize_memory_usage:
         raise OptionError(
             f"found {type(buffer).__name__} with optimize_memory_usage={buffer.optimize_memory_usage}, "
@@ -571,12 +557,7 @@ def _usable(batch: SampleBatch) -> SampleBatch:
     if Columns.NEXT_OBS_VALID not in batch:
         return batch
     usable = _flags(batch, Columns.NEXT_OBS_VALID) | _flags(batch, Columns.TERMINATEDS)
-    if usable.all():
-        return batch
-    names = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, *_ENDS)
-    return SampleBatch(
-        {n: map_structure(lambda leaf: to_numpy(leaf)[usable], batch[n]) for n in names if n in batch}
-    )
+    return batch if usable.all() else batch[np.flatnonzero(usable)]
 
 
 def _write(buffer: ReplayBuffer, first: int, batch: SampleBatch) -> None:
@@ -678,11 +659,9 @@ def to_minari(data: Dataset) -> minari.MinariDataset:
 
 @cache
 def _minari_class() -> Any:
-    try:
+    with needs("minari", "minari"):
         import minari
         from minari.dataset.minari_storage import MinariStorage
-    except ImportError as error:
-        raise MissingExtra("minari", "minari") from error
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OptionError(

@@ -343,6 +343,9 @@ def test_a_file_unlike_the_first_names_the_column(tmp_path: Path) -> None:
     save(tmp_path / "b.hdf5", datasets(20) | {"actions": np.zeros((20, 4), np.float32)})
     with pytest.raises(SchemaError, match=r"shape \(4,\).*first.*\(3,\).*b\.hdf5, column actions"):
         D4RLReader(tmp_path)
+    save(tmp_path / "b.hdf5", datasets(20) | {"rewards": np.zeros(20, np.int8)})
+    with pytest.raises(SchemaError, match=r"int8.*first.*float.*b\.hdf5, column rewards"):
+        D4RLReader(tmp_path)
 
 
 def test_files_without_rows_raise(tmp_path: Path) -> None:

@@ -613,8 +613,8 @@ def test_episodes_in_msgpack_say_what_to_do(tmp_path: Path) -> None:
 def test_closing_closes_the_files(folder: Path) -> None:
     reader = ForeignParquetReader(folder)
     reader.sample()
-    files = list(reader._groups._open)
+    files = list(reader._groups._parquet._open)
     assert files
     reader.close()
     assert all(file.arrow.closed for file in files)
-    assert not list(reader._groups._open)
+    assert not list(reader._groups._parquet._open)

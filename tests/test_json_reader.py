@@ -336,7 +336,7 @@ def test_values_that_do_not_fit_the_space_name_the_column(obs: Any, match: str) 
 
 def test_spaces_that_are_none_are_refused() -> None:
     with pytest.raises(OptionError, match="observation_space"):
-        JsonReader("x.json", spaces=(Discrete(2), 3))  # type: ignore[arg-type]
+        RllibDecoder(spaces=(Discrete(2), 3))  # type: ignore[arg-type]
 
 
 # ---- bad records ----
@@ -400,14 +400,17 @@ def test_skip_leaves_out_the_bad_line_and_serves_the_rest(name: str, tmp_path: P
             ]
 
 
-def test_an_error_stays_where_it_is_until_the_file_is_repaired(tmp_path: Path) -> None:
+def test_an_error_stays_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(lines(record(0, 2), b"{broken!", record(2, 2)))
     with JsonReader(path, epochs=1, batch_size=3) as reader:
         for _ in range(2):
             with pytest.raises(CorruptData, match="record 1"):
                 reader.sample()
-        path.write_bytes(lines(record(0, 2), b"        ", record(2, 2)))
+        state = reader.state_dict()
+    path.write_bytes(lines(record(0, 2), b"        ", record(2, 2)))
+    with JsonReader(path, epochs=1, batch_size=3) as reader:
+        reader.load_state_dict(state)
         assert steps(reader) == [0, 1, 2, 3]
 
 
@@ -865,7 +868,7 @@ def test_columns_chooses_what_is_served(folder: Path) -> None:
 def test_a_closed_reader_leaves_no_file_open(folder: Path) -> None:
     reader = JsonReader(folder, shuffle=True, seed=0)
     reader.sample()
-    streams = list(reader._records._streams)
+    streams = list(reader._cursor._source._streams)
     assert streams
     reader.close()
     assert all(stream.closed for stream in streams)

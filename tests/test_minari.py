@@ -110,7 +110,7 @@ def test_pictures_of_another_size_than_the_space_are_refused_before_they_are_dec
     with pytest.raises(CorruptData, match="3000"):
         all_rows(tmp_path / "a")
     with pytest.raises(UnsafeData):
-        open_source(GOLDEN / "images/jpeg-v0", Limits(group_bytes=10_000))
+        open_source(GOLDEN / "images/jpeg-v0", Limits(group_bytes=10_000)).load(0, None)
 
 
 def write_arrow(path: Path, table: pa.Table, **options: Any) -> None:
@@ -301,7 +301,7 @@ def test_text_that_repeats_few_bytes_is_bounded(tmp_path: Path) -> None:
         )
     assert len(all_rows(tmp_path / "a")) == 5
     with pytest.raises(UnsafeData):
-        open_source(tmp_path / "a", Limits(group_bytes=100_000))
+        open_source(tmp_path / "a", Limits(group_bytes=100_000)).load(0, None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,14 @@ from rlio.limits import Limits
 from rlio.readers.hdf5_files import Hdf5Files, check_dataset
 from rlio.storage import InputFile
 
-__all__ = ["Hdf5Source", "flags_of", "flat", "rows_at"]
+__all__ = ["Hdf5Source", "flags_of", "flat", "ranges_of", "rows_at"]
 
 
 class Hdf5Source:
     """Base of an `EpisodeSource` over HDF5 files: implement `_index` and `_rows`.
 
     Attributes:
-        uri, files, lengths, row_bytes, spaces: See `EpisodeSource`.
+        uri, files, lengths, spaces: See `EpisodeSource`.
         notes: Sentences about the data for a report.
     """
 
@@ -38,15 +39,11 @@ class Hdf5Source:
         self._handles = Hdf5Files(place.files)
         self._places: list[tuple[int, Any]] = []
         self.lengths: list[int] = []
-        self.row_bytes: int = 1
         try:
             for number in range(len(self.files)):
                 for key, steps in self._handles.guarded(number, None, partial(self._indexed, number)):
                     self._places.append((number, key))
                     self.lengths.append(steps)
-            if self._places:
-                rows = self.load(0, None)
-                self.row_bytes = max(1, rows.size_bytes() // max(1, len(rows)))
         except BaseException:
             self._handles.close()
             raise
@@ -114,6 +111,12 @@ def flags_of(steps: int, *, terminated: bool, truncated: bool) -> dict[str, NDAr
     ends = np.zeros((2, steps), np.bool_)
     ends[:, -1:] = [[terminated], [truncated]]
     return {Columns.TERMINATEDS: ends[0], Columns.TRUNCATEDS: ends[1]}
+
+
+def ranges_of(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Rows as ranges (start, stop) of rows that follow each other."""
+    cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return [(int(rows[a]), int(rows[b - 1]) + 1) for a, b in pairwise(cuts) if a < b]
 
 
 def rows_at(dataset: Any, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:

@@ -10,8 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import CorruptData, MissingExtra, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, RlioError, SchemaError, UnsafeData, excerpt
 from rlio.limits import Limits
+from rlio.support.extras import needs
 
 __all__ = ["decode_images", "encode_png"]
 
@@ -20,14 +21,14 @@ _CHANNELS: Final = {"L": None, "RGB": 3, "RGBA": 4}
 
 
 def decode_images(
-    pictures: Sequence[bytes], shape: tuple[int, ...] | None, *, format: str, limits: Limits
+    pictures: Sequence[bytes], shape: tuple[int, ...] | None, *, format: str | None = None, limits: Limits
 ) -> NDArray[np.uint8]:
     """Decode pictures of one shape.
 
     Args:
         pictures: The bytes of one file each.
         shape: Of each picture: (height, width) or (height, width, channels); None: that of the first one.
-        format: ``"JPEG"`` or ``"PNG"``; no other is decoded.
+        format: ``"JPEG"`` or ``"PNG"``; no other is decoded. None: the one of them that the first one is.
         limits: What all of them may take in memory.
 
     Returns:
@@ -38,6 +39,8 @@ def decode_images(
         CorruptData: One is not such a picture, or has another shape. (UnsafeData: they are too large.)
     """
     image = _pillow()
+    if format is None:
+        format = "PNG" if pictures and pictures[0].startswith(b"\x89PNG") else "JPEG"
     found: NDArray[np.uint8] | None = None
     for number, picture in enumerate(pictures):
         try:
@@ -103,8 +106,6 @@ def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
 
 
 def _pillow() -> Any:
-    try:
+    with needs("Pillow", "images"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingExtra("Pillow", "images") from error
     return Image

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
+from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, excerpt
 from rlio.limits import Limits
 from rlio.readers.inputs import raise_at
 from rlio.storage import Storage
 
-__all__ = ["parse_json", "read_object", "whole_number"]
+__all__ = ["NUMBERS", "OURS", "parse_json", "read_object", "whole_number"]
+
+#: Names of the dtypes of numbers in descriptions, and names that mean a column of rlio.
+NUMBERS: Final = frozenset(
+    (
+        "bool",
+        *(f"float{n}" for n in (16, 32, 64)),
+        *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)),
+    )
+)
+OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
 
 
 def parse_json(text: bytes | str, what: str, *, uri: str, limits: Limits) -> Any:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from importlib import import_module
 from typing import Any, Final, Literal
 
@@ -26,19 +27,19 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import map_structure
-from rlio.errors import CorruptData, MissingExtra, OptionError, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import CorruptData, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.images import decode_images
-from rlio.formats.json_files import parse_json, read_object, whole_number
+from rlio.formats.json_files import NUMBERS, parse_json, read_object, whole_number
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.readers.arrow_columns import to_column
 from rlio.readers.episode_reader import with_next_obs, without_final_obs
 from rlio.readers.inputs import guarded, raise_at
-from rlio.readers.parquet_footer import ForeignFile, open_parquet
+from rlio.readers.parquet_files import ParquetFiles
 from rlio.storage import InputFile, open_input
-from rlio.storage.open_files import OpenFiles
+from rlio.support.extras import needs
 
 FORMAT = Format(
     name="lerobot",
@@ -69,6 +70,8 @@ FINAL: Final = "next.observation.final"
 TERMINATED, TRUNCATED, DONE, REWARD = "next.terminated", "next.truncated", "next.done", "next.reward"
 FRAME, EPISODE, INDEX = "frame_index", "episode_index", "index"
 _FLAGS: Final = (TERMINATED, TRUNCATED, DONE)
+#: Features that are columns of other names.
+_NAMED: Final = (*_FLAGS, REWARD)
 #: Columns of rlio that no feature may be: the reader makes them, or episodes have no such column.
 _OURS: Final = frozenset(
     (
@@ -78,7 +81,6 @@ _OURS: Final = frozenset(
     )
 )
 _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
-_OPEN_FILES = 4
 #: ``observation.<key>`` that is ``obs`` itself if it is the only one.
 _PLAIN = ("", "state", "image")
 # Bytes of a decoded frame of a video, a pixel.
@@ -126,32 +128,29 @@ class LeRobotSource:
             self._videos = []
         if self._videos:
             _av(self._videos)
-        self._episodes = self._episodes_v3() if self._is_v3 else self._episodes_v2()
+        self._episodes = self._read_episodes()
         self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
         self._check_totals()
-        self._paths = [self._data_path(number) for number in range(len(self.lengths))]
-        self.files: Sequence[InputFile] = [
-            place.file(path, self._sizes[path]) for path in dict.fromkeys(self._paths)
-        ]
-        self._numbers = {path: number for number, path in enumerate(dict.fromkeys(self._paths))}
-        self._starts, self._file_rows = self._rows_of_files()
-        self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
-        self._group: tuple[int, int, frozenset[str], Any] | None = None
+        self._paths = [self._path("data_path", number, "data") for number in range(len(self.lengths))]
+        #: The row in its file at which each episode begins, and the rows of each file.
+        self._starts: list[int] = []
+        rows = dict.fromkeys(self._paths, 0)
+        for path, length in zip(self._paths, self.lengths, strict=True):
+            self._starts.append(rows[path])
+            rows[path] += length
+        self._file_rows = list(rows.values())
+        self._numbers = {path: number for number, path in enumerate(rows)}
+        self.files: Sequence[InputFile] = [place.file(path, self._sizes[path]) for path in rows]
+        self._parquet = ParquetFiles(self.files, limits)
         self._task_texts = self._tasks()
         self.origin: Origin = Origin(
             uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
         )
         self._note_absences()
-        try:
-            self.row_bytes: int = 1
-            if any(self.lengths):
-                shortest = min((n for n in self.lengths if n), default=0)
-                rows = self.load(self.lengths.index(shortest), None)
-                self.row_bytes = max(1, rows.size_bytes() // shortest)
-                self._early_dones.clear()
-        except BaseException:
-            self.close()
-            raise
+        self.row_bytes: int = sum(
+            (2 if name.startswith("observation") else 1) * _row_bytes(about)
+            for name, about in self._features.items()
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -209,37 +208,43 @@ class LeRobotSource:
                 uri=self._where,
             )
 
-    def _episodes_v2(self) -> list[dict[str, Any]]:
-        path = "meta/episodes.jsonl"
-        return self._in_order(self._lines(path), self._place.root().uri_of(path))
+    def _read_episodes(self) -> list[dict[str, Any]]:
+        """What is stored of each episode, by its index, which is 0, 1, ..."""
+        paths = ["meta/episodes.jsonl"]
+        if self._is_v3:
+            paths = sorted(path for path in self._sizes if re.fullmatch(r"meta/episodes/.*\.parquet", path))
+        found = [about for path in paths for about in self._records(path, without="stats/")]
+        if not all(isinstance(about, dict) for about in found):
+            raise CorruptData("found an episode that is not an object", uri=self.uri)
+        found.sort(key=lambda about: whole_number(about, EPISODE, uri=self.uri))
+        for number, about in enumerate(found):
+            if about[EPISODE] != number:
+                raise CorruptData(f"episode {number} is absent, or listed twice", uri=self.uri)
+        return found
 
-    def _lines(self, path: str) -> list[Any]:
-        """The values of a file of JSON lines."""
-        text = self._place.root().read(path, limit=self._limits.schema_bytes)
-        uri = self._place.root().uri_of(path)
-        self._limits.check_json(text, path)
-        lines = (line for line in text.splitlines() if line.strip())
-        return [parse_json(line, path, uri=uri, limits=self._limits) for line in lines]
+    def _records(self, path: str, *, without: str | None = None) -> list[Any]:
+        """The rows of a small file of JSON lines or Parquet.
 
-    def _episodes_v3(self) -> list[dict[str, Any]]:
-        paths = sorted(
-            path for path in self._sizes if path.startswith("meta/episodes/") and path.endswith(".parquet")
-        )
-        found: list[dict[str, Any]] = []
-        for path in paths:
-            file = self._place.file(path, self._sizes[path])
+        Args:
+            path: Where it is.
+            without: Beginning of columns of Parquet that are not read.
+        """
+        if path.endswith(".jsonl"):
+            text = self._place.root().read(path, limit=self._limits.schema_bytes)
+            uri = self._place.root().uri_of(path)
+            self._limits.check_json(text, path)
+            lines = (line for line in text.splitlines() if line.strip())
+            return [parse_json(line, path, uri=uri, limits=self._limits) for line in lines]
+        file = ParquetFiles([self._place.file(path, self._sizes[path])], self._limits)
 
-            def read(file: InputFile = file) -> list[dict[str, Any]]:
-                with open_parquet(open_input(file), limits=self._limits) as opened:
-                    names = [
-                        name for name in opened.arrow.schema_arrow.names if not name.startswith("stats/")
-                    ]
-                    _check_groups(opened, names, self._limits)
-                    rows: list[dict[str, Any]] = opened.arrow.read(columns=names).to_pylist()
-                    return rows
+        def read() -> list[dict[str, Any]]:
+            names = file.file(0).arrow.schema_arrow.names
+            chosen = [name for name in names if without is None or not name.startswith(without)]
+            rows: list[dict[str, Any]] = file.all(0, chosen).to_pylist()
+            return rows
 
-            found += guarded(file, None, read, format="Parquet")
-        return self._in_order(found, self.uri)
+        with closing(file):
+            return file.guarded(0, None, read)
 
     def _tasks(self) -> list[str]:
         """What ``task_index`` stands for; nothing if the file is absent."""
@@ -249,12 +254,7 @@ class LeRobotSource:
         file = self._place.file(path, self._sizes[path])
 
         def read() -> list[str]:
-            if not self._is_v3:
-                found = self._lines(path)
-            else:
-                with open_parquet(open_input(file), limits=self._limits) as opened:
-                    _check_groups(opened, opened.arrow.schema_arrow.names, self._limits)
-                    found = opened.arrow.read().to_pylist()
+            found = self._records(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
             if [row["task_index"] for row in found] != list(range(len(found))):
                 raise CorruptData("the tasks are not numbered 0, 1, ...")
@@ -264,16 +264,6 @@ class LeRobotSource:
             return texts
 
         return guarded(file, None, read, format="a table of tasks")
-
-    def _in_order(self, found: list[Any], uri: str) -> list[dict[str, Any]]:
-        """Episodes by their index, which is 0, 1, ..."""
-        if not all(isinstance(about, dict) for about in found):
-            raise CorruptData("found an episode that is not an object", uri=uri)
-        found.sort(key=lambda about: whole_number(about, EPISODE, uri=uri))
-        for number, about in enumerate(found):
-            if about[EPISODE] != number:
-                raise CorruptData(f"episode {number} is absent, or listed twice", uri=uri)
-        return found
 
     def _check_totals(self) -> None:
         for name, count in (("total_episodes", len(self.lengths)), ("total_frames", sum(self.lengths))):
@@ -294,9 +284,6 @@ class LeRobotSource:
                     uri=self.uri,
                 )
             end = stop
-
-    def _data_path(self, episode: int) -> str:
-        return self._path("data_path", episode, "data")
 
     def _path(self, field: str, episode: int, prefix: str, video: str = "") -> str:
         """The file of an episode by a template of the metadata, into which no other fields are put."""
@@ -323,22 +310,12 @@ class LeRobotSource:
             raise CorruptData(f"the file of episode {episode} is absent: {excerpt(path)}", uri=self.uri)
         return path
 
-    def _rows_of_files(self) -> tuple[list[int], list[int]]:
-        """The row in its file at which each episode begins, and the rows of each file."""
-        starts, rows = [], dict.fromkeys(self._paths, 0)
-        for path, length in zip(self._paths, self.lengths, strict=True):
-            starts.append(rows[path])
-            rows[path] += length
-        return starts, list(rows.values())
-
     # ---- one episode ----
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
         number = self._numbers[self._paths[episode]]
-        return guarded(
-            self.files[number], episode, lambda: self._rows(number, episode, columns), format="Parquet"
-        )
+        return self._parquet.guarded(number, episode, lambda: self._rows(number, episode, columns))
 
     def _rows(self, number: int, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         steps = self.lengths[episode]
@@ -366,7 +343,7 @@ class LeRobotSource:
             rows[Columns.REWARDS] = found[REWARD]
         rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(found, episode)
         rows[Columns.T] = np.arange(steps)
-        rows |= {name: column for name, column in found.items() if _is_extra(name)}
+        rows |= {name: column for name, column in found.items() if not _is_part(name) and name not in _NAMED}
         return SampleBatch(rows)
 
     def _ends(self, found: dict[str, Any], episode: int) -> tuple[np.ndarray, np.ndarray]:
@@ -398,9 +375,7 @@ class LeRobotSource:
         import pyarrow as pa
 
         names = names - set(self._videos)
-        file = self._open.get(number)
-        if file is None:
-            file = self._open.add(number, open_parquet(open_input(self.files[number]), limits=self._limits))
+        file = self._parquet.file(number)
         start, stop = self._starts[episode], self._starts[episode] + self.lengths[episode]
         absent = names - set(file.arrow.schema_arrow.names)
         if absent:
@@ -409,23 +384,13 @@ class LeRobotSource:
         for group in range(file.arrow.num_row_groups):
             rows = file.arrow.metadata.row_group(group).num_rows
             if first < stop and start < first + rows:
-                table = self._row_group(file, number, group, names)
+                table = self._parquet.group(number, group, names)
                 begin = max(0, start - first)
                 parts.append(table.slice(begin, min(rows, stop - first) - begin))
             first += rows
         if first != self._file_rows[number]:
             raise CorruptData(f"the file has {first} rows, and its episodes have {self._file_rows[number]}")
         return pa.concat_tables(parts) if parts else file.arrow.schema_arrow.empty_table()
-
-    def _row_group(self, file: ForeignFile, number: int, group: int, names: frozenset[str]) -> Any:
-        """A decoded row group. The last one is kept: other programs put many episodes into one."""
-        if self._group is None or self._group[:3] != (number, group, names):
-            self._group = None
-            if file.widest(group, names, limits=self._limits) > self._limits.group_bytes:
-                raise UnsafeData("a row group has more than Limits.group_bytes")
-            table = file.arrow.read_row_group(group, columns=sorted(names))
-            self._group = (number, group, names, table)
-        return self._group[3]
 
     def _check_place(self, table: Any, episode: int) -> None:
         indices = to_column(EPISODE, table.column(EPISODE).combine_chunks(), {})
@@ -447,7 +412,7 @@ class LeRobotSource:
         if isinstance(column, (dict, tuple)) or column.dtype.hasobject:
             return column
         shape = about["shape"]
-        is_number = shape == (1,) and _is_extra(name, also=(REWARD, *_FLAGS))
+        is_number = shape == (1,) and not _is_part(name)
         if math.prod(shape) != math.prod(column.shape[1:]):
             raise CorruptData(f"{name} has rows of shape {column.shape[1:]}, expected {shape}")
         return column.reshape(len(column), *(() if is_number else shape))
@@ -456,8 +421,7 @@ class LeRobotSource:
         rows: list[bytes] = [row["bytes"] for row in values.to_pylist() if row and row["bytes"]]
         if len(rows) < len(values):
             raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
-        kind = "PNG" if rows and rows[0].startswith(b"\x89PNG") else "JPEG"
-        return decode_images(rows, None, format=kind, limits=self._limits)
+        return decode_images(rows, None, limits=self._limits)
 
     def _video(self, name: str, episode: int) -> np.ndarray:
         """The frames of an episode."""
@@ -474,7 +438,13 @@ class LeRobotSource:
 
     def close(self) -> None:
         """Close all files."""
-        self._open.close()
+        self._parquet.close()
+
+
+def _row_bytes(about: Mapping[str, Any]) -> int:
+    """About how many bytes a row of a feature takes in memory."""
+    each = np.dtype(about["dtype"]).itemsize if about["dtype"] in NUMBERS else 1
+    return each * int(math.prod(about["shape"]))
 
 
 def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -486,28 +456,19 @@ def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
-def _is_extra(name: str, *, also: Sequence[str] = ()) -> bool:
-    """Whether a feature is a column of its own name, or one of ``also``."""
-    if name.split(".")[0] in ("observation", "action") or name == FINAL or name.startswith(FINAL + "."):
-        return False
-    return name in also or name not in (*_FLAGS, REWARD)
-
-
-def _check_groups(file: ForeignFile, names: Sequence[str], limits: Limits) -> None:
-    for group in range(file.arrow.num_row_groups):
-        if file.widest(group, names, limits=limits) > limits.group_bytes:
-            raise UnsafeData("a row group has more than Limits.group_bytes")
+def _is_part(name: str) -> bool:
+    """Whether a feature is a part of observations or actions."""
+    is_final = name == FINAL or name.startswith(FINAL + ".")
+    return is_final or name.split(".")[0] in ("observation", "action")
 
 
 # ---- videos ----
 
 
 def _av(names: Sequence[str]) -> Any:
-    try:
+    skip = "format_options={'videos': 'skip'} reads all else"
+    with needs(f"PyAV, for the videos {excerpt(list(names))} ({skip}),", "video"):
         return import_module("av")  # It has types, but is installed with the extra alone.
-    except ImportError as error:
-        skip = "format_options={'videos': 'skip'} reads all else"
-        raise MissingExtra(f"PyAV, for the videos {excerpt(list(names))} ({skip}),", "video") from error
 
 
 def _frames(stream: Any, count: int, begin: float, fps: float, limits: Limits) -> np.ndarray:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,9 +40,9 @@ from rlio.readers.arrow_columns import to_column
 from rlio.readers.episode_reader import with_next_obs
 from rlio.readers.hdf5_files import Hdf5Files, check_dataset
 from rlio.readers.inputs import guarded, raise_at
-from rlio.readers.parquet_footer import open_parquet
+from rlio.readers.parquet_files import ParquetFiles
 from rlio.readers.space_arrays import fit_space
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile
 
 FORMAT = Format(
     name="minari",
@@ -78,19 +79,6 @@ KEPT: Final = (
 _REWARDS, _ENDS = "rewards", ("terminations", "truncations")
 
 
-class _Store(Protocol):
-    """The episodes in one of Minari's three kinds of files."""
-
-    files: Sequence[InputFile]
-    #: Metadata of each episode: total_steps, and maybe seed and rewards_sum.
-    episodes: list[dict[str, Any]]
-
-    def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        """Columns of one episode: N+1 observations, N rows of all else."""
-
-    def close(self) -> None: ...
-
-
 class MinariSource:
     """The episodes of one data set; an `EpisodeSource`.
 
@@ -125,9 +113,11 @@ class MinariSource:
             extra={name: metadata[name] for name in KEPT if name in metadata},
         )
         self.notes: list[str] = ["Infos and the options of resets are not read."]
-        decode = _Decode({"observations": found[0], "actions": found[1]}, metadata, limits)
+        spaces = {"observations": found[0], "actions": found[1]}
+        decode = _Decode(spaces, metadata.get("jpeg_encoding", True) is not False, limits)
         count = whole_number(metadata, "total_episodes", uri=where)
-        self._store: _Store = (
+        #: Its `episodes` have the metadata of each: total_steps, and maybe seed and rewards_sum.
+        self._store: _Hdf5Store | _ArrowStore = (
             _Hdf5Store(place, folder, count, decode)
             if kind == "hdf5"
             else _ArrowStore(place, folder, kind, count, decode)
@@ -144,10 +134,6 @@ class MinariSource:
                 )
             self._seeds = self._all_seeds()
             self._has_warned = False
-            self.row_bytes: int = 1
-            if longest := max(self.lengths, default=0):
-                rows = self.load(self.lengths.index(longest), None)
-                self.row_bytes = max(1, rows.size_bytes() // longest)
         except BaseException:
             self._store.close()
             raise
@@ -234,22 +220,17 @@ def _space(metadata: dict[str, Any], name: str, limits: Limits) -> Any:
     return space_of_minari(text, limits=limits)
 
 
+@dataclass(frozen=True)
 class _Decode:
     """What files hold for a space, as arrays."""
 
-    def __init__(self, spaces: dict[str, Any], metadata: dict[str, Any], limits: Limits) -> None:
-        self.spaces, self.limits = spaces, limits
-        self._has_jpeg = metadata.get("jpeg_encoding", True) is not False
-
-        self._known: dict[int, bool] = {}
+    spaces: dict[str, Any]
+    has_jpeg: bool
+    limits: Limits
 
     def is_jpeg(self, space: Any) -> bool:
         """Whether values of ``space`` are stored as JPEG files."""
-        if not self._has_jpeg or space is None:
-            return False
-        if id(space) not in self._known:
-            self._known[id(space)] = is_image_space(space)
-        return self._known[id(space)]
+        return self.has_jpeg and space is not None and is_image_space(space)
 
     def pictures(self, rows: Sequence[bytes], space: Any) -> np.ndarray:
         """JPEG files as pictures."""
@@ -342,6 +323,7 @@ class _Hdf5Store:
         return self._open(group, encoded)
 
     def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
+        """Columns of one episode: N+1 observations, N rows of all else."""
         return self._handles.guarded(0, episode, lambda: self._read(episode, names))
 
     def _read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
@@ -426,7 +408,7 @@ class _ArrowStore:
     """A folder for each episode, with its metadata and one file."""
 
     def __init__(self, place: Place, folder: str, kind: str, count: int, decode: _Decode) -> None:
-        self._decode, self._is_parquet = decode, kind == "parquet"
+        self._decode = decode
         storage, limits = place.root(), decode.limits
         sizes = {
             entry.path: entry.size for entry in storage.list(folder.rstrip("/"), limit=limits.listed_names)
@@ -442,13 +424,17 @@ class _ArrowStore:
             files.append(place.file(path, sizes[path]))
             self.episodes.append(read_object(storage, f"{folder}{episode}/{_METADATA}", limits=limits))
         self.files: Sequence[InputFile] = files
+        self._parquet = ParquetFiles(files, limits) if kind == "parquet" else None
 
     def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        kind = "Parquet" if self._is_parquet else "Arrow"
+        kind = "Arrow" if self._parquet is None else "Parquet"
         return guarded(self.files[episode], episode, lambda: self._read(episode, names), format=kind)
 
     def _read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        table = self._table(self.files[episode], names)
+        if self._parquet is None:
+            table = read_arrow_file(self.files[episode], limits=self._decode.limits)
+        else:
+            table = self._parquet.all(episode, names)
         found = {}
         for name in names:
             if name not in table.column_names:
@@ -458,18 +444,6 @@ class _ArrowStore:
                 values = values.slice(0, max(0, len(values) - 1))  # The last row is padding.
             found[name] = self._value(values, name, self._decode.spaces.get(name))
         return found
-
-    def _table(self, file: InputFile, names: Sequence[str]) -> Any:
-        limits = self._decode.limits
-        if not self._is_parquet:
-            return read_arrow_file(file, limits=limits)
-        with open_parquet(open_input(file), limits=limits) as opened:
-            if opened.arrow.metadata.num_rows > limits.group_rows:
-                raise UnsafeData(f"more than {limits.group_rows} rows")
-            for group in range(opened.arrow.num_row_groups):
-                if opened.widest(group, names, limits=limits) > limits.group_bytes:
-                    raise UnsafeData(f"more than {limits.group_bytes} bytes: raise Limits.group_bytes")
-            return opened.arrow.read(columns=list(names))
 
     def _value(self, values: Any, name: str, space: Any) -> Any:
         import pyarrow as pa
@@ -492,4 +466,5 @@ class _ArrowStore:
         return fit_space(array, space, np.asarray)
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        if self._parquet is not None:
+            self._parquet.close()

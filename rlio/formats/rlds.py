@@ -19,18 +19,17 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
-from rlio.batch.nested import map_structure
+from rlio.batch.nested import leaves, map_structure, unflatten
 from rlio.errors import (
     CorruptData,
     MissingColumn,
-    MissingExtra,
     OptionError,
     UnknownLayout,
     UnsafeData,
@@ -39,15 +38,16 @@ from rlio.errors import (
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import flags_of, flat
 from rlio.formats.images import decode_images
-from rlio.formats.json_files import read_object
+from rlio.formats.json_files import NUMBERS, OURS, read_object
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.formats.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, floats_of, ints_of
 from rlio.limits import Limits
 from rlio.readers.episode_reader import with_next_obs, without_final_obs
-from rlio.readers.inputs import guarded
-from rlio.storage import InputFile, open_input
+from rlio.readers.inputs import guarded, in_column
+from rlio.storage import InputFile
 from rlio.storage.open_files import OpenFiles
+from rlio.support.extras import needs
 
 FORMAT = Format(
     name="rlds",
@@ -69,14 +69,6 @@ _FEATURES, _INFO = "features.json", "dataset_info.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _STEPS, _FIRST, _LAST, _TERMINAL = "steps", "is_first", "is_last", "is_terminal"
 _COLUMNS: Final = {"observation": Columns.OBS, "action": Columns.ACTIONS, "reward": Columns.REWARDS}
-_OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
-_DTYPES: Final = frozenset(
-    (
-        "bool",
-        *(f"float{n}" for n in (16, 32, 64)),
-        *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)),
-    )
-)
 _PICTURE = "picture"
 _OPEN_FILES = 4
 #: Bytes that a text takes in memory, as `Limits.group_bytes` counts them.
@@ -152,9 +144,7 @@ class RldsSource:
         self._headless: set[int] = set()
         self._empty = 0
         self._has_all_finals = True
-        self._open: OpenFiles[int, tuple[RecordFile, IO[bytes]]] = OpenFiles(
-            _OPEN_FILES, close=lambda pair: pair[1].close()
-        )
+        self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
         try:
             for number, (_, _, records) in enumerate(counts):
                 guarded(self.files[number], None, partial(self._index, number, records), format="RLDS")
@@ -230,7 +220,7 @@ class RldsSource:
                 raise UnknownLayout(f"found {self._steps[(name,)]}, expected a bool", uri=where, column=name)
         if (_TERMINAL,) not in self._steps:
             self._notes.append("There is no is_terminal: episodes that ended are truncated.")
-        if taken := sorted(names & _OURS):
+        if taken := sorted(names & OURS):
             raise UnknownLayout(
                 f"found the features {taken} of steps, whose names mean something else in rlio: "
                 f"format_options={{'leave_out': {taken}}} reads all else",
@@ -277,14 +267,7 @@ class RldsSource:
     # ---- records ----
 
     def _file(self, number: int) -> RecordFile:
-        if known := self._open.get(number):
-            return known[0]
-        stream = open_input(self.files[number])
-        try:
-            return self._open.add(number, (RecordFile(stream, self._limits), stream))[0]
-        except BaseException:
-            stream.close()
-            raise
+        return self._open.get(number) or self._open.add(number, RecordFile(self.files[number], self._limits))
 
     def _index(self, number: int, expected: int) -> None:
         file, records = self._file(number), 0
@@ -319,15 +302,15 @@ class RldsSource:
         )
 
     def _rows(self, episode: int, example: Example, columns: frozenset[str] | None) -> SampleBatch:
-        found: dict[str, Any] = {}
+        parts: dict[_Path, NDArray[Any]] = {}
         room = self._limits.group_bytes
         for path, feature in self._steps.items():
             if _is_wanted(path[0], columns):
-                values = self._column(example, (_STEPS, *path), feature)
-                room -= values.nbytes
+                parts[path] = self._column(example, (_STEPS, *path), feature)
+                room -= parts[path].nbytes
                 if room < 0:
                     raise UnsafeData(f"an episode takes more than {self._limits.group_bytes} bytes")
-                _put(found, path, values)
+        found: dict[str, Any] = unflatten(parts, parts.values())
         last = found.pop(_LAST)
         terminal = found.pop(_TERMINAL, np.zeros_like(last))
         self._check_ends(last, terminal, found)
@@ -363,7 +346,7 @@ class RldsSource:
         if not len(last):
             raise CorruptData("an episode without steps")
         for name, values in [*found.items(), (_TERMINAL, terminal)]:
-            lengths = {len(leaf) for leaf in _arrays(values)}
+            lengths = {len(leaf) for _, leaf in leaves(values)}
             if lengths != {len(last)}:
                 raise CorruptData(f"steps/{name} has {sorted(lengths)} steps, but steps/is_last {len(last)}")
         for name, flags in ((_LAST, last), (_TERMINAL, terminal)):
@@ -387,7 +370,7 @@ class RldsSource:
         if values.kind != expected:
             raise CorruptData(f"found a list of the kind {values.kind}, expected {expected}", column=name)
         pieces = example.pieces(values)
-        try:
+        with in_column(name):
             if as_bytes:
                 return self._decoded(pieces, feature)
             size = math.prod(feature.shape)
@@ -396,14 +379,11 @@ class RldsSource:
             if rest or not size:
                 raise CorruptData(f"{flat_values.size} values, expected rows of shape {feature.shape}")
             return flat_values.reshape(rows, *feature.shape).astype(feature.dtype, copy=False)
-        except CorruptData as error:
-            raise type(error)(str(error), column=name) from error
 
     def _decoded(self, pieces: list[bytes], feature: _Feature) -> NDArray[Any]:
         shape, dtype, encoding = feature.shape, feature.dtype, feature.encoding
         if encoding == _PICTURE:  # The description need not say of which kind.
-            kind = "PNG" if pieces and pieces[0].startswith(b"\x89PNG") else "JPEG"
-            return decode_images(pieces, None if -1 in shape else shape, format=kind, limits=self._limits)
+            return decode_images(pieces, None if -1 in shape else shape, limits=self._limits)
         if dtype.kind == "O":
             rows, rest = divmod(len(pieces), max(1, math.prod(shape)))
             longest = max(map(len, pieces), default=0)
@@ -471,7 +451,7 @@ def _feature(about: Mapping[str, Any]) -> _Feature | None:
         return None
     if name == "string":
         return _Feature(shape, np.dtype(object)) if found.get("encoding", "none") == "none" else None
-    if name not in _DTYPES:
+    if name not in NUMBERS:
         return None
     return _Feature(shape, np.dtype(name), found.get("encoding", "none"))
 
@@ -506,23 +486,7 @@ def _is_wanted(name: str, columns: frozenset[str] | None) -> bool:
     return _COLUMNS.get(name, name) in columns
 
 
-def _put(found: dict[str, Any], path: _Path, values: Any) -> None:
-    for name in path[:-1]:
-        found = found.setdefault(name, {})
-    found[path[-1]] = values
-
-
-def _arrays(values: Any) -> Iterator[NDArray[Any]]:
-    if isinstance(values, dict):
-        for value in values.values():
-            yield from _arrays(value)
-    else:
-        yield values
-
-
 def _pillow(pictures: Sequence[str]) -> None:
-    try:
+    offer = f"format_options={{'leave_out': {excerpt(list(pictures))}}} reads all else"
+    with needs(f"Pillow, for pictures ({offer}),", "images"):
         import PIL  # noqa: F401
-    except ImportError as error:
-        offer = f"format_options={{'leave_out': {excerpt(list(pictures))}}} reads all else"
-        raise MissingExtra(f"Pillow, for pictures ({offer}),", "images") from error

@@ -32,21 +32,21 @@ from rlio.batch.arrays import object_column, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves, map_structure
-from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
 from rlio.formats.rllib_sinks import FilesOfEpisodes
 from rlio.formats.rllib_states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.readers.episode_reader import with_next_obs
-from rlio.readers.inputs import guarded
+from rlio.readers.inputs import guarded, in_column
 from rlio.readers.packed import Allowance
-from rlio.readers.parquet_footer import ForeignFile, open_parquet
+from rlio.readers.parquet_files import ParquetFiles
 from rlio.readers.rllib_json import stack_rows, standard_dtype
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile
 from rlio.storage.filesystem import Storage
-from rlio.storage.open_files import OpenFiles
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -74,7 +74,6 @@ _OWN: Final = frozenset(
         *(Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.INFOS, Columns.EPS_ID, Columns.T),
     )
 )
-_BATCH_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -105,18 +104,14 @@ class RllibEpisodeSource:
         self.files: tuple[InputFile, ...] = place.files
         self._limits = limits
         self._check_one_env()
-        self._open: OpenFiles[int, ForeignFile] = OpenFiles(8, close=ForeignFile.close)
-        #: The row group that was read last: (file, group), and its values.
-        self._held: tuple[tuple[int, int], Any] | None = None
+        self._parquet = ParquetFiles(place.files, limits)
         self.notes: list[str] = []
         try:
             self._episodes = self._joined(self._find())
             self.lengths: list[int] = [
                 sum(chunk.stop - chunk.start for chunk in chunks) for chunks in self._episodes
             ]
-            self.spaces: tuple[Any, Any] | None
-            self.row_bytes: int
-            self.spaces, self.row_bytes = self._look()
+            self.spaces: tuple[Any, Any] | None = self._first_spaces()
         except BaseException:
             self.close()
             raise
@@ -140,7 +135,7 @@ class RllibEpisodeSource:
         seen: set[bytes] = set()
         rows = empty = 0
         for number, file in enumerate(self.files):
-            for group in range(guarded(file, None, partial(self._groups, number), format="Parquet")):
+            for group in range(self._parquet.guarded(number, None, partial(self._groups, number))):
                 values = self._values(number, group)
                 for row in range(len(values)):
                     rows += 1
@@ -214,21 +209,18 @@ class RllibEpisodeSource:
                     found.append([part])
         return found
 
-    def _look(self) -> tuple[tuple[Any, Any] | None, int]:
-        """The spaces, and the bytes of a row, of the first episode."""
+    def _first_spaces(self) -> tuple[Any, Any] | None:
+        """The spaces of the first episode, if it states both."""
         if not self._episodes:
-            return None, 1
+            return None
         chunk = self._episodes[0][0]
-        state = self._guarded(chunk, lambda: self._state(chunk))
-        spaces = self._guarded(chunk, lambda: self._spaces(state))
-        rows = self.load(0, None)
-        known = None if None in spaces else spaces
-        return known, max(1, rows.size_bytes() // len(rows))
+        spaces: tuple[Any, Any] = self._guarded(chunk, lambda: self._spaces(self._state(chunk)))
+        return None if None in spaces else spaces
 
     # ---- reading ----
 
     def _groups(self, number: int) -> int:
-        file = self._file(number)
+        file = self._parquet.file(number)
         field = file.arrow.schema_arrow.field("item") if file.arrow.schema_arrow.names == ["item"] else None
         if field is None or str(field.type) not in ("binary", "large_binary"):
             raise UnknownLayout(
@@ -236,38 +228,10 @@ class RllibEpisodeSource:
             )
         return int(file.arrow.metadata.num_row_groups)
 
-    def _file(self, number: int) -> ForeignFile:
-        found = self._open.get(number)
-        if found is None:
-            found = self._open.add(number, open_parquet(open_input(self.files[number]), limits=self._limits))
-        return found
-
     def _values(self, number: int, group: int) -> Any:
         """The packed episodes of a row group, as an Arrow column."""
-        if self._held is None or self._held[0] != (number, group):
-            self._held = None  # Frees the row group before the next one is read.
-            table = guarded(
-                self.files[number], None, lambda: self._table(self._file(number), group), format="Parquet"
-            )
-            self._held = ((number, group), table.column("item"))
-        return self._held[1]
-
-    def _table(self, file: ForeignFile, group: int) -> Any:
-        import pyarrow as pa
-
-        widest = file.widest(group, ["item"], limits=self._limits)
-        rows = max(1, min(4096, _BATCH_BYTES // widest))
-        batches, held = [], 0
-        # In batches, because a few stored bytes may stand for many equal values.
-        for batch in file.arrow.iter_batches(rows, row_groups=[group], columns=["item"]):
-            held += batch.nbytes
-            if held > self._limits.group_bytes:
-                raise UnsafeData(
-                    f"a row group takes more than {self._limits.group_bytes} bytes in memory: raise "
-                    "Limits.group_bytes if you trust the file"
-                )
-            batches.append(batch)
-        return pa.Table.from_batches(batches, file.arrow.schema_arrow)
+        table = self._parquet.guarded(number, None, partial(self._parquet.group, number, group, ["item"]))
+        return table.column("item")
 
     def _guarded(self, chunk: _Chunk, action: Any) -> Any:
         return guarded(self.files[chunk.file], chunk.row, action, format="an episode")
@@ -300,21 +264,16 @@ class RllibEpisodeSource:
         observation_space, action_space = self._spaces(state)
 
         def column(name: str, buffer: Any, rows: int, space: Any = None) -> Any:
-            try:
+            with in_column(name):
                 return _column(buffer, rows, space, allowance)
-            except SchemaError as error:
-                raise SchemaError(str(error), column=name) from error
 
-        ends = np.zeros((2, steps), np.bool_)
-        ends[:, -1] = state["is_terminated"], state["is_truncated"]
         found = {
             **with_next_obs(column(Columns.OBS, state["observations"], steps + 1, observation_space)),
             Columns.ACTIONS: column(Columns.ACTIONS, state["actions"], steps, action_space),
             Columns.REWARDS: standard_dtype(
                 Columns.REWARDS, column(Columns.REWARDS, state["rewards"], steps)
             ),
-            Columns.TERMINATEDS: ends[0],
-            Columns.TRUNCATEDS: ends[1],
+            **flags_of(steps, terminated=state["is_terminated"], truncated=state["is_truncated"]),
             Columns.T: np.arange(chunk.start, chunk.stop),
             Columns.EPS_ID: np.full(steps, chunk.id_, object if isinstance(chunk.id_, str) else np.int64),
         }
@@ -328,8 +287,7 @@ class RllibEpisodeSource:
 
     def close(self) -> None:
         """Close all files."""
-        self._held = None
-        self._open.close()
+        self._parquet.close()
 
 
 def _values_of(buffer: Any, rows: int) -> list[Any]:

@@ -13,15 +13,17 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
 
-from rlio.errors import CorruptData, MissingExtra, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
 from rlio.limits import Limits
 from rlio.readers.packed import Allowance
+from rlio.support.extras import needs
 
 __all__ = ["msgpack", "pack", "read_keys", "space_from_rllib", "space_to_rllib", "unpack"]
 
@@ -36,10 +38,8 @@ def msgpack() -> Any:
     Raises:
         MissingExtra: It is not installed.
     """
-    try:
+    with needs("msgpack", "msgpack"):
         return import_module("msgpack")
-    except ImportError as error:
-        raise MissingExtra("msgpack", "msgpack") from error
 
 
 # ---- reading ----
@@ -100,12 +100,18 @@ def unpack(data: bytes, *, limits: Limits) -> Any:
         UnsafeData: It holds a pickle, or more values than ``limits.packed_values``.
         CorruptData: It is damaged.
     """
-    module = msgpack()
+    with _damage_named():
+        return msgpack().unpackb(data, **_Hooks(limits).options)
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    """Turn msgpack's errors about damage into CorruptData."""
     try:
-        return module.unpackb(data, **_Hooks(limits).options)
+        yield
     except CorruptData:
         raise
-    except (ValueError, TypeError, RecursionError, MemoryError, module.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, MemoryError, msgpack().UnpackException) as error:
         raise CorruptData(f"damaged msgpack: {excerpt(str(error) or type(error).__name__)}") from error
 
 
@@ -117,10 +123,9 @@ def read_keys(data: bytes, wanted: Collection[str], *, limits: Limits) -> dict[s
     Raises:
         CorruptData: It is damaged, or not a map.
     """
-    module = msgpack()
     found: dict[str, Any] = {}
-    try:
-        unpacker = module.Unpacker(max_buffer_size=len(data), **_Hooks(limits).options)
+    with _damage_named():
+        unpacker = msgpack().Unpacker(max_buffer_size=len(data), **_Hooks(limits).options)
         unpacker.feed(data)
         for _ in range(unpacker.read_map_header()):
             key = unpacker.unpack()
@@ -131,10 +136,6 @@ def read_keys(data: bytes, wanted: Collection[str], *, limits: Limits) -> dict[s
             else:
                 unpacker.skip()
                 found[key] = None
-    except CorruptData:
-        raise
-    except (ValueError, TypeError, RecursionError, MemoryError, module.UnpackException) as error:
-        raise CorruptData(f"damaged msgpack: {excerpt(str(error) or type(error).__name__)}") from error
     return found
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import CorruptData, MissingExtra, UnsafeData, excerpt
+from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import Limits
+from rlio.storage import InputFile, open_input
+from rlio.support.extras import needs
 
 __all__ = ["BYTES", "FLOATS", "INTS", "Example", "RecordFile", "Values", "floats_of", "ints_of"]
 
@@ -32,16 +34,14 @@ class RecordFile:
     """The records of an open TFRecord file.
 
     Args:
-        stream: The file, which the caller closes.
+        file: The file, which stays open until `close`.
         limits: A record may have `Limits.group_bytes`, because it is read as a whole.
     """
 
-    def __init__(self, stream: IO[bytes], limits: Limits) -> None:
-        try:
+    def __init__(self, file: InputFile, limits: Limits) -> None:
+        with needs("google-crc32c", "rlds"):
             self._crc: Callable[[bytes], int] = import_module("google_crc32c").value
-        except ImportError as error:
-            raise MissingExtra("google-crc32c", "rlds") from error
-        self._stream, self._limits = stream, limits
+        self._stream, self._limits = open_input(file), limits
 
     def places(self) -> Iterator[tuple[int, int]]:
         """Where each record begins, and its bytes. Only the lengths are read and checked.
@@ -82,6 +82,10 @@ class RecordFile:
     def glance(self, start: int, size: int) -> Example:
         """The names and lists of a record, of which only the places are read. Nothing is checked by a sum."""
         return Example(lambda at, count: self._read(start + at, count), size, self._limits)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
 
     def _masked(self, data: bytes) -> int:
         crc = self._crc(data)

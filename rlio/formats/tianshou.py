@@ -28,7 +28,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, rows_at
+from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, ranges_of, rows_at
 from rlio.readers.episode_reader import without_final_obs
 
 FORMAT = Format(
@@ -74,7 +74,7 @@ class TianshouSource(Hdf5Source):
             ends = np.flatnonzero((terminated | truncated)[order]) + 1
             for start, stop in pairwise([0, *ends.tolist(), *([valid] if valid not in ends else [])]):
                 last = int(order[stop - 1])
-                ranges = _ranges(order[start:stop])
+                ranges = ranges_of(order[start:stop])
                 if start < stop:
                     yield (ranges, bool(terminated[last]), bool(truncated[last])), stop - start
 
@@ -160,9 +160,3 @@ class TianshouSource(Hdf5Source):
         if dataset.shape[0] < ranges[-1][1]:
             raise CorruptData(f"{path} has {dataset.shape[0]} rows, expected {ranges[-1][1]} or more")
         return rows_at(dataset, ranges)
-
-
-def _ranges(rows: Any) -> _Ranges:
-    """Rows of a ring as one range, or two."""
-    cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    return [(int(rows[start]), int(rows[stop - 1]) + 1) for start, stop in pairwise(cuts) if start < stop]

@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
+from rlio.batch.nested import unflatten
 from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import flat
-from rlio.formats.json_files import read_object, whole_number
+from rlio.formats.hdf5_source import flat, ranges_of
+from rlio.formats.json_files import NUMBERS, OURS, read_object, whole_number
 from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.readers.inputs import guarded
@@ -55,15 +56,11 @@ FORMAT = Format(
 _META, _NEXT, _STORAGE, _WRITER = "meta.json", "next", "storage/storage_metadata.json", "writer/metadata.json"
 #: What the round-robin writers store.
 _ROUND_ROBIN: Final = frozenset(("cursor", "write_count", "generation_shape", "generation_dtype"))
-_DTYPES: Final = frozenset(
-    ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
-)
 _FLAGS: Final = ("done", "terminated", "truncated")
 #: Keys that are neither observations nor columns: the buffer's, the collector's, and repeated flags.
 _OWN: Final = frozenset((_NEXT, "collector", "index", "reward", *_FLAGS))
 #: Keys that transforms put beside observations, before and after the action.
 _COUNTERS: Final = frozenset(("is_init", "step_count", "reward_sum", "episode_reward", "time_step"))
-_OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
 _OPEN_FILES = 32
 
 _Path = tuple[str, ...]
@@ -142,7 +139,7 @@ class TorchrlSource:
                 continue  # The TensorDict's own fields.
             if "dtype" not in about:
                 self._read_meta((*above, name))
-            elif about.get("is_nested") or str(about["dtype"]).removeprefix("torch.") not in _DTYPES:
+            elif about.get("is_nested") or str(about["dtype"]).removeprefix("torch.") not in NUMBERS:
                 self._left_out.append("/".join((*above, name)))
             else:
                 self._leaves[*above, name] = self._leaf((*above, name), about, where)
@@ -191,7 +188,7 @@ class TorchrlSource:
                 column = (name, *([key] if len(observations) > 1 else []), *inner)
             elif path in ((_NEXT, "reward"), ("action", *inner)):
                 column = (Columns.ACTIONS if key == "action" else Columns.REWARDS, *inner)
-            elif path[0] != _NEXT and key not in _OWN and key not in _OURS:
+            elif path[0] != _NEXT and key not in _OWN and key not in OURS:
                 column = ("/".join(path),)
             elif key not in _OWN and not (path[0] == _NEXT and key in top):
                 self._left_out.append("/".join(path))
@@ -214,18 +211,18 @@ class TorchrlSource:
         ids = self._leaves.get(("collector", "traj_ids"))
         if ids is not None and not math.prod(ids.shape) > 1:
             _, first, each = np.unique(
-                self._read(ids, _ranges(order)).reshape(-1), return_index=True, return_inverse=True
+                self._read(ids, ranges_of(order)).reshape(-1), return_index=True, return_inverse=True
             )
             # By the first row of each trajectory.
             number = np.argsort(np.argsort(first))[each]
             together = np.argsort(number, kind="stable")
             order, new, number = order[together], new[together], number[together]
             new[1:] |= number[1:] != number[:-1]
-        ends = np.logical_or(*self._ends(_ranges(order), len(order)))
+        ends = np.logical_or(*self._ends(ranges_of(order), len(order)))
         new[1:] |= ends[:-1]
         new[:1] = True
         for start, stop in pairwise([*np.flatnonzero(new).tolist(), len(order)]):
-            self._ranges.append(_ranges(order[start:stop]))
+            self._ranges.append(ranges_of(order[start:stop]))
             self.lengths.append(stop - start)
 
     def _order(self) -> NDArray[np.int64]:
@@ -261,16 +258,11 @@ class TorchrlSource:
             )
         where = self._place.root().uri_of(_WRITER)
         writer = read_object(self._place.root(), _WRITER, limits=self._limits)
-        if "rank_key" in writer:
-            raise UnknownLayout(
-                "found a buffer of TensorDictMaxValueWriter, which keeps the rows of the highest rank, in no "
-                "order, expected a round-robin writer: write its trajectories with rlio.ParquetWriter",
-                uri=where,
-            )
         if unknown := sorted(writer.keys() - _ROUND_ROBIN):
             raise UnknownLayout(
-                f"found a writer with {excerpt(unknown)}, expected a round-robin writer, which has a cursor "
-                "and no more",
+                f"found a writer with {excerpt(unknown)}, such as TensorDictMaxValueWriter, which keeps its "
+                "rows in no order, expected a round-robin writer, which has a cursor and no more: write its "
+                "trajectories with rlio.ParquetWriter",
                 uri=where,
             )
         cursor = whole_number(writer, "cursor", uri=where)
@@ -306,13 +298,9 @@ class TorchrlSource:
                 uri=self.uri,
                 record=episode,
             )
-        rows: dict[str, Any] = {}
-        for path, leaf in self._columns:
-            if columns is None or path[0] in columns:
-                inner = rows
-                for name in path[:-1]:
-                    inner = inner.setdefault(name, {})
-                inner[path[-1]] = self._read(leaf, ranges)
+        wanted = [pair for pair in self._columns if columns is None or pair[0][0] in columns]
+        values = [self._read(leaf, ranges) for _, leaf in wanted]
+        rows: dict[str, Any] = unflatten([path for path, _ in wanted], values) if wanted else {}
         if Columns.REWARDS in rows:
             rows[Columns.REWARDS] = flat(rows[Columns.REWARDS])
         rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(ranges, steps)
@@ -353,9 +341,3 @@ def _shape(found: object, where: str) -> tuple[int, ...]:
 
 def _row_bytes(leaf: _Leaf) -> int:
     return math.prod(leaf.shape) * leaf.dtype.itemsize
-
-
-def _ranges(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Rows as ranges (start, stop) of rows that follow each other."""
-    cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    return [(int(rows[a]), int(rows[b - 1]) + 1) for a, b in pairwise(cuts) if a < b]

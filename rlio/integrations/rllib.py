@@ -27,6 +27,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.arrays import object_column, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
+from rlio.batch.nested import map_structure
 from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, excerpt
 from rlio.formats.episodes import open_episodes
 from rlio.formats.rllib_episodes import episode_state
@@ -225,7 +226,7 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
 
 def _rows_of(episode: Any) -> SampleBatch:
     """The steps of a chunk of RLlib's episodes, without its lookback."""
-    chunk = episode if episode.is_numpy else _numpy_copy(episode)
+    chunk = episode if episode.is_numpy else SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
     outputs = {
         name: chunk.get_extra_model_outputs(name)
         for name in chunk.extra_model_outputs
@@ -241,10 +242,6 @@ def _rows_of(episode: Any) -> SampleBatch:
         truncated=chunk.is_truncated,
         t_started=chunk.t_started,
     ).to_batch()
-
-
-def _numpy_copy(episode: Any) -> Any:
-    return SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
 
 
 # ---- the old stack ----
@@ -368,24 +365,12 @@ def _from_rllib(batch: Any) -> Batch:
 
 
 def _column(name: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _column(name, part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_column(name, part) for part in value)
-    return object_column(value) if name == Columns.INFOS else np.asarray(value)
+    return map_structure(object_column if name == Columns.INFOS else np.asarray, value)
 
 
 def _to_rllib(batch: Batch) -> Any:
     if isinstance(batch, MultiAgentBatch):
         parts = {policy: _to_rllib(rows) for policy, rows in batch.items()}
         return RllibMultiAgentBatch(parts, batch.env_steps())
-    columns = {name: _plain(column) for name, column in batch.items()}
+    columns = {name: map_structure(to_numpy, column) for name, column in batch.items()}
     return RllibSampleBatch(columns)  # type: ignore[no-untyped-call]
-
-
-def _plain(column: Any) -> Any:
-    if isinstance(column, dict):
-        return {key: _plain(part) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return tuple(map(_plain, column))
-    return to_numpy(column)
