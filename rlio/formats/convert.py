@@ -18,6 +18,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any, Literal, Protocol
@@ -491,23 +492,15 @@ class _SinkTarget:
         if "infos" in self.lost and episode.infos is not None:
             dropped.append(Columns.INFOS)
         if "extra" in self.lost:
-            kept = getattr(self._sink, "keeps", ())
-            dropped += [name for name in episode.extra_outputs if name not in kept]
+            keeps = getattr(self._sink, "keeps", ())
+            dropped += [name for name in episode.extra_outputs if name not in keeps]
         if not dropped:
             return episode
         self._extra.update(dict.fromkeys(dropped))
-        return Episode(
-            episode.id_,
-            agent_id=episode.agent_id,
-            observations=episode.observations,
-            actions=episode.actions,
-            rewards=episode.rewards,
-            infos=None if Columns.INFOS in dropped else episode.infos,
-            extra_outputs={k: v for k, v in episode.extra_outputs.items() if k not in dropped},
-            terminated=episode.terminated,
-            truncated=episode.truncated,
-            t_started=episode.t_started,
-        )
+        kept = copy(episode)
+        kept.infos = None if Columns.INFOS in dropped else episode.infos
+        kept.extra_outputs = {k: v for k, v in episode.extra_outputs.items() if k not in dropped}
+        return kept
 
     def close(self, report: ImportReport) -> None:
         self._sink.close()

@@ -10,7 +10,6 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from copy import copy
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ from rlio.errors import MissingExtra, OptionError, SchemaError, excerpt
 from rlio.formats import minari
 from rlio.formats.minari import KEPT, children_of
 from rlio.formats.minari_spaces import space_to_minari
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, repeat_last_obs
 from rlio.storage.filesystem import Storage
 
 __all__ = [
@@ -101,10 +100,7 @@ class MinariSink:
         """
         if not episode.has_final_observation:
             if self._final_obs == "repeat":
-                episode = copy(episode)
-                episode.observations = map_structure(
-                    lambda leaf: np.concatenate([to_numpy(leaf), to_numpy(leaf)[-1:]]), episode.observations
-                )
+                episode = repeat_last_obs(episode)
             elif self._final_obs == "drop-step" and len(episode) > 1:
                 episode = episode.slice(0, len(episode) - 1)
                 episode.truncated = True

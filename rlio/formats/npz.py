@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import to_numpy
+from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
+from rlio.formats.episode_files import EpisodeFilesSink, rows_of
 from rlio.formats.format import Format, Marks
 from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
-from rlio.formats.row_files import RowFilesSink
 from rlio.formats.sink import Origin
 from rlio.formats.tables import Rows, shared_names
 from rlio.limits import Limits
@@ -179,7 +180,7 @@ def _array(data: bytes, name: str) -> NDArray[Any]:
     return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
 
 
-class NpzSink(RowFilesSink):
+class NpzSink(EpisodeFilesSink[SampleBatch]):
     """Writes a folder of files; an `EpisodeSink`.
 
     Args:
@@ -188,6 +189,8 @@ class NpzSink(RowFilesSink):
         compressed: Whether arrays are deflated.
         episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
     """
+
+    ending = ".npz"
 
     def __init__(
         self,
@@ -198,9 +201,11 @@ class NpzSink(RowFilesSink):
         episodes_per_file: int | None = None,
     ) -> None:
         self._save = np.savez_compressed if compressed else np.savez
-        super().__init__(storage, ".npz", episodes_per_file=episodes_per_file)
+        super().__init__(storage, episodes_per_file=episodes_per_file)
 
-    def _check(self, rows: SampleBatch) -> None:
+    def check(self, episode: Episode) -> SampleBatch:
+        """See `EpisodeFilesSink`."""
+        rows = rows_of(episode)
         for name, column in rows.items():
             for path, leaf in leaves(column):
                 if any(not isinstance(key, str) or "/" in key for key in path):
@@ -211,6 +216,7 @@ class NpzSink(RowFilesSink):
                     raise SchemaError(
                         "found objects, which NPZ would pickle: expected numbers or text", column=name
                     )
+        return rows
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         rows = concat_samples(episodes)

@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import Column, to_numpy
+from rlio.batch.episode import Episode
 from rlio.batch.frames import in_c_order
 from rlio.dataset.arrow_tables import nested_lists
 from rlio.errors import SchemaError
+from rlio.formats.episode_files import EpisodeFilesSink, rows_of
 from rlio.formats.format import Format, Marks
-from rlio.formats.row_files import RowFilesSink
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
 
@@ -38,7 +39,7 @@ FORMAT = Format(
 )
 
 
-class ParquetRowsSink(RowFilesSink):
+class ParquetRowsSink(EpisodeFilesSink[SampleBatch]):
     """Writes a folder of files; an `EpisodeSink`.
 
     Args:
@@ -47,6 +48,8 @@ class ParquetRowsSink(RowFilesSink):
         compression: Codec of the pages.
         episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
     """
+
+    ending = ".parquet"
 
     def __init__(
         self,
@@ -57,10 +60,13 @@ class ParquetRowsSink(RowFilesSink):
         episodes_per_file: int | None = None,
     ) -> None:
         self._compression = compression
-        super().__init__(storage, ".parquet", episodes_per_file=episodes_per_file)
+        super().__init__(storage, episodes_per_file=episodes_per_file)
 
-    def _check(self, rows: SampleBatch) -> None:
+    def check(self, episode: Episode) -> SampleBatch:
+        """See `EpisodeFilesSink`."""
+        rows = rows_of(episode)
         _table(rows)
+        return rows
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         found = BytesIO()

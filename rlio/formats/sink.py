@@ -6,14 +6,19 @@ Not here: which episodes are written, in which order, and how often (`rlio.forma
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+import numpy as np
+
+from rlio.batch.arrays import to_numpy
 from rlio.batch.episode import Episode
+from rlio.batch.nested import map_structure
 from rlio.storage.filesystem import Storage
 
-__all__ = ["MARKER", "EpisodeSink", "Origin"]
+__all__ = ["MARKER", "EpisodeSink", "Origin", "repeat_last_obs"]
 
 #: In a folder that a conversion has not finished: which one. Readers of the format pass over it.
 MARKER: Final = "_rlio_convert.json"
@@ -75,3 +80,12 @@ class EpisodeSink(Protocol):
 
     def abort(self) -> None:
         """Release everything; another sink can continue in the folder."""
+
+
+def repeat_last_obs(episode: Episode) -> Episode:
+    """The episode with its last observation again as the final one, which is not known."""
+    found = copy(episode)
+    found.observations = map_structure(
+        lambda leaf: np.concatenate([to_numpy(leaf), to_numpy(leaf)[-1:]]), episode.observations
+    )
+    return found
