@@ -14,7 +14,6 @@ from typing import IO, Any
 
 from rlio.errors import CorruptData, OptionError, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
-from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
 from rlio.formats.text_table import TextTable
 from rlio.limits import Limits
@@ -23,7 +22,7 @@ FORMAT = Format(
     name="csv",
     title="CSV",
     marks=Marks(endings=(".csv", ".tsv"), by_ending=True),
-    source="rlio.formats.csv:open_csv",
+    source="rlio.formats.csv:CsvTable",
     table="rlio.formats.csv:CsvTable",
     advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
@@ -101,8 +100,3 @@ class CsvTable(TextTable):
 
             return pa.table({})
         return self._read(text, file, names, schema)
-
-
-def open_csv(place: Place, *, limits: Limits, delimiter: str | None = None) -> MappedSource:
-    """The `EpisodeSource` of files whose columns have rlio's names."""
-    return by_own_names(CsvTable(place, limits=limits, delimiter=delimiter))

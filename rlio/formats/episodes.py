@@ -22,7 +22,7 @@ from rlio.batch.arrays import is_table, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.dataset.dataset import Dataset
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.formats.format import Marks, formats
+from rlio.formats.format import formats
 from rlio.formats.sink import Origin
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.dataset_reader import DatasetReader
@@ -427,9 +427,7 @@ def _pair(spaces: Any, policy: str | None) -> tuple[Any, Any] | None:
 
 def _format_of(reader: Any) -> str:
     name = type(reader).__name__
-    return next(
-        (f.name for f in formats() if f.reader and f.reader.endswith(f":{name}") and f.marks != Marks()), name
-    )
+    return next((f.name for f in formats() if f.reader and f.reader.endswith(f":{name}")), name)
 
 
 def _text(src: Any) -> str:

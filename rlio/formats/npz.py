@@ -27,7 +27,6 @@ from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
 from rlio.formats.episode_files import EpisodeFilesSink, rows_of
 from rlio.formats.format import Format, Marks
-from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.formats.tables import Rows, shared_names
@@ -39,7 +38,7 @@ FORMAT = Format(
     name="npz",
     title="NPZ",
     marks=Marks(endings=(".npz",), by_ending=True),
-    source="rlio.formats.npz:open_npz",
+    source="rlio.formats.npz:NpzTable",
     table="rlio.formats.npz:NpzTable",
     writer="rlio.formats.npz:NpzSink",
     loses=frozenset(("infos",)),
@@ -151,11 +150,6 @@ class NpzTable:
     def close(self) -> None:
         """Forget the file that was decoded last."""
         self._kept = (-1, {})
-
-
-def open_npz(place: Place, *, limits: Limits) -> MappedSource:
-    """The `EpisodeSource` of files whose arrays have rlio's names."""
-    return by_own_names(NpzTable(place, limits=limits))
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

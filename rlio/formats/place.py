@@ -18,6 +18,7 @@ from typing import Any
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Found, by_name, formats, load, recognise, recognise_file
+from rlio.formats.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
@@ -182,7 +183,8 @@ def open_source(format: Format, place: Place, options: Mapping[str, Any], *, lim
         OptionError: The format has no such option.
     """
     assert format.source is not None
-    source = load(format.source)
-    names = [name for name in option_names(source) or () if name not in ("place", "limits")]
+    opens = load(format.source)
+    names = [name for name in option_names(opens) or () if name not in ("place", "limits")]
     refuse_unknown(options, names, of=f"the format {format.name}")
-    return source(place, limits=limits, **options)
+    opened = opens(place, limits=limits, **options)
+    return by_own_names(opened) if format.source == format.table else opened

@@ -53,7 +53,7 @@ logger: logging.Logger = logging.getLogger("rlio")
 FORMAT = Format(
     name="rllib-episodes",
     title="RLlib's episodes",
-    marks=Marks(columns_are=lambda names: names == {"item"}, endings=(".parquet",)),
+    marks=Marks(columns=lambda names: names == {"item"}, endings=(".parquet",)),
     source="rlio.formats.rllib_episodes:RllibEpisodeSource",
     writer="rlio.formats.rllib_episodes:RllibEpisodeSink",
     loses=frozenset(("ids",)),

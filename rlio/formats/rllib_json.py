@@ -26,9 +26,7 @@ FORMAT = Format(
     title="RLlib's JSON",
     marks=Marks(
         endings=(".json", ".jsonl", ".zip"),
-        json_is=lambda found: (
-            found.get("type") in ("SampleBatch", "MultiAgentBatch") and "schema" not in found
-        ),
+        json=lambda found: found.get("type") in ("SampleBatch", "MultiAgentBatch") and "schema" not in found,
     ),
     reader="rlio.readers.json_reader:JsonReader",
     writer="rlio.formats.rllib_json:RllibJsonSink",

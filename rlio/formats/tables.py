@@ -153,16 +153,15 @@ class Pieces:
     Args:
         uri: What it is, for messages.
         files: Its files.
-        continues: See `Table`.
     """
 
+    continues: bool | None = None
     lengths: Sequence[int] | None = None
     together: frozenset[str] = frozenset()
 
-    def __init__(self, uri: str, files: Sequence[InputFile], *, continues: bool | None = None) -> None:
+    def __init__(self, uri: str, files: Sequence[InputFile]) -> None:
         self.uri: str = uri
         self.files: Sequence[InputFile] = files
-        self.continues: bool | None = continues
         self.names: Sequence[str] = ()
         self.uneven: frozenset[str] = frozenset()
         self.rows: Sequence[int] = []
