@@ -13,7 +13,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.errors import SchemaError
 from rlio.formats.format import Format, Marks
-from rlio.formats.new_files import GrowingColumns, NewHdf5, array_of
+from rlio.formats.hdf5_sink import GrowingColumns, Hdf5Sink, array_of
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
 
@@ -33,7 +33,7 @@ FORMAT = Format(
 )
 
 
-class D4rlSink:
+class D4rlSink(Hdf5Sink):
     """Writes one file; an `EpisodeSink`.
 
     An episode that has not ended gets a timeout: without it, its rows would be those of the next one.
@@ -49,11 +49,10 @@ class D4rlSink:
     def __init__(
         self, storage: Storage, origin: Origin, *, file: str = "dataset.hdf5", next_observations: bool = True
     ) -> None:
-        self.episodes: int = 0
+        super().__init__(storage, file)
         self._has_next = next_observations
         self.loses: frozenset[str] = FORMAT.loses | (set() if next_observations else {"final_obs"})
-        self._new = NewHdf5(storage, file)
-        self._columns = GrowingColumns(self._new.file)
+        self._columns = GrowingColumns(self.file)
 
     def write(self, episode: Episode) -> None:
         """See `EpisodeSink`."""
@@ -82,8 +81,4 @@ class D4rlSink:
     def close(self) -> None:
         """See `EpisodeSink`."""
         self._columns.flush()
-        self._new.commit()
-
-    def abort(self) -> None:
-        """See `EpisodeSink`."""
-        self._new.abort()
+        super().close()
