@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -89,7 +89,9 @@ class MinariSink:
         self._storage, self._origin, self._final_obs = storage, origin, final_obs
         self._id = dataset_id or id_of(storage)
         self._format, self._spaces = data_format, origin.spaces
-        self._store: _Writer = _Hdf5Writer() if data_format == "hdf5" else _ArrowWriter(storage)
+        self._store: _Hdf5Writer | _ArrowWriter = (
+            _Hdf5Writer(storage) if data_format == "hdf5" else _ArrowWriter(storage)
+        )
 
     def write(self, episode: Episode) -> None:
         """Add one episode; see `EpisodeSink`.
@@ -127,7 +129,7 @@ class MinariSink:
             return
         assert self._spaces is not None
         spaces = [json.dumps(space_to_minari(space)) for space in self._spaces]
-        kept, size = self._store.close(self._storage)
+        kept, size = self._store.close()
         for entry in self._storage.list("data"):  # Of an interrupted sink that had written more.
             if entry.path not in kept:
                 self._storage.remove(entry.path)
@@ -229,23 +231,16 @@ def columns_of(episode: Episode, spaces: tuple[Any, Any], *, advice: str) -> dic
 
 def about_episode(number: int, episode: Episode) -> dict[str, Any]:
     """The metadata of an episode."""
-    statistics = _statistics(to_numpy(episode.rewards))
-    return {"id": number, "total_steps": len(episode), **_seed_of(episode), **statistics}
-
-
-def _seed_of(episode: Episode) -> dict[str, int]:
+    about: dict[str, Any] = {"id": number, "total_steps": len(episode)}
+    if not len(episode):
+        return about
     seeds = episode.extra_outputs.get(Columns.ENV_SEED)
-    if seeds is None or not len(seeds):
-        return {}
-    first = int(to_numpy(seeds)[0])
-    return {"seed": first} if first >= 0 else {}
-
-
-def _statistics(rewards: np.ndarray) -> dict[str, float]:
-    if not len(rewards):
-        return {}
-    wide = rewards.astype(np.float64)
-    return {f"rewards_{name}": float(getattr(wide, name)()) for name in ("sum", "mean", "std", "max", "min")}
+    if seeds is not None and (seed := int(to_numpy(seeds)[0])) >= 0:
+        about["seed"] = seed
+    rewards = to_numpy(episode.rewards).astype(np.float64)
+    for name in ("sum", "mean", "std", "max", "min"):
+        about[f"rewards_{name}"] = float(getattr(rewards, name)())
+    return about
 
 
 # ---- spaces ----
@@ -305,19 +300,11 @@ def fit(column: Any, space: Any, name: str) -> None:
 # ---- files ----
 
 
-class _Writer(Protocol):
-    def add(self, columns: Mapping[str, Any], spaces: tuple[Any, Any], about: Mapping[str, Any]) -> None: ...
-
-    def close(self, storage: Storage) -> tuple[set[str], int]:
-        """Store what is not stored yet; gives the paths of all files, and their bytes."""
-
-    def abort(self) -> None: ...
-
-
 class _Hdf5Writer:
     """One file, with a group for each episode."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
         try:
             import h5py
         except ImportError as error:
@@ -343,13 +330,14 @@ class _Hdf5Writer:
                 )
         group.create_group("infos")
 
-    def close(self, storage: Storage) -> tuple[set[str], int]:
+    def close(self) -> tuple[set[str], int]:
+        """Store what is not stored yet; gives the paths of all files, and their bytes."""
         self._file.close()
         path = "data/main_data.hdf5"
         with open(self._path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             size = len(content)
             with memoryview(content) as view:
-                storage.put(path, view)
+                self._storage.put(path, view)
         self.abort()
         return {path}, size
 
@@ -385,7 +373,7 @@ class _ArrowWriter:
         self._paths.add(path)
         self._size += len(data)
 
-    def close(self, storage: Storage) -> tuple[set[str], int]:
+    def close(self) -> tuple[set[str], int]:
         return self._paths, self._size
 
     def abort(self) -> None:
@@ -395,6 +383,7 @@ class _ArrowWriter:
 def _to_arrow(column: Any, space: Any, name: str) -> Any:
     """A column with a row of padding at its end, unless it is the observations."""
     import pyarrow as pa
+    from gymnasium.spaces import Discrete
 
     children = children_of(space)
     if children is not None:
@@ -410,14 +399,8 @@ def _to_arrow(column: Any, space: Any, name: str) -> Any:
         column = cast
     if pad:
         column = np.concatenate([column, np.zeros_like(column, shape=(1, *column.shape[1:]))])
-    if space is None or not hasattr(space, "shape") or _is_discrete(space):
+    if space is None or not hasattr(space, "shape") or isinstance(space, Discrete):
         return pa.array(column)
     flat = np.ascontiguousarray(column).reshape(-1)
     size = int(np.prod(column.shape[1:], dtype=np.int64))
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), size)
-
-
-def _is_discrete(space: Any) -> bool:
-    from gymnasium.spaces import Discrete
-
-    return isinstance(space, Discrete)
