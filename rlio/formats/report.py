@@ -393,37 +393,36 @@ class _ActionRange:
     """Compares the actions with their space."""
 
     def __init__(self, spaces: tuple[Any, Any] | None) -> None:
-        self._space = spaces[1] if spaces is not None else None
+        space = spaces[1] if spaces is not None else None
+        low, high = getattr(space, "low", None), getattr(space, "high", None)
+        n, start = getattr(space, "n", None), getattr(space, "start", 0)
+        self._is_box = low is not None and high is not None
+        if not self._is_box and n is not None and not getattr(space, "shape", ()):
+            low, high = start, start + n - 1
+        self._is_bounded = low is not None and high is not None
+        self._low, self._high = np.asarray(low, np.float64), np.asarray(high, np.float64)
         self._rows = 0
         self._most = 0.0
 
-    def _bounds(self) -> tuple[Any, Any] | None:
-        low, high = getattr(self._space, "low", None), getattr(self._space, "high", None)
-        if low is not None and high is not None:
-            return low, high
-        n, start = getattr(self._space, "n", None), getattr(self._space, "start", 0)
-        if n is not None and not getattr(self._space, "shape", ()):
-            return start, start + n - 1
-        return None
-
     def outside(self, actions: Any) -> NDArray[np.bool_]:
         """Which rows are outside, by more than rounding."""
-        bounds = self._bounds()
-        if bounds is None or not isinstance(actions, np.ndarray) or actions.dtype.kind not in "fiu":
+        if (
+            not self._is_bounded
+            or not isinstance(actions, np.ndarray)
+            or actions.dtype.kind not in "fiu"
+            or actions.shape[1:] != self._low.shape
+        ):
             return np.zeros(1, np.bool_)
-        low, high = (np.asarray(bound, np.float64) for bound in bounds)
-        if np.shape(actions)[1:] != low.shape:
-            return np.zeros(1, np.bool_)
+        low, high = self._low, self._high
         room = 1e-6 * np.maximum(1.0, np.nan_to_num(np.abs(high - low), posinf=1.0))
         wrong = (actions < low - room) | (actions > high + room)
         return np.asarray(wrong.reshape(len(actions), -1).any(1), np.bool_)
 
     def add(self, actions: Any) -> None:
-        low, high = getattr(self._space, "low", None), getattr(self._space, "high", None)
-        if low is None or high is None or not isinstance(actions, np.ndarray) or actions.dtype.kind != "f":
+        if not self._is_box or not isinstance(actions, np.ndarray) or actions.dtype.kind != "f":
             return
-        wide = np.isfinite(high) & (high >= 1.5) & (low <= -1.5)
-        if np.shape(actions)[1:] != np.shape(wide) or not wide.any():
+        wide = np.isfinite(self._high) & (self._high >= 1.5) & (self._low <= -1.5)
+        if actions.shape[1:] != wide.shape or not wide.any():
             return
         self._rows += len(actions)
         self._most = max(self._most, float(np.abs(actions[:, wide]).max(initial=0.0)))
