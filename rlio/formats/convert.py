@@ -244,7 +244,7 @@ def _open_target(
         dst = folder + slash if slash else "."
     refuse_unknown(options, names, of=f"the format {format.name}")
     storage = Storage.open(dst, storage_options=storage_options)
-    return _SinkTarget(storage, source, sink, options, on_error, lost=format.loses, is_file="file" in names)
+    return _SinkTarget(storage, source, sink, options, on_error, format.loses)
 
 
 def _has_files(storage: Storage, *, besides: str | None = None) -> bool:
@@ -394,15 +394,14 @@ class _SinkTarget:
         sink: Any,
         options: dict[str, Any],
         on_error: str,
-        *,
         lost: frozenset[str],
-        is_file: bool,
     ) -> None:
         self.written = self._good = 0
         #: Numbers of the episodes that were left out.
         self.refused: set[int] = set()
         self._skips = on_error == "skip"
-        self._extra: dict[str, None] = {}
+        #: Columns that were not written.
+        self.left_out: dict[str, None] = {}
         name = options.get("file")
         self.uri = storage.uri if name is None else storage.uri_of(name)
         self._storage, self._has_marker = storage, name is None
@@ -437,11 +436,6 @@ class _SinkTarget:
             raise OptionError("found other files, expected an empty folder: name another", uri=self.uri)
         storage.put(MARKER, identity.encode())
 
-    @property
-    def left_out(self) -> Mapping[str, None]:
-        """Columns that were not written."""
-        return {**self._extra, **dict.fromkeys(getattr(self._sink, "left_out", ()))}
-
     def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> None:
         assert isinstance(rows, SampleBatch)
         try:
@@ -465,13 +459,13 @@ class _SinkTarget:
         kept = copy(episode)
         if "infos" in self.lost and episode.infos is not None:
             kept.infos = None
-            self._extra[Columns.INFOS] = None
+            self.left_out[Columns.INFOS] = None
         if "extra" in self.lost:
             keeps = getattr(self._sink, "keeps", ())
             kept.extra_outputs = {
                 name: column for name, column in episode.extra_outputs.items() if name in keeps
             }
-            self._extra.update(dict.fromkeys(name for name in episode.extra_outputs if name not in keeps))
+            self.left_out.update(dict.fromkeys(name for name in episode.extra_outputs if name not in keeps))
         return kept
 
     def close(self, report: ImportReport) -> None:

@@ -24,7 +24,6 @@ from rlio.dataset.dataset import Dataset
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.format import formats
 from rlio.formats.sink import Origin
-from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.replay.episode_columns import EPISODE_COLUMNS
@@ -149,7 +148,6 @@ class Episodes:
         parts: Parts of the rows, in order.
         layout: How the rows lie.
         joint: Whether batches are given as they are.
-        rows: Rows in all; None: not known.
         notes: What the source says of its data, each a sentence.
         left_out: Columns that are not given.
     """
@@ -162,7 +160,6 @@ class Episodes:
         identity: object,
         parts: Sequence[Part],
         layout: Layout,
-        rows: int | None,
         notes: Sequence[str] = (),
     ) -> None:
         self.uri: str = uri
@@ -172,7 +169,6 @@ class Episodes:
         ).hexdigest()
         self.parts: list[Part] = list(parts)
         self.layout: Layout = layout
-        self.rows: int | None = rows
         self.notes: list[str] = list(notes)
         self.joint = False
         self.left_out: dict[str, None] = {}
@@ -257,7 +253,6 @@ class _StoredEpisodes(Episodes):
             identity=[dataset.snapshot(), policy, self._options],
             parts=parts,
             layout=layout,
-            rows=len(dataset),
         )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
@@ -289,7 +284,6 @@ class _ReadEpisodes(Episodes):
             identity=[reader.state_dict(), policy],
             parts=[Part(origin=origin, spaces=policies)],
             layout="whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed",
-            rows=sum(source.lengths) if source is not None else None,
             notes=_notes_of(reader),
         )
 
@@ -331,7 +325,6 @@ def open_episodes(
     layout: Layout | None = None,
     read_options: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
 ) -> Episodes:
     """Open data for reading by episode.
 
@@ -343,7 +336,6 @@ def open_episodes(
         layout: How the rows lie; None: as the source has them.
         read_options: Keywords of the reader.
         storage_options: For the filesystem.
-        limits: Bounds on the data.
 
     Raises:
         OptionError: ``src`` is something else, or has several policies and ``policy`` names none of them.
@@ -364,8 +356,6 @@ def open_episodes(
             )
         if storage_options is not None:
             options["storage_options"] = storage_options
-        if limits != DEFAULT_LIMITS:
-            options["limits"] = limits
         with _opened(src, options) as reader:
             if not isinstance(reader, DatasetReader):
                 found = _ReadEpisodes(src, reader, options, policy)

@@ -20,6 +20,9 @@ from rlio.storage.remote import real_move
 
 __all__ = ["GrowingColumns", "Hdf5Sink", "array_of"]
 
+# Rows that are collected before they are written.
+_BLOCK_ROWS = 16_384
+
 
 class Hdf5Sink(ABC):
     """Base of an `EpisodeSink` of one HDF5 file, which has its name once it is complete.
@@ -123,28 +126,19 @@ def array_of(column: Column, name: str) -> np.ndarray:
 
 
 class GrowingColumns:
-    """Growing datasets: rows are appended in blocks.
+    """Growing datasets of an h5py group: rows are appended in blocks."""
 
-    Args:
-        group: The h5py group.
-        block: Rows that are collected before they are written.
-    """
-
-    def __init__(self, group: Any, *, block: int = 16_384) -> None:
-        self._group, self._block = group, block
+    def __init__(self, group: Any) -> None:
+        self._group = group
         self._parts: dict[str, list[np.ndarray]] = {}
         self._rows = 0
 
     def append(self, columns: dict[str, np.ndarray]) -> None:
-        """Add rows; the columns are always the same.
+        """Add rows, always with the same columns.
 
         Raises:
             SchemaError: Dtypes or shapes are not those of the rows before.
         """
-        if self._parts and columns.keys() != self._parts.keys():
-            raise SchemaError(
-                f"found the columns {sorted(columns)}, expected {sorted(self._parts)} as before"
-            )
         for name, array in columns.items():
             known = self._parts.get(name) or ([self._group[name]] if name in self._group else [])
             if known and (known[0].dtype, known[0].shape[1:]) != (array.dtype, array.shape[1:]):
@@ -156,7 +150,7 @@ class GrowingColumns:
         for name, array in columns.items():
             self._parts.setdefault(name, []).append(array)
         self._rows += len(next(iter(columns.values())))
-        if self._rows >= self._block:
+        if self._rows >= _BLOCK_ROWS:
             self.flush()
 
     def flush(self) -> None:
@@ -171,7 +165,7 @@ class GrowingColumns:
                 dataset.resize(first + len(rows), axis=0)
                 dataset[first:] = rows
             else:
-                chunk = max(1, min(self._block, (1 << 20) // max(1, rows[:1].nbytes)))
+                chunk = max(1, min(_BLOCK_ROWS, (1 << 20) // max(1, rows[:1].nbytes)))
                 self._group.create_dataset(
                     name, data=rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:])
                 )

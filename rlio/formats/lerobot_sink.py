@@ -72,9 +72,8 @@ class LeRobotSink:
         self._storage, self._has_final = storage, final_obs
         self._features: dict[str, dict[str, Any]] = {}
         self._stats: dict[str, _Statistics] = {}
-        #: What is lost with these options, and the columns that were not written.
+        #: What is lost with these options.
         self.loses: frozenset[str] = lerobot.FORMAT.loses | ({"final_obs"} if final_obs is False else set())
-        self.left_out: dict[str, None] = {}
         self._rows: list[dict[str, Any]] = []
         self._paths: set[str] = set()
         self._file = 0
@@ -162,8 +161,6 @@ class LeRobotSink:
             TERMINATED: ends[0],
             TRUNCATED: ends[1],
         }
-        if episode.infos is not None:
-            self.left_out[Columns.INFOS] = None
         for name, extra in episode.extra_outputs.items():
             if name not in _OWN:
                 if isinstance(extra, (dict, tuple)) or name in columns:

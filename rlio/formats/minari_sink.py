@@ -83,9 +83,8 @@ class MinariSink:
             raise OptionError(f"dataset_id={excerpt(dataset_id)}: expected an id such as 'name-v0'")
         self.episodes: int = 0
         self._steps = 0
-        #: What is lost with these options, and the columns that were not written.
+        #: What is lost with these options.
         self.loses: frozenset[str] = minari.FORMAT.loses - ({"dtypes"} if data_format == "hdf5" else set())
-        self.left_out: dict[str, None] = {}
         self._storage, self._origin, self._final_obs = storage, origin, final_obs
         self._id = dataset_id or id_of(storage)
         self._format, self._spaces = data_format, origin.spaces
@@ -118,9 +117,6 @@ class MinariSink:
         self._store.add(columns, spaces, about_episode(self.episodes, episode))
         self.episodes += 1
         self._steps += len(episode)
-        self.left_out.update(dict.fromkeys(episode.extra_outputs.keys() - self.keeps))
-        if episode.infos is not None:
-            self.left_out[Columns.INFOS] = None
 
     def close(self) -> None:
         """Write the metadata of the data set; nothing if there is no episode."""

@@ -55,10 +55,10 @@ class EpisodeSink(Protocol):
     folder looks complete before `close`.
     `rlio.convert` keeps `MARKER` in the folder until it is done, and refuses a folder that has other files.
 
-    A sink leaves out what the format cannot hold and `Format.loses` names; anything else raises. A sink may
-    have three more attributes: ``loses``, if that depends on its options; ``keeps``, the names of further
-    columns that it can hold although it loses "extra"; and ``left_out``, the names of columns that it
-    received and did not write.
+    The caller leaves out infos and extra columns that the format loses (`Format.loses`); a sink leaves out
+    anything else that is named there, and raises for what is not. A sink may have two more attributes:
+    ``loses``, if that depends on its options; and ``keeps``, the names of further columns that it can hold
+    although it loses "extra".
 
     Attributes:
         episodes: Whole episodes that are stored safely.
