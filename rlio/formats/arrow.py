@@ -114,7 +114,7 @@ class ArrowTable(Pieces):
             raise CorruptData("found a batch of less than no rows")
         self._schemas.append(schema)
         self._batches.append(batches)
-        self.add_file(schema[0].names, rows)
+        self.add_pieces(schema[0].names, rows)
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""

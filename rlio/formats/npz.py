@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from io import BytesIO
 from typing import IO, Any, TypeVar
 
@@ -29,10 +29,10 @@ from rlio.formats.episode_files import EpisodeFilesSink, rows_of
 from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
-from rlio.formats.tables import Rows, shared_names
+from rlio.formats.tables import Rows, Table
 from rlio.limits import Limits
 from rlio.readers.inputs import guarded
-from rlio.storage.filesystem import InputFile, Storage, open_input
+from rlio.storage.filesystem import Storage, open_input
 
 FORMAT = Format(
     name="npz",
@@ -50,7 +50,7 @@ _LENGTHS = "lengths"
 T = TypeVar("T")
 
 
-class NpzTable:
+class NpzTable(Table):
     """NPZ files; a `rlio.formats.tables.Table`. The arrays of a file that a mapping needs are decoded whole.
 
     The array ``lengths``, if its sum is the number of rows, has the steps of each episode. A file has as many
@@ -61,29 +61,20 @@ class NpzTable:
         limits: Bounds on the files; the arrays of a file together take `Limits.group_bytes` at most.
     """
 
-    continues: bool | None = None
-    together: frozenset[str] = frozenset()
-
     def __init__(self, place: Place, *, limits: Limits) -> None:
-        self.files: Sequence[InputFile] = place.files
-        self.uri: str = place.uri
+        super().__init__(place.uri, place.files)
         self._limits = limits
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
-        self.rows: Sequence[int] = []
-        self.names: Sequence[str] = ()
-        self.uneven: frozenset[str] = frozenset()
         lengths: list[Any] = []
         for number in range(len(self.files)):
             shapes = self._guarded(number, self._shapes)
             counts = [shape[0] for shape in shapes.values() if shape]
             rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
-            self.rows = [*self.rows, rows]
             names = [name for name, shape in shapes.items() if shape]
-            self.names, self.uneven = shared_names(self.names, self.uneven, names)
+            self.add_file(names, rows)
             steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
             is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
             lengths.append(steps.tolist() if is_lengths and steps.sum() == self.rows[-1] else None)
-        self.lengths: Sequence[int] | None = None
         if all(one is not None for one in lengths):
             self.lengths = [steps for one in lengths for steps in one or ()]
             self.names = [name for name in self.names if name != _LENGTHS]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from io import BytesIO
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -85,11 +84,9 @@ def _to_arrow(name: str, column: Column) -> Any:
     if isinstance(column, tuple):
         raise SchemaError("Parquet has no tuples, found one", column=name)
     array = in_c_order(to_numpy(column))
-    if array.dtype.kind not in "biufU":
-        if array.dtype == object and all(isinstance(value, str) for value in array):
-            return pa.array(array.tolist(), pa.string())
-        raise SchemaError(f"the format holds numbers and text, found {array.dtype}", column=name)
-    if array.dtype.kind == "U":
+    if array.dtype.kind in "OU" and all(isinstance(value, str) for value in array):
         return pa.array(array.tolist(), pa.string())
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(f"the format holds numbers and text, found {array.dtype}", column=name)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return pa.array(array) if array.ndim == 1 else nested_lists(np.ascontiguousarray(array))
+    return pa.array(array) if array.ndim == 1 else nested_lists(array)

@@ -83,7 +83,8 @@ class TextTable(Pieces):
         if len(names) > self.limits.columns:
             raise UnsafeData(f"{len(names)} columns: more than {self.limits.columns}")
         self._blocks.append(blocks)
-        self.add_file(head or list(names), rows)
+        # An empty file of lines names no column.
+        self.add_pieces(head or list(names) or self.names, rows)
         return schemas
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
