@@ -23,6 +23,7 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.dataset.dataset import Dataset
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.format import formats
+from rlio.formats.report import ends_of
 from rlio.formats.sink import Origin
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.episode_reader import EpisodeReader
@@ -70,7 +71,7 @@ class EpisodeCutter:
     def add(self, batch: SampleBatch) -> Iterator[SampleBatch]:
         """Take rows; return the episodes that are now complete, each in the order of its rows."""
         keys = [to_numpy(batch[name]) for name in _KEYS if name in batch]
-        ends = _ends(batch)
+        ends = ends_of(batch)
         new = np.zeros(len(batch), np.bool_)
         new[:1] = True
         for values in keys:
@@ -110,14 +111,6 @@ class EpisodeCutter:
         if last is not None:
             parts = [*parts, last]
         return parts[0] if len(parts) == 1 else concat_samples(parts)
-
-
-def _ends(batch: SampleBatch) -> np.ndarray:
-    found = np.zeros(len(batch), np.bool_)
-    for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS):
-        if name in batch:
-            found |= to_numpy(batch[name]).astype(np.bool_)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
