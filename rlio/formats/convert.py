@@ -197,11 +197,7 @@ def _is_one_file(format: Format | None) -> bool:
 
 def _place(number: int, rows: SampleBatch) -> str:
     eps_id = rows.get(Columns.EPS_ID)
-    return f"episode {number}" + ("" if eps_id is None else f" (eps_id {excerpt(_plain(eps_id[0]))})")
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    return f"episode {number}" + ("" if eps_id is None else f" (eps_id {excerpt(to_numpy(eps_id).item(0))})")
 
 
 def _in_order(rows: SampleBatch) -> SampleBatch:
@@ -629,7 +625,8 @@ def _feed(digest: Any, value: Any, *, by_value: bool = False) -> None:
         # np.float64 and np.str_ are Python's types, too, and are stored as such.
         is_plain = by_value or isinstance(value, (float, complex, str, bytes))
         kind = value.dtype.str if isinstance(value, np.generic) and not is_plain else ""
-        digest.update(f"{kind}{_plain(value)!r},".encode())
+        plain = value.item() if isinstance(value, np.generic) else value
+        digest.update(f"{kind}{plain!r},".encode())
 
 
 def _hash_all(episodes: Episodes) -> dict[str, str]:

@@ -285,7 +285,7 @@ def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | 
 
 def recognise_file(file: InputFile) -> Found | None:
     """What `recognise` finds in one file."""
-    return _best(Look.at_file(file), "")
+    return _best(Look([file.path.rpartition("/")[2]], lambda _: file), "")
 
 
 def refuse_known(
@@ -361,21 +361,14 @@ class Look:
 
     # JSON files that say what is in their folder.
     _MARKERS: Final = frozenset(
-        (
-            *("metadata.json", "info.json", "dataset_info.json", "state.json", "dataset_dict.json"),
-            *("meta.json", "features.json"),
-        )
+        f"{name}.json"
+        for name in ("metadata", "info", "dataset_info", "state", "dataset_dict", "meta", "features")
     )
 
     def __init__(self, files: Collection[str], file_of: Callable[[str], InputFile]) -> None:
         self.files = files
         self._file_of = file_of
         self._seen: dict[tuple[str, ...], list[Any]] = {}
-
-    @classmethod
-    def at_file(cls, file: InputFile) -> Look:
-        """A look at one file."""
-        return cls([file.path.rpartition("/")[2]], lambda _: file)
 
     def markers(self) -> list[Mapping[str, Any]]:
         """The JSON objects in the marker files of the folder."""

@@ -130,11 +130,7 @@ class NpzTable(Table):
         """See `Table`."""
         arrays = self._arrays(rows.file, names)
         for name in names:
-            if len(arrays[name]) != self.rows[rows.file]:
-                raise SchemaError(
-                    f"found {len(arrays[name])} rows, expected {self.rows[rows.file]} as in other arrays",
-                    column=name,
-                )
+            self._check_rows(rows.file, name, len(arrays[name]))
         kept = slice(None) if rows.keep is None else rows.keep
         return {name: arrays[name][rows.start : rows.stop][kept] for name in names}
 

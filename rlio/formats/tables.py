@@ -103,6 +103,13 @@ class Table:
     def close(self) -> None:
         """Close all files."""
 
+    def _check_rows(self, file: int, name: str, rows: int) -> None:
+        """Refuse a column that has not as many rows as most columns of its file."""
+        if rows != self.rows[file]:
+            raise SchemaError(
+                f"found {rows} rows, expected {self.rows[file]} as in other columns", column=name
+            )
+
 
 class ArrayTable(Table):
     """Arrays, lists, or the columns of a data frame, in memory; a `Table`.
@@ -130,11 +137,7 @@ class ArrayTable(Table):
             if name not in self._columns:
                 column = as_column(name, self._given[name])
                 for _, leaf in leaves(column):
-                    if len(leaf) != self.rows[0]:
-                        raise SchemaError(
-                            f"found {len(leaf)} rows, expected {self.rows[0]} as in other columns",
-                            column=name,
-                        )
+                    self._check_rows(0, name, len(leaf))
                 self._columns[name] = map_structure(to_numpy, column)
 
         def cut(leaf: NDArray[Any]) -> NDArray[Any]:
