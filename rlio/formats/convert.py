@@ -249,6 +249,11 @@ def _has_files(storage: Storage, *, besides: str | None = None) -> bool:
     return any(not name.startswith(".") and name not in (TMP_DIR, besides) for name in names)
 
 
+def _check_empty(storage: Storage) -> None:
+    if _has_files(storage):
+        raise OptionError("found other files, expected an empty folder: name another", uri=storage.uri)
+
+
 class _DatasetTarget:
     """A data set of rlio.
 
@@ -281,10 +286,7 @@ class _DatasetTarget:
     def _begin(self, storage: Storage) -> tuple[int, int]:
         """Rows that are stored, and the number of the next writer."""
         if not storage.exists(HEADER):
-            if _has_files(storage):
-                raise OptionError(
-                    "found other files, expected an empty folder: name another", uri=storage.uri
-                )
+            _check_empty(storage)
             return 0, 0
         read_header(storage)
         names = storage.folders(DATA_DIR)
@@ -428,8 +430,7 @@ class _SinkTarget:
                     uri=self.uri,
                 )
             return
-        if _has_files(storage):
-            raise OptionError("found other files, expected an empty folder: name another", uri=self.uri)
+        _check_empty(storage)
         storage.put(MARKER, identity.encode())
 
     def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> None:

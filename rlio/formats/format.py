@@ -46,6 +46,7 @@ __all__ = [
     "Look",
     "Marks",
     "by_name",
+    "file_in",
     "format_of_columns",
     "format_of_hdf5",
     "format_of_json",
@@ -280,7 +281,7 @@ def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | 
         if found := recognise_file(file):
             return found
         place = Storage.open(place, storage_options=storage_options)
-    return _Search(place).folder("", _DEPTH)
+    return _search(place, "", _DEPTH, [])
 
 
 def recognise_file(file: InputFile) -> Found | None:
@@ -312,40 +313,34 @@ def _best(look: Look, folder: str) -> Found | None:
     return None
 
 
-class _Search:
-    """Looks into a folder, and into those below it."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._left = _FOLDERS
-
-    def folder(self, folder: str, depth: int) -> Found | None:
-        """What a folder holds; a folder whose names alone say it gives way to one further down."""
-        if not self._left:
-            return None
-        self._left -= 1
-        try:
-            children = self._storage.children(folder, most=_NAMES)
-        except (RlioError, OSError):  # It cannot be listed: nothing is known of it.
-            return None
-        files = [name for name, is_folder in children if not is_folder and not name.startswith(".")]
-        if HEADER in files:
-            return None
-        found = _best(Look(files, lambda name: self._file(folder, name)), folder)
-        if found is not None and found.confidence > BY_ENDING:
-            return found
-        below = [name for name, is_folder in children if is_folder and not name.startswith((".", "_"))]
-        below.sort(key=lambda name: (name not in _FOLDERS_FIRST, name))
-        for name in below if depth else ():
-            if deeper := self.folder(f"{folder}/{name}" if folder else name, depth - 1):
-                return deeper
+def _search(storage: Storage, folder: str, depth: int, seen: list[str]) -> Found | None:
+    """What a folder holds; a folder whose names alone say it gives way to one further down."""
+    if len(seen) == _FOLDERS:
+        return None
+    seen.append(folder)
+    try:
+        children = storage.children(folder, most=_NAMES)
+    except (RlioError, OSError):  # It cannot be listed: nothing is known of it.
+        return None
+    files = [name for name, is_folder in children if not is_folder and not name.startswith(".")]
+    if HEADER in files:
+        return None
+    prefix = f"{folder}/" if folder else ""
+    found = _best(Look(files, lambda name: file_in(storage, prefix + name)), folder)
+    if found is not None and found.confidence > BY_ENDING:
         return found
+    below = [name for name, is_folder in children if is_folder and not name.startswith((".", "_"))]
+    below.sort(key=lambda name: (name not in _FOLDERS_FIRST, name))
+    for name in below if depth else ():
+        if deeper := _search(storage, prefix + name, depth - 1, seen):
+            return deeper
+    return found
 
-    def _file(self, folder: str, name: str) -> InputFile:
-        path = f"{folder}/{name}" if folder else name
-        fs = None if self._storage.is_local else self._storage.fs
-        full = f"{self._storage.root.rstrip('/')}/{path}"
-        return InputFile(fs, full, self._storage.uri_of(path), None)
+
+def file_in(storage: Storage, path: str, size: int | None = None) -> InputFile:
+    """A file below a folder, to be opened with `rlio.storage.open_input`."""
+    full = f"{storage.root.rstrip('/')}/{path}"
+    return InputFile(None if storage.is_local else storage.fs, full, storage.uri_of(path), size)
 
 
 class Look:

@@ -18,10 +18,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.local import sync_folder
 from rlio.storage.remote import real_move
 
-__all__ = ["GrowingColumns", "Hdf5Sink", "array_of"]
-
-# Rows that are collected before they are written.
-_BLOCK_ROWS = 16_384
+__all__ = ["Hdf5Sink", "array_of"]
 
 
 class Hdf5Sink(ABC):
@@ -123,51 +120,3 @@ def array_of(column: Column, name: str) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise SchemaError(f"the format holds numbers, found {array.dtype}", column=name)
     return array
-
-
-class GrowingColumns:
-    """Growing datasets of an h5py group: rows are appended in blocks."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self._parts: dict[str, list[np.ndarray]] = {}
-        self._rows = 0
-
-    def append(self, columns: dict[str, np.ndarray]) -> None:
-        """Add rows, always with the same columns.
-
-        Raises:
-            SchemaError: Dtypes or shapes are not those of the rows before.
-        """
-        for name, array in columns.items():
-            known = self._parts.get(name) or ([self._group[name]] if name in self._group else [])
-            if known and (known[0].dtype, known[0].shape[1:]) != (array.dtype, array.shape[1:]):
-                raise SchemaError(
-                    f"found {array.dtype} {array.shape[1:]}, expected {known[0].dtype} {known[0].shape[1:]} "
-                    "as before",
-                    column=name,
-                )
-        for name, array in columns.items():
-            self._parts.setdefault(name, []).append(array)
-        self._rows += len(next(iter(columns.values())))
-        if self._rows >= _BLOCK_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the collected rows."""
-        for name, parts in self._parts.items():
-            if not parts:
-                continue
-            rows = np.concatenate(parts)
-            if name in self._group:
-                dataset = self._group[name]
-                first = len(dataset)
-                dataset.resize(first + len(rows), axis=0)
-                dataset[first:] = rows
-            else:
-                chunk = max(1, min(_BLOCK_ROWS, (1 << 20) // max(1, rows[:1].nbytes)))
-                self._group.create_dataset(
-                    name, data=rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:])
-                )
-            self._parts[name] = []
-        self._rows = 0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
-from rlio.formats.format import Format, Found, by_name, formats, load, recognise, recognise_file
+from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
 from rlio.formats.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, expand_inputs
@@ -51,9 +51,7 @@ class Place:
 
     def file(self, path: str, size: int | None = None) -> InputFile:
         """A file below the root, to be opened with `rlio.storage.open_input`."""
-        storage = self.root()
-        full = f"{storage.root.rstrip('/')}/{path}"
-        return InputFile(None if storage.is_local else storage.fs, full, storage.uri_of(path), size)
+        return file_in(self.root(), path, size)
 
 
 def locate_format(
