@@ -54,7 +54,7 @@ class CsvTable(TextTable):
             raise CorruptData("the first line is empty, expected the names of the columns")
         if line.count(self._parse_options(len(self._names)).delimiter.encode()) >= self.limits.columns:
             raise UnsafeData(f"more than {self.limits.columns} columns")
-        table = self._read(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
+        table = self.parse(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
         if len(table):
             raise CorruptData(
                 "the first line has several rows, parted by carriage returns: expected line feeds, as after "
@@ -79,7 +79,8 @@ class CsvTable(TextTable):
         tabs = self.files[file].path.lower().endswith(".tsv")
         return csv.ParseOptions(delimiter=self._delimiter or ("\t" if tabs else ","))
 
-    def _read(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
+    def parse(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
+        """See `TextTable`."""
         from pyarrow import csv
 
         known = self._names[file] if file < len(self._names) else None
@@ -92,11 +93,3 @@ class CsvTable(TextTable):
                 include_columns=names, column_types=kinds, strings_can_be_null=False
             ),
         )
-
-    def parse(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
-        """See `TextTable`."""
-        if not text.strip():
-            import pyarrow as pa
-
-            return pa.table({})
-        return self._read(text, file, names, schema)
