@@ -25,7 +25,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath, is_uri
 from rlio.support.options import option_names, refuse_unknown
 
-__all__ = ["Place", "locate_format", "open_source", "recognise_inputs"]
+__all__ = ["Place", "locate_format", "open_place", "open_source", "recognise_inputs"]
 
 _MAGIC = frozenset("*?[")
 
@@ -175,14 +175,21 @@ def _join(folder: str, name: str) -> str:
 
 
 def open_source(format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits) -> Any:
-    """The `rlio.readers.episode_reader.EpisodeSource` of a place.
+    """The `rlio.readers.episode_reader.EpisodeSource` of a place; see `open_place`."""
+    opened = open_place(format, format.source, place, options, limits=limits)
+    return by_own_names(opened) if format.source == format.table else opened
+
+
+def open_place(
+    format: Format, target: str | None, place: Place, options: Mapping[str, Any], *, limits: Limits
+) -> Any:
+    """What a format's ``module:Class`` (`Format.source` or `Format.table`) opens.
 
     Raises:
         OptionError: The format has no such option.
     """
-    assert format.source is not None
-    opens = load(format.source)
+    assert target is not None
+    opens = load(target)
     names = [name for name in option_names(opens) or () if name not in ("place", "limits")]
     refuse_unknown(options, names, of=f"the format {format.name}")
-    opened = opens(place, limits=limits, **options)
-    return by_own_names(opened) if format.source == format.table else opened
+    return opens(place, limits=limits, **options)

@@ -338,16 +338,14 @@ class Inspector:
 
 def _same_rows(a: Any, b: Any) -> NDArray[np.bool_]:
     """Whether each row of two columns of the same structure is the same; NaN equals NaN."""
-    same: NDArray[np.bool_] | None = None
+    same = []
     for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
         x, y = to_numpy(x).reshape(len(x), -1), to_numpy(y).reshape(len(y), -1)
         equal = x == y
         if x.dtype.kind == y.dtype.kind == "f":
             equal |= np.isnan(x) & np.isnan(y)
-        rows: NDArray[np.bool_] = np.asarray(np.asarray(equal, np.bool_).all(1))
-        same = rows if same is None else np.logical_and(same, rows)
-    assert same is not None
-    return same
+        same.append(np.asarray(equal, np.bool_).all(1))
+    return np.asarray(np.all(same, axis=0))
 
 
 class _ShiftedRewards:
