@@ -24,9 +24,9 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.names import HEADER
 from rlio.errors import OptionError, SchemaError, UnknownLayout, excerpt
-from rlio.formats.format import Format, Marks, by_name, formats, load
+from rlio.formats.format import Format, Marks, by_name, formats
 from rlio.formats.mapping import DERIVE, ColumnMap, MappedSource, Spec, by_own_names, own_map
-from rlio.formats.place import Place, locate_format
+from rlio.formats.place import Place, locate_format, open_place
 from rlio.formats.tables import ArrayTable, Table, table_in_memory
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.episode_reader import EpisodeReader
@@ -34,7 +34,7 @@ from rlio.readers.read_options import PassKeywords
 from rlio.storage import expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath
-from rlio.support.options import checked_keywords, option_names, refuse_unknown
+from rlio.support.options import checked_keywords
 
 __all__ = ["MAP_OPTIONS", "from_arrays", "from_episodes", "read_table"]
 
@@ -123,11 +123,8 @@ def read_table(
             raise OptionError(f"{excerpt(wrong)} have no effect: the table is in memory")
         return _reader(table_in_memory(inputs), mapping, _MEMORY, details, rest)
     found, place = _locate(inputs, format, storage_options, limits)
-    assert found.table is not None
-    make = load(found.table)
-    names = [name for name in option_names(make) or () if name not in ("place", "limits", "continues")]
-    refuse_unknown(own, names, of=f"the format {found.name}")
-    return _reader(make(place, limits=limits, **own), mapping, found, {**details, **own}, rest)
+    table = open_place(found, found.table, place, own, limits=limits)
+    return _reader(table, mapping, found, {**details, **own}, rest)
 
 
 @checked_keywords

@@ -313,7 +313,7 @@ def test_a_conversion_that_continues_after_a_refused_episode_repeats_no_row(
     made = [episode(number, 4, new_obs_valid=np.ones(4, np.bool_)) for number in range(5)]
     made[1]["new_obs_valid"][-1] = False  # RLlib needs it.
     parts = [{name: column for name, column in rows.items() if name != "eps_id"} for rows in made]
-    monkeypatch.setattr("rlio.formats.rllib_sinks._FILE_BYTES", 1)
+    monkeypatch.setattr("rlio.formats.episode_files._FILE_BYTES", 1)
 
     def stop(_: int, episodes: int) -> None:
         if episodes == 4:

@@ -316,10 +316,10 @@ def test_ends_and_final_observations_come_back(tmp_path: Path) -> None:
 def test_columns_of_other_names_are_kept_and_infos_are_left_out_and_named(tmp_path: Path) -> None:
     infos = np.array([{"a": 1}] * 3, object)
     extra = {"action_logp": np.arange(3.0), "env_seed": np.full(3, 8)}
-    sink = LeRobotSink(Storage.open(tmp_path / "a"), Origin(uri="x"))
-    sink.write(an_episode(infos=infos, extra_outputs=extra))
-    sink.close()
-    assert set(sink.left_out) == {"infos"}
+    with rlio.ParquetWriter(tmp_path / "own", spool=None) as writer:
+        writer.write(an_episode(infos=infos, extra_outputs=extra).to_batch())
+    report = rlio.convert(tmp_path / "own", tmp_path / "a", to="lerobot")
+    assert {f.column for f in report.findings if f.kind == "left_out"} == {"infos"}
     assert all_rows(tmp_path / "a")["env_seed"].tolist() == [8, 8, 8]
     assert all_rows(tmp_path / "a")["action_logp"].tolist() == [0, 1, 2]
 

@@ -387,10 +387,10 @@ def test_an_unknown_final_observation_is_refused_repeated_or_dropped_as_asked(tm
 def test_columns_that_minari_has_not_are_left_out_and_named(tmp_path: Path) -> None:
     infos = np.array([{"a": 1}] * 3, object)
     extra = {"action_logp": np.zeros(3), "env_seed": np.full(3, 8)}
-    sink = MinariSink(Storage.open(tmp_path / "a"), Origin(uri="x"))
-    sink.write(an_episode(infos=infos, extra_outputs=extra))
-    sink.close()
-    assert set(sink.left_out) == {"action_logp", "infos"}
+    with rlio.ParquetWriter(tmp_path / "own", spool=None) as writer:
+        writer.write(an_episode(infos=infos, extra_outputs=extra).to_batch())
+    report = rlio.convert(tmp_path / "own", tmp_path / "a", to="minari")
+    assert {f.column for f in report.findings if f.kind == "left_out"} == {"action_logp", "infos"}
     assert all_rows(tmp_path / "a")["env_seed"].tolist() == [8, 8, 8]
 
 

@@ -16,7 +16,6 @@ from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
 from rlio.formats.format import Format, Marks
-from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
 from rlio.formats.tables import Pieces
 from rlio.limits import Limits
@@ -29,7 +28,7 @@ FORMAT = Format(
     name="arrow",
     title="Arrow",
     marks=Marks(endings=(".arrow", ".feather", ".ipc"), by_ending=True),
-    source="rlio.formats.arrow:open_arrow",
+    source="rlio.formats.arrow:ArrowTable",
     table="rlio.formats.arrow:ArrowTable",
     advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
@@ -66,11 +65,10 @@ class ArrowTable(Pieces):
     Args:
         place: The files.
         limits: Bounds on the files.
-        continues: See `rlio.formats.tables.Table`.
     """
 
-    def __init__(self, place: Place, *, limits: Limits, continues: bool | None = None) -> None:
-        super().__init__(place.uri, place.files, continues=continues)
+    def __init__(self, place: Place, *, limits: Limits) -> None:
+        super().__init__(place.uri, place.files)
         self._limits = limits
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         self._batches: list[list[_Batch]] = []
@@ -116,7 +114,7 @@ class ArrowTable(Pieces):
             raise CorruptData("found a batch of less than no rows")
         self._schemas.append(schema)
         self._batches.append(batches)
-        self.add_file(schema[0].names, rows)
+        self.add_pieces(schema[0].names, rows)
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
@@ -273,8 +271,3 @@ def _field(data: bytes, table: int, number: int) -> int | None:
         return None
     offset = struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0]
     return table + offset if offset else None
-
-
-def open_arrow(place: Place, *, limits: Limits) -> MappedSource:
-    """The `EpisodeSource` of files whose columns have rlio's names."""
-    return by_own_names(ArrowTable(place, limits=limits))

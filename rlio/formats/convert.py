@@ -18,14 +18,15 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import fields, replace
 from itertools import zip_longest
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import take_leaf, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
@@ -57,7 +58,6 @@ Progress = Callable[[int, int], object]
 
 # Bytes of rows that become one shard, which ends where an episode does: what is stored is whole episodes.
 _SHARD_BYTES = 128 << 20
-_WRITE_ROWS = 8192
 _MAX_ENCODED = 256 << 20
 _PROVENANCE = tuple(field.name for field in fields(Provenance))
 
@@ -129,15 +129,16 @@ def convert(
         target = _open_target(source, dst, format, dict(options or {}), into_storage_options, on_error)
         report = _copy(source, target, format, progress)
         if prove:
-            if format is not None and isinstance(target, _SinkTarget):
-                format = replace(format, loses=target.lost)
-            _prove(source, dst, format, into_storage_options, target.refused)
+            _prove(source, dst, format, into_storage_options, target)
             report = replace(report, proved=True)
     return report
 
 
 def _copy(
-    source: Episodes, target: _Target, format: Format | None, progress: Progress | None
+    source: Episodes,
+    target: _DatasetTarget | _SinkTarget,
+    format: Format | None,
+    progress: Progress | None,
 ) -> ImportReport:
     """Write all episodes into the target, and close it."""
     inspector = Inspector(source.parts[0].origin.spaces)
@@ -149,7 +150,9 @@ def _copy(
                 assert isinstance(rows, SampleBatch)
                 place = _place(number, rows)
                 inspector.add(rows, place=place)
-                rows = _in_order(rows, inspector, place)
+                if (in_order := _in_order(rows)) is not rows:
+                    inspector.note("sorted", first=place)
+                    rows = in_order
             target.write(part, rows, inspector, number)
             if progress is not None:
                 progress(inspector.rows, inspector.episodes)
@@ -186,21 +189,18 @@ def _format(name: str | None) -> Format | None:
 
 
 def _is_one_file(format: Format | None) -> bool:
-    if format is None or format.writer is None:
+    if format is None:
         return False
+    assert format.writer is not None
     return "file" in (option_names(load(format.writer)) or ())
 
 
 def _place(number: int, rows: SampleBatch) -> str:
     eps_id = rows.get(Columns.EPS_ID)
-    return f"episode {number}" + ("" if eps_id is None else f" (eps_id {excerpt(_plain(eps_id[0]))})")
+    return f"episode {number}" + ("" if eps_id is None else f" (eps_id {excerpt(to_numpy(eps_id).item(0))})")
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _in_order(rows: SampleBatch, inspector: Inspector, place: str) -> SampleBatch:
+def _in_order(rows: SampleBatch) -> SampleBatch:
     """The rows of an episode, sorted by step if each comes once."""
     if Columns.T not in rows:
         return rows
@@ -210,28 +210,12 @@ def _in_order(rows: SampleBatch, inspector: Inspector, place: str) -> SampleBatc
     order = np.argsort(t, kind="stable")
     if (np.diff(order) == 1).all():
         return rows
-    inspector.note("sorted", first=place)
     return SampleBatch(
         {name: map_structure(lambda leaf: take_leaf(leaf, order), column) for name, column in rows.items()}
     )
 
 
 # ---- targets ----
-
-
-class _Target(Protocol):
-    """Where episodes go."""
-
-    uri: str
-    written: int
-    #: Numbers of the episodes that were left out.
-    refused: set[int]
-
-    @property
-    def left_out(self) -> Mapping[str, None]: ...
-    def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> None: ...
-    def close(self, report: ImportReport) -> None: ...
-    def abort(self) -> None: ...
 
 
 def _open_target(
@@ -241,7 +225,7 @@ def _open_target(
     options: dict[str, Any],
     storage_options: Mapping[str, Any] | None,
     on_error: str,
-) -> _Target:
+) -> _DatasetTarget | _SinkTarget:
     if format is None:
         refuse_unknown(options, (), of="a data set of rlio")
         return _DatasetTarget(
@@ -256,13 +240,18 @@ def _open_target(
         dst = folder + slash if slash else "."
     refuse_unknown(options, names, of=f"the format {format.name}")
     storage = Storage.open(dst, storage_options=storage_options)
-    return _SinkTarget(storage, source, sink, options, on_error, lost=format.loses, is_file="file" in names)
+    return _SinkTarget(storage, source, sink, options, on_error, format.loses)
 
 
 def _has_files(storage: Storage, *, besides: str | None = None) -> bool:
     """Whether there is more than what an interrupted `Storage.put` leaves, and the file ``besides``."""
     names = (name for name, _ in storage.children("", most=100))
     return any(not name.startswith(".") and name not in (TMP_DIR, besides) for name in names)
+
+
+def _check_empty(storage: Storage) -> None:
+    if _has_files(storage):
+        raise OptionError("found other files, expected an empty folder: name another", uri=storage.uri)
 
 
 class _DatasetTarget:
@@ -272,13 +261,16 @@ class _DatasetTarget:
     episodes. So a process that died has stored whole episodes, and the number of rows shows which ones.
     """
 
+    # It holds everything.
+    lost: Collection[str] = ()
+    refused: Collection[int] = ()
+    left_out: Collection[str] = ()
+
     def __init__(
         self, storage: Storage, source: Episodes, root: StrPath, storage_options: Mapping[str, Any] | None
     ) -> None:
         self.uri = storage.uri
         self.written = 0
-        self.refused: set[int] = set()
-        self.left_out: dict[str, None] = {}
         self._root, self._options = root, dict(storage_options) if storage_options is not None else None
         self._source = source
         self._prefix = f"convert-{source.identity}-"
@@ -294,10 +286,7 @@ class _DatasetTarget:
     def _begin(self, storage: Storage) -> tuple[int, int]:
         """Rows that are stored, and the number of the next writer."""
         if not storage.exists(HEADER):
-            if _has_files(storage):
-                raise OptionError(
-                    "found other files, expected an empty folder: name another", uri=storage.uri
-                )
+            _check_empty(storage)
             return 0, 0
         read_header(storage)
         names = storage.folders(DATA_DIR)
@@ -346,7 +335,7 @@ class _DatasetTarget:
         if self._writer is None:
             self._writer = self._open_writer(self._source.parts[self._pending_part], room, report)
             self._open_for = open_for
-        for batch in _joined(self._pending):
+        for batch in self._pending:
             self._writer.write(batch)
         self._writer.flush()
         self._pending, self._bytes = [], 0
@@ -393,23 +382,6 @@ class _DatasetTarget:
                 logger.warning("closing the writer failed: %r", error)
 
 
-def _joined(batches: list[Batch]) -> Iterator[Batch]:
-    """The batches, small ones joined."""
-    run: list[Batch] = []
-    rows = 0
-    for batch in batches:
-        if isinstance(batch, MultiAgentBatch):
-            yield batch
-            continue
-        run.append(batch)
-        rows += len(batch)
-        if rows >= _WRITE_ROWS:
-            yield concat_samples(run)
-            run, rows = [], 0
-    if run:
-        yield concat_samples(run)
-
-
 class _SinkTarget:
     """Another library's format."""
 
@@ -420,14 +392,14 @@ class _SinkTarget:
         sink: Any,
         options: dict[str, Any],
         on_error: str,
-        *,
         lost: frozenset[str],
-        is_file: bool,
     ) -> None:
         self.written = self._good = 0
+        #: Numbers of the episodes that were left out.
         self.refused: set[int] = set()
         self._skips = on_error == "skip"
-        self._extra: dict[str, None] = {}
+        #: Columns that were not written.
+        self.left_out: dict[str, None] = {}
         name = options.get("file")
         self.uri = storage.uri if name is None else storage.uri_of(name)
         self._storage, self._has_marker = storage, name is None
@@ -458,14 +430,8 @@ class _SinkTarget:
                     uri=self.uri,
                 )
             return
-        if _has_files(storage):
-            raise OptionError("found other files, expected an empty folder: name another", uri=self.uri)
+        _check_empty(storage)
         storage.put(MARKER, identity.encode())
-
-    @property
-    def left_out(self) -> Mapping[str, None]:
-        """Columns that were not written."""
-        return {**self._extra, **dict.fromkeys(getattr(self._sink, "left_out", ()))}
 
     def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> None:
         assert isinstance(rows, SampleBatch)
@@ -487,27 +453,17 @@ class _SinkTarget:
 
     def _kept(self, episode: Episode) -> Episode:
         """The episode without what the format cannot hold."""
-        dropped: list[str] = []
+        kept = copy(episode)
         if "infos" in self.lost and episode.infos is not None:
-            dropped.append(Columns.INFOS)
+            kept.infos = None
+            self.left_out[Columns.INFOS] = None
         if "extra" in self.lost:
-            kept = getattr(self._sink, "keeps", ())
-            dropped += [name for name in episode.extra_outputs if name not in kept]
-        if not dropped:
-            return episode
-        self._extra.update(dict.fromkeys(dropped))
-        return Episode(
-            episode.id_,
-            agent_id=episode.agent_id,
-            observations=episode.observations,
-            actions=episode.actions,
-            rewards=episode.rewards,
-            infos=None if Columns.INFOS in dropped else episode.infos,
-            extra_outputs={k: v for k, v in episode.extra_outputs.items() if k not in dropped},
-            terminated=episode.terminated,
-            truncated=episode.truncated,
-            t_started=episode.t_started,
-        )
+            keeps = getattr(self._sink, "keeps", ())
+            kept.extra_outputs = {
+                name: column for name, column in episode.extra_outputs.items() if name in keeps
+            }
+            self.left_out.update(dict.fromkeys(name for name in episode.extra_outputs if name not in keeps))
+        return kept
 
     def close(self, report: ImportReport) -> None:
         self._sink.close()
@@ -534,7 +490,7 @@ def _prove(
     dst: StrPath,
     format: Format | None,
     storage_options: Mapping[str, Any] | None,
-    refused: Collection[int],
+    target: _DatasetTarget | _SinkTarget,
 ) -> None:
     """Read both sides and compare them.
 
@@ -553,9 +509,8 @@ def _prove(
     if source.joint:
         _compare("all rows", _hash_all(source), _hash_all(written), written.uri)
         return
-    lost = frozenset() if format is None else format.loses
-    given = _hashes(source, lost, besides=refused, is_row_wise=format is None)
-    found = _hashes(written, lost, is_row_wise=format is None)
+    given = _hashes(source, target.lost, besides=target.refused, is_row_wise=format is None)
+    found = _hashes(written, target.lost, is_row_wise=format is None)
     for number, (a, b) in enumerate(zip_longest(given, found)):
         if a is None or b is None:
             raise CorruptData(
@@ -579,15 +534,14 @@ def _compare(
 
 
 def _hashes(
-    episodes: Episodes, lost: frozenset[str], *, is_row_wise: bool, besides: Collection[int] = ()
+    episodes: Episodes, lost: Collection[str], *, is_row_wise: bool, besides: Collection[int] = ()
 ) -> Iterator[dict[str, str]]:
     """The content of each episode, but for the numbers ``besides``: column -> digest."""
-    silent = Inspector()
     for number, (_, found) in enumerate(episodes):
         if number in besides:
             continue
         assert isinstance(found, SampleBatch)
-        rows = _in_order(found, silent, "")
+        rows = _in_order(found)
         if is_row_wise:
             yield {name: _digest(column, lost) for name, column in rows.items()}
             continue
@@ -595,14 +549,11 @@ def _hashes(
         yield {name: _digest(column, lost) for name, column in _contents(episode, lost).items()}
 
 
-def _contents(episode: Episode, lost: frozenset[str]) -> dict[str, Any]:
+def _contents(episode: Episode, lost: Collection[str]) -> dict[str, Any]:
     steps = len(episode)
     observations = episode.observations
     if "final_obs" in lost:
         observations = map_structure(lambda leaf: leaf[:steps], observations)
-    truncated = episode.truncated
-    if "unfinished" in lost:
-        truncated = not episode.terminated
     found: dict[str, Any] = {
         Columns.OBS: observations,
         Columns.ACTIONS: episode.actions,
@@ -610,6 +561,7 @@ def _contents(episode: Episode, lost: frozenset[str]) -> dict[str, Any]:
         Columns.TERMINATEDS: np.array([episode.terminated]),
     }
     if "truncated" not in lost:
+        truncated = not episode.terminated if "unfinished" in lost else episode.truncated
         found[Columns.TRUNCATEDS] = np.array([truncated])
     if "ids" not in lost:
         found[Columns.EPS_ID] = np.array([episode.id_])
@@ -622,7 +574,7 @@ def _contents(episode: Episode, lost: frozenset[str]) -> dict[str, Any]:
     return found
 
 
-def _digest(column: Any, lost: frozenset[str]) -> str:
+def _digest(column: Any, lost: Collection[str]) -> str:
     """Digest of a column's structure, dtypes, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
     # Keys of a dict have no order.
@@ -633,11 +585,17 @@ def _digest(column: Any, lost: frozenset[str]) -> str:
         if "dtypes" in lost and array.dtype.kind in "biuf":
             array = _without_dtype(array)
         digest.update(f"{path_text(path)}|{array.dtype.str}|{array.shape}".encode())
-        if array.dtype == object:
-            _feed(digest, array.tolist(), by_value="dtypes" in lost)
-        else:
-            digest.update(np.ascontiguousarray(array).data if array.dtype.kind != "U" else array.tobytes())
+        _feed_rows(digest, array, by_value="dtypes" in lost)
     return digest.hexdigest()
+
+
+def _feed_rows(digest: Any, array: NDArray[Any], *, by_value: bool = False) -> None:
+    """Add the rows of an array, which may be cut anywhere."""
+    if array.dtype == object:
+        for value in array.tolist():
+            _feed(digest, value, by_value=by_value)
+    else:
+        digest.update(array.tobytes())
 
 
 def _without_dtype(array: NDArray[Any]) -> NDArray[Any]:
@@ -668,7 +626,8 @@ def _feed(digest: Any, value: Any, *, by_value: bool = False) -> None:
         # np.float64 and np.str_ are Python's types, too, and are stored as such.
         is_plain = by_value or isinstance(value, (float, complex, str, bytes))
         kind = value.dtype.str if isinstance(value, np.generic) and not is_plain else ""
-        digest.update(f"{kind}{_plain(value)!r},".encode())
+        plain = value.item() if isinstance(value, np.generic) else value
+        digest.update(f"{kind}{plain!r},".encode())
 
 
 def _hash_all(episodes: Episodes) -> dict[str, str]:
@@ -682,9 +641,5 @@ def _hash_all(episodes: Episodes) -> dict[str, str]:
                     key = f"{policy}/{name}" + (f"/{path_text(path)}" if path else "")
                     if key not in found:
                         found[key] = hashlib.blake2b(f"{array.dtype.str}{array.shape[1:]}".encode())
-                    if array.dtype == object:
-                        for value in array.tolist():
-                            _feed(found[key], value)
-                    else:
-                        found[key].update(np.ascontiguousarray(array).data if array.size else b"")
+                    _feed_rows(found[key], array)
     return {key: digest.hexdigest() for key, digest in found.items()}

@@ -14,7 +14,6 @@ from typing import IO, Any
 
 from rlio.errors import CorruptData, OptionError, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
-from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
 from rlio.formats.text_table import TextTable
 from rlio.limits import Limits
@@ -23,7 +22,7 @@ FORMAT = Format(
     name="csv",
     title="CSV",
     marks=Marks(endings=(".csv", ".tsv"), by_ending=True),
-    source="rlio.formats.csv:open_csv",
+    source="rlio.formats.csv:CsvTable",
     table="rlio.formats.csv:CsvTable",
     advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
@@ -55,7 +54,7 @@ class CsvTable(TextTable):
             raise CorruptData("the first line is empty, expected the names of the columns")
         if line.count(self._parse_options(len(self._names)).delimiter.encode()) >= self.limits.columns:
             raise UnsafeData(f"more than {self.limits.columns} columns")
-        table = self._read(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
+        table = self.parse(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
         if len(table):
             raise CorruptData(
                 "the first line has several rows, parted by carriage returns: expected line feeds, as after "
@@ -80,7 +79,8 @@ class CsvTable(TextTable):
         tabs = self.files[file].path.lower().endswith(".tsv")
         return csv.ParseOptions(delimiter=self._delimiter or ("\t" if tabs else ","))
 
-    def _read(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
+    def parse(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
+        """See `TextTable`."""
         from pyarrow import csv
 
         known = self._names[file] if file < len(self._names) else None
@@ -93,16 +93,3 @@ class CsvTable(TextTable):
                 include_columns=names, column_types=kinds, strings_can_be_null=False
             ),
         )
-
-    def parse(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
-        """See `TextTable`."""
-        if not text.strip():
-            import pyarrow as pa
-
-            return pa.table({})
-        return self._read(text, file, names, schema)
-
-
-def open_csv(place: Place, *, limits: Limits, delimiter: str | None = None) -> MappedSource:
-    """The `EpisodeSource` of files whose columns have rlio's names."""
-    return by_own_names(CsvTable(place, limits=limits, delimiter=delimiter))

@@ -20,8 +20,8 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, MissingColumn, UnknownLayout, excerpt
 from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_sink import Hdf5Sink, array_of
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
-from rlio.formats.new_files import NewHdf5, array_of
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
@@ -96,7 +96,7 @@ class D3rlpySource(Hdf5Source):
         return tuple(parts)
 
 
-class D3rlpySink:
+class D3rlpySink(Hdf5Sink):
     """Writes one file; an `EpisodeSink`.
 
     Rewards that are whole numbers become float32. Observations may be an array or a tuple of arrays.
@@ -108,8 +108,7 @@ class D3rlpySink:
     """
 
     def __init__(self, storage: Storage, origin: Origin, *, file: str = "dataset.h5") -> None:
-        self.episodes: int = 0
-        self._new = NewHdf5(storage, file)
+        super().__init__(storage, file)
 
     def write(self, episode: Episode) -> None:
         """See `EpisodeSink`."""
@@ -126,20 +125,16 @@ class D3rlpySink:
         kind = rewards.dtype if rewards.dtype.kind == "f" else np.float32
         found[f"rewards_{number}"] = rewards.reshape(steps, 1).astype(kind)
         for name, array in found.items():
-            self._new.file[name] = array
-        self._new.file[f"terminated_{number}"] = episode.terminated
+            self.file[name] = array
+        self.file[f"terminated_{number}"] = episode.terminated
         self.episodes += 1
 
     def close(self) -> None:
         """See `EpisodeSink`."""
-        file = self._new.file
+        file = self.file
         file["columns"] = ["observations", "actions", "rewards", "terminated"]
         file["num_episodes"], file["version"] = self.episodes, "2.1"
-        self._new.commit()
-
-    def abort(self) -> None:
-        """See `EpisodeSink`."""
-        self._new.abort()
+        super().close()
 
 
 def _text(value: Any) -> str:

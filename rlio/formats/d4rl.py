@@ -7,16 +7,21 @@ after each row.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.errors import SchemaError
 from rlio.formats.format import Format, Marks
-from rlio.formats.new_files import GrowingColumns, NewHdf5, array_of
+from rlio.formats.hdf5_sink import Hdf5Sink, array_of
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
 
+# Rows that are collected before they are written.
+_BLOCK_ROWS = 16_384
 _NEEDED = frozenset(("observations", "actions", "rewards", "terminals"))
 
 FORMAT = Format(
@@ -33,7 +38,7 @@ FORMAT = Format(
 )
 
 
-class D4rlSink:
+class D4rlSink(Hdf5Sink):
     """Writes one file; an `EpisodeSink`.
 
     An episode that has not ended gets a timeout: without it, its rows would be those of the next one.
@@ -49,11 +54,13 @@ class D4rlSink:
     def __init__(
         self, storage: Storage, origin: Origin, *, file: str = "dataset.hdf5", next_observations: bool = True
     ) -> None:
-        self.episodes: int = 0
+        super().__init__(storage, file)
         self._has_next = next_observations
         self.loses: frozenset[str] = FORMAT.loses | (set() if next_observations else {"final_obs"})
-        self._new = NewHdf5(storage, file)
-        self._columns = GrowingColumns(self._new.file)
+        #: Dtype and shape of the rows of each dataset.
+        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._pending: list[dict[str, np.ndarray]] = []
+        self._rows = 0
 
     def write(self, episode: Episode) -> None:
         """See `EpisodeSink`."""
@@ -76,14 +83,35 @@ class D4rlSink:
                     column=Columns.NEXT_OBS,
                 )
             found["next_observations"] = observations[1:]
-        self._columns.append(found)
+        for name, array in found.items():
+            kind = array.dtype, array.shape[1:]
+            if kind != (known := self._kinds.setdefault(name, kind)):
+                raise SchemaError(
+                    f"found {kind[0]} {kind[1]}, expected {known[0]} {known[1]} as before", column=name
+                )
+        self._pending.append(found)
+        self._rows += steps
         self.episodes += 1
+        if self._rows >= _BLOCK_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Append the collected rows to the datasets."""
+        for name, (dtype, shape) in self._kinds.items():
+            if name not in self.file:
+                row_bytes = max(1, dtype.itemsize * math.prod(shape))
+                chunk = max(1, min(_BLOCK_ROWS, (1 << 20) // row_bytes))
+                self.file.create_dataset(
+                    name, (0, *shape), dtype, maxshape=(None, *shape), chunks=(chunk, *shape)
+                )
+            dataset = self.file[name]
+            first = len(dataset)
+            dataset.resize(first + self._rows, axis=0)
+            dataset[first:] = np.concatenate([columns[name] for columns in self._pending])
+        self._pending, self._rows = [], 0
 
     def close(self) -> None:
         """See `EpisodeSink`."""
-        self._columns.flush()
-        self._new.commit()
-
-    def abort(self) -> None:
-        """See `EpisodeSink`."""
-        self._new.abort()
+        if self._pending:
+            self._flush()
+        super().close()

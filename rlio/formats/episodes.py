@@ -22,9 +22,9 @@ from rlio.batch.arrays import is_table, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.dataset.dataset import Dataset
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.formats.format import Marks, formats
+from rlio.formats.format import formats
+from rlio.formats.report import ends_of
 from rlio.formats.sink import Origin
-from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.replay.episode_columns import EPISODE_COLUMNS
@@ -71,7 +71,7 @@ class EpisodeCutter:
     def add(self, batch: SampleBatch) -> Iterator[SampleBatch]:
         """Take rows; return the episodes that are now complete, each in the order of its rows."""
         keys = [to_numpy(batch[name]) for name in _KEYS if name in batch]
-        ends = _ends(batch)
+        ends = ends_of(batch)
         new = np.zeros(len(batch), np.bool_)
         new[:1] = True
         for values in keys:
@@ -80,7 +80,7 @@ class EpisodeCutter:
             new[1:] |= ends[:-1]
         starts = np.flatnonzero(new).tolist()
         for start, stop in zip(starts, [*starts[1:], len(batch)], strict=True):
-            key = tuple(_plain(values[start]) for values in keys)
+            key = tuple(values.item(start) for values in keys)
             if self._layout != "mixed" and self._waiting and key not in self._waiting:
                 yield from self.finish()
             part = batch[start:stop]
@@ -113,18 +113,6 @@ class EpisodeCutter:
         return parts[0] if len(parts) == 1 else concat_samples(parts)
 
 
-def _ends(batch: SampleBatch) -> np.ndarray:
-    found = np.zeros(len(batch), np.bool_)
-    for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS):
-        if name in batch:
-            found |= to_numpy(batch[name]).astype(np.bool_)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Rows with one origin: those of one writer of a data set of rlio, or all rows of another source.
@@ -153,7 +141,6 @@ class Episodes:
         parts: Parts of the rows, in order.
         layout: How the rows lie.
         joint: Whether batches are given as they are.
-        rows: Rows in all; None: not known.
         notes: What the source says of its data, each a sentence.
         left_out: Columns that are not given.
     """
@@ -166,7 +153,6 @@ class Episodes:
         identity: object,
         parts: Sequence[Part],
         layout: Layout,
-        rows: int | None,
         notes: Sequence[str] = (),
     ) -> None:
         self.uri: str = uri
@@ -176,7 +162,6 @@ class Episodes:
         ).hexdigest()
         self.parts: list[Part] = list(parts)
         self.layout: Layout = layout
-        self.rows: int | None = rows
         self.notes: list[str] = list(notes)
         self.joint = False
         self.left_out: dict[str, None] = {}
@@ -261,7 +246,6 @@ class _StoredEpisodes(Episodes):
             identity=[dataset.snapshot(), policy, self._options],
             parts=parts,
             layout=layout,
-            rows=len(dataset),
         )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
@@ -275,40 +259,42 @@ class _StoredEpisodes(Episodes):
 class _ReadEpisodes(Episodes):
     """Of a reader of another library's files, which is opened again for each iteration."""
 
-    def __init__(self, src: Any, options: Mapping[str, Any], policy: str | None) -> None:
+    def __init__(self, src: Any, reader: Any, options: Mapping[str, Any], policy: str | None) -> None:
         self._src, self._options, self._policy = src, options, policy
-        with self._open() as reader:
-            source = getattr(reader, "source", None)
+        source = getattr(reader, "source", None)
+        uri = _text(src)
+        origin = getattr(source, "origin", None) or Origin(uri=uri)
+        if origin.spaces is None:
             spaces = getattr(reader, "spaces", None) or options.get("spaces")
-            uri = _text(src)
-            origin = getattr(source, "origin", None) or Origin(uri=uri)
-            if origin.spaces is None:
-                origin = replace(origin, spaces=_pair(spaces, policy))
-            policies = {policy or DEFAULT_POLICY_ID: origin.spaces} if origin.spaces is not None else {}
-            whole = isinstance(reader, EpisodeReader)
-            super().__init__(
-                uri=uri,
-                format=reader.format.name if isinstance(reader, EpisodeReader) else _format_of(reader),
-                identity=[reader.state_dict(), policy],
-                parts=[Part(origin=origin, spaces=policies)],
-                layout="whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed",
-                rows=sum(source.lengths) if source is not None else None,
-                notes=_notes_of(reader),
-            )
-
-    def _open(self) -> Any:
-        if isinstance(self._src, EpisodeReader):
-            if self._options:
-                raise OptionError(f"{excerpt(list(self._options))} have no effect: the source is a reader")
-            return self._src.again(epochs=1)
-        return read(self._src, epochs=1, **self._options)
+            if isinstance(spaces, Mapping):
+                spaces = spaces.get(policy or DEFAULT_POLICY_ID)
+            origin = replace(origin, spaces=spaces if isinstance(spaces, tuple) else None)
+        policies = {policy or DEFAULT_POLICY_ID: origin.spaces} if origin.spaces is not None else {}
+        whole = isinstance(reader, EpisodeReader)
+        super().__init__(
+            uri=uri,
+            format=reader.format.name if whole else _format_of(reader),
+            identity=[reader.state_dict(), policy],
+            parts=[Part(origin=origin, spaces=policies)],
+            layout="whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed",
+            notes=_notes_of(reader),
+        )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
-        with self._open() as reader:
+        with _opened(self._src, self._options) as reader:
             yield from ((0, rows) for batch in reader for rows in _of(batch, self._policy))
             self._note_skipped(reader, "records")
             for note in _notes_of(reader):
                 self._note(note)
+
+
+def _opened(src: Any, options: Mapping[str, Any]) -> Any:
+    """A reader of all rows."""
+    if not isinstance(src, EpisodeReader):
+        return read(src, epochs=1, **options)
+    if options:
+        raise OptionError(f"{excerpt(list(options))} have no effect: the source is a reader")
+    return src.again(epochs=1)
 
 
 def _notes_of(reader: Any) -> Sequence[str]:
@@ -332,7 +318,6 @@ def open_episodes(
     layout: Layout | None = None,
     read_options: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
 ) -> Episodes:
     """Open data for reading by episode.
 
@@ -344,7 +329,6 @@ def open_episodes(
         layout: How the rows lie; None: as the source has them.
         read_options: Keywords of the reader.
         storage_options: For the filesystem.
-        limits: Bounds on the data.
 
     Raises:
         OptionError: ``src`` is something else, or has several policies and ``policy`` names none of them.
@@ -354,35 +338,23 @@ def open_episodes(
     if refused := sorted(_REFUSED & options.keys()):
         raise OptionError(f"read_options: a conversion reads all rows once, in order; leave out {refused}")
     if isinstance(src, Dataset):
-        dataset = src
+        dataset, taken = src, _OF_DATASETS
     else:
-        is_open = isinstance(src, EpisodeReader) or is_table(src)
-        if (
-            not is_open
-            and not isinstance(src, (str, os.PathLike))
-            and not (
-                isinstance(src, Sequence) and src and all(isinstance(one, (str, os.PathLike)) for one in src)
-            )
-        ):
+        is_one = isinstance(src, (str, os.PathLike, EpisodeReader)) or is_table(src)
+        paths = src if isinstance(src, Sequence) and not is_one else ()
+        if not is_one and not (paths and all(isinstance(one, (str, os.PathLike)) for one in paths)):
             raise OptionError(
                 f"found {excerpt(src)}, expected a path, a list of paths, a Dataset, a table "
                 "or an EpisodeReader"
             )
         if storage_options is not None:
             options["storage_options"] = storage_options
-        if limits != DEFAULT_LIMITS:
-            options["limits"] = limits
-        opened = None
-        if not is_open:
-            with read(src, epochs=1, **options) as reader:
-                opened = reader.dataset if isinstance(reader, DatasetReader) else None
-        if opened is None:
-            found: Episodes = _ReadEpisodes(src, options, policy)
-            if layout is not None:
-                found.layout = layout
-            return _checked(found, policy, keeps_batches=keeps_batches)
-        dataset = opened
-    taken = _OF_DATASETS if isinstance(src, Dataset) else _OF_DATASETS | _OPENING
+        with _opened(src, options) as reader:
+            if not isinstance(reader, DatasetReader):
+                found = _ReadEpisodes(src, reader, options, policy)
+                found.layout = layout or found.layout
+                return _checked(found, policy, keeps_batches=keeps_batches)
+        dataset, taken = reader.dataset, _OF_DATASETS | _OPENING
     if unknown := sorted(options.keys() - taken):
         raise OptionError(
             f"read_options: found {unknown}; of a data set of rlio, expected some of {sorted(taken)}",
@@ -419,17 +391,9 @@ def _checked(found: Episodes, policy: str | None, *, keeps_batches: bool) -> Epi
     return found
 
 
-def _pair(spaces: Any, policy: str | None) -> tuple[Any, Any] | None:
-    if isinstance(spaces, Mapping):
-        spaces = spaces.get(policy or DEFAULT_POLICY_ID)
-    return spaces if isinstance(spaces, tuple) else None
-
-
 def _format_of(reader: Any) -> str:
     name = type(reader).__name__
-    return next(
-        (f.name for f in formats() if f.reader and f.reader.endswith(f":{name}") and f.marks != Marks()), name
-    )
+    return next((f.name for f in formats() if f.reader and f.reader.endswith(f":{name}")), name)
 
 
 def _text(src: Any) -> str:

@@ -22,7 +22,7 @@ import json
 import os
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -46,6 +46,7 @@ __all__ = [
     "Look",
     "Marks",
     "by_name",
+    "file_in",
     "format_of_columns",
     "format_of_hdf5",
     "format_of_json",
@@ -53,13 +54,13 @@ __all__ = [
     "recognise",
     "recognise_file",
     "refuse_known",
+    "with_all_of",
 ]
 
 T = TypeVar("T")
 
-#: How sure `Format.recognise` is: not at all, by the ending of a name, by what is in a data file, by a file
-#: that only this format has.
-NOT_AT_ALL: Final = 0
+#: How sure `recognise` is: by the ending of a name, by what is in a data file, by a file that only this
+#: format has.
 BY_ENDING: Final = 1
 BY_CONTENT: Final = 2
 BY_MARKER: Final = 3
@@ -86,7 +87,10 @@ _DEPTH = 4
 _JSON_BYTES = 4 << 20
 _LINE_BYTES = 1 << 20
 _FOLDERS_FIRST: Final = ("meta", "data")
-_EPISODE_READER = "rlio.readers.episode_reader:EpisodeReader"
+
+
+def _never(_: object) -> bool:
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,36 +98,25 @@ class Marks:
     """Properties that only files of one format have.
 
     Attributes:
-        json: Sets of keys; an object with all keys of a set, in a marker file or on the first line of a JSON
-            file, belongs to the format.
-        json_is: Further test of such an object.
-        columns: Sets of top-level columns of Parquet and Arrow files; all columns of a set mark the format.
-        columns_are: Further test of the column names.
+        json: Test of an object in a marker file, or on the first line of a JSON file; see `with_all_of`.
+        columns: Test of the top-level columns of a Parquet or Arrow file.
         hdf5: Test of the paths in an HDF5 file, two levels deep, such as ``episode_0/observations``.
         files: Test of the names of the files in a folder.
         endings: Endings of the names of data files, lower case, such as ``.csv``.
         by_ending: Whether the ending alone marks the format, because its files have no other marks.
     """
 
-    json: tuple[frozenset[str], ...] = ()
-    json_is: Callable[[Mapping[str, Any]], bool] | None = None
-    columns: tuple[frozenset[str], ...] = ()
-    columns_are: Callable[[frozenset[str]], bool] | None = None
-    hdf5: Callable[[frozenset[str]], bool] | None = None
-    files: Callable[[Collection[str]], bool] | None = None
+    json: Callable[[Mapping[str, Any]], bool] = _never
+    columns: Callable[[frozenset[str]], bool] = _never
+    hdf5: Callable[[frozenset[str]], bool] = _never
+    files: Callable[[Collection[str]], bool] = _never
     endings: tuple[str, ...] = ()
     by_ending: bool = False
 
-    def match_json(self, found: Mapping[str, Any]) -> bool:
-        """Whether a JSON object belongs to the format."""
-        keys = found.keys()
-        return any(needed <= keys for needed in self.json) or bool(self.json_is and self.json_is(found))
 
-    def match_columns(self, names: frozenset[str]) -> bool:
-        """Whether a table with these top-level columns belongs to the format."""
-        return any(needed <= names for needed in self.columns) or bool(
-            self.columns_are and self.columns_are(names)
-        )
+def with_all_of(*needed: set[str]) -> Callable[[Collection[str]], bool]:
+    """A test of keys or columns for `Marks`: whether all names of one of the sets are there."""
+    return lambda found: any(names.issubset(found) for names in needed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +129,8 @@ class Format:
         marks: How it is recognised.
         reader: ``module:Class`` of a `rlio.InputReader` of its own that opens it; None: it has none.
         source: ``module:Class`` of the `rlio.readers.episode_reader.EpisodeSource` with which `EpisodeReader`
-            opens it. With neither, rlio does not read the format.
+            opens it; the same as ``table``, if the columns of files may have rlio's names. With neither, rlio
+            does not read the format.
         table: ``module:Class`` of the `rlio.formats.tables.Table` from which a mapping reads; None: it has no
             columns of the user's own.
         writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
@@ -169,42 +163,29 @@ class Format:
         """Whether rlio reads it."""
         return self.reader is not None or self.source is not None or self.table is not None
 
-    def is_marked(self, look: Look) -> bool:
+    def has_marker(self, look: Look) -> bool:
         """Whether the folder has a file that only this format has."""
-        marks = self.marks
-        by_names = marks.files is not None and marks.files(look.files)
-        return by_names or any(marks.match_json(found) for found in look.markers())
+        return self.marks.files(look.files) or any(map(self.marks.json, look.markers()))
 
-    def recognise(self, look: Look) -> int:
-        """Return how sure it is that the files belong to the format, from `NOT_AT_ALL` to `BY_MARKER`."""
+    def has_content(self, look: Look) -> bool:
+        """Whether a data file has content of this format."""
         marks = self.marks
-        if self.is_marked(look):
-            return BY_MARKER
-        if (
-            any(marks.match_json(found) for found in look.json_lines())
-            or any(marks.match_columns(names) for names in look.columns(marks.endings))
-            or (marks.hdf5 is not None and any(marks.hdf5(paths) for paths in look.hdf5()))
-        ):
-            return BY_CONTENT
-        named = marks.by_ending and any(name.lower().endswith(marks.endings) for name in look.files)
-        return BY_ENDING if named else NOT_AT_ALL
+        return (
+            any(map(marks.json, look.json_lines()))
+            or any(map(marks.columns, look.columns(marks.endings)))
+            or any(map(marks.hdf5, look.hdf5()))
+        )
 
-    def describe(self) -> str:
-        """One line for a message or a table: the title, and what rlio does with it."""
-        does = (("reads", self.is_read), ("writes", self.writer is not None))
-        can = " and ".join(word for word, able in does if able)
-        return f"{self.title}: rlio {can or 'does not read'} it" + (f"; {self.advice}" if self.advice else "")
+    def has_ending(self, look: Look) -> bool:
+        """Whether the name of a file has an ending that marks the format."""
+        marks = self.marks
+        return marks.by_ending and any(name.lower().endswith(marks.endings) for name in look.files)
 
     def refusal(self, *, uri: str | None = None) -> UnknownLayout:
         """The error of a reader that was given this format and does not read it."""
         return UnknownLayout(
             f"found {self.title}'s layout, expected one that this reader knows: {self.advice}", uri=uri
         )
-
-    def reader_class(self) -> Any:
-        """The class of readers that opens it; only of a format that rlio reads."""
-        assert self.is_read
-        return load(self.reader or _EPISODE_READER)
 
 
 def load(place: str) -> Any:
@@ -233,24 +214,20 @@ def by_name(name: str) -> Format | None:
 def format_of_columns(names: Collection[str]) -> Format | None:
     """The format of a Parquet or Arrow file with these top-level columns; None: no known one."""
     found = frozenset(names)
-    return _only(format for format in formats() if format.marks.match_columns(found))
+    return next((format for format in formats() if format.marks.columns(found)), None)
 
 
 def format_of_json(found: object) -> Format | None:
     """The format of a file with this JSON, or with this first line; None: no known one."""
     if not isinstance(found, Mapping):
         return None
-    return _only(format for format in formats() if format.marks.match_json(found))
+    return next((format for format in formats() if format.marks.json(found)), None)
 
 
 def format_of_hdf5(file: Any) -> Format | None:
     """The format of an open h5py file; None: no known one. No link that leaves the file is followed."""
     paths = _hdf5_paths(file)
-    return _only(f for f in formats() if f.marks.hdf5 is not None and f.marks.hdf5(paths))
-
-
-def _only(found: Iterator[Format]) -> Format | None:
-    return next(found, None)
+    return next((format for format in formats() if format.marks.hdf5(paths)), None)
 
 
 def _hdf5_paths(file: Any) -> frozenset[str]:
@@ -304,12 +281,12 @@ def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | 
         if found := recognise_file(file):
             return found
         place = Storage.open(place, storage_options=storage_options)
-    return _Search(place).folder("", _DEPTH)
+    return _search(place, "", _DEPTH, [])
 
 
 def recognise_file(file: InputFile) -> Found | None:
     """What `recognise` finds in one file."""
-    return _best(Look.at_file(file), "")
+    return _best(Look([file.path.rpartition("/")[2]], lambda _: file), "")
 
 
 def refuse_known(
@@ -327,48 +304,43 @@ def refuse_known(
 
 
 def _best(look: Look, folder: str) -> Found | None:
-    for marked in formats():  # Data files are opened only where there is no marker.
-        if marked.is_marked(look):
-            return Found(marked, folder, BY_MARKER)
-    sure = [(format.recognise(look), format) for format in formats()]
-    confidence, format = max(sure, key=lambda pair: pair[0], default=(NOT_AT_ALL, None))
-    return Found(format, folder, confidence) if format is not None and confidence else None
+    # The surest first: data files are opened only where there is no marker.
+    ways = ((BY_MARKER, Format.has_marker), (BY_CONTENT, Format.has_content), (BY_ENDING, Format.has_ending))
+    for confidence, is_there in ways:
+        for format in formats():
+            if is_there(format, look):
+                return Found(format, folder, confidence)
+    return None
 
 
-class _Search:
-    """Looks into a folder, and into those below it."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._left = _FOLDERS
-
-    def folder(self, folder: str, depth: int) -> Found | None:
-        """What a folder holds; a folder whose names alone say it gives way to one further down."""
-        if not self._left:
-            return None
-        self._left -= 1
-        try:
-            children = self._storage.children(folder, most=_NAMES)
-        except (RlioError, OSError):  # It cannot be listed: nothing is known of it.
-            return None
-        files = [name for name, is_folder in children if not is_folder and not name.startswith(".")]
-        if HEADER in files:
-            return None
-        found = _best(Look(files, lambda name: self._file(folder, name)), folder)
-        if found is not None and found.confidence > BY_ENDING:
-            return found
-        below = [name for name, is_folder in children if is_folder and not name.startswith((".", "_"))]
-        below.sort(key=lambda name: (name not in _FOLDERS_FIRST, name))
-        for name in below if depth else ():
-            if deeper := self.folder(f"{folder}/{name}" if folder else name, depth - 1):
-                return deeper
+def _search(storage: Storage, folder: str, depth: int, seen: list[str]) -> Found | None:
+    """What a folder holds; a folder whose names alone say it gives way to one further down."""
+    if len(seen) == _FOLDERS:
+        return None
+    seen.append(folder)
+    try:
+        children = storage.children(folder, most=_NAMES)
+    except (RlioError, OSError):  # It cannot be listed: nothing is known of it.
+        return None
+    files = [name for name, is_folder in children if not is_folder and not name.startswith(".")]
+    if HEADER in files:
+        return None
+    prefix = f"{folder}/" if folder else ""
+    found = _best(Look(files, lambda name: file_in(storage, prefix + name)), folder)
+    if found is not None and found.confidence > BY_ENDING:
         return found
+    below = [name for name, is_folder in children if is_folder and not name.startswith((".", "_"))]
+    below.sort(key=lambda name: (name not in _FOLDERS_FIRST, name))
+    for name in below if depth else ():
+        if deeper := _search(storage, prefix + name, depth - 1, seen):
+            return deeper
+    return found
 
-    def _file(self, folder: str, name: str) -> InputFile:
-        path = f"{folder}/{name}" if folder else name
-        fs = None if self._storage.is_local else self._storage.fs
-        full = f"{self._storage.root.rstrip('/')}/{path}"
-        return InputFile(fs, full, self._storage.uri_of(path), None)
+
+def file_in(storage: Storage, path: str, size: int | None = None) -> InputFile:
+    """A file below a folder, to be opened with `rlio.storage.open_input`."""
+    full = f"{storage.root.rstrip('/')}/{path}"
+    return InputFile(None if storage.is_local else storage.fs, full, storage.uri_of(path), size)
 
 
 class Look:
@@ -384,21 +356,14 @@ class Look:
 
     # JSON files that say what is in their folder.
     _MARKERS: Final = frozenset(
-        (
-            *("metadata.json", "info.json", "dataset_info.json", "state.json", "dataset_dict.json"),
-            *("meta.json", "features.json"),
-        )
+        f"{name}.json"
+        for name in ("metadata", "info", "dataset_info", "state", "dataset_dict", "meta", "features")
     )
 
     def __init__(self, files: Collection[str], file_of: Callable[[str], InputFile]) -> None:
         self.files = files
         self._file_of = file_of
         self._seen: dict[tuple[str, ...], list[Any]] = {}
-
-    @classmethod
-    def at_file(cls, file: InputFile) -> Look:
-        """A look at one file."""
-        return cls([file.path.rpartition("/")[2]], lambda _: file)
 
     def markers(self) -> list[Mapping[str, Any]]:
         """The JSON objects in the marker files of the folder."""

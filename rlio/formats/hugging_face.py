@@ -11,24 +11,26 @@ import re
 
 from rlio.errors import CorruptData, OptionError, UnknownLayout, excerpt
 from rlio.formats.arrow import ArrowTable
-from rlio.formats.format import Format, Marks
+from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.json_files import read_object
-from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
 from rlio.limits import Limits
+
+_IS_MARKED = with_all_of(
+    {"_data_files", "_fingerprint"},
+    {"builder_name", "dataset_size", "features"},
+    {"citation", "description", "features", "homepage", "license"},
+)
 
 FORMAT = Format(
     name="huggingface",
     title="Hugging Face datasets",
     marks=Marks(
-        json=(
-            frozenset(("_data_files", "_fingerprint")),
-            frozenset(("builder_name", "dataset_size", "features")),
-            frozenset(("citation", "description", "features", "homepage", "license")),
+        json=lambda found: (
+            _IS_MARKED(found) or (found.keys() == {"splits"} and isinstance(found["splits"], list))
         ),
-        json_is=lambda found: found.keys() == {"splits"} and isinstance(found["splits"], list),
     ),
-    source="rlio.formats.hugging_face:open_saved",
+    source="rlio.formats.hugging_face:saved_table",
     table="rlio.formats.hugging_face:saved_table",
     root=("state.json", "dataset_dict.json"),
     advice="read it with rlio.read",
@@ -76,13 +78,10 @@ def saved_table(place: Place, *, limits: Limits, split: str | None = None) -> Ar
     if not names or not all(map(_is_name, names)):
         raise CorruptData(f"state.json names the files {excerpt(names)}, expected names", uri=place.uri)
     files = Place(place.uri, None, tuple(place.file(f"{folder}{name}") for name in names))
-    return ArrowTable(files, limits=limits, continues=True)
+    table = ArrowTable(files, limits=limits)
+    table.continues = True
+    return table
 
 
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None and set(name) != {"."}
-
-
-def open_saved(place: Place, *, limits: Limits, split: str | None = None) -> MappedSource:
-    """The `EpisodeSource` of a folder whose columns have rlio's names."""
-    return by_own_names(saved_table(place, limits=limits, split=split))

@@ -18,6 +18,7 @@ __all__ = ["decode_images", "encode_png"]
 
 # Channels of the modes of pictures whose bytes are their values.
 _CHANNELS: Final = {"L": None, "RGB": 3, "RGBA": 4}
+_PNG_CHANNELS: Final = ((), (1,), (3,), (4,))
 
 
 def decode_images(
@@ -87,17 +88,7 @@ def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
     image = _pillow()
     files = []
     for picture in pictures:
-        if (
-            picture.dtype != np.uint8
-            or picture.ndim not in (2, 3)
-            or picture.shape[2:]
-            not in (
-                (),
-                (1,),
-                (3,),
-                (4,),
-            )
-        ):
+        if picture.dtype != np.uint8 or picture.ndim < 2 or picture.shape[2:] not in _PNG_CHANNELS:
             raise SchemaError(f"{picture.dtype} of shape {picture.shape} is not a picture")
         stream = io.BytesIO()
         image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture).save(stream, format="PNG")

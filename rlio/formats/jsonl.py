@@ -45,8 +45,6 @@ class JsonlTable(TextTable):
         import pyarrow as pa
         from pyarrow import json
 
-        if not text.strip():
-            return pa.table({})
         if names is None:
             self._check(text)
         explicit = None if schema is None else pa.schema([schema.field(name) for name in names or ()])

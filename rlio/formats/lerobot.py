@@ -28,7 +28,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import map_structure
 from rlio.errors import CorruptData, OptionError, UnknownLayout, UnsafeData, excerpt
-from rlio.formats.format import Format, Marks
+from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.images import decode_images
 from rlio.formats.json_files import NUMBERS, parse_json, read_object, whole_number
 from rlio.formats.place import Place
@@ -45,15 +45,12 @@ FORMAT = Format(
     name="lerobot",
     title="LeRobot",
     marks=Marks(
-        json=(
-            frozenset(("codebase_version", "features", "total_episodes")),
-            frozenset(("episode_index", "tasks", "length")),
-            frozenset(("episode_index", "stats")),
+        json=with_all_of(
+            {"codebase_version", "features", "total_episodes"},
+            {"episode_index", "tasks", "length"},
+            {"episode_index", "stats"},
         ),
-        columns=(
-            frozenset(("episode_index", "frame_index")),
-            frozenset(("episode_index", "dataset_from_index")),
-        ),
+        columns=with_all_of({"episode_index", "frame_index"}, {"episode_index", "dataset_from_index"}),
     ),
     source="rlio.formats.lerobot:LeRobotSource",
     writer="rlio.formats.lerobot_sink:LeRobotSink",

@@ -15,17 +15,7 @@ from rlio.batch.episode import Episode
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats import lerobot
 from rlio.formats.images import encode_png
-from rlio.formats.lerobot import (
-    DONE,
-    EPISODE,
-    FINAL,
-    FRAME,
-    INDEX,
-    INFO,
-    REWARD,
-    TERMINATED,
-    TRUNCATED,
-)
+from rlio.formats.lerobot import DONE, EPISODE, FINAL, FRAME, INDEX, INFO, REWARD, TERMINATED, TRUNCATED
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
 
@@ -82,9 +72,8 @@ class LeRobotSink:
         self._storage, self._has_final = storage, final_obs
         self._features: dict[str, dict[str, Any]] = {}
         self._stats: dict[str, _Statistics] = {}
-        #: What is lost with these options, and the columns that were not written.
+        #: What is lost with these options.
         self.loses: frozenset[str] = lerobot.FORMAT.loses | ({"final_obs"} if final_obs is False else set())
-        self.left_out: dict[str, None] = {}
         self._rows: list[dict[str, Any]] = []
         self._paths: set[str] = set()
         self._file = 0
@@ -109,11 +98,8 @@ class LeRobotSink:
             self._storage.remove(INFO)  # From now on the folder is no data set until `close`.
             self._features = features
         elif features != self._features:
-            other = next(
-                name
-                for name in {**features, **self._features}
-                if features.get(name) != self._features.get(name)
-            )
+            names = {**features, **self._features}
+            other = next(name for name in names if features.get(name) != self._features.get(name))
             raise SchemaError(
                 f"found {excerpt(features.get(other))}, expected {excerpt(self._features.get(other))} as in "
                 "the first episode",
@@ -175,8 +161,6 @@ class LeRobotSink:
             TERMINATED: ends[0],
             TRUNCATED: ends[1],
         }
-        if episode.infos is not None:
-            self.left_out[Columns.INFOS] = None
         for name, extra in episode.extra_outputs.items():
             if name not in _OWN:
                 if isinstance(extra, (dict, tuple)) or name in columns:
@@ -315,27 +299,8 @@ def _task_table(tasks: list[str]) -> Any:
     import pyarrow as pa
 
     index = "__index_level_0__"
-    about = {
-        "index_columns": [index],
-        "column_indexes": [],
-        "columns": [
-            {
-                "name": _TASK,
-                "field_name": _TASK,
-                "pandas_type": "int64",
-                "numpy_type": "int64",
-                "metadata": None,
-            },
-            {
-                "name": None,
-                "field_name": index,
-                "pandas_type": "unicode",
-                "numpy_type": "object",
-                "metadata": None,
-            },
-        ],
-        "pandas_version": "2.0.0",
-    }
+    text = {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object"}
+    about = {"index_columns": [index], "columns": [text], "column_indexes": [], "pandas_version": "2.0.0"}
     table = pa.table({_TASK: np.arange(len(tasks)), index: pa.array(tasks, pa.string())})
     return table.replace_schema_metadata({"pandas": json.dumps(about)})
 
@@ -345,10 +310,10 @@ class _Statistics:
 
     def __init__(self) -> None:
         self._count = self._weight = 0
-        self._low = self._high = self._mean = self._square = np.zeros(0)
+        self._low, self._high = np.array(np.inf), np.array(-np.inf)
+        self._mean = self._square = np.array(0.0)
 
     def add(self, column: np.ndarray, *, is_picture: bool) -> None:
-        frames = len(column)
         if is_picture:
             shape: tuple[int, ...] = (column.shape[3], 1, 1)
             values = column.reshape(-1, column.shape[3]) / 255.0
@@ -359,16 +324,13 @@ class _Statistics:
         low, high = values.min(0).reshape(shape), values.max(0).reshape(shape)
         mean = values.mean(0).reshape(shape)
         square = values.var(0).reshape(shape) * len(values)
-        if not self._count:
-            self._low, self._high, self._mean, self._square = low, high, mean, square
-        else:
-            both = self._weight + len(values)
-            difference = mean - self._mean
-            self._mean = self._mean + difference * (len(values) / both)
-            self._square = self._square + square + difference**2 * (self._weight * len(values) / both)
-            self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
-        self._count += frames
-        self._weight += len(values)
+        both = self._weight + len(values)
+        difference = mean - self._mean
+        self._mean = self._mean + difference * (len(values) / both)
+        self._square = self._square + square + difference**2 * (self._weight * len(values) / both)
+        self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
+        self._count += len(column)
+        self._weight = both
 
     def as_json(self) -> dict[str, Any]:
         found = {"min": self._low, "max": self._high, "mean": self._mean}

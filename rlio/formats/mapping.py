@@ -339,7 +339,7 @@ class MappedSource:
                 new[1:] |= values[1:] != values[:-1]
             low, high = np.searchsorted(begin_rows, (start, stop))
             new[begin_rows[low:high] - start] = True
-            new[0] |= before != tuple(_plain(values[0]) for values in ids)
+            new[0] |= before != tuple(values.item(0) for values in ids)
             if cuts:
                 new[1:] |= end[:-1]
                 new[0] |= ended
@@ -351,13 +351,13 @@ class MappedSource:
                     self._refuse_boundary(start)
             begins = np.flatnonzero(new)
             for row in begins.tolist() if ids else ():
-                key = tuple(_plain(values[row]) for values in ids)
+                key = tuple(values.item(row) for values in ids)
                 if key in seen:
                     self._refuse_return(key, start + row)
                 seen.add(key)
             starts.append(begins + start)
             flagged.append(np.flatnonzero(end) + start)
-            before, ended = tuple(_plain(values[-1]) for values in ids), bool(end[-1])
+            before, ended = tuple(values.item(-1) for values in ids), bool(end[-1])
         return np.concatenate(starts), np.concatenate(flagged)
 
     def _refuse_boundary(self, row: int) -> None:
@@ -587,10 +587,6 @@ def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
     found = np.concatenate([leaf[1:], zero_leaf(leaf, min(1, len(leaf)))])
     found[last] = 0
     return found
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def describe(table: Table) -> str:

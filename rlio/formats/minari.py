@@ -29,7 +29,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.arrow import read_arrow_file
-from rlio.formats.format import Format, Marks
+from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.images import decode_images
 from rlio.formats.json_files import read_object, whole_number
 from rlio.formats.minari_spaces import space_of_minari
@@ -48,12 +48,12 @@ FORMAT = Format(
     name="minari",
     title="Minari",
     marks=Marks(
-        json=(
-            frozenset(("total_episodes", "total_steps", "data_format")),
-            frozenset(("total_episodes", "total_steps", "minari_version")),
-            frozenset(("total_steps", "rewards_sum", "rewards_mean")),  # of one episode
+        json=with_all_of(
+            {"total_episodes", "total_steps", "data_format"},
+            {"total_episodes", "total_steps", "minari_version"},
+            {"total_steps", "rewards_sum", "rewards_mean"},  # of one episode
         ),
-        columns=(frozenset(("observations", "actions", "rewards", "terminations", "truncations")),),
+        columns=with_all_of({"observations", "actions", "rewards", "terminations", "truncations"}),
         hdf5=lambda paths: any(
             re.fullmatch("episode_[0-9]+/observations", path) and path[:-12] + "terminations" in paths
             for path in paths

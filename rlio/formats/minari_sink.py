@@ -10,8 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from copy import copy
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from rlio.errors import MissingExtra, OptionError, SchemaError, excerpt
 from rlio.formats import minari
 from rlio.formats.minari import KEPT, children_of
 from rlio.formats.minari_spaces import space_to_minari
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, repeat_last_obs
 from rlio.storage.filesystem import Storage
 
 __all__ = [
@@ -84,13 +83,14 @@ class MinariSink:
             raise OptionError(f"dataset_id={excerpt(dataset_id)}: expected an id such as 'name-v0'")
         self.episodes: int = 0
         self._steps = 0
-        #: What is lost with these options, and the columns that were not written.
+        #: What is lost with these options.
         self.loses: frozenset[str] = minari.FORMAT.loses - ({"dtypes"} if data_format == "hdf5" else set())
-        self.left_out: dict[str, None] = {}
         self._storage, self._origin, self._final_obs = storage, origin, final_obs
         self._id = dataset_id or id_of(storage)
         self._format, self._spaces = data_format, origin.spaces
-        self._store: _Writer = _Hdf5Writer() if data_format == "hdf5" else _ArrowWriter(storage)
+        self._store: _Hdf5Writer | _ArrowWriter = (
+            _Hdf5Writer(storage) if data_format == "hdf5" else _ArrowWriter(storage)
+        )
 
     def write(self, episode: Episode) -> None:
         """Add one episode; see `EpisodeSink`.
@@ -101,10 +101,7 @@ class MinariSink:
         """
         if not episode.has_final_observation:
             if self._final_obs == "repeat":
-                episode = copy(episode)
-                episode.observations = map_structure(
-                    lambda leaf: np.concatenate([to_numpy(leaf), to_numpy(leaf)[-1:]]), episode.observations
-                )
+                episode = repeat_last_obs(episode)
             elif self._final_obs == "drop-step" and len(episode) > 1:
                 episode = episode.slice(0, len(episode) - 1)
                 episode.truncated = True
@@ -120,9 +117,6 @@ class MinariSink:
         self._store.add(columns, spaces, about_episode(self.episodes, episode))
         self.episodes += 1
         self._steps += len(episode)
-        self.left_out.update(dict.fromkeys(episode.extra_outputs.keys() - self.keeps))
-        if episode.infos is not None:
-            self.left_out[Columns.INFOS] = None
 
     def close(self) -> None:
         """Write the metadata of the data set; nothing if there is no episode."""
@@ -131,7 +125,7 @@ class MinariSink:
             return
         assert self._spaces is not None
         spaces = [json.dumps(space_to_minari(space)) for space in self._spaces]
-        kept, size = self._store.close(self._storage)
+        kept, size = self._store.close()
         for entry in self._storage.list("data"):  # Of an interrupted sink that had written more.
             if entry.path not in kept:
                 self._storage.remove(entry.path)
@@ -233,23 +227,16 @@ def columns_of(episode: Episode, spaces: tuple[Any, Any], *, advice: str) -> dic
 
 def about_episode(number: int, episode: Episode) -> dict[str, Any]:
     """The metadata of an episode."""
-    statistics = _statistics(to_numpy(episode.rewards))
-    return {"id": number, "total_steps": len(episode), **_seed_of(episode), **statistics}
-
-
-def _seed_of(episode: Episode) -> dict[str, int]:
+    about: dict[str, Any] = {"id": number, "total_steps": len(episode)}
+    if not len(episode):
+        return about
     seeds = episode.extra_outputs.get(Columns.ENV_SEED)
-    if seeds is None or not len(seeds):
-        return {}
-    first = int(to_numpy(seeds)[0])
-    return {"seed": first} if first >= 0 else {}
-
-
-def _statistics(rewards: np.ndarray) -> dict[str, float]:
-    if not len(rewards):
-        return {}
-    wide = rewards.astype(np.float64)
-    return {f"rewards_{name}": float(getattr(wide, name)()) for name in ("sum", "mean", "std", "max", "min")}
+    if seeds is not None and (seed := int(to_numpy(seeds)[0])) >= 0:
+        about["seed"] = seed
+    rewards = to_numpy(episode.rewards).astype(np.float64)
+    for name in ("sum", "mean", "std", "max", "min"):
+        about[f"rewards_{name}"] = float(getattr(rewards, name)())
+    return about
 
 
 # ---- spaces ----
@@ -309,19 +296,11 @@ def fit(column: Any, space: Any, name: str) -> None:
 # ---- files ----
 
 
-class _Writer(Protocol):
-    def add(self, columns: Mapping[str, Any], spaces: tuple[Any, Any], about: Mapping[str, Any]) -> None: ...
-
-    def close(self, storage: Storage) -> tuple[set[str], int]:
-        """Store what is not stored yet; gives the paths of all files, and their bytes."""
-
-    def abort(self) -> None: ...
-
-
 class _Hdf5Writer:
     """One file, with a group for each episode."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
         try:
             import h5py
         except ImportError as error:
@@ -347,13 +326,14 @@ class _Hdf5Writer:
                 )
         group.create_group("infos")
 
-    def close(self, storage: Storage) -> tuple[set[str], int]:
+    def close(self) -> tuple[set[str], int]:
+        """Store what is not stored yet; gives the paths of all files, and their bytes."""
         self._file.close()
         path = "data/main_data.hdf5"
         with open(self._path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             size = len(content)
             with memoryview(content) as view:
-                storage.put(path, view)
+                self._storage.put(path, view)
         self.abort()
         return {path}, size
 
@@ -389,7 +369,7 @@ class _ArrowWriter:
         self._paths.add(path)
         self._size += len(data)
 
-    def close(self, storage: Storage) -> tuple[set[str], int]:
+    def close(self) -> tuple[set[str], int]:
         return self._paths, self._size
 
     def abort(self) -> None:
@@ -399,6 +379,7 @@ class _ArrowWriter:
 def _to_arrow(column: Any, space: Any, name: str) -> Any:
     """A column with a row of padding at its end, unless it is the observations."""
     import pyarrow as pa
+    from gymnasium.spaces import Discrete
 
     children = children_of(space)
     if children is not None:
@@ -414,14 +395,8 @@ def _to_arrow(column: Any, space: Any, name: str) -> Any:
         column = cast
     if pad:
         column = np.concatenate([column, np.zeros_like(column, shape=(1, *column.shape[1:]))])
-    if space is None or not hasattr(space, "shape") or _is_discrete(space):
+    if space is None or not hasattr(space, "shape") or isinstance(space, Discrete):
         return pa.array(column)
     flat = np.ascontiguousarray(column).reshape(-1)
     size = int(np.prod(column.shape[1:], dtype=np.int64))
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), size)
-
-
-def _is_discrete(space: Any) -> bool:
-    from gymnasium.spaces import Discrete
-
-    return isinstance(space, Discrete)

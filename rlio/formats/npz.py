@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from io import BytesIO
 from typing import IO, Any, TypeVar
 
@@ -22,23 +22,23 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import to_numpy
+from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
+from rlio.formats.episode_files import EpisodeFilesSink, rows_of
 from rlio.formats.format import Format, Marks
-from rlio.formats.mapping import MappedSource, by_own_names
 from rlio.formats.place import Place
-from rlio.formats.row_files import RowFilesSink
 from rlio.formats.sink import Origin
-from rlio.formats.tables import Rows, shared_names
+from rlio.formats.tables import Rows, Table
 from rlio.limits import Limits
 from rlio.readers.inputs import guarded
-from rlio.storage.filesystem import InputFile, Storage, open_input
+from rlio.storage.filesystem import Storage, open_input
 
 FORMAT = Format(
     name="npz",
     title="NPZ",
     marks=Marks(endings=(".npz",), by_ending=True),
-    source="rlio.formats.npz:open_npz",
+    source="rlio.formats.npz:NpzTable",
     table="rlio.formats.npz:NpzTable",
     writer="rlio.formats.npz:NpzSink",
     loses=frozenset(("infos",)),
@@ -50,7 +50,7 @@ _LENGTHS = "lengths"
 T = TypeVar("T")
 
 
-class NpzTable:
+class NpzTable(Table):
     """NPZ files; a `rlio.formats.tables.Table`. The arrays of a file that a mapping needs are decoded whole.
 
     The array ``lengths``, if its sum is the number of rows, has the steps of each episode. A file has as many
@@ -61,29 +61,20 @@ class NpzTable:
         limits: Bounds on the files; the arrays of a file together take `Limits.group_bytes` at most.
     """
 
-    continues: bool | None = None
-    together: frozenset[str] = frozenset()
-
     def __init__(self, place: Place, *, limits: Limits) -> None:
-        self.files: Sequence[InputFile] = place.files
-        self.uri: str = place.uri
+        super().__init__(place.uri, place.files)
         self._limits = limits
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
-        self.rows: Sequence[int] = []
-        self.names: Sequence[str] = ()
-        self.uneven: frozenset[str] = frozenset()
         lengths: list[Any] = []
         for number in range(len(self.files)):
             shapes = self._guarded(number, self._shapes)
             counts = [shape[0] for shape in shapes.values() if shape]
             rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
-            self.rows = [*self.rows, rows]
             names = [name for name, shape in shapes.items() if shape]
-            self.names, self.uneven = shared_names(self.names, self.uneven, names)
+            self.add_file(names, rows)
             steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
             is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
             lengths.append(steps.tolist() if is_lengths and steps.sum() == self.rows[-1] else None)
-        self.lengths: Sequence[int] | None = None
         if all(one is not None for one in lengths):
             self.lengths = [steps for one in lengths for steps in one or ()]
             self.names = [name for name in self.names if name != _LENGTHS]
@@ -139,22 +130,13 @@ class NpzTable:
         """See `Table`."""
         arrays = self._arrays(rows.file, names)
         for name in names:
-            if len(arrays[name]) != self.rows[rows.file]:
-                raise SchemaError(
-                    f"found {len(arrays[name])} rows, expected {self.rows[rows.file]} as in other arrays",
-                    column=name,
-                )
+            self._check_rows(rows.file, name, len(arrays[name]))
         kept = slice(None) if rows.keep is None else rows.keep
         return {name: arrays[name][rows.start : rows.stop][kept] for name in names}
 
     def close(self) -> None:
         """Forget the file that was decoded last."""
         self._kept = (-1, {})
-
-
-def open_npz(place: Place, *, limits: Limits) -> MappedSource:
-    """The `EpisodeSource` of files whose arrays have rlio's names."""
-    return by_own_names(NpzTable(place, limits=limits))
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -179,7 +161,7 @@ def _array(data: bytes, name: str) -> NDArray[Any]:
     return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
 
 
-class NpzSink(RowFilesSink):
+class NpzSink(EpisodeFilesSink[SampleBatch]):
     """Writes a folder of files; an `EpisodeSink`.
 
     Args:
@@ -188,6 +170,8 @@ class NpzSink(RowFilesSink):
         compressed: Whether arrays are deflated.
         episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
     """
+
+    ending = ".npz"
 
     def __init__(
         self,
@@ -198,9 +182,11 @@ class NpzSink(RowFilesSink):
         episodes_per_file: int | None = None,
     ) -> None:
         self._save = np.savez_compressed if compressed else np.savez
-        super().__init__(storage, ".npz", episodes_per_file=episodes_per_file)
+        super().__init__(storage, episodes_per_file=episodes_per_file)
 
-    def _check(self, rows: SampleBatch) -> None:
+    def check(self, episode: Episode) -> SampleBatch:
+        """See `EpisodeFilesSink`."""
+        rows = rows_of(episode)
         for name, column in rows.items():
             for path, leaf in leaves(column):
                 if any(not isinstance(key, str) or "/" in key for key in path):
@@ -211,6 +197,7 @@ class NpzSink(RowFilesSink):
                     raise SchemaError(
                         "found objects, which NPZ would pickle: expected numbers or text", column=name
                     )
+        return rows
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         rows = concat_samples(episodes)

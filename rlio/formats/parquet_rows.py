@@ -10,17 +10,17 @@ from __future__ import annotations
 from io import BytesIO
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import Column, to_numpy
+from rlio.batch.episode import Episode
 from rlio.batch.frames import in_c_order
 from rlio.dataset.arrow_tables import nested_lists
 from rlio.errors import SchemaError
+from rlio.formats.episode_files import EpisodeFilesSink, rows_of
 from rlio.formats.format import Format, Marks
-from rlio.formats.row_files import RowFilesSink
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
 
@@ -38,7 +38,7 @@ FORMAT = Format(
 )
 
 
-class ParquetRowsSink(RowFilesSink):
+class ParquetRowsSink(EpisodeFilesSink[SampleBatch]):
     """Writes a folder of files; an `EpisodeSink`.
 
     Args:
@@ -47,6 +47,8 @@ class ParquetRowsSink(RowFilesSink):
         compression: Codec of the pages.
         episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
     """
+
+    ending = ".parquet"
 
     def __init__(
         self,
@@ -57,10 +59,13 @@ class ParquetRowsSink(RowFilesSink):
         episodes_per_file: int | None = None,
     ) -> None:
         self._compression = compression
-        super().__init__(storage, ".parquet", episodes_per_file=episodes_per_file)
+        super().__init__(storage, episodes_per_file=episodes_per_file)
 
-    def _check(self, rows: SampleBatch) -> None:
+    def check(self, episode: Episode) -> SampleBatch:
+        """See `EpisodeFilesSink`."""
+        rows = rows_of(episode)
         _table(rows)
+        return rows
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         found = BytesIO()
@@ -79,11 +84,9 @@ def _to_arrow(name: str, column: Column) -> Any:
     if isinstance(column, tuple):
         raise SchemaError("Parquet has no tuples, found one", column=name)
     array = in_c_order(to_numpy(column))
-    if array.dtype.kind not in "biufU":
-        if array.dtype == object and all(isinstance(value, str) for value in array):
-            return pa.array(array.tolist(), pa.string())
-        raise SchemaError(f"the format holds numbers and text, found {array.dtype}", column=name)
-    if array.dtype.kind == "U":
+    if array.dtype.kind in "OU" and all(isinstance(value, str) for value in array):
         return pa.array(array.tolist(), pa.string())
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(f"the format holds numbers and text, found {array.dtype}", column=name)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return pa.array(array) if array.ndim == 1 else nested_lists(np.ascontiguousarray(array))
+    return pa.array(array) if array.ndim == 1 else nested_lists(array)

@@ -33,7 +33,7 @@ class ParquetTable(Pieces):
             for group, (file, _, _) in enumerate(self._groups.places):
                 self._of_file[file].append(group)
             for file, groups in enumerate(self._of_file):
-                self.add_file(self._groups.names(file), [self._groups.rows[group] for group in groups])
+                self.add_pieces(self._groups.names(file), [self._groups.rows[group] for group in groups])
         except BaseException:
             self._groups.close()
             raise

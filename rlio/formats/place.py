@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
-from rlio.formats.format import Format, Found, by_name, formats, load, recognise, recognise_file
+from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
+from rlio.formats.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath, is_uri
 from rlio.support.options import option_names, refuse_unknown
 
-__all__ = ["Place", "locate_format", "open_source", "recognise_inputs"]
+__all__ = ["Place", "locate_format", "open_place", "open_source", "recognise_inputs"]
 
 _MAGIC = frozenset("*?[")
 
@@ -50,9 +51,7 @@ class Place:
 
     def file(self, path: str, size: int | None = None) -> InputFile:
         """A file below the root, to be opened with `rlio.storage.open_input`."""
-        storage = self.root()
-        full = f"{storage.root.rstrip('/')}/{path}"
-        return InputFile(None if storage.is_local else storage.fs, full, storage.uri_of(path), size)
+        return file_in(self.root(), path, size)
 
 
 def locate_format(
@@ -176,13 +175,21 @@ def _join(folder: str, name: str) -> str:
 
 
 def open_source(format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits) -> Any:
-    """The `rlio.readers.episode_reader.EpisodeSource` of a place.
+    """The `rlio.readers.episode_reader.EpisodeSource` of a place; see `open_place`."""
+    opened = open_place(format, format.source, place, options, limits=limits)
+    return by_own_names(opened) if format.source == format.table else opened
+
+
+def open_place(
+    format: Format, target: str | None, place: Place, options: Mapping[str, Any], *, limits: Limits
+) -> Any:
+    """What a format's ``module:Class`` (`Format.source` or `Format.table`) opens.
 
     Raises:
         OptionError: The format has no such option.
     """
-    assert format.source is not None
-    source = load(format.source)
-    names = [name for name in option_names(source) or () if name not in ("place", "limits")]
+    assert target is not None
+    opens = load(target)
+    names = [name for name in option_names(opens) or () if name not in ("place", "limits")]
     refuse_unknown(options, names, of=f"the format {format.name}")
-    return source(place, limits=limits, **options)
+    return opens(place, limits=limits, **options)

@@ -32,7 +32,7 @@ from rlio.batch.arrays import equal_columns, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure, path_text
 
-__all__ = ["Finding", "ImportReport", "Inspector"]
+__all__ = ["Finding", "ImportReport", "Inspector", "ends_of"]
 
 #: kind -> (unit, what was found, whether it is a suspicion).
 KINDS: Final[Mapping[str, tuple[str, str, bool]]] = {
@@ -154,6 +154,15 @@ class ImportReport:
         return {**asdict(self), "findings": [asdict(finding) for finding in self.findings]}
 
 
+def ends_of(rows: SampleBatch) -> NDArray[np.bool_]:
+    """Whether each row is terminated or truncated."""
+    ends = np.zeros(len(rows), np.bool_)
+    for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS):
+        if name in rows:
+            ends |= to_numpy(rows[name]).astype(np.bool_)
+    return ends
+
+
 class Inspector:
     """Checks each episode of a data set.
 
@@ -169,7 +178,7 @@ class Inspector:
         self._jumps = _Jumps()
         self._rewards = _ShiftedRewards()
         self._actions = _ActionRange(spaces)
-        self._knows_timeouts: bool | None = None
+        self._knows_timeouts = False
         self.episodes: int = 0
         self.rows: int = 0
 
@@ -196,6 +205,10 @@ class Inspector:
                 suspicion=suspicion,
             )
 
+    def _mark(self, kind: str, place: str, rows: NDArray[np.bool_], column: str | None = None) -> None:
+        """Count the rows of an episode that are marked."""
+        self.note(kind, count=int(rows.sum()), first=f"{place}, row {int(rows.argmax())}", column=column)
+
     def add_batch(self, batch: MultiAgentBatch | SampleBatch, *, place: str) -> None:
         """Check rows that are not episodes: only their values."""
         parts = batch.items() if isinstance(batch, MultiAgentBatch) else [("", batch)]
@@ -212,26 +225,21 @@ class Inspector:
         self._steps(rows, place)
         if Columns.OBS not in rows:
             return
-        linked = self._new_obs(rows, place)
-        self._jumps.add(rows, linked, place)
+        self._new_obs(rows, place)
+        self._jumps.add(rows, place)
         self._repeats(rows, place)
         if Columns.REWARDS in rows:
             self._rewards.add(to_numpy(rows[Columns.REWARDS]), place)
         if Columns.ACTIONS in rows:
             self._actions.add(rows[Columns.ACTIONS])
             outside = self._actions.outside(rows[Columns.ACTIONS])
-            self.note(
-                "actions_outside",
-                count=int(outside.sum()),
-                first=_row(place, outside),
-                column=Columns.ACTIONS,
-            )
+            self._mark("actions_outside", place, outside, Columns.ACTIONS)
 
     def findings(self) -> tuple[Finding, ...]:
         """All findings so far, facts first."""
         late = Inspector()
         late._found = dict(self._found)
-        if self._knows_timeouts is False and self.episodes:
+        if self.episodes and not self._knows_timeouts:
             late.note("no_timeouts")
         for kind, (count, first), column in (
             ("shifted_rewards", self._rewards.found(), Columns.REWARDS),
@@ -259,23 +267,17 @@ class Inspector:
                     for kind, bad in (("nan", np.isnan(flat).any(1)), ("infinite", np.isinf(flat).any(1))):
                         if name == Columns.NEXT_OBS and Columns.OBS in rows:
                             bad[:-1] = False  # Said of the next obs.
-                        self.note(kind, count=int(bad.sum()), first=_row(place, bad), column=full)
+                        self._mark(kind, place, bad, full)
         if self.episodes == 1 and self._spaces is not None:
             for name, space in zip((Columns.OBS, Columns.ACTIONS), self._spaces, strict=True):
                 dtype = getattr(space, "dtype", None)
-                if (
-                    name in rows
-                    and isinstance(rows[name], np.ndarray)
-                    and dtype not in (None, rows[name].dtype)
-                ):
-                    self.note("space_dtype", column=name, first=f"{rows[name].dtype}, the space has {dtype}")
+                column = rows.get(name)
+                if isinstance(column, np.ndarray) and dtype not in (None, column.dtype):
+                    self.note("space_dtype", column=name, first=f"{column.dtype}, the space has {dtype}")
 
     def _ends(self, rows: SampleBatch, place: str) -> None:
-        ends = np.zeros(len(rows), np.bool_)
-        for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS):
-            if name in rows:
-                ends |= to_numpy(rows[name]).astype(np.bool_)
-        self._knows_timeouts = bool(self._knows_timeouts) or Columns.TRUNCATEDS in rows
+        ends = ends_of(rows)
+        self._knows_timeouts |= Columns.TRUNCATEDS in rows
         first = int(ends.argmax()) if ends.any() else len(rows) - 1
         self.note("rows_after_end", count=len(rows) - 1 - first, first=f"{place}, row {first + 1}")
         self.note("unfinished", count=int(not ends.any()), first=place)
@@ -289,34 +291,24 @@ class Inspector:
             self.note("late_start", count=int(t[0] > 0), first=place)
             return
         back = np.concatenate([[False], step <= 0])
-        self.note("order", count=int(back.sum()), first=_row(place, back), column=Columns.T)
+        self._mark("order", place, back, Columns.T)
         kept = np.sort(t)
         self.note("repeated_steps", count=int((np.diff(kept) == 0).sum()), first=place, column=Columns.T)
         gaps = int((np.diff(kept) > 1).sum())
         self.note("missing_steps", count=gaps, first=place, column=Columns.T)
         self.note("late_start", count=int(kept[0] > 0), first=place)
 
-    def _new_obs(self, rows: SampleBatch, place: str) -> NDArray[np.bool_]:
-        """Whether the new_obs of each row but the last is the next obs; counts those that are not."""
-        steps = len(rows)
-        valid = np.zeros(steps, np.bool_)
-        if Columns.NEXT_OBS in rows:
-            valid[:] = True
+    def _new_obs(self, rows: SampleBatch, place: str) -> None:
+        valid = np.full(len(rows), Columns.NEXT_OBS in rows)
         if Columns.NEXT_OBS_VALID in rows:
             valid &= to_numpy(rows[Columns.NEXT_OBS_VALID]).astype(np.bool_)
         self.note("no_final_obs", count=int(not valid[-1]), first=place)
-        same = np.ones(max(steps - 1, 0), np.bool_)
-        if Columns.NEXT_OBS not in rows or steps < 2:
-            return same
+        if Columns.NEXT_OBS not in rows or len(rows) < 2:
+            return
         here = map_structure(lambda leaf: leaf[:-1], rows[Columns.NEXT_OBS])
         there = map_structure(lambda leaf: leaf[1:], rows[Columns.OBS])
         if not valid[:-1].all() or not equal_columns(here, there):
-            same = _same_rows(here, there) | ~valid[:-1]
-            unlike = np.concatenate([~same, [False]])
-            self.note(
-                "unlike_new_obs", count=int(unlike.sum()), first=_row(place, unlike), column=Columns.NEXT_OBS
-            )
-        return same
+            self._mark("unlike_new_obs", place, valid[:-1] & ~_same_rows(here, there), Columns.NEXT_OBS)
 
     # ---- suspicions ----
 
@@ -327,20 +319,13 @@ class Inspector:
         if any(array.dtype == object for array in found):
             return
         if is_float and len(rows) > 1:
-            same = np.ones(len(rows) - 1, np.bool_)
-            for array in found:
-                if not same.any():
-                    break
-                flat = array.reshape(len(array), -1)
-                same &= (flat[1:] == flat[:-1]).all(1)
-            same = np.concatenate([[False], same])
-            zero = np.ones(len(rows), np.bool_)
-            for array in found:
-                zero &= ~array.reshape(len(array), -1).any(1)
-            padding = len(rows) - int(np.flatnonzero(~zero)[-1]) - 1 if not zero.all() else 0
+            flat = [array.reshape(len(array), -1) for array in found]
+            same = np.append(False, np.all([(part[1:] == part[:-1]).all(1) for part in flat], axis=0))
+            used = np.flatnonzero(np.any([part.any(1) for part in flat], axis=0))
+            padding = len(rows) - 1 - int(used[-1]) if len(used) else 0
             self.note("zero_rows", count=padding, first=f"{place}, row {len(rows) - padding}")
             same[len(rows) - padding :] = False
-            self.note("repeated_rows", count=int(same.sum()), first=_row(place, same))
+            self._mark("repeated_rows", place, same)
         # Short episodes of a small world may well be equal.
         if (is_float or len(rows) >= 20) and len(self._episodes_seen) < _KNOWN_EPISODES:
             digest = hashlib.blake2b(digest_size=16)
@@ -351,22 +336,16 @@ class Inspector:
             self._episodes_seen.add(digest.digest())
 
 
-def _row(place: str, marked: NDArray[np.bool_]) -> str:
-    return f"{place}, row {int(marked.argmax())}"
-
-
 def _same_rows(a: Any, b: Any) -> NDArray[np.bool_]:
     """Whether each row of two columns of the same structure is the same; NaN equals NaN."""
-    same: NDArray[np.bool_] | None = None
+    same = []
     for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
         x, y = to_numpy(x).reshape(len(x), -1), to_numpy(y).reshape(len(y), -1)
         equal = x == y
         if x.dtype.kind == y.dtype.kind == "f":
             equal |= np.isnan(x) & np.isnan(y)
-        rows: NDArray[np.bool_] = np.asarray(np.asarray(equal, np.bool_).all(1))
-        same = rows if same is None else np.logical_and(same, rows)
-    assert same is not None
-    return same
+        same.append(np.asarray(equal, np.bool_).all(1))
+    return np.asarray(np.all(same, axis=0))
 
 
 class _ShiftedRewards:
@@ -393,37 +372,36 @@ class _ActionRange:
     """Compares the actions with their space."""
 
     def __init__(self, spaces: tuple[Any, Any] | None) -> None:
-        self._space = spaces[1] if spaces is not None else None
+        space = spaces[1] if spaces is not None else None
+        low, high = getattr(space, "low", None), getattr(space, "high", None)
+        n, start = getattr(space, "n", None), getattr(space, "start", 0)
+        self._is_box = low is not None and high is not None
+        if not self._is_box and n is not None and not getattr(space, "shape", ()):
+            low, high = start, start + n - 1
+        self._is_bounded = low is not None and high is not None
+        self._low, self._high = np.asarray(low, np.float64), np.asarray(high, np.float64)
         self._rows = 0
         self._most = 0.0
 
-    def _bounds(self) -> tuple[Any, Any] | None:
-        low, high = getattr(self._space, "low", None), getattr(self._space, "high", None)
-        if low is not None and high is not None:
-            return low, high
-        n, start = getattr(self._space, "n", None), getattr(self._space, "start", 0)
-        if n is not None and not getattr(self._space, "shape", ()):
-            return start, start + n - 1
-        return None
-
     def outside(self, actions: Any) -> NDArray[np.bool_]:
         """Which rows are outside, by more than rounding."""
-        bounds = self._bounds()
-        if bounds is None or not isinstance(actions, np.ndarray) or actions.dtype.kind not in "fiu":
+        if (
+            not self._is_bounded
+            or not isinstance(actions, np.ndarray)
+            or actions.dtype.kind not in "fiu"
+            or actions.shape[1:] != self._low.shape
+        ):
             return np.zeros(1, np.bool_)
-        low, high = (np.asarray(bound, np.float64) for bound in bounds)
-        if np.shape(actions)[1:] != low.shape:
-            return np.zeros(1, np.bool_)
+        low, high = self._low, self._high
         room = 1e-6 * np.maximum(1.0, np.nan_to_num(np.abs(high - low), posinf=1.0))
         wrong = (actions < low - room) | (actions > high + room)
         return np.asarray(wrong.reshape(len(actions), -1).any(1), np.bool_)
 
     def add(self, actions: Any) -> None:
-        low, high = getattr(self._space, "low", None), getattr(self._space, "high", None)
-        if low is None or high is None or not isinstance(actions, np.ndarray) or actions.dtype.kind != "f":
+        if not self._is_box or not isinstance(actions, np.ndarray) or actions.dtype.kind != "f":
             return
-        wide = np.isfinite(high) & (high >= 1.5) & (low <= -1.5)
-        if np.shape(actions)[1:] != np.shape(wide) or not wide.any():
+        wide = np.isfinite(self._high) & (self._high >= 1.5) & (self._low <= -1.5)
+        if actions.shape[1:] != wide.shape or not wide.any():
             return
         self._rows += len(actions)
         self._most = max(self._most, float(np.abs(actions[:, wide]).max(initial=0.0)))
@@ -452,7 +430,7 @@ class _Jumps:
         self._first: str | None = None
         self._is_off = False
 
-    def add(self, rows: SampleBatch, linked: NDArray[np.bool_], place: str) -> None:
+    def add(self, rows: SampleBatch, place: str) -> None:
         parts = [to_numpy(leaf) for _, leaf in leaves(rows[Columns.OBS])]
         parts = [part.reshape(len(part), -1) for part in parts if part.dtype.kind == "f"]
         width = sum(part.shape[1] for part in parts)

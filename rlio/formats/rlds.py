@@ -35,7 +35,7 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
-from rlio.formats.format import Format, Marks
+from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.hdf5_source import flags_of, flat
 from rlio.formats.images import decode_images
 from rlio.formats.json_files import NUMBERS, OURS, read_object
@@ -53,10 +53,7 @@ FORMAT = Format(
     name="rlds",
     title="RLDS",
     marks=Marks(
-        json=(
-            frozenset(("pythonClassName", "featuresDict")),
-            frozenset(("fileFormat", "moduleName", "splits")),
-        ),
+        json=with_all_of({"pythonClassName", "featuresDict"}, {"fileFormat", "moduleName", "splits"}),
         files=lambda names: any(name.endswith(".tfrecord") or ".tfrecord-" in name for name in names),
     ),
     source="rlio.formats.rlds:RldsSource",

@@ -36,7 +36,7 @@ from rlio.errors import CorruptData, SchemaError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
-from rlio.formats.rllib_sinks import FilesOfEpisodes
+from rlio.formats.rllib_sinks import RllibSink
 from rlio.formats.rllib_states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
@@ -53,7 +53,7 @@ logger: logging.Logger = logging.getLogger("rlio")
 FORMAT = Format(
     name="rllib-episodes",
     title="RLlib's episodes",
-    marks=Marks(columns_are=lambda names: names == {"item"}, endings=(".parquet",)),
+    marks=Marks(columns=lambda names: names == {"item"}, endings=(".parquet",)),
     source="rlio.formats.rllib_episodes:RllibEpisodeSource",
     writer="rlio.formats.rllib_episodes:RllibEpisodeSink",
     loses=frozenset(("ids",)),
@@ -337,7 +337,7 @@ def _with_tuples(value: Any, space: Any) -> Any:
 # ---- writing ----
 
 
-class RllibEpisodeSink(FilesOfEpisodes):
+class RllibEpisodeSink(RllibSink):
     """Writes Parquet files of episodes; an `EpisodeSink` that continues after the files that are there.
 
     RLlib trains only on episodes that are terminated or truncated, and its episodes have a final observation.
@@ -357,20 +357,15 @@ class RllibEpisodeSink(FilesOfEpisodes):
         self._described = space_to_rllib(observation_space), space_to_rllib(action_space)
         super().__init__(storage, final_obs)
 
-    def _count(self, content: bytes) -> int:
-        import pyarrow.parquet as pq
-
-        return int(pq.read_metadata(io.BytesIO(content)).num_rows)
-
     def _packed(self, episode: Episode) -> bytes:
         return pack(episode_state(episode, self._described))
 
-    def _file(self, packed: list[bytes]) -> bytes:
+    def _encoded(self, episodes: list[bytes]) -> bytes:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         stream = io.BytesIO()
-        pq.write_table(pa.table({"item": pa.array(packed, pa.binary())}), stream, compression="zstd")
+        pq.write_table(pa.table({"item": pa.array(episodes, pa.binary())}), stream, compression="zstd")
         return stream.getvalue()
 
 

@@ -17,7 +17,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.errors import SchemaError, excerpt
 from rlio.formats.format import Format, Marks
-from rlio.formats.rllib_sinks import FilesOfEpisodes
+from rlio.formats.rllib_sinks import RllibSink
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
 
@@ -26,9 +26,7 @@ FORMAT = Format(
     title="RLlib's JSON",
     marks=Marks(
         endings=(".json", ".jsonl", ".zip"),
-        json_is=lambda found: (
-            found.get("type") in ("SampleBatch", "MultiAgentBatch") and "schema" not in found
-        ),
+        json=lambda found: found.get("type") in ("SampleBatch", "MultiAgentBatch") and "schema" not in found,
     ),
     reader="rlio.readers.json_reader:JsonReader",
     writer="rlio.formats.rllib_json:RllibJsonSink",
@@ -38,7 +36,7 @@ FORMAT = Format(
 )
 
 
-class RllibJsonSink(FilesOfEpisodes):
+class RllibJsonSink(RllibSink):
     """Writes JSON lines of episodes; an `EpisodeSink` that continues after the files that are there.
 
     Agents' ids are not written.
@@ -54,9 +52,6 @@ class RllibJsonSink(FilesOfEpisodes):
     def __init__(self, storage: Storage, origin: Origin, *, final_obs: str = "raise") -> None:
         super().__init__(storage, final_obs)
 
-    def _count(self, content: bytes) -> int:
-        return content.count(b"\n")
-
     def _packed(self, episode: Episode) -> bytes:
         batch = episode.to_batch()
         record = {
@@ -69,8 +64,8 @@ class RllibJsonSink(FilesOfEpisodes):
         }
         return json.dumps(record).encode() + b"\n"
 
-    def _file(self, packed: list[bytes]) -> bytes:
-        return b"".join(packed)
+    def _encoded(self, episodes: list[bytes]) -> bytes:
+        return b"".join(episodes)
 
 
 def _plain(value: Any, name: str) -> Any:

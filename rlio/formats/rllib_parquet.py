@@ -12,7 +12,7 @@ FORMAT = Format(
     title="RLlib's Parquet",
     marks=Marks(
         endings=(".parquet",),
-        columns_are=lambda names: not names & _OURS and (names >= _STEPS or names >= _BATCHES),
+        columns=lambda names: not names & _OURS and (names >= _STEPS or names >= _BATCHES),
     ),
     reader="rlio.readers.foreign_parquet:ForeignParquetReader",
     advice="read it with rlio.ForeignParquetReader",

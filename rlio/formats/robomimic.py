@@ -26,8 +26,8 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.format import Format, Marks
+from rlio.formats.hdf5_sink import Hdf5Sink, array_of
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
-from rlio.formats.new_files import NewHdf5, array_of
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
@@ -166,7 +166,7 @@ class RobomimicSource(Hdf5Source):
         return found.get(plain, found)
 
 
-class RobomimicSink:
+class RobomimicSink(Hdf5Sink):
     """Writes one file; an `EpisodeSink`.
 
     Observations are an array, or a dict of arrays. ``next_obs`` is written if the final observation is
@@ -182,11 +182,10 @@ class RobomimicSink:
     def __init__(
         self, storage: Storage, origin: Origin, *, file: str = "demos.hdf5", obs_key: str = "flat"
     ) -> None:
-        self.episodes: int = 0
+        super().__init__(storage, file)
         self._total = 0
         self._key = obs_key
-        self._new = NewHdf5(storage, file)
-        self._data = self._new.file.create_group("data")
+        self._data = self.file.create_group("data")
         self._data.attrs["env_args"] = _env_args(origin.env)
 
     def write(self, episode: Episode) -> None:
@@ -216,11 +215,7 @@ class RobomimicSink:
     def close(self) -> None:
         """See `EpisodeSink`."""
         self._data.attrs["total"] = self._total
-        self._new.commit()
-
-    def abort(self) -> None:
-        """See `EpisodeSink`."""
-        self._new.abort()
+        super().close()
 
 
 def _env_args(env: str | None) -> str:

@@ -6,14 +6,19 @@ Not here: which episodes are written, in which order, and how often (`rlio.forma
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+import numpy as np
+
+from rlio.batch.arrays import to_numpy
 from rlio.batch.episode import Episode
+from rlio.batch.nested import map_structure
 from rlio.storage.filesystem import Storage
 
-__all__ = ["MARKER", "EpisodeSink", "Origin"]
+__all__ = ["MARKER", "EpisodeSink", "Origin", "repeat_last_obs"]
 
 #: In a folder that a conversion has not finished: which one. Readers of the format pass over it.
 MARKER: Final = "_rlio_convert.json"
@@ -50,10 +55,10 @@ class EpisodeSink(Protocol):
     folder looks complete before `close`.
     `rlio.convert` keeps `MARKER` in the folder until it is done, and refuses a folder that has other files.
 
-    A sink leaves out what the format cannot hold and `Format.loses` names; anything else raises. A sink may
-    have three more attributes: ``loses``, if that depends on its options; ``keeps``, the names of further
-    columns that it can hold although it loses "extra"; and ``left_out``, the names of columns that it
-    received and did not write.
+    The caller leaves out infos and extra columns that the format loses (`Format.loses`); a sink leaves out
+    anything else that is named there, and raises for what is not. A sink may have two more attributes:
+    ``loses``, if that depends on its options; and ``keeps``, the names of further columns that it can hold
+    although it loses "extra".
 
     Attributes:
         episodes: Whole episodes that are stored safely.
@@ -75,3 +80,12 @@ class EpisodeSink(Protocol):
 
     def abort(self) -> None:
         """Release everything; another sink can continue in the folder."""
+
+
+def repeat_last_obs(episode: Episode) -> Episode:
+    """The episode with its last observation again as the final one, which is not known."""
+    found = copy(episode)
+    found.observations = map_structure(
+        lambda leaf: np.concatenate([to_numpy(leaf), to_numpy(leaf)[-1:]]), episode.observations
+    )
+    return found

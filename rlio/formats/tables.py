@@ -3,7 +3,7 @@
 Example:
     >>> table = ArrayTable("arrays", {"x": [1.0, 2.0], "y": [3.0, 4.0]})
     >>> table.names, table.rows, table.read(Rows(0, 1, 2), ["y"])
-    (('x', 'y'), [2], {'y': array([4.])})
+    (['x', 'y'], [2], {'y': array([4.])})
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from rlio.readers.arrow_columns import to_column
 from rlio.readers.parquet_footer import Extension, plain_schema
 from rlio.storage import InputFile
 
-__all__ = ["ArrayTable", "Pieces", "Rows", "Table", "shared_names", "table_in_memory"]
+__all__ = ["ArrayTable", "Pieces", "Rows", "Table", "table_in_memory"]
 
 # Bytes of decoded pieces that are kept: a table that has no more is decoded once.
 _KEPT_BYTES: Final = 256 << 20
@@ -50,8 +50,8 @@ class Rows(NamedTuple):
     fills: bool = False
 
 
-class Table(Protocol):
-    """Columns of one or several files, which can be read from any row on.
+class Table:
+    """Columns of one or several files, which can be read from any row on; a base class.
 
     Attributes:
         uri: What it is, for messages.
@@ -64,14 +64,28 @@ class Table(Protocol):
         together: Columns that the caller will read for the same rows; they are decoded at once.
     """
 
-    uri: str
-    files: Sequence[InputFile]
-    names: Sequence[str]
-    uneven: frozenset[str]
-    rows: Sequence[int]
-    continues: bool | None
-    lengths: Sequence[int] | None
-    together: frozenset[str]
+    continues: bool | None = None
+    lengths: Sequence[int] | None = None
+    together: frozenset[str] = frozenset()
+
+    def __init__(self, uri: str, files: Sequence[InputFile] = ()) -> None:
+        self.uri: str = uri
+        self.files: Sequence[InputFile] = files
+        self.names: Sequence[str] = ()
+        self.uneven: frozenset[str] = frozenset()
+        self.rows: Sequence[int] = []
+
+    def add_file(self, names: Sequence[str], rows: int) -> None:
+        """Take in the next file: its columns, and its rows."""
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if list(names).count(name) > 1)
+            raise SchemaError(f"found two columns {excerpt(twice)}: expected each name once", column=twice)
+        if self.names or self.uneven:
+            self.uneven |= {*self.names} ^ {*names}
+            self.names = [name for name in self.names if name in names]
+        else:
+            self.names = list(names)
+        self.rows = [*self.rows, rows]
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """Read rows of some columns of a file.
@@ -84,12 +98,20 @@ class Table(Protocol):
             CorruptData: The file is damaged.
             SchemaError: A column cannot become an array.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close all files."""
 
+    def _check_rows(self, file: int, name: str, rows: int) -> None:
+        """Refuse a column that has not as many rows as most columns of its file."""
+        if rows != self.rows[file]:
+            raise SchemaError(
+                f"found {rows} rows, expected {self.rows[file]} as in other columns", column=name
+            )
 
-class ArrayTable:
+
+class ArrayTable(Table):
     """Arrays, lists, or the columns of a data frame, in memory; a `Table`.
 
     Args:
@@ -98,22 +120,16 @@ class ArrayTable:
         lengths: See `Table`.
     """
 
-    files: Sequence[InputFile] = ()
-    uneven: frozenset[str] = frozenset()
-    continues: bool | None = None
-    together: frozenset[str] = frozenset()
-
     def __init__(self, uri: str, columns: Mapping[str, Any], *, lengths: Sequence[int] | None = None) -> None:
-        self.uri: str = uri
-        self.lengths: Sequence[int] | None = lengths
-        self.names: Sequence[str] = tuple(columns)
+        super().__init__(uri)
+        self.lengths = lengths
         self._given = columns
         self._columns: dict[str, Any] = {}
         if wrong := [name for name in columns if not isinstance(name, str)]:
             raise SchemaError(f"found the columns {excerpt(wrong)}, expected names of text: rename them")
         counts = [count for column in columns.values() if (count := _count(column)) is not None]
         #: The length that most columns have: others are refused when they are read.
-        self.rows: Sequence[int] = [max(counts, key=counts.count, default=0)]
+        self.add_file(tuple(columns), max(counts, key=counts.count, default=0))
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
@@ -121,11 +137,7 @@ class ArrayTable:
             if name not in self._columns:
                 column = as_column(name, self._given[name])
                 for _, leaf in leaves(column):
-                    if len(leaf) != self.rows[0]:
-                        raise SchemaError(
-                            f"found {len(leaf)} rows, expected {self.rows[0]} as in other columns",
-                            column=name,
-                        )
+                    self._check_rows(0, name, len(leaf))
                 self._columns[name] = map_structure(to_numpy, column)
 
         def cut(leaf: NDArray[Any]) -> NDArray[Any]:
@@ -133,9 +145,6 @@ class ArrayTable:
             return found if rows.keep is None else found[rows.keep]
 
         return {name: map_structure(cut, self._columns[name]) for name in names}
-
-    def close(self) -> None:
-        """Do nothing: there are no files."""
 
 
 def _count(column: Any) -> int | None:
@@ -145,7 +154,7 @@ def _count(column: Any) -> int | None:
     return len(column) if hasattr(column, "__len__") else None
 
 
-class Pieces:
+class Pieces(Table):
     """A table of Arrow data that is decoded in pieces: row groups, record batches, blocks of text.
 
     The decoded pieces that were used last are kept, 256 MiB of them.
@@ -153,33 +162,19 @@ class Pieces:
     Args:
         uri: What it is, for messages.
         files: Its files.
-        continues: See `Table`.
     """
 
-    lengths: Sequence[int] | None = None
-    together: frozenset[str] = frozenset()
-
-    def __init__(self, uri: str, files: Sequence[InputFile], *, continues: bool | None = None) -> None:
-        self.uri: str = uri
-        self.files: Sequence[InputFile] = files
-        self.continues: bool | None = continues
-        self.names: Sequence[str] = ()
-        self.uneven: frozenset[str] = frozenset()
-        self.rows: Sequence[int] = []
+    def __init__(self, uri: str, files: Sequence[InputFile] = ()) -> None:
+        super().__init__(uri, files)
         #: Of each file: rows before each piece, and all rows.
         self._starts: list[list[int]] = []
         self._kept: OrderedDict[tuple[int, int, frozenset[str]], Any] = OrderedDict()
         self._bytes = 0
 
-    def add_file(self, names: Sequence[str], pieces: Iterable[int]) -> None:
+    def add_pieces(self, names: Sequence[str], pieces: Iterable[int]) -> None:
         """Take in the next file: its columns, and the rows of its pieces."""
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if list(names).count(name) > 1)
-            raise SchemaError(f"found two columns {excerpt(twice)}: expected each name once", column=twice)
-        if names:  # An empty file of lines names no column.
-            self.names, self.uneven = shared_names(self.names, self.uneven, names)
         self._starts.append([0, *accumulate(pieces)])
-        self.rows = [*self.rows, self._starts[-1][-1]]
+        self.add_file(names, self._starts[-1][-1])
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """Decode some columns of a piece as a table or record batch of Arrow."""
@@ -247,24 +242,15 @@ def _column(name: str, parts: Sequence[Any], extensions: Mapping[str, Extension]
         raise type(error)(str(error), column=name) from error
 
 
-def shared_names(
-    names: Sequence[str], uneven: frozenset[str], more: Sequence[str]
-) -> tuple[Sequence[str], frozenset[str]]:
-    """`Table.names` and `Table.uneven` after another file, which has the columns ``more``."""
-    if not names and not uneven:
-        return list(more), uneven
-    return [name for name in names if name in more], uneven | {*names} ^ {*more}
-
-
 class _ArrowTable(Pieces):
     """A table of Arrow, or one that gives its rows as such, in memory; a `Table`."""
 
     def __init__(self, uri: str, schema: Any, rows: int, take: Callable[[int, int, list[str]], Any]) -> None:
-        super().__init__(uri, ())
+        super().__init__(uri)
         self._take = take
         self._extensions = plain_schema(schema.serialize().to_pybytes())[1]
         full, rest = divmod(rows, _PIECE_ROWS)
-        self.add_file(schema.names, [*[_PIECE_ROWS] * full, *([rest] if rest else [])])
+        self.add_pieces(schema.names, [*[_PIECE_ROWS] * full, *([rest] if rest else [])])
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""

@@ -55,7 +55,7 @@ class TextTable(Pieces):
         """Parse a block.
 
         Args:
-            text: Whole lines.
+            text: Whole lines, not all of them empty.
             file: Number of the file.
             names: Columns; None: all.
             schema: Their types; None: as the text has them.
@@ -74,6 +74,8 @@ class TextTable(Pieces):
             names = dict.fromkeys(head)
             is_open = partial(self.is_open, file=number)
             for start, text in _blocks(stream, self.limits.line_bytes, is_open):
+                if not text.strip():
+                    continue
                 table = self.parse(text, number, None, None)
                 if len(table):
                     blocks.append((start, len(text)))
@@ -83,7 +85,8 @@ class TextTable(Pieces):
         if len(names) > self.limits.columns:
             raise UnsafeData(f"{len(names)} columns: more than {self.limits.columns}")
         self._blocks.append(blocks)
-        self.add_file(head or list(names), rows)
+        # An empty file of lines names no column.
+        self.add_pieces(head or list(names) or self.names, rows)
         return schemas
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:

@@ -43,7 +43,7 @@ from rlio.storage.open_files import OpenFiles
 FORMAT = Format(
     name="torchrl",
     title="TorchRL",
-    marks=Marks(json_is=lambda found: "tensordict" in str(found.get("_class", found.get("_type", "")))),
+    marks=Marks(json=lambda found: "tensordict" in str(found.get("_class", found.get("_type", "")))),
     source="rlio.formats.torchrl:TorchrlSource",
     root=("storage/meta.json", "meta.json"),
     advice="read it with rlio.read",

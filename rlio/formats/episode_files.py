@@ -1,0 +1,90 @@
+"""`EpisodeFilesSink`: the base of sinks that write a folder of files, each with whole episodes.
+
+A file's name has the number of its first episode and of its episodes, so that a later sink can continue.
+A file appears when it is complete.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns
+from rlio.batch.episode import Episode
+from rlio.errors import OptionError
+from rlio.storage.filesystem import Storage
+
+__all__ = ["EpisodeFilesSink", "rows_of"]
+
+_FILE_BYTES = 64 << 20
+#: What an episode is until its file is stored.
+T = TypeVar("T", SampleBatch, bytes)
+
+
+class EpisodeFilesSink(ABC, Generic[T]):
+    """Collects episodes, and stores them as a file as soon as there are enough; an `EpisodeSink`.
+
+    Args:
+        storage: The folder.
+        episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
+
+    Attributes:
+        ending: Suffix of the files' names.
+        episodes: Whole episodes that are stored.
+    """
+
+    ending: str
+
+    def __init__(self, storage: Storage, *, episodes_per_file: int | None = None) -> None:
+        if episodes_per_file is not None and episodes_per_file < 1:
+            raise OptionError(f"episodes_per_file={episodes_per_file}: expected 1 or more, or None")
+        self._storage, self._most = storage, episodes_per_file
+        self._pending: list[T] = []
+        self._bytes = 0
+        pattern = re.compile(rf"episodes-([0-9]{{9}})-([0-9]{{1,9}}){re.escape(self.ending)}")
+        found = [pattern.fullmatch(name) for name, is_folder in storage.children() if not is_folder]
+        self.episodes: int = max((int(name[1]) + int(name[2]) for name in found if name), default=0)
+
+    @abstractmethod
+    def check(self, episode: Episode) -> T:
+        """The episode as `_encoded` takes it.
+
+        Raises:
+            SchemaError: The format cannot hold it.
+        """
+
+    @abstractmethod
+    def _encoded(self, episodes: list[T]) -> bytes:
+        """Return the bytes of a file of episodes."""
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        checked = self.check(episode)
+        self._pending.append(checked)
+        self._bytes += len(checked) if isinstance(checked, bytes) else checked.size_bytes()
+        if self._bytes >= _FILE_BYTES if self._most is None else len(self._pending) >= self._most:
+            self.close()
+
+    def close(self) -> None:
+        """Store the collected episodes."""
+        if self._pending:
+            name = f"episodes-{self.episodes:09d}-{len(self._pending)}{self.ending}"
+            self._storage.put(name, self._encoded(self._pending))
+            self.episodes += len(self._pending)
+            self.abort()
+
+    def abort(self) -> None:
+        """Forget the collected episodes. Another sink continues after those that are stored."""
+        self._pending, self._bytes = [], 0
+
+
+def rows_of(episode: Episode) -> SampleBatch:
+    """The rows of an episode, with ``new_obs_valid``, so that all files have the same columns."""
+    rows = episode.to_batch()
+    if Columns.NEXT_OBS_VALID not in rows:
+        rows[Columns.NEXT_OBS_VALID] = np.ones(len(rows), np.bool_)
+    return rows
