@@ -196,8 +196,7 @@ def _single(split: SplitStack) -> NDArray[Any]:
 
 def grown(old: NDArray[Any], rows: int) -> NDArray[Any]:
     """Return an array of ``rows`` rows that begins with the rows of ``old``."""
-    empty = np.empty if old.dtype.hasobject else empty_array
-    fresh = empty((rows, *old.shape[1:]), old.dtype)
+    fresh = empty_array((rows, *old.shape[1:]), old.dtype)
     fresh[: len(old)] = old
     return fresh
 

@@ -316,11 +316,11 @@ class GroupBuffer:
             if name != Columns.NEXT_OBS_VALID and name not in self._pooled:
                 dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
                 empty = np.empty((0, *spec.shape), dtype)
-                self._arrays[name] = grown(self._arrays.get(name, empty), capacity)
+                self._arrays[name] = _grown(self._arrays.get(name, empty), capacity)
                 if name in self._partial:
-                    self._valid[name] = grown(self._valid.get(name, np.empty(0, np.bool_)), capacity)
-        self._policy = grown(self._policy, capacity)
-        self._missing = grown(self._missing, capacity)
+                    self._valid[name] = _grown(self._valid.get(name, np.empty(0, np.bool_)), capacity)
+        self._policy = _grown(self._policy, capacity)
+        self._missing = _grown(self._missing, capacity)
         self._capacity = capacity
 
     def _clear(self) -> None:
@@ -412,6 +412,16 @@ def partial_columns(schema: Schema) -> set[str]:
             owners[leaf.physical] = owners.get(leaf.physical, 0) + 1
         per_sequence |= {leaf.physical for leaf in policy.per_sequence}
     return {name for name, count in owners.items() if count < len(schema.policies)} | per_sequence
+
+
+def _grown(old: NDArray[Any], rows: int) -> NDArray[Any]:
+    """Return an array of ``rows`` rows that begins with the rows of ``old``.
+
+    Most of it may never be written, so it is memory that the system gives page by page.
+    """
+    fresh = np.empty((rows, *old.shape[1:]), old.dtype)
+    fresh[: len(old)] = old
+    return fresh
 
 
 def unpadded(batch: SampleBatch) -> SampleBatch:
