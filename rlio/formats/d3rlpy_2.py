@@ -110,8 +110,7 @@ class D3rlpySink(Hdf5Sink):
     def __init__(self, storage: Storage, origin: Origin, *, file: str = "dataset.h5") -> None:
         super().__init__(storage, file)
 
-    def write(self, episode: Episode) -> None:
-        """See `EpisodeSink`."""
+    def _write(self, episode: Episode) -> None:
         steps, number = len(episode), self.episodes
         found: dict[str, np.ndarray] = {}
         if isinstance(episode.observations, tuple):
@@ -127,7 +126,6 @@ class D3rlpySink(Hdf5Sink):
         for name, array in found.items():
             self.file[name] = array
         self.file[f"terminated_{number}"] = episode.terminated
-        self.episodes += 1
 
     def close(self) -> None:
         """See `EpisodeSink`."""

@@ -62,8 +62,7 @@ class D4rlSink(Hdf5Sink):
         self._pending: list[dict[str, np.ndarray]] = []
         self._rows = 0
 
-    def write(self, episode: Episode) -> None:
-        """See `EpisodeSink`."""
+    def _write(self, episode: Episode) -> None:
         steps = len(episode)
         observations = array_of(episode.observations, Columns.OBS)
         ends = np.zeros((2, steps), np.bool_)
@@ -91,7 +90,6 @@ class D4rlSink(Hdf5Sink):
                 )
         self._pending.append(found)
         self._rows += steps
-        self.episodes += 1
         if self._rows >= _BLOCK_ROWS:
             self._flush()
 

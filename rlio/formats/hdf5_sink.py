@@ -60,9 +60,14 @@ class Hdf5Sink(ABC):
                 uri=storage.uri_of(name),
             ) from error
 
-    @abstractmethod
     def write(self, episode: Episode) -> None:
         """See `EpisodeSink`."""
+        self._write(episode)
+        self.episodes += 1
+
+    @abstractmethod
+    def _write(self, episode: Episode) -> None:
+        """Write an episode, whose number is ``episodes``."""
 
     def close(self) -> None:
         """Put the file, which is written, under its name.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from io import BytesIO
 from typing import IO, Any, TypeVar
 
@@ -76,8 +76,8 @@ class NpzTable(Table):
             is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
             lengths.append(steps.tolist() if is_lengths and steps.sum() == self.rows[-1] else None)
         if all(one is not None for one in lengths):
-            self.lengths = [steps for one in lengths for steps in one or ()]
-            self.names = [name for name in self.names if name != _LENGTHS]
+            self.lengths: Sequence[int] | None = [steps for one in lengths for steps in one or ()]
+            self.names: Sequence[str] = [name for name in self.names if name != _LENGTHS]
 
     def _guarded(self, number: int, action: Callable[[zipfile.ZipFile], T]) -> T:
         def opened() -> T:

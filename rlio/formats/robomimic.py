@@ -188,8 +188,7 @@ class RobomimicSink(Hdf5Sink):
         self._data = self.file.create_group("data")
         self._data.attrs["env_args"] = _env_args(origin.env)
 
-    def write(self, episode: Episode) -> None:
-        """See `EpisodeSink`."""
+    def _write(self, episode: Episode) -> None:
         steps = len(episode)
         observations = episode.observations
         if not isinstance(observations, dict):
@@ -209,7 +208,6 @@ class RobomimicSink(Hdf5Sink):
         group.attrs["num_samples"] = steps
         for name, array in {**found, "dones": dones}.items():
             group[name] = array
-        self.episodes += 1
         self._total += steps
 
     def close(self) -> None:

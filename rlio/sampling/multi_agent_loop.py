@@ -81,7 +81,8 @@ class MultiAgentLoop:
         self.env_steps: int = 0
         self.late_rewards: float = 0.0
         self.explore: bool = config.explore
-        self.at_random = self.is_ready = False
+        self.at_random: bool = False
+        self.is_ready: bool = False
         self._config = config
         self._callbacks = callbacks
         self._hooks = overridden(callbacks)

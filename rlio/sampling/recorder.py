@@ -72,7 +72,7 @@ class StepRecorder(RowStore):
             flags=(_ENDS, _VALID),
             infos=infos,
         )
-        self.capacity = capacity
+        self.capacity: int = capacity
         self.num_envs = num_envs
         #: Steps recorded since `take`.
         self.steps: int = 0
