@@ -165,14 +165,13 @@ class MixSource:
         if not served:
             return
         # A batch that was read ahead may be longer than the source's own batches.
-        ahead = served < MOST_AHEAD and self.reader.can_read_ahead
-        while self.waiting_units() <= served and (ahead or not self._waiting):
-            if not self._read():
-                break
-        if not 0 < served < self.waiting_units():
+        ahead, there = served < MOST_AHEAD and self.reader.can_read_ahead, 0
+        while there <= served and (ahead or not self._waiting) and self._read():
+            there += count_units(self._waiting[-1].batch, self.reader.unit)
+        if not 0 < served < there:
             raise StateError(
                 f"the state has {served} served {self.reader.unit} in a batch of source {self.name!r}, but "
-                f"the batch has {self.waiting_units()}: the data changed after the state was saved"
+                f"the batch has {there}: the data changed after the state was saved"
             )
         self._give_waiting(served)
 
