@@ -668,9 +668,9 @@ def test_the_code_of_the_page_runs(
 
 def test_a_command_says_what_is_wrong_with_a_policy(recorded: TorchPolicy) -> None:
     for name, message in (
-        ("ope_judged:missing", "missing"),
-        ("nowhere:at_all", "nowhere"),
-        ("no name", "module:name"),
+        ("ope_judged:missing", "--policy: there is no ope_judged:missing"),
+        ("nowhere:at_all", "--policy: there is no nowhere:at_all"),
+        ("no name", "--policy: 'no name' is not the name of an object: expected 'module:name', such as"),
         ("ope_judged:np", "expected a Policy or a function"),
     ):
         failed = run_command(*COMMAND, name)
