@@ -140,7 +140,7 @@ def _unpack(rows: np.ndarray) -> np.ndarray:
         where.setdefault(id(row.block), []).append(i)
     out: np.ndarray | None = None
     for targets in where.values():
-        decoded = rows[targets[0]].block.array()
+        decoded: np.ndarray = rows[targets[0]].block.array()
         sources = [rows[i].index for i in targets]
         if len(where) == 1:
             return decoded if sources == list(range(len(decoded))) else decoded[sources]

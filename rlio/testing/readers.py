@@ -368,7 +368,8 @@ def _assert_same_rows(found: SampleBatch, expected: SampleBatch, what: str) -> N
 def _assert_same_column(found: Any, expected: Any, what: str) -> None:
     """``Any``, because a column may be nested."""
     ours, theirs = dict(leaves(found)), dict(leaves(expected))
-    _assert_equal(*(sorted(map(path_text, own)) for own in (ours, theirs)), f"{what}: its leaves are")
+    names, others = sorted(map(path_text, ours)), sorted(map(path_text, theirs))
+    _assert_equal(names, others, f"{what}: its leaves are")
     for path, leaf in ours.items():
         one, other = np.asarray(leaf), np.asarray(theirs[path])
         where = f"{what} {path_text(path)}" if path else what
