@@ -5,12 +5,21 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlio.batch import SampleBatch, concat_samples, copy_into, count_units, object_column, split_units
+from rlio.batch import (
+    MultiAgentBatch,
+    SampleBatch,
+    concat_samples,
+    copy_into,
+    count_units,
+    object_column,
+    split_units,
+)
 from rlio.batch.compressed_rows import CompressedRow
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError
 
@@ -625,6 +634,27 @@ class TestCopyInto:
             copy_into(out, bad)
         assert out["b"].tolist() == [0, 0]
 
+    def test_subclasses_of_batches_are_batches(self) -> None:
+        class Mine(SampleBatch):
+            pass
+
+        class Ours(MultiAgentBatch):
+            pass
+
+        source = SampleBatch(b=[1.0, 2.0])
+        out = Mine(b=np.zeros(2))
+        assert copy_into(out, source)["b"].tolist() == [1, 2]
+        assert copy_into(SampleBatch(b=np.zeros(2)), out)["b"].tolist() == [1, 2]
+        ours = Ours({"p": SampleBatch(b=np.zeros(2))}, 2)
+        assert copy_into(ours, MultiAgentBatch({"p": source}, 2))["p"]["b"].tolist() == [1, 2]
+
+    @pytest.mark.parametrize("bad", [None, 3, {"b": np.zeros(2)}])
+    def test_what_is_no_batch_is_refused(self, bad: Any) -> None:
+        with pytest.raises(SchemaError, match="must be alike"):
+            copy_into(bad, SampleBatch(b=[1.0, 2.0]))
+        with pytest.raises(SchemaError, match="must be alike"):
+            copy_into(bad, bad)
+
     def test_a_read_only_array_is_refused(self) -> None:
         array = np.zeros(1)
         array.flags.writeable = False
@@ -652,6 +682,16 @@ class TestCompression:
         parts = [SampleBatch(obs=np.full((3, 4), i)) for i in range(3)]
         joined = concat_samples([part.compress(bulk=i > 0) for i, part in enumerate(parts)])
         assert joined.shuffle(1).decompress_if_needed().equals(concat_samples(parts).shuffle(1))
+
+    def test_one_block_at_a_time_is_in_memory(self) -> None:
+        parts = [SampleBatch(obs=np.full((50, 4000), i)).compress(bulk=True)[:1] for i in range(10)]
+        joined = concat_samples(parts)
+        tracemalloc.start()
+        try:
+            joined.decompress_if_needed()
+            assert tracemalloc.get_traced_memory()[1] < 4 * 50 * 4000 * 8
+        finally:
+            tracemalloc.stop()
 
     def test_text_and_objects_are_never_mistaken(self) -> None:
         batch = SampleBatch(

@@ -38,6 +38,26 @@ def test_rows_and_batches_keep_their_order() -> None:
     assert len(builder) == len(builder.build_and_reset()) == 0
 
 
+def test_counting_rows_does_not_visit_the_batches() -> None:
+    visits = 0
+
+    class Visited(SampleBatch):
+        def __len__(self) -> int:
+            nonlocal visits
+            visits += 1
+            return super().__len__()
+
+    builder = BatchBuilder()
+    for _ in range(3):
+        builder.add_batch(Visited(t=[0, 1]))
+    builder.add_values(t=2)
+    visits = 0
+    assert len(builder) == builder.count == 7
+    assert visits == 0
+    builder.build_and_reset()
+    assert len(builder) == 0
+
+
 def test_a_row_is_copied() -> None:
     obs = np.zeros(2)
     builder = BatchBuilder()
@@ -126,8 +146,9 @@ def test_rows_that_do_not_go_together_are_refused_and_stay() -> None:
     other = BatchBuilder()
     other.add_values(obs={"a": 1})
     other.add_values(obs={"b": 1})
-    with pytest.raises(SchemaError, match="nested"):
+    with pytest.raises(SchemaError, match="nested") as caught:
         other.build_and_reset()
+    assert caught.value.column == "obs"
 
 
 def test_what_it_builds_can_be_written(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ SHORTER = {**SMALL, "train_steps": 1_024, "offline_updates": 5, "tuning_updates"
 
 
 def test_the_demo_reports_what_is_in_the_data_set(tmp_path: Path) -> None:
-    report = run_demo(DemoOptions(out=str(tmp_path), seed=3, **SMALL))
+    report = run_demo(DemoOptions(out=str(tmp_path), seed=3, **SMALL), progress=None)
     assert [row.policy for row in report.rows] == ["random", "behaviour", "offline", "mixed"]
     data = rlio.open_dataset(report.root)
     assert len(data) == report.recorded_steps == 3_000

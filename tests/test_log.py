@@ -238,6 +238,21 @@ def test_rows_that_were_never_acknowledged_are_not_read_again(log: Log) -> None:
     assert _read(log, 0, 4) == [(0, b"a"), (2, b"d")]
 
 
+def test_damage_in_frames_that_are_not_wanted_leaves_the_others_readable(tmp_path: Path, log: Log) -> None:
+    for payload in (b"a" * 50, b"b" * 50, b"c" * 50):
+        _append(log, payload)
+    path = tmp_path / "w" / "000000000000.wal"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"bbb", b"bxb", 1))
+    assert _read(log, 0, 2) == [(0, b"a" * 50)]
+    assert _read(log, 4, 6) == [(4, b"c" * 50)]
+    byte = whole.index(b"rlw0", whole.index(b"aaa"))
+    with pytest.raises(
+        CorruptData, match=rf"before row 4 is damaged, at byte {byte} \[in .*000000000000\.wal"
+    ):
+        _read(log, 2, 4)
+
+
 def test_frames_that_are_damaged_cut_off_or_gone_are_errors(tmp_path: Path, log: Log) -> None:
     for payload in (b"a" * 50, b"b" * 50, b"c" * 50):
         _append(log, payload)

@@ -170,6 +170,23 @@ def test_estimators_of_episodes_keep_rows_of_running_episodes_only() -> None:
         assert evaluator.evidence.joined()[1] is None
 
 
+def test_counting_episodes_does_not_visit_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`keep_last` is called for every batch."""
+    evaluator = OffPolicyEvaluator(CHAIN.target, Estimation(gamma=0.9, estimators=["is"]))
+    for i in range(10):
+        evaluator.add(logged(obs=np.zeros(10, int), eps_id=np.arange(10) + 10 * i))
+    evidence = evaluator.evidence
+    with monkeypatch.context() as hidden:
+        hidden.setattr(evidence, "_judged", None)
+        evidence.keep_last(100)
+        assert evidence.episodes == 100
+    evidence.keep_last(50)
+    taken = evidence.taken()
+    assert (taken.episodes, evidence.episodes) == (20, 0)
+    evidence.absorb(taken)
+    assert evidence.episodes == len(evidence.joined()[0].lengths) == 20
+
+
 def test_agents_of_one_episode_are_episodes_each() -> None:
     batch = CHAIN.simulate(100, seed=0)
     both = batch.copy()
@@ -651,9 +668,9 @@ def test_the_code_of_the_page_runs(
 
 def test_a_command_says_what_is_wrong_with_a_policy(recorded: TorchPolicy) -> None:
     for name, message in (
-        ("ope_judged:missing", "missing"),
-        ("nowhere:at_all", "nowhere"),
-        ("no name", "module:name"),
+        ("ope_judged:missing", "--policy: there is no ope_judged:missing"),
+        ("nowhere:at_all", "--policy: there is no nowhere:at_all"),
+        ("no name", "--policy: 'no name' is not the name of an object: expected 'module:name', such as"),
         ("ope_judged:np", "expected a Policy or a function"),
     ):
         failed = run_command(*COMMAND, name)

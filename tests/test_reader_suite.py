@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from rlio.batch import SampleBatch
+from rlio import NoopOutput
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.errors import EndOfData
 from rlio.reader import InputReader, JsonState
-from rlio.testing import ReaderTests, assert_resumes
+from rlio.testing import ReaderTests, WriterTests, assert_resumes, assert_same
 
 
 def rows() -> SampleBatch:
@@ -134,3 +136,46 @@ def test_every_state_is_restored_and_every_fourth_remainder_followed_to_its_end(
                 AssertionError, match=f"number {wrong_at}, restored before number {wrong_from}"
             ):
                 assert_resumes(lambda wrong=(wrong_from, wrong_at): Misled(*wrong))
+
+
+ONE = SampleBatch(x=[1])
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "message"),
+    [
+        (None, ONE, "the batch: a NoneType, expected a SampleBatch"),
+        (ONE, MultiAgentBatch({"p": ONE}, 1), "the batch: a SampleBatch, expected a MultiAgentBatch"),
+        (SampleBatch(x=[1, 2]), ONE, "the batch: column 'x': its values are int64 (2,), expected int64 (1,)"),
+        (SampleBatch(x=[3]), ONE, "the batch: column 'x': rows [0] of 1 differ: [3], expected [1]"),
+        (SampleBatch(x={"a": [1]}), ONE, "the batch: column 'x': its leaves are ['a'], expected ['']"),
+        (
+            MultiAgentBatch({"p": ONE}, 1),
+            MultiAgentBatch({"p": SampleBatch(x={"a": [1]})}, 1),
+            "the batch: policy 'p': column 'x': its leaves are [''], expected ['a']",
+        ),
+        (
+            MultiAgentBatch({"p": ONE}, 1),
+            MultiAgentBatch({"p": ONE}, 2),
+            "the batch: its env steps are 1, expected 2",
+        ),
+    ],
+)
+def test_a_difference_is_told_in_words(found: Any, expected: Batch, message: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_same(found, expected)
+    assert str(caught.value) == message
+
+
+def test_a_writer_that_takes_what_does_not_fit_is_told_what_it_took(tmp_path: Path) -> None:
+    class Taking(WriterTests):
+        def make_writer(self, root: Path) -> NoopOutput:
+            return NoopOutput()
+
+    with pytest.raises(AssertionError, match=r"write\(\) of another dtype must raise SchemaError"):
+        Taking().test_a_batch_that_does_not_fit_is_refused_and_nothing_is_lost(tmp_path)
+
+
+def test_tests_keep_their_names() -> None:
+    """Subclasses override and deselect them by name."""
+    assert hasattr(ReaderTests, "test_a_foreign_state_raises")

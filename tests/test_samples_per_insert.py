@@ -60,7 +60,9 @@ def test_equal_limits_are_those_of_reverb(least: float) -> None:
         {"max": "4"},
         {"error_buffer": -1},
         {"error_buffer": 1.5},
+        {"error_buffer": NO_BOUND},
         {"min_size": 0},
+        {"min_size": NO_BOUND},
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,9 @@ def test_a_place_where_nothing_can_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError):
         ReplayStore(10, folder=tmp_path / "file")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no files, not even from root")
+def test_a_folder_that_takes_no_files_is_refused_at_opening() -> None:
+    with pytest.raises(CacheError, match="choose another folder"):
+        ReplayStore(10, folder="/proc")

@@ -168,6 +168,9 @@ def test_statistics_of_damaged_data_are_refused_or_leave_out_the_rows_and_are_no
     with pytest.raises(CorruptData):
         data.stats()
     assert data.stats(on_error="skip").rows == 100
+    Path(data.files()[1].removeprefix("file://")).write_bytes(content)
+    with pytest.raises(OptionError, match="all were skipped"):
+        data.stats(on_error="skip")
     assert not own_cache.exists()
 
 

@@ -45,10 +45,11 @@ class BatchBuilder:
     def __init__(self, *, unroll_ids: bool = True) -> None:
         self._rows: list[dict[str, Any]] = []
         self._batches: list[SampleBatch] = []
+        self._batched = 0
         self._unroll = 0 if unroll_ids else None
 
     def __len__(self) -> int:
-        return sum(map(len, self._batches)) + len(self._rows)
+        return self._batched + len(self._rows)
 
     @property
     def count(self) -> int:
@@ -75,12 +76,14 @@ class BatchBuilder:
         """Add the rows of a batch; they are copied only in `build_and_reset`."""
         self._close_rows()
         self._batches.append(batch)
+        self._batched += len(batch)
 
     def _close_rows(self) -> None:
         """Make a batch of the rows that were added one by one."""
         if self._rows:
             columns = {name: _column(name, [row[name] for row in self._rows]) for name in self._rows[0]}
             self._batches.append(SampleBatch(columns))
+            self._batched += len(self._rows)
             self._rows = []
 
     def _joined(self) -> SampleBatch:
@@ -102,7 +105,7 @@ class BatchBuilder:
             SchemaError: The values of a column do not fit together; the rows stay.
         """
         batch = self._joined()
-        self._batches = []
+        self._batches, self._batched = [], 0
         if self._unroll is not None and len(batch) and Columns.UNROLL_ID not in batch:
             pieces = np.zeros(len(batch), np.int64)
             if Columns.EPS_ID in batch:
@@ -247,7 +250,10 @@ def _column(name: str, rows: list[Any]) -> Any:
     """One column of the values of ``rows``, with the same nesting."""
     if name == Columns.INFOS or not isinstance(rows[0], (dict, tuple)):
         return _leaf(name, rows)
-    lists = leaves(map_structure(lambda *values: list(values), *({name: row} for row in rows)))
+    try:
+        lists = leaves(map_structure(lambda *values: list(values), *({name: row} for row in rows)))
+    except SchemaError as error:
+        raise SchemaError(str(error), column=name) from error
     paths = [path[1:] for path, _ in lists]
     return unflatten(paths, [_leaf(path_text(path), values) for path, values in lists])
 

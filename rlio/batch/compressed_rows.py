@@ -16,7 +16,6 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -131,18 +130,27 @@ def decompress_column(column: Column) -> Column:
 
 
 def _unpack(rows: np.ndarray) -> np.ndarray:
-    if not all(isinstance(row, CompressedRow) for row in rows):
-        raise CorruptData("a compressed column holds a row that is not compressed: join like columns only")
-    # Decode each block once, for all rows that refer to it.
-    blocks = {id(row.block): row.block for row in rows}
-    arrays = [block.array() for block in blocks.values()]
-    kinds = {f"{array.dtype}{array.shape[1:]}" for array in arrays}
-    if len(kinds) > 1:
-        raise CorruptData(
-            f"a compressed column has rows of {' and of '.join(sorted(kinds))}: decompress before joining "
-            "such batches"
-        )
-    firsts = dict(zip(blocks, accumulate(map(len, arrays), initial=0), strict=False))
-    index = [firsts[id(row.block)] + row.index for row in rows]
-    decoded = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, dtype=arrays[0].dtype)
-    return decoded if index == list(range(len(decoded))) else decoded[index]
+    # Decode each block once, for all rows that refer to it, and hold only one at a time.
+    where: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        if not isinstance(row, CompressedRow):
+            raise CorruptData(
+                "a compressed column holds a row that is not compressed: join like columns only"
+            )
+        where.setdefault(id(row.block), []).append(i)
+    out: np.ndarray | None = None
+    for targets in where.values():
+        decoded: np.ndarray = rows[targets[0]].block.array()
+        sources = [rows[i].index for i in targets]
+        if len(where) == 1:
+            return decoded if sources == list(range(len(decoded))) else decoded[sources]
+        if out is None:
+            out = np.empty((len(rows), *decoded.shape[1:]), decoded.dtype)
+        if (decoded.dtype, decoded.shape[1:]) != (out.dtype, out.shape[1:]):
+            raise CorruptData(
+                f"a compressed column has rows of {out.dtype}{out.shape[1:]} and of "
+                f"{decoded.dtype}{decoded.shape[1:]}: decompress before joining such batches"
+            )
+        out[targets] = decoded[sources]
+    assert out is not None  # is_compressed: there is a row, and so a block
+    return out

@@ -114,7 +114,8 @@ def copy_into(out: BatchT, batch: SampleBatch | MultiAgentBatch) -> BatchT:
     Raises:
         SchemaError: ``out`` does not fit; the message names the column. Nothing is written then.
     """
-    if type(out) is not type(batch) or out.policies().keys() != batch.policies().keys():
+    alike = any(isinstance(out, kind) and isinstance(batch, kind) for kind in (SampleBatch, MultiAgentBatch))
+    if not alike or out.policies().keys() != batch.policies().keys():
         raise SchemaError(f"out is {_policies(out)}, the batch {_policies(batch)}: they must be alike")
     pairs = [(target, batch.policies()[key]) for key, target in out.policies().items()]
     copies = [copy for target, source in pairs for copy in _copies(target, source)]
@@ -129,9 +130,9 @@ def copy_into(out: BatchT, batch: SampleBatch | MultiAgentBatch) -> BatchT:
 
 
 def _policies(batch: SampleBatch | MultiAgentBatch) -> str:
-    if isinstance(batch, SampleBatch):
-        return "a SampleBatch"
-    return f"a MultiAgentBatch of {', '.join(map(excerpt, batch)) or 'no policies'}"
+    if isinstance(batch, MultiAgentBatch):
+        return f"a MultiAgentBatch of {', '.join(map(excerpt, batch)) or 'no policies'}"
+    return f"a {type(batch).__name__}"
 
 
 def _copies(out: SampleBatch, batch: SampleBatch) -> list[tuple[Any, Any]]:

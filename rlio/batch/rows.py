@@ -195,8 +195,11 @@ def shuffle(batch: BatchT, seed: int | np.random.Generator | None) -> BatchT:
         return batch._like(batch._map(lambda leaf: take_leaf(leaf, order)))
     lens = batch._lens()
     order = rng.permutation(len(lens))
-    laid = np.full(len(lens), batch.max_seq_len or 0) if batch.zero_padded else lens
-    rows = ragged_rows(laid, order)
+    length = batch.max_seq_len or 0
+    if batch.zero_padded:
+        rows = (order[:, None] * length + np.arange(length)).ravel()
+    else:
+        rows = ragged_rows(lens, order)
 
     def pick(leaf: Any) -> Any:
         if batch.time_major:

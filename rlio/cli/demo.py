@@ -106,14 +106,16 @@ class DemoReport:
     returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
-def run_demo(options: DemoOptions, *, progress: Progress = progress_bar) -> DemoReport:
+def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoReport:
     """Run the demo.
 
     Raises:
         OptionError: An option is illegal.
     """
+    from rlio.maintenance.progress import silent
     from rlio.policies.random_policy import RandomPolicy
 
+    progress = progress or silent
     report = DemoReport()
     root = _fresh_folder(options)
     report.root = f"{root}/cartpole"

@@ -130,7 +130,10 @@ def _target(
     # The current folder counts, as for ``python -m``.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    found = load_object(policy)
+    try:
+        found = load_object(policy)
+    except OptionError as error:
+        raise OptionError(f"--policy: {error}") from error
     if isinstance(found, type) and issubclass(found, Policy):
         found = found()
     if not isinstance(found, Policy):

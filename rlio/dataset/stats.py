@@ -291,6 +291,8 @@ def _computed(
                 moments[name].add(values)
             sample.add(arrays)
             rows += batch.count
+    if not rows:
+        raise OptionError("statistics need rows: all were skipped (on_error='skip')", uri=dataset.uri)
     quantiles = sample.quantiles()
     return Stats(
         {name: found.stats(quantiles[name]) for name, found in moments.items()},

@@ -77,11 +77,12 @@ class Evidence:
         self._most_rows = most_rows
         self._assembler = EpisodeAssembler(most_rows=most_rows)
         self._judged: list[_Judged] = []
+        self._whole = 0
 
     @property
     def episodes(self) -> int:
         """Number of whole episodes."""
-        return sum(len(part.weights.lengths) for part in self._judged)
+        return self._whole
 
     @property
     def incomplete(self) -> int:
@@ -110,6 +111,7 @@ class Evidence:
         weights = weighted_steps(episodes, self.gamma).episode_weights
         kept = episodes if self.keep_steps else replace(episodes, columns={})
         self._judged.append(_Judged(source, kept, weights))
+        self._whole += len(episodes.lengths)
 
     def absorb(self, other: Evidence) -> None:
         """Add all of ``other``, which does not change; parts of the same episode are joined.
@@ -121,6 +123,7 @@ class Evidence:
         if (self.gamma, self.keep_steps) != (other.gamma, other.keep_steps):
             raise OptionError("cannot add evidence: expected the same gamma and the same kind of estimators")
         self._judged += other._judged
+        self._whole += other._whole
         self._assembler.dropped += other._assembler.dropped
         for part in other._assembler.running():
             for episodes in self._assembler.put(part):
@@ -134,6 +137,7 @@ class Evidence:
         """Return the evidence of newly whole episodes since the last call; incomplete ones stay here."""
         found = Evidence(gamma=self.gamma, keep_steps=self.keep_steps, most_rows=self._most_rows)
         found._judged, self._judged = self._judged, []
+        found._whole, self._whole = self._whole, 0
         found._assembler.dropped, self._assembler.dropped = self._assembler.dropped, 0
         return found
 
@@ -144,11 +148,10 @@ class Evidence:
 
     def keep_last(self, episodes: int) -> None:
         """Drop the oldest whole episodes, and maybe some more, if there are more than ``episodes``."""
-        left = self.episodes
-        if left <= episodes:
+        if self._whole <= episodes:
             return
-        while left > episodes // 2 and len(self._judged) > 1:
-            left -= len(self._judged.pop(0).weights.lengths)
+        while self._whole > episodes // 2 and len(self._judged) > 1:
+            self._whole -= len(self._judged.pop(0).weights.lengths)
 
     def joined(self) -> tuple[EpisodeWeights, Episodes | None]:
         """Return all whole episodes, ordered by source and id, with their steps if those are kept.

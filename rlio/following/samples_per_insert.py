@@ -74,6 +74,8 @@ class SamplesPerInsert:
         for name, least in (("error_buffer", 0), ("min_size", 1)):
             value = getattr(self, name)
             check_count(f"SamplesPerInsert.{name}", value, least=least)
+            if value >= NO_BOUND:
+                raise OptionError(f"SamplesPerInsert.{name}={value}: expected a number of rows below 2**62")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise OptionError(
                 f"SamplesPerInsert(min={self.min!r}, max={self.max!r}): expected min to be at most max"

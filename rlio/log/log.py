@@ -16,7 +16,7 @@ from typing import Any
 
 from rlio.errors import CorruptData, PublishError
 from rlio.log.spool import LogFolder, Spool
-from rlio.log.wal import Buffer, Frame, SegmentWriter, read_segment
+from rlio.log.wal import Buffer, Frame, SegmentWriter, read_frames
 
 __all__ = ["Log"]
 
@@ -179,11 +179,7 @@ class Log:
         for (path, begin, stop, size), limit in zip(found, limits, strict=True):
             if begin >= end or min(stop, limit) <= first:
                 continue
-            for frame in read_segment(path, size=size).frames:
-                if frame.first >= min(limit, end):
-                    break
-                if frame.first + frame.rows <= first:
-                    continue
+            for frame in read_frames(path, first=first, end=min(limit, end), size=size):
                 if frame.first != first:
                     raise CorruptData(f"row {first} is missing", uri=path)
                 first = frame.first + frame.rows

@@ -50,6 +50,7 @@ __all__ = [
     "Sync",
     "count_whole_rows",
     "logged_rows",
+    "read_frames",
     "read_plain",
     "read_segment",
     "whole_rows",
@@ -298,24 +299,17 @@ class SegmentReader:
         return (_frame_of(self._data, raw, self.path) for raw in self._found)
 
 
-def read_segment(path: str, *, size: int | None = None) -> SegmentReader:
+def read_segment(path: str) -> SegmentReader:
     """Read a segment. Damage ends the valid prefix and is described, never raised.
 
-    Args:
-        path: The segment.
-        size: Bytes to read, if it may still grow and shrink: those that are certain to stay. None: all.
-
     Raises:
-        CorruptData: The segment's header is damaged, or it is shorter than ``size``.
+        CorruptData: The segment's header is damaged.
         UnsafeData: ``path`` is a link or not a regular file.
         FileNotFoundError: ``path`` does not exist.
     """
     with _open_plain(path) as fd:
         # Mapped, since a segment may be larger than what its reader should hold in memory.
-        found = os.fstat(fd).st_size
-        if size is not None and found < size:
-            raise CorruptData(f"the log is shorter than the {size} bytes that were written", uri=path)
-        data = mmap.mmap(fd, size or 0, access=mmap.ACCESS_READ) if found else b""
+        data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b""
         return SegmentReader(data, path)
 
 
@@ -343,6 +337,38 @@ def logged_rows(path: str) -> tuple[range, int]:
                 break
             end, position = end + raw.rows, raw.stop
         return range(first, end), size - position
+
+
+def read_frames(path: str, *, first: int, end: int, size: int) -> Iterator[Frame]:
+    """Yield the frames with rows in ``[first, end)`` of a segment that may still grow; payloads are copies.
+
+    Args:
+        path: The segment.
+        first: First wanted row. Frames that end before it are skipped unread.
+        end: Row after the last wanted one.
+        size: Bytes that are certain to stay: those of the `SegmentWriter.append` calls that have returned.
+
+    Raises:
+        CorruptData: A frame is damaged, or the file is shorter than ``size``.
+        UnsafeData: ``path`` is a link or not a regular file.
+        OSError: The file cannot be read.
+    """
+    with _open_plain(path) as fd:
+        if os.fstat(fd).st_size < size:
+            raise CorruptData(f"the log is shorter than the {size} bytes that were written", uri=path)
+        data = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+    position = 0
+    with data:
+        while position < size:
+            raw = _fields_at(data, position)
+            wanted = raw is not None and raw.rows > 0 and raw.first < end and raw.first + raw.rows > first
+            if raw is None or (wanted and not _is_intact(data, raw)):
+                raise CorruptData(f"a frame before row {end} is damaged, at byte {position}", uri=path)
+            if raw.first >= end:
+                return
+            if wanted:
+                yield _frame_of(data, raw, path)
+            position = raw.stop
 
 
 def read_plain(path: str) -> bytes:
@@ -407,11 +433,18 @@ class _Raw(NamedTuple):
 
 def _parse(data: bytes | mmap.mmap, position: int, *, row: int | None = None) -> _Raw | None:
     """Return the frame at ``position``; None if no valid frame starts there, or not the one of ``row``."""
-    raw = _fields_of(data[position : position + _FRAME.size], position, len(data), row=row)
-    if raw is None:
-        return None
+    raw = _fields_at(data, position, row=row)
+    return raw if raw is not None and _is_intact(data, raw) else None
+
+
+def _fields_at(data: bytes | mmap.mmap, position: int, *, row: int | None = None) -> _Raw | None:
+    """Parse like `_parse`, without a check of the payload."""
+    return _fields_of(data[position : position + _FRAME.size], position, len(data), row=row)
+
+
+def _is_intact(data: bytes | mmap.mmap, raw: _Raw) -> bool:
     with memoryview(data) as view:
-        return raw if zlib.crc32(view[raw.start : raw.stop], raw.fields_crc32) == raw.crc32 else None
+        return zlib.crc32(view[raw.start : raw.stop], raw.fields_crc32) == raw.crc32
 
 
 def _frame_of(data: bytes | mmap.mmap, raw: _Raw, path: str) -> Frame:

@@ -297,7 +297,10 @@ def load_object(name: str) -> Any:
     """
     module, _, path = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not all(part.isidentifier() for part in [*module.split("."), *path.split(".")]):
-        raise OptionError(f"{excerpt(name)} is not the name of an object: expected 'module:name'")
+        raise OptionError(
+            f"{excerpt(name)} is not the name of an object: expected 'module:name', such as "
+            "'my_policies:greedy'"
+        )
     try:
         value: Any = import_module(module)
         for part in path.split("."):

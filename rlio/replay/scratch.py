@@ -30,12 +30,13 @@ class ScratchArrays(FileArrays):
         folder: Folder on a local disk; created if missing. Several processes may use the same folder.
 
     Raises:
-        CacheError: The folder cannot be created.
+        CacheError: No file can be created there.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
             os.makedirs(folder, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise CacheError(
                 f"cannot create files: {error}; choose another folder", uri=os.fspath(folder)

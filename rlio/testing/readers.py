@@ -59,12 +59,13 @@ def assert_same(found: Batch, expected: Batch, what: str = "the batch") -> None:
     Raises:
         AssertionError: They differ; the message says where.
     """
+    kinds = f"a {type(found).__name__}, expected a {type(expected).__name__}"
+    assert type(found) is type(expected), f"{what}: {kinds}"
     ours, theirs = found.policies(), expected.policies()
-    _assert_equal(type(found).__name__, type(expected).__name__, f"{what}: its kind is")
     _assert_equal(list(ours), list(theirs), f"{what}: its policies are")
-    _assert_equal(found.env_steps(), expected.env_steps(), f"{what}: its env steps are")
     for policy, rows in ours.items():
-        _assert_same_rows(rows, theirs[policy], what if len(ours) == 1 else f"{what}: policy {policy!r}")
+        _assert_same_rows(rows, theirs[policy], what if rows is found else f"{what}: policy {policy!r}")
+    _assert_equal(found.env_steps(), expected.env_steps(), f"{what}: its env steps are")
 
 
 def assert_resumes(
@@ -286,7 +287,7 @@ class ReaderTests:
             for _ in range(3):
                 _assert_same_or_end(_sample(other, 2), _sample(one, 2), "sample(2) of a used reader")
 
-    def test_a_foreign_stateassert_raises(self) -> None:
+    def test_a_foreign_state_raises(self) -> None:
         with self.make_reader() as reader:
             state = reader.state_dict()
             for key, value in (("reader", "SomethingElse"), ("version", -1), ("position", None)):
@@ -324,14 +325,14 @@ def _sample(reader: InputReader, n: int | None) -> Batch | None:
         return None
 
 
-def assert_raises(kind: type[RlioError], call: Callable[..., Any], *args: Any) -> None:
-    """Check that ``call(*args)`` raises ``kind``; ``Any``, because any call may be checked."""
+def assert_raises(kind: type[RlioError], call: Callable[..., Any], *args: Any, what: str = "") -> None:
+    """Check that ``call(*args)``, in words ``what``, raises ``kind``; ``Any``: any call may be checked."""
     try:
         result = call(*args)
     except kind:
         return
-    shown = ", ".join(map(repr, args))
-    raise AssertionError(f"{call.__name__}({shown}) must raise {kind.__name__} but returned {result!r}")
+    what = what or f"{call.__name__}({', '.join(map(repr, args))})"
+    raise AssertionError(f"{what} must raise {kind.__name__} but returned {result!r}")
 
 
 def _json_text(state: JsonState, what: str) -> str:
@@ -367,11 +368,12 @@ def _assert_same_rows(found: SampleBatch, expected: SampleBatch, what: str) -> N
 def _assert_same_column(found: Any, expected: Any, what: str) -> None:
     """``Any``, because a column may be nested."""
     ours, theirs = dict(leaves(found)), dict(leaves(expected))
-    _assert_equal(ours.keys(), theirs.keys(), f"{what}: its leaves are")
+    names, others = sorted(map(path_text, ours)), sorted(map(path_text, theirs))
+    _assert_equal(names, others, f"{what}: its leaves are")
     for path, leaf in ours.items():
         one, other = np.asarray(leaf), np.asarray(theirs[path])
-        where = f"{what} {path_text(path)}"
-        _assert_equal((one.dtype, one.shape), (other.dtype, other.shape), f"{where}: its values are")
+        where = f"{what} {path_text(path)}" if path else what
+        _assert_equal(f"{one.dtype} {one.shape}", f"{other.dtype} {other.shape}", f"{where}: its values are")
         if not equal_columns(one, other):
             rows = [i for i in range(len(one)) if not equal_columns(one[i : i + 1], other[i : i + 1])]
             differ = f"rows {rows[:5]} of {len(one)} differ"

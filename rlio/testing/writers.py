@@ -147,7 +147,7 @@ class WriterTests:
             for what, change in misfits.items():
                 bad = self.make_batch(3, 50)
                 bad["obs"] = change(bad["obs"])
-                assert_raises(SchemaError, writer.write, bad)
+                assert_raises(SchemaError, writer.write, bad, what=f"write() of {what}")
                 assert writer.rows_received == 4, f"{what} was counted as received"
             writer.write(self.make_batch(4, 4))
         assert_same(self.read_back(tmp_path), self.make_batch(8), "what was read back")
@@ -158,7 +158,7 @@ class WriterTests:
         writer.close()
         writer.close()
         writer.flush()
-        assert_raises(ClosedError, writer.write, self.make_batch(1))
+        assert_raises(ClosedError, writer.write, self.make_batch(1), what="write() after close()")
         assert_same(self.read_back(tmp_path), self.make_batch(2), "what was read back")
 
     def test_an_error_in_the_with_block_publishes_and_is_not_replaced(self, tmp_path: Path) -> None:
