@@ -18,7 +18,7 @@ from rlio.connectors.clip import clip_rewards
 from rlio.envs.multi_agent import COMMON_INFO, AgentId
 from rlio.envs.multi_agent_stepping import MultiAgentStep
 from rlio.errors import SchemaError, excerpt
-from rlio.sampling.agent_group import Agent, AgentGroup, PlayedEpisode
+from rlio.sampling.agent_group import UNSEEN, Agent, AgentGroup, PlayedEpisode
 from rlio.sampling.agent_mapping import AgentMapping
 from rlio.sampling.agent_rows import EPISODE
 from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
@@ -334,7 +334,7 @@ class MultiAgentLoop:
                 continue  # it ended before acting, and is not part of the episode
             if self._config.no_done_at_end:
                 flags = (False, False)
-            agent.group.end(agent, flags, seen.get(agent_id))
+            agent.group.end(agent, flags, seen.get(agent_id, UNSEEN))
 
     def _arrive(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
         """Queue the agents with an observation to act."""
