@@ -282,9 +282,9 @@ class MultiAgentLoop:
 
     def _reward(self, episode: PlayedEpisode, rewards: Mapping[AgentId, Any]) -> None:
         agents, clips = episode.agents, self._config.clip_rewards
-        for agent_id, given in rewards.items():
-            reward = float(given)
-            recorded = clip_rewards(np.array([reward]), clips).item() if clips else reward
+        given = [float(reward) for reward in rewards.values()]
+        clipped = clip_rewards(np.array(given), clips).tolist() if clips else given
+        for agent_id, reward, recorded in zip(rewards, given, clipped, strict=True):
             agent = agents.get(agent_id)
             if agent is None:
                 before, recorded_before = episode.early.get(agent_id, (0.0, 0.0))
