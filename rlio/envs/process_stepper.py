@@ -147,6 +147,7 @@ class ProcessStepper(SubEnvStepper):
     def _take(self, env: int) -> None:
         """Take the answer of ``env``."""
         made: Transition | None = None
+        reset_info = None
         try:
             made, obs, reset_info = self._processes.answer(env)
             if made is None or made.error is None:
