@@ -125,6 +125,28 @@ def test_without_restarts_the_error_says_which_environment_episode_and_seed(mode
     assert len(seen.rows) == 3 * 2 * LENGTH
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_first_observation_that_does_not_fit_is_a_failed_reset_and_the_last_step_counts(mode: str) -> None:
+    class Widens(Crashing):
+        def reset(self, **options: Any) -> Any:
+            obs, info = super().reset(**options)
+            return obs[: 1 if self.episode == 1 else None], info
+
+    for restarts in (True, False):
+        config = RolloutConfig(vectorize_mode=mode, restart_failed_sub_environments=restarts)
+        stepper = make_stepper(Widens, config)
+        stepper.reset(seeds=EpisodeSeeds(7, num_envs=1))
+        run(stepper, LENGTH - 1)
+        if restarts:
+            step = stepper.step(ACTIONS[:1])
+            assert step.valid is None or step.valid.all()
+            assert len(step.finals) == 1
+        else:
+            with pytest.raises(EnvError, match="in reset, episode 1 "):
+                stepper.step(ACTIONS[:1])
+        stepper.close()
+
+
 @pytest.mark.parametrize(("how", "t"), [("die", 0), ("die", 3), ("hang", 3)])
 def test_a_process_that_dies_or_hangs_is_replaced(how: str, t: int) -> None:
     fails = fails_once(1, episode=2, t=t, how=how)

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from crashing_env import cartpole
-from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Graph, GraphInstance, Text
 
 from rlio.envs.context import EnvContext
 from rlio.envs.make import make_stepper
@@ -197,6 +197,24 @@ def test_observations_of_any_kind_come_through() -> None:
         assert {str(leaf) for leaf in final if not isinstance(leaf, np.ndarray)} == {"xxxxxxx", "7"}
         assert step.obs["n"].tolist() == [3, 1]
         stepper.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_final_observations_of_a_graph_space_are_graphs(mode: str) -> None:
+    class Grows(gym.Env[Any, Any]):
+        observation_space, action_space = Graph(Box(0, 9, (2,)), None), Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return GraphInstance(np.zeros((1, 2), np.float32), None, None), {}
+
+        def step(self, action: Any) -> Any:
+            return GraphInstance(np.ones((2, 2), np.float32), None, None), 0.0, True, False, {}
+
+    stepper = make_stepper(Grows, RolloutConfig(vectorize_mode=mode))
+    stepper.reset()
+    ((_, (final,)),) = stepper.step(np.zeros(1, int)).finals
+    assert isinstance(final, GraphInstance)
+    stepper.close()
 
 
 def test_times_below_zero_are_refused() -> None:

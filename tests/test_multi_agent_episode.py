@@ -125,6 +125,12 @@ def test_negative_steps_may_be_those_before_the_chunk() -> None:
     assert plain(chunk.get_actions(0, env_steps=False, neg_index_as_lookback=True)) == {"a": 14}
     assert plain(chunk.get_actions([-4], neg_index_as_lookback=True, fill=0)) == {"a": [0]}
     assert plain(chunk.with_lookback().get_rewards()) == {"a": [2.0, 3.0]}
+    assert whole.get_actions(-1, neg_index_as_lookback=True, env_steps=False) == {}, "there is no lookback"
+
+
+def test_the_tail_of_an_episode_that_ended_has_not_ended() -> None:
+    tail = made(terminated=True).tail(1)
+    assert (tail.terminated, tail.truncated) == (False, False)
 
 
 def test_what_is_not_there_is_told() -> None:

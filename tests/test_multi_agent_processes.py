@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from functools import partial
@@ -17,6 +18,7 @@ from sampled_rows import BOTH, TWO, WALKS, Counter, Fails, by_number, described,
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
 from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
+from rlio.envs.multi_agent_processes import MultiAgentProcess
 from rlio.envs.served_envs import ProcessDied
 from rlio.errors import EnvError, OptionError, SchemaError
 from rlio.policies.random_policy import RandomPolicy
@@ -129,6 +131,17 @@ def test_a_slow_one_does_not_hold_up_the_others() -> None:
         assert np.array_equal(mine, np.arange(len(mine)) % 8), "none is left out"
     assert len(runner.sample(num_timesteps=4, force_reset=True)) > 0
     runner.stop()
+
+
+def test_actions_that_cannot_be_pickled_leave_no_request_behind() -> None:
+    """The next reset waited for ever for the answer to a step that had not been sent."""
+    process = MultiAgentProcess(0, lambda index, recreated: Odd(EnvContext({"what": None})), timeout=5.0)
+    with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
+        process.send({"a": lambda: None})
+    process.reset()
+    process.send({"a": 1})
+    assert process.step().observations["a"][1] == 1
+    process.close()
 
 
 def test_agents_that_nobody_named_before_have_spaces() -> None:

@@ -27,6 +27,8 @@ from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.torch_policy import TorchPolicy
 from rlio.readers.sampler_input import Runner, SamplerInput
+from rlio.sampling.agent_parts import cut, joined
+from rlio.sampling.agent_rows import EPISODE
 from rlio.sampling.callbacks import Callbacks
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
@@ -748,6 +750,17 @@ def test_postprocessing_sees_the_other_agents_and_changes_its_own_rows_only() ->
 # ---- episodes ----
 
 
+def test_parts_that_nothing_replaced_are_joined_without_a_copy() -> None:
+    obs = np.zeros((4, 2))
+    columns = {EPISODE: np.array([0, 0, 1, 1]), "agent_index": np.zeros(4, int), "obs": obs}
+    assert np.shares_memory(joined(cut("one", columns), unrolls=0)["obs"], obs)
+    parts = cut("one", columns)
+    parts[1].rows, parts[1].whole = SampleBatch(agent_index=[0], obs=np.ones((1, 2))), None
+    batch = joined(parts, unrolls=5)
+    assert batch["unroll_id"].tolist() == [5, 5, 6]
+    assert batch["obs"][:, 0].tolist() == [0, 0, 1]
+
+
 def test_infos_are_those_of_the_agent_and_the_common_ones() -> None:
     """Reference 2.3, common info; section 5.32: not the dict of all agents."""
     batch = both(record_infos=True).run(2)
@@ -1105,6 +1118,13 @@ def test_an_observation_that_does_not_fit_is_told_with_agent_and_environment() -
 
     with pytest.raises(SchemaError, match=r"agent 'r' in environment 0: an observation has float64 \(3,\)"):
         both(env=Wide).run(5)
+
+    class Ends(Both):
+        def _obs(self) -> Any:
+            return super()._obs() | ({"r": None} if self._t == self._length else {})
+
+    with pytest.raises(SchemaError, match=r"agent 'r' in environment 0: an observation has NoneType"):
+        both(env=Ends).run(30)
 
 
 # ---- the runner itself ----

@@ -18,6 +18,7 @@ from rlio.batch import SampleBatch, concat_samples
 from rlio.errors import OptionError
 from rlio.policies.data_parallel import setup_torch_data_parallel
 from rlio.policies.dqn import DQN
+from rlio.policies.gradients import average_gradients
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.torch_policy import TorchPolicy
 
@@ -106,3 +107,15 @@ def test_learning_together_is_refused_where_it_cannot_be() -> None:
 
 if __name__ == "__main__":
     json.dump(learn_together(1, int(sys.argv[1])), sys.stdout)
+
+
+def test_gradients_on_two_devices_are_averaged_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[torch.device] = []
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda flat: sent.append(flat.device))
+    here = torch.nn.Parameter(torch.ones(2))
+    here.grad = torch.full((2,), 3.0)
+    average_gradients([here, torch.nn.Parameter(torch.ones(2, device="meta"))], rows=2)
+    assert [device.type for device in sent] == ["cpu", "meta"]
+    assert here.grad.tolist() == [3.0, 3.0]
+    average_gradients([], rows=2)
+    assert len(sent) == 2

@@ -180,6 +180,20 @@ def test_the_head_of_a_later_request_has_a_deadline_and_the_pause_before_it_has_
         assert not server._server._connections
 
 
+@pytest.mark.parametrize(
+    "head", [b"POST /v1/start_epis", b"POST /v1/start_episode HTTP/1.1\r\nTOKEN", b"GET / HTT"]
+)
+def test_a_head_that_is_cut_off_by_its_deadline_gets_no_answer_and_is_not_executed(
+    served: Any, head: bytes
+) -> None:
+    server = served(limits=ServerLimits(head_seconds=0.3))
+    with socket.create_connection(server._server.server_address[:2], timeout=5) as connection:
+        more = f"Authorization: Bearer {server.token}\r\nContent-Length: 0\r\nX-".encode()
+        connection.sendall(head.replace(b"TOKEN", more))
+        assert connection.recv(100) == b""
+    assert not server.runner.episodes.episodes_running
+
+
 def test_many_clients_may_connect_at_once() -> None:
     """Five may wait by default: of a hundred workers that start together, most were refused."""
     server = _Server(("127.0.0.1", 0), None)  # type: ignore[arg-type] # it does not accept anyone here

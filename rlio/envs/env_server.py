@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from copy import copy
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from rlio.batch.nested import map_structure
 from rlio.envs.checking import EnvCheck
+from rlio.envs.leaves import copied_leaves, leaves_of
 from rlio.errors import SchemaError, excerpt
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Transition(NamedTuple):
         terminated: Whether the step terminated the episode.
         truncated: Whether the step truncated the episode.
         info: Info of the step, not of the reset after it.
-        final: The final observation, if the step ended the episode; else None.
+        final: The leaves of the final observation, if the step ended the episode; else None.
         error: The error of the reset after it.
     """
 
@@ -55,7 +54,7 @@ class Transition(NamedTuple):
     terminated: bool
     truncated: bool
     info: dict[str, Any]
-    final: Any
+    final: list[Any] | None
     error: Exception | None
 
 
@@ -177,7 +176,8 @@ class EnvServer:
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
         if not (terminated or truncated):
             return Transition(reward, terminated, truncated, info, None, None), obs, None
-        final = map_structure(copy, obs)  # Because environments may reuse their arrays.
+        assert self._spaces is not None, "make comes first"
+        final = copied_leaves(leaves_of(self._spaces[0]), obs)
         failed, obs, reset_info = None, None, None
         try:
             _, obs, reset_info = self.reset(*next_reset)

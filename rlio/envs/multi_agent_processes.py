@@ -203,8 +203,10 @@ class MultiAgentProcess:
 
     def send(self, actions: MultiAgentDict) -> None:
         """Begin a step; `step` returns its result."""
-        with suppress(ProcessDied):  # `step` reports it.
+        try:
             self._ask("step_agents", actions)
+        except ProcessDied:
+            self._due.append(None)  # `step` reports it.
 
     def step(self) -> MultiAgentStep:
         """Return the result of the step that `send` began.
@@ -223,8 +225,8 @@ class MultiAgentProcess:
         return self._answer()
 
     def _ask(self, command: str, *arguments: Any) -> None:
-        self._due.append(None if self._timeout is None else time.monotonic() + self._timeout)
         self._running().send(command, *arguments)
+        self._due.append(None if self._timeout is None else time.monotonic() + self._timeout)
 
     def _answer(self) -> Any:
         left = self.seconds_left

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.nested import unflatten
-from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.envs.leaves import Leaf, copied_leaves, leaf_of, leaves_of
 from rlio.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class ObservationBuffer:
 
     def leaves_of(self, obs: Any) -> list[Any]:
         """Copy the leaves of one environment's ``obs``, because environments may reuse their arrays."""
-        found = [leaf_of(obs, leaf.path) for leaf in self._leaves]
-        return [value.copy() if isinstance(value, np.ndarray) else value for value in found]
+        return copied_leaves(self._leaves, obs)
 
 
 def _misfit(leaf: Leaf, found: NDArray[Any]) -> SchemaError:

@@ -146,25 +146,27 @@ class ProcessStepper(SubEnvStepper):
 
     def _take(self, env: int) -> None:
         """Take the answer of ``env``."""
+        made: Transition | None = None
+        reset_info = None
         try:
             made, obs, reset_info = self._processes.answer(env)
-            ended = made is not None and (made.terminated or made.truncated)
-            final = self._buffer.leaves_of(made.final) if ended else None
             if made is None or made.error is None:
                 self._buffer.write(env, obs)
         # Any exception, because environments are user code.
         except Exception as error:
-            self._failed(env, error)
-            return
+            if made is None or made.final is None:
+                self._failed(env, error)
+                return
+            made = made._replace(error=error)  # ``obs`` is from the reset after the episode.
         self._news += 1
         self._state[env] = _Is.FREE
         if made is not None:
-            self._transition(env, made, final)
-        if made is None or (final is not None and made.error is None):
+            self._transition(env, made)
+        if made is None or (made.final is not None and made.error is None):
             self._started(env, reset_info)
 
-    def _transition(self, env: int, made: Transition, final: list[Any] | None) -> None:
-        outcome = self._outcome
+    def _transition(self, env: int, made: Transition) -> None:
+        outcome, final = self._outcome, made.final
         self._skipped.discard(env)
         outcome.rewards[env] = made.reward
         outcome.infos[env] = made.info

@@ -11,8 +11,6 @@ Example:
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 __all__ = ["EpisodeSeeds", "episode_seed"]
@@ -21,7 +19,6 @@ __all__ = ["EpisodeSeeds", "episode_seed"]
 _BLOCK = 256
 
 
-@functools.lru_cache(maxsize=1024)
 def _block(seed: int, worker_index: int, restart: int, env_index: int, block: int) -> list[int]:
     # In the seed tree, runners use (worker, restart, 0) and (worker, restart, 1).
     sequence = np.random.SeedSequence(seed, spawn_key=(worker_index, restart, 2, env_index, block))
@@ -61,11 +58,15 @@ class EpisodeSeeds:
         self.episodes: list[int] = [0] * num_envs
         self.current: list[int | None] = [None] * num_envs
         self._key = seed, worker_index, restart
+        #: Number and seeds of the current block of each environment.
+        self._blocks: list[tuple[int, list[int]]] = [(-1, [])] * num_envs
 
     def peek(self, env: int) -> int:
         """The seed of the next episode of environment ``env``."""
-        seed, worker_index, restart = self._key
-        return episode_seed(seed, worker_index, env, self.episodes[env], restart=restart)
+        block, at = divmod(self.episodes[env], _BLOCK)
+        if self._blocks[env][0] != block:
+            self._blocks[env] = block, _block(*self._key, env, block)
+        return self._blocks[env][1][at]
 
     def next(self, env: int) -> int:
         """Return the seed of the next episode of environment ``env``, and count the episode as begun."""

@@ -236,7 +236,8 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(pack_arrays(arrays))
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type] # the stub takes the keywords for allow_pickle
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

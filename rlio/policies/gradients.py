@@ -23,16 +23,17 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], *, rows: int) ->
     import torch
     import torch.distributed as dist
 
-    gradients: list[torch.Tensor] = []
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        gradients.append(parameter.grad)
-    # One message for all gradients and the rows, because each costs a round trip.
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))  # Half precision ends at 65504.
-    flat = torch.cat([flat * rows, flat.new_tensor([rows])])
-    dist.all_reduce(flat)
-    means = torch.split(flat[:-1] / flat[-1].clamp(min=1), [gradient.numel() for gradient in gradients])
-    for gradient, mean in zip(gradients, means, strict=True):
-        gradient.copy_(mean.view_as(gradient))
+        by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
+    for gradients in by_device.values():
+        # One message for all gradients and the rows, because each costs a round trip.
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))  # Half precision ends at 65504.
+        flat = torch.cat([flat * rows, flat.new_tensor([rows])])
+        dist.all_reduce(flat)
+        means = torch.split(flat[:-1] / flat[-1].clamp(min=1), [gradient.numel() for gradient in gradients])
+        for gradient, mean in zip(gradients, means, strict=True):
+            gradient.copy_(mean.view_as(gradient))

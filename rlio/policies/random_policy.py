@@ -53,6 +53,7 @@ class RandomPolicy(Policy):
 
         self._rng = np.random.default_rng(seeds)
         self._leaves = leaves_of(action_space)
+        self._is_plain = [leaf.path for leaf in self._leaves] == [()]
         # Also refuses unsupported spaces. Between bounds, all actions are equally likely.
         logp = self._logp(self._drawn(1, np.random.default_rng(0)))
         boxes = [leaf.space for leaf in self._leaves if isinstance(leaf.space, Box)]
@@ -60,12 +61,14 @@ class RandomPolicy(Policy):
 
     def _drawn(self, rows: int, rng: np.random.Generator) -> Any:
         drawn = [_draw(leaf.space, rows, rng) for leaf in self._leaves]
+        if self._is_plain:
+            return drawn[0]
         return unflatten([leaf.path for leaf in self._leaves], drawn)
 
     def _logp(self, actions: Any) -> NDArray[np.float64]:
         """Log of the probability (density) of each of ``actions`` under `_drawn`."""
         parts = [_logp(leaf.space, leaf_of(actions, leaf.path)) for leaf in self._leaves]
-        return np.asarray(np.sum(parts, axis=0))
+        return parts[0] if self._is_plain else np.asarray(np.sum(parts, axis=0))
 
     def compute_actions(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from rlio.sampling.config import RolloutConfig
     from rlio.sampling.policy_group import MappingFn
 
-__all__ = ["Agent", "AgentGroup", "PlayedEpisode"]
+__all__ = ["UNSEEN", "Agent", "AgentGroup", "PlayedEpisode"]
+
+#: Stands for a final observation that the environment did not return.
+UNSEEN: Final = object()
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +186,7 @@ class AgentGroup:
         self._arrived.append(agent)
 
     def end(self, agent: Agent, flags: tuple[bool, bool], obs: Any) -> None:
-        """End ``agent``, which has acted, with the final observation ``obs``; None if there is none."""
+        """End ``agent``, which has acted, with the final observation ``obs``, or `UNSEEN`."""
         # A copy, because the environment may be reset before `settle` and overwrite its arrays.
         agent.seen = map_structure(copied, obs)
         self._ended.append((agent, flags))
@@ -202,7 +205,7 @@ class AgentGroup:
 
     def _settle_ended(self) -> None:
         for are_seen in (True, False):
-            ended = [each for each in self._ended if (each[0].seen is not None) is are_seen]
+            ended = [each for each in self._ended if (each[0].seen is not UNSEEN) is are_seen]
             if not ended:
                 continue
             agents = [agent for agent, _ in ended]

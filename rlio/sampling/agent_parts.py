@@ -39,7 +39,8 @@ class AgentPart:
         policy_id: Id of the policy that acted.
         number: Number of the episode in its runner.
         agent_index: The agent's index.
-        rows: The rows; may be changed.
+        rows: The rows; may be replaced.
+        whole: The batch of all parts of one `cut`, whose view ``rows`` is; None once ``rows`` was replaced.
         steps: The agent's own step of each row, counting only steps in which it acted.
         seen_t: The environment step at which each row's ``new_obs`` was observed.
     """
@@ -48,6 +49,7 @@ class AgentPart:
     number: int
     agent_index: int
     rows: SampleBatch
+    whole: SampleBatch | None
     steps: NDArray[np.int64]
     seen_t: NDArray[np.int64]
 
@@ -81,6 +83,7 @@ def cut(policy_id: str, columns: Mapping[str, Column]) -> list[AgentPart]:
             int(numbers[start]),
             int(agents[start]),
             batch[start:stop],
+            batch,
             steps[start:stop],
             seen[start:stop],
         )
@@ -93,14 +96,15 @@ def _integers(columns: Mapping[str, Any], name: str) -> NDArray[np.int64]:
 
 
 def joined(parts: Sequence[AgentPart], *, unrolls: int, max_seq_len: int = 1) -> SampleBatch:
-    """Join parts of one policy into one batch.
+    """Join the parts of one `cut` into one batch.
 
     Args:
-        parts: The parts, at least one.
+        parts: All its parts, at least one.
         unrolls: The ``unroll_id`` of the first part; the others follow it.
         max_seq_len: Maximum length of a recurrent policy's sequences.
     """
-    batch = concat_samples([part.rows for part in parts])
+    whole = parts[0].whole if all(part.whole is not None for part in parts) else None
+    batch = concat_samples([part.rows for part in parts]) if whole is None else whole
     lengths = [len(part.rows) for part in parts]
     batch[Columns.UNROLL_ID] = np.repeat(np.arange(unrolls, unrolls + len(parts)), lengths)
     # Sequences end with their part, as they end with the episode if there is one agent.

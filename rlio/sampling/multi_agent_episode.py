@@ -335,7 +335,8 @@ class MultiAgentEpisode:
             if len(episode) and not episode.is_done
         }
         starts = [int(whole.env_ts[agent][at[0]]) for agent, at in rows.items()]
-        part = whole._part(rows, env_t_started=min([*starts, self.env_t]), lookback=None)
+        start = min([*starts, self.env_t])
+        part = whole._part(rows, env_t_started=start, terminated=False, truncated=False, lookback=None)
         for agent, episode in part.agent_episodes.items():
             part.agent_episodes[agent] = episode.tail(steps)
             part.env_ts[agent] = part.env_ts[agent].copy()

@@ -18,7 +18,7 @@ from rlio.connectors.clip import clip_rewards
 from rlio.envs.multi_agent import COMMON_INFO, AgentId
 from rlio.envs.multi_agent_stepping import MultiAgentStep
 from rlio.errors import SchemaError, excerpt
-from rlio.sampling.agent_group import Agent, AgentGroup, PlayedEpisode
+from rlio.sampling.agent_group import UNSEEN, Agent, AgentGroup, PlayedEpisode
 from rlio.sampling.agent_mapping import AgentMapping
 from rlio.sampling.agent_rows import EPISODE
 from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
@@ -283,9 +283,9 @@ class MultiAgentLoop:
 
     def _reward(self, episode: PlayedEpisode, rewards: Mapping[AgentId, Any]) -> None:
         agents, clips = episode.agents, self._config.clip_rewards
-        for agent_id, given in rewards.items():
-            reward = float(given)
-            recorded = clip_rewards(np.array([reward]), clips).item() if clips else reward
+        given = [float(reward) for reward in rewards.values()]
+        clipped = clip_rewards(np.array(given), clips).tolist() if clips else given
+        for agent_id, reward, recorded in zip(rewards, given, clipped, strict=True):
             agent = agents.get(agent_id)
             if agent is None:
                 before, recorded_before = episode.early.get(agent_id, (0.0, 0.0))
@@ -335,7 +335,7 @@ class MultiAgentLoop:
                 continue  # it ended before acting, and is not part of the episode
             if self._config.no_done_at_end:
                 flags = (False, False)
-            agent.group.end(agent, flags, seen.get(agent_id))
+            agent.group.end(agent, flags, seen.get(agent_id, UNSEEN))
 
     def _arrive(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
         """Queue the agents with an observation to act."""

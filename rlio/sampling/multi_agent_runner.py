@@ -451,6 +451,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
                 # A copy, because the other agents must not see changes made in place.
                 rows = part.rows.copy()
                 part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
+                part.whole = None
         return parts
 
     def _joined(self, parts: _Parts) -> dict[str, SampleBatch]:

@@ -475,22 +475,25 @@ class _Server(socketserver.ThreadingTCPServer):
             self._connections.pop(request, None)
         super().shutdown_request(request)
 
-    def await_head(self, connection: Any, seconds: float = math.inf) -> None:
-        """Set the deadline of the head of a request."""
+    def await_head(self, connection: Any, seconds: float = math.inf) -> bool:
+        """Set the deadline of the head of a request; returns whether the deadline before has not passed."""
+        now = time.monotonic()
         with self._lock:
-            self._connections[connection] = time.monotonic() + seconds
+            is_in_time = self._connections[connection] > now
+            self._connections[connection] = now + seconds
+        return is_in_time
 
     def service_actions(self) -> None:
         """Hang up on connections whose heads take too long; `serve_forever` calls this regularly."""
-        self.hang_up(until=time.monotonic())
+        self.hang_up(until=time.monotonic(), how=socket.SHUT_RDWR)  # A part of a head gets no answer.
 
-    def hang_up(self, until: float = math.inf) -> None:
+    def hang_up(self, until: float = math.inf, how: int = socket.SHUT_RD) -> None:
         """End threads that wait for the head of a request, if it is due by ``until``; others may finish."""
         with self._lock:
             for connection, due in self._connections.items():
                 if due <= until:
                     with contextlib.suppress(OSError):  # It is closed already.
-                        connection.shutdown(socket.SHUT_RD)
+                        connection.shutdown(how)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.info("a connection has ended: %s", excerpt(repr(sys.exc_info()[1])))
@@ -522,7 +525,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, f"Bearer {reader.token}".encode()):
             self._refuse(401, "UnsafeData", "this server needs the header Authorization: Bearer <its token>")
             return
-        self.server.await_head(self.connection)
+        if not self.server.await_head(self.connection):
+            self.close_connection = True  # The head may be cut off.
+            return
         body = self._body()
         if body is None:
             return
