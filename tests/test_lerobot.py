@@ -265,6 +265,22 @@ def written(root: Path, episodes: list[Episode], origin: Origin | None = None, *
 
 
 @pytest.mark.parametrize("name", ["v3.0", "v2.1", "v3.0-image"])
+def test_bytes_of_a_row_are_those_of_the_shortest_episode(name: str) -> None:
+    """Positions of saved states depend on them."""
+    source = open_source(GOLDEN / name)
+    shortest = min(source.lengths)
+    rows = source.load(source.lengths.index(shortest), None)
+    source.close()
+    assert source.row_bytes == rows.size_bytes() // shortest
+
+
+def test_pictures_need_pillow_at_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match=r"rlio\[images\]"):
+        rlio.read(GOLDEN / "v3.0-image")
+
+
+@pytest.mark.parametrize("name", ["v3.0", "v2.1", "v3.0-image"])
 def test_what_is_read_is_written_so_that_it_is_read_again(name: str, tmp_path: Path) -> None:
     source = open_source(GOLDEN / name)
     episodes = [Episode.from_batch(source.load(i, None), id_=i) for i in range(3)]

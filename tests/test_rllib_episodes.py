@@ -17,7 +17,7 @@ import pytest
 import rlio
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, OptionError, RlioError, SchemaError, UnknownLayout, UnsafeData
-from rlio.formats.rllib_episodes import RllibEpisodeSink
+from rlio.formats.rllib_episodes import RllibEpisodeSink, RllibEpisodeSource
 from rlio.formats.rllib_json import RllibJsonSink
 from rlio.formats.rllib_states import pack, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin
@@ -67,6 +67,16 @@ def test_a_row_holds_what_its_action_saw_and_caused() -> None:
     assert rows["truncateds"].tolist() == (t == 3).tolist()
     assert not rows["terminateds"].any()
     assert "new_obs_valid" not in rows
+
+
+def test_the_first_episode_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of saved states depend on it."""
+    loaded, load = [], RllibEpisodeSource.load
+    monkeypatch.setattr(
+        RllibEpisodeSource, "load", lambda self, *args: loaded.append(args[0]) or load(self, *args)
+    )
+    rlio.read(GOLDEN / "cartpole").close()
+    assert loaded == [0]
 
 
 def test_episodes_that_the_recorder_wrote_again_are_read_once_and_counted(
