@@ -236,6 +236,14 @@ def test_a_sink_continues_after_the_episodes_that_are_stored(sink: Any, tmp_path
         assert rlio.concat_samples(list(reader))["actions"].tolist() == [0, 2]
 
 
+@pytest.mark.parametrize("sink", [RllibEpisodeSink, RllibJsonSink])
+def test_what_another_version_began_is_not_continued(sink: Any, tmp_path: Path) -> None:
+    """Its files do not say how many episodes they have."""
+    (tmp_path / f"episodes-000000{sink.ending}").touch()
+    with pytest.raises(OptionError, match=r"another version.*choose another folder"):
+        sink(Storage.open(tmp_path), Origin(uri="memory://nowhere"))
+
+
 def test_episodes_are_converted_and_proved(tmp_path: Path) -> None:
     source, target = GOLDEN / "cartpole", tmp_path / "out"
     report = rlio.convert(source, target, to="rllib-episodes", prove=True)
