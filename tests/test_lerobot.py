@@ -264,6 +264,14 @@ def written(root: Path, episodes: list[Episode], origin: Origin | None = None, *
     return root
 
 
+def test_an_absent_episode_names_the_file_of_the_episodes(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "v2.1", tmp_path / "a")
+    path = tmp_path / "a/meta/episodes.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(CorruptData, match=r"episode 0 is absent.*meta/episodes\.jsonl"):
+        rlio.read(tmp_path / "a")
+
+
 @pytest.mark.parametrize("name", ["v3.0", "v2.1", "v3.0-image"])
 def test_bytes_of_a_row_are_those_of_the_shortest_episode(name: str) -> None:
     """Positions of saved states depend on them."""

@@ -221,7 +221,8 @@ class LeRobotSource:
         found.sort(key=lambda about: whole_number(about, EPISODE, uri=self.uri))
         for number, about in enumerate(found):
             if about[EPISODE] != number:
-                raise CorruptData(f"episode {number} is absent, or listed twice", uri=self.uri)
+                where = self.uri if self._is_v3 else self._place.root().uri_of(paths[0])
+                raise CorruptData(f"episode {number} is absent, or listed twice", uri=where)
         return found
 
     def _records(self, path: str, *, without: str | None = None) -> list[Any]:
