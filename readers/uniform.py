@@ -169,7 +169,6 @@ class Agreed:
             self._look(at_all=True)
 
     def _look(self, *, at_all: bool) -> None:
-        self._has_looked = True
         seen: set[frozenset[tuple[str, str]]] = set()
         found: list[tuple[str, Batch]] = []
         for uri, batch in self._firsts():
@@ -180,6 +179,7 @@ class Agreed:
             if not at_all:
                 break
         self._uniform.agree(found)
+        self._has_looked = True
 
     def conform(self, batch: Batch) -> Batch:
         """See `Uniform`."""
