@@ -849,7 +849,7 @@ def test_a_state_of_another_order_needs_the_version_that_saved_it(folder: Path) 
 
 def test_unknown_options_in_a_state_are_shown_escaped(folder: Path) -> None:
     with JsonReader(folder, shuffle=True, seed=0) as reader:
-        state = reader.state_dict()
+        state = json.loads(json.dumps(reader.state_dict()))
         state["position"]["options"]["x\n"] = "y"
         with pytest.raises(StateError, match=r"options 'x\\n'"):
             reader.load_state_dict(state)
