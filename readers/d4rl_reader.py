@@ -25,8 +25,9 @@ Example:
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeAlias, Unpack
 
@@ -49,8 +50,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.hdf5_files import Hdf5Files, check_dataset
 from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files
 from rlio.readers.read_options import ReadKeywords, ReadOptions
-from rlio.readers.rllib_json import check_asked, wanted_columns
-from rlio.readers.uniform import Uniform
+from rlio.readers.rllib_json import wanted_columns
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import checked_keywords
 
@@ -59,6 +59,8 @@ __all__ = ["D4RLReader"]
 logger: logging.Logger = logging.getLogger("rlio")
 
 Array: TypeAlias = NDArray[Any]
+#: Dtype and shape of a row.
+_Spec: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
 
 _SUFFIXES = (".hdf5", ".h5")
 _NAMES = {
@@ -154,8 +156,8 @@ class _Part:
     file: int
     #: Column -> path of its dataset.
     paths: dict[str, str]
-    #: A row of zeros, as rows of it are served before other files are considered.
-    like: SampleBatch
+    #: Column -> dtype and shape of a served row.
+    specs: dict[str, _Spec]
     rows: int
     group_rows: int
     #: First rows of its episodes, and at the end its number of rows.
@@ -177,8 +179,7 @@ class _Table:
         self._limits = limits
         self._asked = options.columns
         self._wanted = wanted_columns(options.columns)
-        self._uniform = Uniform(unlike=options.unlike, casts=False)
-        self._agrees_by_first = options.unlike == "error"
+        self._unlike = options.unlike
         self._max_steps = max_episode_steps
         self.notes: list[str] = []
         self._parts: list[_Part] = []
@@ -187,9 +188,9 @@ class _Table:
                 self._parts.extend(self._open_parts(number))
             except (CorruptData, SchemaError) as error:
                 failures.handle(error)
-        if options.unlike != "error":
-            self._uniform.agree([(self._uri(part), part.like) for part in self._parts])
-            self.notes += self._uniform.notes
+        if self._unlike != "error":
+            self._bring_together()
+        self._check_asked(options.columns)
         self._warn_of_joined_episodes()
         episodes = [len(part.starts) - 1 for part in self._parts]
         self._first_episodes = [0, *accumulate(episodes)]
@@ -198,22 +199,46 @@ class _Table:
         self.rows: list[int] = []
         self.sizes: list[int] = []
         for number, part in enumerate(self._parts):
+            row_bytes = _row_bytes(part.specs)
             for first in range(0, part.rows, part.group_rows):
                 count = min(part.group_rows, part.rows - first)
                 self._groups.append((number, first))
                 self.rows.append(count)
-                self.sizes.append(count * part.like.size_bytes())
+                self.sizes.append(count * row_bytes)
 
     # ---- what is in the files ----
 
     def _open_parts(self, number: int) -> list[_Part]:
-        def find() -> list[_Part]:
-            parts = self._find_parts(number)
-            for part in parts if self._agrees_by_first else ():
-                self._uniform.conform(part.like)
-            return parts
+        parts: list[_Part] = self._handles.guarded(number, None, lambda: self._find_parts(number))
+        first = self._parts[0] if self._parts else parts[0]
+        uri = self._handles.files[number].uri
+        for part in parts:
+            for name in {*first.specs, *part.specs}:
+                lacks = name not in first.specs or name not in part.specs
+                if first.specs.get(name) != part.specs.get(name) and not (lacks and self._unlike != "error"):
+                    raise SchemaError(
+                        f"found {_spec_text(part.specs.get(name))} where the first file has "
+                        f"{_spec_text(first.specs.get(name))}",
+                        uri=uri,
+                        column=name,
+                    )
+        return parts
 
-        return self._handles.guarded(number, None, find)
+    def _bring_together(self) -> None:
+        """Give all parts their common columns, or the union; columns that a part lacks are filled."""
+        specs: dict[str, _Spec] = {}
+        for part in self._parts:
+            specs |= {name: spec for name, spec in part.specs.items() if name not in specs}
+        lacking = {name: [part for part in self._parts if name not in part.specs] for name in specs}
+        kept = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
+        if self._unlike == "intersect":
+            specs = {name: spec for name, spec in specs.items() if not lacking[name] or name in kept}
+        if without := lacking.get(Columns.TRUNCATEDS):
+            self._warn(without[0], "has no timeouts, as other files have: truncateds is False in its rows")
+        self._parts = [
+            replace(part, specs=specs, paths={k: path for k, path in part.paths.items() if k in specs})
+            for part in self._parts
+        ]
 
     def _find_parts(self, number: int) -> list[_Part]:
         root, uri = self._handles.file(number), self._handles.files[number].uri
@@ -240,7 +265,7 @@ class _Table:
         if self._asked is None:
             check_step_columns(found, uri=uri)
         rows = found[Columns.OBS].shape[0]
-        like, paths, chunk_rows = SampleBatch(), dict[str, str](), 1
+        specs, paths, chunk_rows = {}, {}, 1
         for name, dataset in found.items():
             if dataset.shape[0] != rows:
                 if name in _NAMES.values():
@@ -249,7 +274,7 @@ class _Table:
                     )
                 logger.info("%s: %s is left out: expected one row a step", uri, excerpt(dataset.name))
                 continue
-            like[name], paths[name] = _zero(name, dataset, uri), dataset.name
+            specs[name], paths[name] = _spec(name, dataset, uri), dataset.name
             chunk_rows = max(chunk_rows, dataset.chunks[0] if dataset.chunks else 1)
         if self._max_steps is not None:
             if Columns.TRUNCATEDS in paths:
@@ -257,23 +282,17 @@ class _Table:
                     "max_episode_steps is for files without timeouts, but this file has them: leave it out",
                     uri=uri,
                 )
-            like[Columns.TRUNCATEDS] = np.zeros(1, np.bool_)
+            specs[Columns.TRUNCATEDS] = (np.dtype(np.bool_), ())
         if Columns.NEXT_OBS not in paths:
-            like[Columns.NEXT_OBS] = np.zeros_like(like[Columns.OBS])
-            like[Columns.NEXT_OBS_VALID] = np.zeros(1, np.bool_)
-        like[Columns.EPS_ID], like[Columns.T] = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        try:
-            check_asked(self._asked, like)
-        except MissingColumn as error:
-            raise MissingColumn(
-                f"a requested column is missing; the file has {', '.join(sorted(like))}", column=error.column
-            ) from error
+            specs[Columns.NEXT_OBS] = specs[Columns.OBS]
+            specs[Columns.NEXT_OBS_VALID] = (np.dtype(np.bool_), ())
+        specs[Columns.EPS_ID] = specs[Columns.T] = (np.dtype(np.int64), ())
         wished = min(max(_MIN_GROUP_ROWS, chunk_rows), _MAX_GROUP_ROWS)
-        row_bytes, most = max(1, like.size_bytes()), self._limits.group_bytes
+        row_bytes, most = _row_bytes(specs), self._limits.group_bytes
         if row_bytes > most:
             raise UnsafeData(f"rows of {row_bytes} bytes, more than {most}", uri=uri)
         group_rows = max(1, min(wished, min(_GROUP_BYTES, most) // row_bytes))
-        return _Part(number, paths, like, rows, group_rows, self._starts(number, paths, rows))
+        return _Part(number, paths, specs, rows, group_rows, self._starts(number, paths, rows))
 
     def _datasets(self, group: Any, prefix: str, uri: str) -> dict[str, Any]:
         """Column -> dataset, of ``group`` and its infos."""
@@ -295,6 +314,18 @@ class _Table:
                 raise SchemaError(f"{path} is not an array of numbers with one row a step", uri=uri)
         return found
 
+    def _check_asked(self, columns: list[str] | None) -> None:
+        if not self._parts:
+            return
+        part = self._parts[0]
+        for name in columns or ():
+            if name not in part.specs and name != Columns.DONES:
+                raise MissingColumn(
+                    f"a requested column is missing; the file has {', '.join(sorted(part.specs))}",
+                    uri=self._handles.files[part.file].uri,
+                    column=name,
+                )
+
     def _warn_of_joined_episodes(self) -> None:
         """Warn once if episodes that a time limit cut cannot be told from the next ones."""
         unknown = {Columns.TRUNCATEDS, Columns.NEXT_OBS}
@@ -308,11 +339,8 @@ class _Table:
                 return
 
     def _warn(self, part: _Part, text: str) -> None:
-        self.notes.append(f"{self._uri(part)} {text}")
+        self.notes.append(f"{self._handles.files[part.file].uri} {text}")
         logger.warning("%s", self.notes[-1])
-
-    def _uri(self, part: _Part) -> str:
-        return self._handles.files[part.file].uri
 
     # ---- episodes ----
 
@@ -342,14 +370,9 @@ class _Table:
     def load(self, group: int, start: int, stop: int) -> SampleBatch:
         number, first = self._groups[group]
         part = self._parts[number]
-
-        def rows() -> SampleBatch:
-            batch = self._rows(number, first + start, first + stop)
-            if not self._agrees_by_first:
-                self._uniform.conform(batch)
-            return batch
-
-        return self._handles.guarded(part.file, group, rows)
+        return self._handles.guarded(
+            part.file, group, lambda: self._rows(number, first + start, first + stop)
+        )
 
     def _rows(self, number: int, first: int, stop: int) -> SampleBatch:
         part = self._parts[number]
@@ -368,7 +391,7 @@ class _Table:
             terminated = _read(Columns.TERMINATEDS, file[part.paths[Columns.TERMINATEDS]], first, stop)
             columns[Columns.TRUNCATEDS] = (steps + 1 == self._max_steps) & ~terminated
         if Columns.NEXT_OBS not in part.paths and self._wants(Columns.NEXT_OBS):
-            follow = np.repeat(part.like[Columns.NEXT_OBS], stop - first, axis=0)
+            follow = np.zeros((stop - first, *part.specs[Columns.OBS][1]), part.specs[Columns.OBS][0])
             known = _read(Columns.OBS, file[part.paths[Columns.OBS]], first + 1, min(stop + 1, part.rows))
             follow[: len(known)] = known
             follow[last] = 0
@@ -377,20 +400,25 @@ class _Table:
             columns[Columns.EPS_ID] = episode + first_episode
         if self._wants(Columns.T):
             columns[Columns.T] = steps
+        for name in part.specs.keys() - columns.keys():  # Columns that the file lacks, and others have.
+            if self._wants(name):
+                dtype, shape = part.specs[name]
+                make = np.ones if name == Columns.NEXT_OBS_VALID else np.zeros
+                columns[name] = make((stop - first, *shape), dtype)
         return SampleBatch(columns)
 
     def _wants(self, name: str) -> bool:
         return self._wanted is None or name in self._wanted
 
 
-def _zero(name: str, dataset: Any, uri: str) -> Array:
-    """A row of zeros as ``dataset`` has them in column ``name``."""
+def _spec(name: str, dataset: Any, uri: str) -> _Spec:
+    """Dtype and shape of a row of ``dataset`` as column ``name``."""
     shape = tuple(dataset.shape[1:])
     if name not in _FLAT:
-        return np.zeros((1, *shape), dataset.dtype)
+        return dataset.dtype, shape
     if shape not in ((), (1,)):
         raise SchemaError(f"rows of shape {shape}: expected one number a row", uri=uri, column=name)
-    return np.zeros(1, np.bool_ if name in _FLAGS else dataset.dtype)
+    return (np.dtype(np.bool_) if name in _FLAGS else dataset.dtype), ()
 
 
 def _read(name: str, dataset: Any, first: int, stop: int) -> Array:
@@ -403,3 +431,11 @@ def _read(name: str, dataset: Any, first: int, stop: int) -> Array:
             raise SchemaError(f"expected flags, found {excerpt(values[:4].tolist())}", column=name)
         values = values.astype(np.bool_)
     return values
+
+
+def _row_bytes(specs: Mapping[str, _Spec]) -> int:
+    return max(1, sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs.values()))
+
+
+def _spec_text(spec: _Spec | None) -> str:
+    return "no such column" if spec is None else f"{spec[0]} rows of shape {spec[1]}"

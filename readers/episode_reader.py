@@ -30,7 +30,14 @@ from rlio.storage import InputFile
 from rlio.storage.paths import StrPath
 from rlio.support.options import checked_keywords
 
-__all__ = ["EpisodeReader", "EpisodeSource", "RunSource", "with_next_obs", "without_final_obs"]
+__all__ = [
+    "EpisodeReader",
+    "EpisodeSource",
+    "RunSource",
+    "measure_row",
+    "with_next_obs",
+    "without_final_obs",
+]
 
 # Rows that are read at a time: whole episodes, as many as fit.
 _GROUP_ROWS = 4096
@@ -44,17 +51,18 @@ class EpisodeSource(Protocol):
         uri: Where they are stored, for messages.
         files: The files of the episodes; their names and sizes are part of a reader's state.
         lengths: Steps of each episode.
+        row_bytes: About how many bytes a row takes in memory. Saved positions depend on it, so a source
+            measures the same episode in all versions.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
-    ``notes``, sentences about its data for the report (`rlio.formats.report`);
-    and ``row_bytes``, about how many bytes a row takes in memory: otherwise the reader loads an
-    episode to measure it.
+    A source may have two more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps, and
+    ``notes``, sentences about its data for the report (`rlio.formats.report`).
     """
 
     uri: str
     files: Sequence[InputFile]
     lengths: Sequence[int]
+    row_bytes: int
     spaces: tuple[Any, Any] | None
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
@@ -82,6 +90,11 @@ class RunSource(Protocol):
 
     def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read the episodes from ``first`` to ``stop``, with ``eps_id`` and ``t``; see `EpisodeSource`."""
+
+
+def measure_row(rows: SampleBatch) -> int:
+    """About how many bytes a row takes in memory, by the rows of an episode."""
+    return max(1, rows.size_bytes() // max(1, len(rows)))
 
 
 def with_next_obs(observations: Any) -> dict[str, Any]:
@@ -235,8 +248,7 @@ class _EpisodeTable:
         self._uniform = Uniform(unlike=options.unlike)
         #: Rows before each episode, and all rows.
         self._starts = [0, *accumulate(source.lengths)]
-        row_bytes = _row_bytes(source)
-        most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // row_bytes))
+        most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, source.row_bytes)))
         #: First episode of each group, and the number of episodes.
         self._groups = [0]
         for episode in range(len(source.lengths)):
@@ -246,7 +258,7 @@ class _EpisodeTable:
         self._groups.append(len(source.lengths))
         ends = [self._starts[episode] for episode in self._groups]
         self.rows = [stop - start for start, stop in pairwise(ends)]
-        self.sizes = [rows * row_bytes for rows in self.rows]
+        self.sizes = [rows * source.row_bytes for rows in self.rows]
 
     def load(self, group: int, start: int, stop: int) -> SampleBatch:
         base = self._starts[self._groups[group]]
@@ -285,12 +297,3 @@ class _EpisodeTable:
             raise_at(error, uri=self._episodes.uri, record=group)
         assert isinstance(conformed, SampleBatch)
         return conformed
-
-
-def _row_bytes(source: EpisodeSource) -> int:
-    """About how many bytes a row takes in memory, by the shortest episode unless the source says it."""
-    known: int | None = getattr(source, "row_bytes", None)
-    steps = min(filter(None, source.lengths), default=None)
-    if known is not None or steps is None:
-        return known or 1
-    return max(1, source.load(source.lengths.index(steps), None).size_bytes() // steps)

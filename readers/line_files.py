@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import io
 import logging
+import sys
 import zipfile
 import zlib
 from collections.abc import Generator, Iterable, Sequence
@@ -108,6 +109,7 @@ class LineFile:
             CorruptData: The rest of the file cannot be read.
             UnsafeData: The file has too many lines for its stored bytes.
         """
+        limit = min(limit, sys.maxsize - 1)  # readline takes no larger numbers.
         with self.open() as stream:
             try:
                 if offset:

@@ -48,15 +48,10 @@ class Uniform:
 
     Args:
         unlike: How `agree` treats columns that only some files have, see `ReadOptions`.
-        casts: Whether whole numbers may stand for the floats of other files, as in formats of text.
-
-    Attributes:
-        notes: What `agree` says of the files in a report, each a sentence. It is logged, too.
     """
 
-    def __init__(self, *, unlike: Unlike = "error", casts: bool = True) -> None:
-        self._unlike, self._casts = unlike, casts
-        self.notes: list[str] = []
+    def __init__(self, *, unlike: Unlike = "error") -> None:
+        self._unlike = unlike
         self._policies: dict[str, _Types] = {}
         # For policies whose columns were chosen by `agree`: each column, with one row of it.
         self._chosen: dict[str, dict[str, Any]] = {}
@@ -79,7 +74,7 @@ class Uniform:
             if self._unlike == "error":
                 _refuse_unlike(parts)
             elif any(set(rows) != set(parts[0][1]) for _, rows in parts):
-                self._chosen[policy] = _choose(parts, self.notes, fill=self._unlike == "fill")
+                self._chosen[policy] = _choose(parts, fill=self._unlike == "fill")
             self._policies[policy] = _types(self._chosen.get(policy, parts[0][1]))
 
     def adopt(self, batch: Batch) -> None:
@@ -133,7 +128,7 @@ class Uniform:
                     column=name,
                 )
             if values.dtype != dtype and not (values.dtype.kind == dtype.kind and dtype.kind in "US"):
-                if not self._casts or not _fits(values, dtype):
+                if not _fits(values, dtype):
                     raise SchemaError(
                         f"dtype {values.dtype}{_within(path)} where the first record has {dtype}", column=name
                     )
@@ -174,7 +169,6 @@ class Agreed:
             self._look(at_all=True)
 
     def _look(self, *, at_all: bool) -> None:
-        self._has_looked = True
         seen: set[frozenset[tuple[str, str]]] = set()
         found: list[tuple[str, Batch]] = []
         for uri, batch in self._firsts():
@@ -185,6 +179,7 @@ class Agreed:
             if not at_all:
                 break
         self._uniform.agree(found)
+        self._has_looked = True
 
     def conform(self, batch: Batch) -> Batch:
         """See `Uniform`."""
@@ -214,7 +209,7 @@ def _refuse_unlike(parts: list[tuple[str, SampleBatch]]) -> None:
             )
 
 
-def _choose(parts: list[tuple[str, SampleBatch]], notes: list[str], *, fill: bool) -> dict[str, Any]:
+def _choose(parts: list[tuple[str, SampleBatch]], *, fill: bool) -> dict[str, Any]:
     """Name -> one row, for the columns to read from files with different columns."""
     names = dict.fromkeys(name for _, rows in parts for name in rows)
     lacking = {name: [uri for uri, rows in parts if name not in rows] for name in names}
@@ -225,11 +220,10 @@ def _choose(parts: list[tuple[str, SampleBatch]], notes: list[str], *, fill: boo
     if Columns.NEXT_OBS in chosen and lacking[Columns.NEXT_OBS]:
         chosen.setdefault(Columns.NEXT_OBS_VALID, np.ones(1, bool))
     if Columns.TRUNCATEDS in chosen and lacking[Columns.TRUNCATEDS]:
-        notes.append(
-            f"{lacking[Columns.TRUNCATEDS][0]} does not say which episodes were truncated, as other files "
-            "do: truncateds is False there"
+        logger.warning(
+            "%s does not say which episodes were truncated, as other files do: truncateds is False there",
+            lacking[Columns.TRUNCATEDS][0],
         )
-        logger.warning("%s", notes[-1])
     return chosen
 
 

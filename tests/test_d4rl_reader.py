@@ -348,6 +348,47 @@ def test_a_file_unlike_the_first_names_the_column(tmp_path: Path) -> None:
         D4RLReader(tmp_path)
 
 
+def test_files_that_differ_are_refused_at_opening_also_where_columns_are_brought_together(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "a.hdf5", datasets(20))
+    save(tmp_path / "b.hdf5", datasets(20) | {"actions": np.zeros((20, 4), np.float32)})
+    with pytest.raises(SchemaError, match=r"shape \(4,\).*b\.hdf5, column actions"):
+        D4RLReader(tmp_path, columns="fill")
+
+
+def test_a_misspelt_column_is_not_damage(tmp_path: Path) -> None:
+    save(tmp_path / "a.hdf5", datasets(20))
+    with pytest.raises(MissingColumn, match=r"column rewrds"):
+        D4RLReader(tmp_path, columns=["rewrds"], on_error="skip")
+
+
+def test_datasets_that_are_not_requested_do_not_matter(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.hdf5", datasets(20) | {"dones": np.zeros(20, bool), "seq_lens": np.ones(20)})
+    assert set(read(path, columns=["obs"])) == {"obs"}
+
+
+def test_a_refused_file_decides_nothing_for_the_others(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for number, width in enumerate((3, 4)):
+            for name, values in (datasets(20) | {"actions": np.zeros((20, width), np.float32)}).items():
+                file[f"virtual/{number}/{name}"] = values
+    save(tmp_path / "b.hdf5", datasets(20) | {"actions": np.zeros((20, 4), np.float32)})
+    batch = read(tmp_path, on_error="skip")
+    assert batch["actions"].shape == (20, 4)
+
+
+@pytest.mark.parametrize("columns", ["intersect", "fill"])
+def test_groups_of_files_with_different_columns_have_the_sizes_of_the_columns_read(
+    columns: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "a.hdf5", datasets(16))
+    save(tmp_path / "b.hdf5", datasets(16) | {"infos/wide": np.zeros((16, 100))})
+    with D4RLReader(tmp_path, columns=columns, epochs=1) as reader:
+        first, second = reader._cursor._source.sizes
+    assert first == second
+
+
 def test_files_without_rows_raise(tmp_path: Path) -> None:
     save(tmp_path / "a.hdf5", {name: values[:0] for name, values in datasets(5).items()})
     with D4RLReader(tmp_path) as reader, pytest.raises(DataNotFound):

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import pickle
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,10 +29,12 @@ from rlio.errors import (
     OptionError,
     SchemaError,
     StateError,
+    StoreError,
     UnknownName,
     UnsafeData,
 )
 from rlio.limits import Limits
+from rlio.readers import line_files
 from rlio.readers.json_reader import JsonReader
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.testing.readers import ReaderTests, assert_resumes
@@ -488,6 +491,14 @@ def test_a_line_longer_than_the_limit_is_refused_before_it_is_parsed(shuffle: bo
         assert "line_bytes" in reader.errors[0].message
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_limit_of_a_line_may_be_any_number(shuffle: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(lines(record(0, 1)))
+    limits = Limits(line_bytes=sys.maxsize)
+    with JsonReader(tmp_path, limits=limits, shuffle=shuffle, seed=0, epochs=1) as reader:
+        assert steps(reader) == [0]
+
+
 def test_endless_reading_of_nothing_but_bad_records_raises(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(lines(b"{", b"["))
@@ -826,6 +837,41 @@ def test_a_state_of_other_options_names_what_differs(
         state = reader.state_dict()
     with JsonReader(folder, **(options | change)) as other, pytest.raises(StateError, match=match):
         other.load_state_dict(state)
+
+
+def test_a_state_of_another_order_needs_the_version_that_saved_it(folder: Path) -> None:
+    with JsonReader(folder, shuffle=True, seed=0) as reader:
+        state = reader.state_dict()
+        state["position"]["order"] = 99
+        with pytest.raises(StateError, match="version of rlio that began it"):
+            reader.load_state_dict(state)
+
+
+def test_unknown_options_in_a_state_are_shown_escaped(folder: Path) -> None:
+    with JsonReader(folder, shuffle=True, seed=0) as reader:
+        state = json.loads(json.dumps(reader.state_dict()))
+        state["position"]["options"]["x\n"] = "y"
+        with pytest.raises(StateError, match=r"options 'x\\n'"):
+            reader.load_state_dict(state)
+
+
+def test_dtypes_are_those_of_the_first_record_also_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [record(0, 1, x=[0.5]), *(record(n, 1, x=[n]) for n in range(1, 9))]
+    (tmp_path / "a.json").write_bytes(lines(*records))
+    opened, calls = line_files.open_input, iter(range(99))
+
+    def fails_once(file: Any) -> Any:
+        if next(calls) == 2:  # When the first record is read to decide dtypes.
+            raise StoreError("unreachable")
+        return opened(file)
+
+    with JsonReader(tmp_path, shuffle=True, seed=1, epochs=1) as reader:
+        monkeypatch.setattr(line_files, "open_input", fails_once)
+        with pytest.raises(StoreError):
+            reader.sample()
+        assert {batch["x"].dtype for batch in reader} == {np.dtype(float)}
 
 
 def test_a_state_of_other_files_is_refused(folder: Path) -> None:

@@ -264,6 +264,30 @@ def written(root: Path, episodes: list[Episode], origin: Origin | None = None, *
     return root
 
 
+def test_an_absent_episode_names_the_file_of_the_episodes(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "v2.1", tmp_path / "a")
+    path = tmp_path / "a/meta/episodes.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(CorruptData, match=r"episode 0 is absent.*meta/episodes\.jsonl"):
+        rlio.read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["v3.0", "v2.1", "v3.0-image"])
+def test_bytes_of_a_row_are_those_of_the_shortest_episode(name: str) -> None:
+    """Positions of saved states depend on them."""
+    source = open_source(GOLDEN / name)
+    shortest = min(source.lengths)
+    rows = source.load(source.lengths.index(shortest), None)
+    source.close()
+    assert source.row_bytes == rows.size_bytes() // shortest
+
+
+def test_pictures_need_pillow_at_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match=r"rlio\[images\]"):
+        rlio.read(GOLDEN / "v3.0-image")
+
+
 @pytest.mark.parametrize("name", ["v3.0", "v2.1", "v3.0-image"])
 def test_what_is_read_is_written_so_that_it_is_read_again(name: str, tmp_path: Path) -> None:
     source = open_source(GOLDEN / name)

@@ -618,6 +618,12 @@ def test_a_file_of_lines_that_is_empty_names_no_column(tmp_path: Path) -> None:
     check(rows_of(tmp_path, **MAPPING))
 
 
+def test_a_parquet_file_without_columns_and_rows_changes_nothing(tmp_path: Path) -> None:
+    write_parquet(log(), tmp_path / "a")
+    pq.write_table(pa.table({}), tmp_path / "b.parquet")
+    check(rows_of(tmp_path, **MAPPING))
+
+
 def test_damaged_files_and_those_that_ask_for_too_much_are_refused(tmp_path: Path) -> None:
     plain: dict[str, Any] = {"columns": {"obs": "x", "actions": "a"}, "episode": "e"}
     path = tmp_path / "a.csv"

@@ -17,7 +17,7 @@ import pytest
 import rlio
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, OptionError, RlioError, SchemaError, UnknownLayout, UnsafeData
-from rlio.formats.rllib_episodes import RllibEpisodeSink
+from rlio.formats.rllib_episodes import RllibEpisodeSink, RllibEpisodeSource
 from rlio.formats.rllib_json import RllibJsonSink
 from rlio.formats.rllib_states import pack, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin
@@ -67,6 +67,16 @@ def test_a_row_holds_what_its_action_saw_and_caused() -> None:
     assert rows["truncateds"].tolist() == (t == 3).tolist()
     assert not rows["terminateds"].any()
     assert "new_obs_valid" not in rows
+
+
+def test_the_first_episode_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of saved states depend on it."""
+    loaded, load = [], RllibEpisodeSource.load
+    monkeypatch.setattr(
+        RllibEpisodeSource, "load", lambda self, *args: loaded.append(args[0]) or load(self, *args)
+    )
+    rlio.read(GOLDEN / "cartpole").close()
+    assert loaded == [0]
 
 
 def test_episodes_that_the_recorder_wrote_again_are_read_once_and_counted(
@@ -224,6 +234,14 @@ def test_a_sink_continues_after_the_episodes_that_are_stored(sink: Any, tmp_path
     last.close()
     with rlio.read(tmp_path, epochs=1) as reader:
         assert rlio.concat_samples(list(reader))["actions"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("sink", [RllibEpisodeSink, RllibJsonSink])
+def test_what_another_version_began_is_not_continued(sink: Any, tmp_path: Path) -> None:
+    """Its files do not say how many episodes they have."""
+    (tmp_path / f"episodes-000000{sink.ending}").touch()
+    with pytest.raises(OptionError, match=r"another version.*choose another folder"):
+        sink(Storage.open(tmp_path), Origin(uri="memory://nowhere"))
 
 
 def test_episodes_are_converted_and_proved(tmp_path: Path) -> None:

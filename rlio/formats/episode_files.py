@@ -46,7 +46,15 @@ class EpisodeFilesSink(ABC, Generic[T]):
         self._pending: list[T] = []
         self._bytes = 0
         pattern = re.compile(rf"episodes-([0-9]{{9}})-([0-9]{{1,9}}){re.escape(self.ending)}")
-        found = [pattern.fullmatch(name) for name, is_folder in storage.children() if not is_folder]
+        names = [name for name, is_folder in storage.children() if not is_folder]
+        # Earlier versions numbered the files: how many episodes such a file has is not in its name.
+        earlier = re.compile(rf"episodes-[0-9]{{6}}{re.escape(self.ending)}")
+        if begun := [name for name in names if earlier.fullmatch(name)]:
+            raise OptionError(
+                f"another version of rlio began to write here: found {begun[0]}; choose another folder",
+                uri=storage.uri,
+            )
+        found = map(pattern.fullmatch, names)
         self.episodes: int = max((int(name[1]) + int(name[2]) for name in found if name), default=0)
 
     @abstractmethod

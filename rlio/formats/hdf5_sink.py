@@ -13,10 +13,11 @@ import numpy as np
 
 from rlio.batch.arrays import Column, to_numpy
 from rlio.batch.episode import Episode
-from rlio.errors import MissingExtra, OptionError, PublishError, SchemaError, excerpt
+from rlio.errors import OptionError, PublishError, SchemaError, excerpt
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import sync_folder
 from rlio.storage.remote import real_move
+from rlio.support.extras import needs
 
 __all__ = ["Hdf5Sink", "array_of"]
 
@@ -42,10 +43,8 @@ class Hdf5Sink(ABC):
     def __init__(self, storage: Storage, name: str) -> None:
         if "/" in name or not name.strip("."):
             raise OptionError(f"file={excerpt(name)}: expected the name of a file, without folders")
-        try:
+        with needs("h5py", "hdf5"):
             import h5py
-        except ImportError as error:
-            raise MissingExtra("h5py", "hdf5") from error
         self.episodes: int = 0
         self._storage, self._name = storage, name
         self._temporary = None if storage.is_local else tempfile.mkdtemp(prefix="rlio-new-file-")

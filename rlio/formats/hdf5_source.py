@@ -15,6 +15,7 @@ from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
 from rlio.formats.place import Place
 from rlio.limits import Limits
+from rlio.readers.episode_reader import measure_row
 from rlio.readers.hdf5_files import Hdf5Files, check_dataset
 from rlio.storage import InputFile
 
@@ -25,7 +26,7 @@ class Hdf5Source:
     """Base of an `EpisodeSource` over HDF5 files: implement `_index` and `_rows`.
 
     Attributes:
-        uri, files, lengths, spaces: See `EpisodeSource`.
+        uri, files, lengths, row_bytes, spaces: See `EpisodeSource`.
         notes: Sentences about the data for a report.
     """
 
@@ -44,6 +45,7 @@ class Hdf5Source:
                 for key, steps in self._handles.guarded(number, None, partial(self._indexed, number)):
                     self._places.append((number, key))
                     self.lengths.append(steps)
+            self.row_bytes: int = measure_row(self.load(0, None)) if self.lengths else 1
         except BaseException:
             self._handles.close()
             raise

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from importlib import import_module
 from typing import Any, Final, Literal
@@ -30,12 +30,12 @@ from rlio.batch.nested import map_structure
 from rlio.errors import CorruptData, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.images import decode_images
-from rlio.formats.json_files import NUMBERS, parse_json, read_object, whole_number
+from rlio.formats.json_files import parse_json, read_object, whole_number
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.readers.arrow_columns import to_column
-from rlio.readers.episode_reader import with_next_obs, without_final_obs
+from rlio.readers.episode_reader import measure_row, with_next_obs, without_final_obs
 from rlio.readers.inputs import guarded, raise_at
 from rlio.readers.parquet_files import ParquetFiles
 from rlio.storage import InputFile, open_input
@@ -144,10 +144,15 @@ class LeRobotSource:
             uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
         )
         self._note_absences()
-        self.row_bytes: int = sum(
-            (2 if name.startswith("observation") else 1) * _row_bytes(about)
-            for name, about in self._features.items()
-        )
+        shortest = min(filter(None, self.lengths), default=0)
+        try:
+            self.row_bytes: int = 1
+            if shortest:
+                self.row_bytes = measure_row(self.load(self.lengths.index(shortest), None))
+        except BaseException:
+            self.close()
+            raise
+        self._early_dones.clear()
 
     @property
     def notes(self) -> list[str]:
@@ -216,7 +221,8 @@ class LeRobotSource:
         found.sort(key=lambda about: whole_number(about, EPISODE, uri=self.uri))
         for number, about in enumerate(found):
             if about[EPISODE] != number:
-                raise CorruptData(f"episode {number} is absent, or listed twice", uri=self.uri)
+                where = self.uri if self._is_v3 else self._place.root().uri_of(paths[0])
+                raise CorruptData(f"episode {number} is absent, or listed twice", uri=where)
         return found
 
     def _records(self, path: str, *, without: str | None = None) -> list[Any]:
@@ -436,12 +442,6 @@ class LeRobotSource:
     def close(self) -> None:
         """Close all files."""
         self._parquet.close()
-
-
-def _row_bytes(about: Mapping[str, Any]) -> int:
-    """About how many bytes a row of a feature takes in memory."""
-    each = np.dtype(about["dtype"]).itemsize if about["dtype"] in NUMBERS else 1
-    return each * int(math.prod(about["shape"]))
 
 
 def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.readers.arrow_columns import to_column
-from rlio.readers.episode_reader import with_next_obs
+from rlio.readers.episode_reader import measure_row, with_next_obs
 from rlio.readers.hdf5_files import Hdf5Files, check_dataset
 from rlio.readers.inputs import guarded, raise_at
 from rlio.readers.parquet_files import ParquetFiles
@@ -134,6 +134,10 @@ class MinariSource:
                 )
             self._seeds = self._all_seeds()
             self._has_warned = False
+            longest = max(self.lengths, default=0)
+            self.row_bytes: int = 1
+            if longest:
+                self.row_bytes = measure_row(self.load(self.lengths.index(longest), None))
         except BaseException:
             self._store.close()
             raise

@@ -18,12 +18,13 @@ from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves, map_structure
-from rlio.errors import MissingExtra, OptionError, SchemaError, excerpt
+from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats import minari
 from rlio.formats.minari import KEPT, children_of
 from rlio.formats.minari_spaces import space_to_minari
 from rlio.formats.sink import Origin, repeat_last_obs
 from rlio.storage.filesystem import Storage
+from rlio.support.extras import needs
 
 __all__ = [
     *("MinariSink", "about_episode", "columns_of", "id_of", "kept_fields", "spec_of", "unbounded_space"),
@@ -301,10 +302,8 @@ class _Hdf5Writer:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        try:
+        with needs("h5py", "hdf5"):
             import h5py
-        except ImportError as error:
-            raise MissingExtra("h5py", "hdf5") from error
         self._text = h5py.string_dtype("utf-8")
         descriptor, self._path = tempfile.mkstemp(prefix="rlio-", suffix=".hdf5")
         os.close(descriptor)

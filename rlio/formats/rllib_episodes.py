@@ -40,7 +40,7 @@ from rlio.formats.rllib_sinks import RllibSink
 from rlio.formats.rllib_states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
-from rlio.readers.episode_reader import with_next_obs
+from rlio.readers.episode_reader import measure_row, with_next_obs
 from rlio.readers.inputs import guarded, in_column
 from rlio.readers.packed import Allowance
 from rlio.readers.parquet_files import ParquetFiles
@@ -112,6 +112,7 @@ class RllibEpisodeSource:
                 sum(chunk.stop - chunk.start for chunk in chunks) for chunks in self._episodes
             ]
             self.spaces: tuple[Any, Any] | None = self._first_spaces()
+            self.row_bytes: int = measure_row(self.load(0, None)) if self.lengths else 1
         except BaseException:
             self.close()
             raise

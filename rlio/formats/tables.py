@@ -80,11 +80,11 @@ class Table:
         if len(set(names)) < len(names):
             twice = next(name for name in names if list(names).count(name) > 1)
             raise SchemaError(f"found two columns {excerpt(twice)}: expected each name once", column=twice)
-        if self.names or self.uneven:
+        if not (self.names or self.uneven):
+            self.names = list(names)
+        elif names:  # An empty file names no column.
             self.uneven |= {*self.names} ^ {*names}
             self.names = [name for name in self.names if name in names]
-        else:
-            self.names = list(names)
         self.rows = [*self.rows, rows]
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:

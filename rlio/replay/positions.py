@@ -29,6 +29,8 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger("rlio")
 
+_OTHER_ORDER = "pass the same shuffle, or finish the run with the version of rlio that began it"
+
 
 class UnitRange(NamedTuple):
     """Units ``start`` to ``stop - 1`` of an epoch."""
@@ -93,8 +95,8 @@ def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
     unlike = [name for name in {**ours, **saved} if saved.get(name) != ours.get(name)]
     if unlike:
         raise StateError(
-            f"the state was saved with other values of the options {', '.join(unlike)}: open the data with "
-            "the options of the saved reader",
+            f"the state was saved with other values of the options {', '.join(map(excerpt, unlike))}: open "
+            "the data with the options of the saved reader",
             uri=uri,
         )
 
@@ -113,7 +115,7 @@ def check_position(
         elif position.get(key) != value:
             raise StateError(
                 f"state['position'][{key!r}] is {excerpt(position.get(key))} but this reader has {value!r}: "
-                "open the same data with the same options",
+                + (_OTHER_ORDER if key == "order" else "open the same data with the same options"),
                 uri=uri,
             )
     if options.seed is not None and options.shuffle and position["seed"] != options.seed:
