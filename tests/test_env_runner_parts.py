@@ -74,7 +74,7 @@ def test_callbacks_get_what_came_with_a_reset_and_nobody_else_keeps_it(how: str)
     env, options = made(how)
     runner = EnvRunner(env, RandomPolicy(), config=RolloutConfig(**options), seed=0)
     runner.run()
-    assert runner._stepper.reset_infos == [{}] * 3, "nobody asked"
+    assert runner._stepper.reset_infos == [{}] * 3, "infos were not requested"
     runner.stop()
 
 

@@ -134,7 +134,7 @@ def test_a_slow_one_does_not_hold_up_the_others() -> None:
 
 
 def test_actions_that_cannot_be_pickled_leave_no_request_behind() -> None:
-    """The next reset waited for ever for the answer to a step that had not been sent."""
+    """The next reset must not wait for the answer to a step that was not sent."""
     process = MultiAgentProcess(0, lambda index, recreated: Odd(EnvContext({"what": None})), timeout=5.0)
     with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
         process.send({"a": lambda: None})

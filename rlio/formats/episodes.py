@@ -168,7 +168,7 @@ class Episodes:
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """(index of the part, rows), in order."""
-        raise NotImplementedError
+        raise NotImplementedError  # A hook: each kind of source has its own.
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         cutter, part = EpisodeCutter(self.layout), 0

@@ -55,7 +55,7 @@ class Hdf5Source:
 
     def _index(self, number: int) -> Iterator[tuple[Any, int]]:
         """The episodes of a file: what `_rows` needs to find each, and its steps."""
-        raise NotImplementedError
+        raise NotImplementedError  # A hook: each format has its own.
 
     def _rows(self, number: int, key: Any) -> SampleBatch:
         """The rows of an episode."""

@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Final, Literal, Self, TypedDict, Unpack
@@ -246,23 +247,18 @@ class ReplayStore(Described):
                 cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
             )
         store._dataset, store._missing = dataset, missing
-        store._start(dataset, on_error, None if columns is None else frozenset(columns), progress)
+        wanted = None if columns is None else frozenset(columns)
+        store._start(partial(store._build, dataset, on_error, wanted, progress))
         if wait:
             store.wait()
         return store
 
-    def _start(
-        self,
-        dataset: Dataset,
-        on_error: Literal["raise", "skip"],
-        columns: frozenset[str] | None,
-        progress: bool | None,
-    ) -> None:
-        """Read every row in a background thread."""
+    def _start(self, build: Callable[[], None]) -> None:
+        """Run the build in a background thread."""
 
         def run() -> None:
             try:
-                self._build(dataset, on_error, columns, progress)
+                build()
             except BaseException as error:
                 self._failure = error
             self._finished = True
@@ -277,6 +273,7 @@ class ReplayStore(Described):
         columns: frozenset[str] | None,
         progress: bool | None,
     ) -> None:
+        """Read every row."""
         missing = GoneShards(dataset.storage, on_error)
         while True:
             source = Source(dataset, self._missing, on_error, missing.given_up, self._stop)
