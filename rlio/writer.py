@@ -18,13 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.errors import ClosedError, PublishError, SchemaError, excerpt
 from rlio.support.described import Described
 
-__all__ = ["ClosedByWith", "OutputWriter"]
+__all__ = ["ClosedByWith", "OutputWriter", "close_after"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -42,16 +42,27 @@ class ClosedByWith(Described, ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            with _leaving():
-                self.close()
-        except Exception as failure:
-            # The caller's exception is the one that matters; ours is attached as a note.
-            error.add_note(f"closing {type(self).__name__} failed too: {failure!r}")
-            logger.error("closing %s failed: %r", type(self).__name__, failure)
+        close_after(self, error)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def close_after(closable: _Closable, error: BaseException | None) -> None:
+    """Close at the end of a ``with`` block that raised ``error``, or None.
+
+    The caller's exception is the one that matters: an error of `close` is logged, and added to it as a note.
+    """
+    if error is None:
+        closable.close()
+        return
+    try:
+        with _leaving():
+            closable.close()
+    except Exception as failure:
+        error.add_note(f"closing {type(closable).__name__} failed too: {failure!r}")
+        logger.error("closing %s failed: %r", type(closable).__name__, failure)
 
 
 class OutputWriter(ClosedByWith):

@@ -552,7 +552,7 @@ def test_an_environment_that_cannot_be_made_is_an_option_error(
 
 def test_a_vector_environment_that_hides_its_autoreset_mode_is_refused() -> None:
     envs = vector(AutoresetMode.SAME_STEP)
-    del envs.metadata["autoreset_mode"]
+    del envs.metadata["autoreset_mode"], envs.autoreset_mode
     with pytest.raises(OptionError, match="autoreset_mode"):
         EnvRunner(envs, RandomPolicy())
 
@@ -575,7 +575,7 @@ def test_final_observations_may_come_batched() -> None:
             *step, infos = super().step(actions)
             if "final_obs" in infos:
                 final = infos["final_obs"]
-                pair = [e["pair"] if e else (0, np.zeros((2, 2))) for e in final]
+                pair = [e["pair"] if e else (0, np.zeros((2, 2), np.uint8)) for e in final]
                 infos["final_obs"] = {
                     "count": np.stack([e["count"] if e else np.zeros(2) for e in final]),
                     "pair": (np.array([p[0] for p in pair]), np.stack([p[1] for p in pair])),

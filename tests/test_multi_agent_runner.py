@@ -1116,14 +1116,14 @@ def test_an_observation_that_does_not_fit_is_told_with_agent_and_environment() -
             wrong = {"r": np.zeros(3)} if self._t == 3 else {}
             return super()._obs() | wrong
 
-    with pytest.raises(SchemaError, match=r"agent 'r' in environment 0: an observation has float64 \(3,\)"):
+    with pytest.raises(SchemaError, match=r"agent 'r' in environment 0: the environment gave float64 \(3,\)"):
         both(env=Wide).run(5)
 
     class Ends(Both):
         def _obs(self) -> Any:
             return super()._obs() | ({"r": None} if self._t == self._length else {})
 
-    with pytest.raises(SchemaError, match=r"agent 'r' in environment 0: an observation has NoneType"):
+    with pytest.raises(SchemaError, match=r"agent 'r' in environment 0: the environment gave None"):
         both(env=Ends).run(30)
 
 

@@ -308,7 +308,7 @@ def test_after_a_step_that_fails_no_row_is_made_up(autoreset: bool) -> None:
     assert not (writer.rows("terminateds") | writer.rows("truncateds")).any()
 
 
-def test_after_an_observation_that_does_not_fit_no_row_is_made_up() -> None:
+def test_an_observation_that_does_not_fit_costs_the_two_rows_that_hold_it() -> None:
     class Broken(Counter):
         def _obs(self) -> Any:
             return super()._obs() if (self.episode, self.t) not in ((0, 2), (1, 0)) else np.zeros(3)
@@ -317,20 +317,22 @@ def test_after_an_observation_that_does_not_fit_no_row_is_made_up() -> None:
     env = RecordExperience(Broken((9,)), writer)
     env.reset()
     env.step(0)
-    with pytest.raises(SchemaError):
+    with pytest.raises(SchemaError, match=r"float64 \(3,\)"):
         env.step(1)
-    with pytest.raises(OptionError, match="the last step failed"):
+    with pytest.raises(SchemaError, match="the observation before it"):
         env.step(2)
+    env.step(3)
     with pytest.raises(SchemaError):
         env.reset()
-    with pytest.raises(OptionError, match="the last step failed"):
-        env.step(2)
+    with pytest.raises(OptionError, match="no episode is running"):
+        env.step(4)
     env.reset()
-    env.step(3)
+    env.step(5)
     env.close()
-    assert_array_equal(writer.rows("obs"), [[0, 0], [2, 0]])
-    assert_array_equal(writer.rows("new_obs"), [[0, 1], [2, 1]])
-    assert_array_equal(writer.rows("actions"), [0, 3])
+    assert_array_equal(writer.rows("obs"), [[0, 0], [0, 3], [2, 0]])
+    assert_array_equal(writer.rows("new_obs"), [[0, 1], [0, 4], [2, 1]])
+    assert_array_equal(writer.rows("t"), [0, 3, 0])
+    assert_array_equal(writer.rows("actions"), [0, 3, 5])
 
 
 def test_a_reset_that_fails_half_way_leaves_the_last_rows_observation() -> None:
@@ -440,7 +442,12 @@ def test_the_end_of_the_interpreter_writes_the_rest(tmp_path: Path) -> None:
 def test_a_forked_child_does_not_write_its_parents_rows(tmp_path: Path) -> None:
     env = RecordExperience(Counter((9,)), ParquetWriter(tmp_path))
     drive(env, 4)
-    assert wait_for(fork(env.flush)) == 0
+
+    def child() -> None:
+        with pytest.raises(PublishError):
+            env.flush()
+
+    assert wait_for(fork(child)) == 0
     env.close()
     assert len(DatasetReader(tmp_path, epochs=1, batch_size=7).sample()) == 4
 

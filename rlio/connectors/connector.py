@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.copies import own_copy
 from rlio.batch.nested import leaves, path_text
 from rlio.connectors.spaces import samples_of, space_like
 from rlio.errors import OptionError, StateError, excerpt
@@ -132,7 +133,8 @@ class Function(Connector):
         return space if self.space is None else self.space
 
     def __call__(self, values: Any, streams: Streams) -> Any:
-        return self.fn(values)
+        # A copy, because the function may change what it gets, which others still use.
+        return self.fn(own_copy(values))
 
     def __repr__(self) -> str:
         return getattr(self.fn, "__qualname__", repr(self.fn))

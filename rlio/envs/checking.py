@@ -10,7 +10,7 @@ Example:
     >>> check.step((99, 1.0, False, False, {}))
     Traceback (most recent call last):
     ...
-    rlio.errors.EnvError: environment 0 (CartPoleEnv), step(): the observation is int64 (), but ...
+    rlio.errors.EnvError: environment 0 (CartPoleEnv), step() gave int64 (): expected float32 (4,), as ...
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlio.batch.columns import Columns
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.envs.values import as_reward, as_rewards, fitted, in_numpy
 from rlio.errors import EnvError, SchemaError, excerpt
 
 if TYPE_CHECKING:
@@ -65,10 +67,12 @@ class EnvCheck:
         expected = "(observation, reward, terminated, truncated, info)"
         obs, reward, terminated, truncated, info = _tuple_of(result, expected, where)
         check_observation(self._leaves, obs, where)
-        if not isinstance(reward, (int, float, np.number)) and np.shape(reward) != ():
-            raise _wrong(where, f"the reward is {excerpt(reward)}: expected a number")
-        if not np.isfinite(float(reward)):
-            raise _wrong(where, f"the reward is {float(reward)}: expected a finite number")
+        try:
+            number = as_reward(reward, giver="it")
+        except SchemaError as error:
+            raise _wrong(where, f"the reward is {excerpt(reward)}: expected a number") from error
+        if not np.isfinite(number):
+            raise _wrong(where, f"the reward is {number}: expected a finite number")
         for name, value in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(value, (bool, np.bool_)):
                 raise _wrong(where, f"{name} is {excerpt(value)}: expected True or False")
@@ -102,23 +106,28 @@ class VectorCheck:
         expected = "(observations, rewards, terminations, truncations, infos)"
         obs, rewards, terminateds, truncateds, infos = _tuple_of(result, expected, where)
         self._check_rows(obs, where)
-        for name, value in (("rewards", rewards), ("terminations", terminateds), ("truncations", truncateds)):
-            if np.shape(value) != (self._num_envs,):
-                raise _wrong(where, f"{name} have the shape {np.shape(value)}: expected ({self._num_envs},)")
+        try:
+            as_rewards(rewards, self._num_envs, giver=where)
+        except SchemaError as error:
+            raise EnvError(f"{error}; {_HINT}") from error
         for name, value in (("terminations", terminateds), ("truncations", truncateds)):
-            if np.asarray(value).dtype != bool:
-                raise _wrong(where, f"{name} are {np.asarray(value).dtype}: expected bool")
+            found = in_numpy(value)
+            if found.shape != (self._num_envs,):
+                raise _wrong(where, f"{name} have the shape {found.shape}: expected ({self._num_envs},)")
+            if found.dtype != bool:
+                raise _wrong(where, f"{name} are {found.dtype}: expected bool")
         _check_info(infos, where)
 
     def _check_rows(self, obs: Any, where: str) -> None:
         for leaf in self._leaves:
-            rows = _part(obs, leaf, where)
+            part = _part(obs, leaf, where)
+            rows = part if leaf.is_object else in_numpy(part)
             if len(rows) != self._num_envs:
                 raise _wrong(
                     where, f"the observations{leaf.place} have {len(rows)} rows: expected {self._num_envs}"
                 )
             for env, row in enumerate(rows):
-                _check_leaf(leaf, row, f"{where}: the observation{leaf.place} of environment {env}")
+                _check_leaf(leaf, row, f"{where}, environment {env}")
 
 
 def _tuple_of(result: Any, expected: str, where: str) -> tuple[Any, ...]:
@@ -140,7 +149,7 @@ def check_observation(leaves: Sequence[Leaf], obs: Any, where: str) -> None:
         EnvError: The observation does not fit.
     """
     for leaf in leaves:
-        _check_leaf(leaf, _part(obs, leaf, where), f"{where}: the observation{leaf.place}")
+        _check_leaf(leaf, _part(obs, leaf, where), where)
 
 
 def _part(obs: Any, leaf: Leaf, where: str) -> Any:
@@ -150,18 +159,16 @@ def _part(obs: Any, leaf: Leaf, where: str) -> Any:
         raise _wrong(where, f"the observation has no value{leaf.place}: {_shape_of(obs)}") from error
 
 
-def _check_leaf(leaf: Leaf, value: Any, what: str) -> None:
+def _check_leaf(leaf: Leaf, value: Any, where: str) -> None:
+    what = f"{where}: the observation{leaf.place}"
     if leaf.is_object:
         if not leaf.space.contains(value):
             raise _wrong("", f"{what} is {excerpt(value)}, which is not in {leaf.space}")
         return
-    array = np.asarray(value)
-    if array.shape != leaf.shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-        raise _wrong(
-            "",
-            f"{what} is {array.dtype} {array.shape}, but its space has {leaf.dtype} {leaf.shape}",
-        )
-    cast = array.astype(leaf.dtype)
+    try:
+        cast = np.asarray(fitted(leaf, value, column=Columns.OBS, giver=where))
+    except SchemaError as error:
+        raise EnvError(f"{error}; {_HINT}") from error
     if not leaf.space.contains(cast if leaf.shape or not np.issubdtype(cast.dtype, np.integer) else cast[()]):
         raise _wrong("", f"{what} is {_outside(leaf, cast)}, which is not in its space {leaf.space}")
 

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
+from rlio.batch.columns import Columns
 from rlio.envs.checking import EnvCheck
-from rlio.envs.leaves import copied_leaves, leaves_of
+from rlio.envs.leaves import leaves_of
+from rlio.envs.values import as_flag, as_reward, own_leaves
 from rlio.errors import SchemaError, excerpt
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "EnvServer", "EnvTraits", "Transition"]
 
 logger: logging.Logger = logging.getLogger("rlio")
+
+_GIVER = "the environment"
 
 #: The result, or the error of the request.
 Answer = tuple[Any, Exception | None]
@@ -172,12 +176,13 @@ class EnvServer:
         result = self.env.step(action)
         self.check_step(result)
         obs, reward, terminated, truncated, info = result
-        # float() raises here if the reward is not a number.
-        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        reward = as_reward(reward, giver=_GIVER)
+        terminated = as_flag(terminated, column=Columns.TERMINATEDS, giver=_GIVER)
+        truncated = as_flag(truncated, column=Columns.TRUNCATEDS, giver=_GIVER)
         if not (terminated or truncated):
             return Transition(reward, terminated, truncated, info, None, None), obs, None
         assert self._spaces is not None, "make comes first"
-        final = copied_leaves(leaves_of(self._spaces[0]), obs)
+        final = own_leaves(leaves_of(self._spaces[0]), obs, giver=_GIVER)
         failed, obs, reset_info = None, None, None
         try:
             _, obs, reset_info = self.reset(*next_reset)

@@ -11,7 +11,6 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from rlio.errors import SchemaError, excerpt
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["Leaf", "copied_leaves", "leaf_of", "leaves_of"]
+__all__ = ["Leaf", "leaf_of", "leaves_of"]
 
 
 class Leaf(NamedTuple):
@@ -100,9 +99,3 @@ def leaf_of(value: Any, path: Path) -> Any:
             f"a value has nothing at {path_text(path)}: it is not nested as its space"
         ) from error
     return value
-
-
-def copied_leaves(leaves: Sequence[Leaf], value: Any) -> list[Any]:
-    """Copy the ``leaves`` of an observation, because environments may reuse their arrays."""
-    found = [leaf_of(value, leaf.path) for leaf in leaves]
-    return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in found]

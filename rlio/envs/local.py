@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector.utils import iterate
 
+from rlio.batch.columns import Columns
+from rlio.batch.copies import own_copy
 from rlio.envs.env_server import EnvServer
 from rlio.envs.sub_envs import SubEnvStepper
+from rlio.envs.values import as_flag, as_info, as_reward
 from rlio.envs.vector import VectorStep
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["LocalStepper"]
 
 Recreate = Callable[[int], "gym.Env[Any, Any]"]
+
+_GIVER = "the environment"
 
 
 class LocalStepper(SubEnvStepper):
@@ -68,8 +73,10 @@ class LocalStepper(SubEnvStepper):
         down, failing, unchecked = self._restarts.down, self._restarts.failing, self._unchecked
         waiting = self._make_due() if down else ()
         envs, write, steps = self._envs, self._buffer.write, self._steps
+        keeps_infos = self.keeps_infos
         rewards, terminateds, truncateds = outcome.rewards, outcome.terminateds, outcome.truncateds
-        for i, action in enumerate(iterate(self.envs.action_space, actions)):
+        # A copy, because environments may change the action that they get.
+        for i, action in enumerate(iterate(self.envs.action_space, own_copy(actions))):
             if waiting and i in waiting:
                 continue
             try:
@@ -77,10 +84,16 @@ class LocalStepper(SubEnvStepper):
                 if unchecked and i in unchecked:
                     unchecked.discard(i)
                     self._servers[i].check_step(result)
-                obs, rewards[i], terminated, truncated, outcome.infos[i] = result
+                obs, reward, terminated, truncated, info = result
+                # A copy, because another environment, stepped next, may share the info.
+                outcome.infos[i] = as_info(info, giver=_GIVER) if keeps_infos else info
+                rewards[i] = reward if type(reward) is float else as_reward(reward, giver=_GIVER)
+                if terminated is not False or truncated is not False:
+                    terminated = as_flag(terminated, column=Columns.TERMINATEDS, giver=_GIVER)
+                    truncated = as_flag(truncated, column=Columns.TRUNCATEDS, giver=_GIVER)
                 if terminated or truncated:
                     terminateds[i], truncateds[i] = terminated, truncated
-                    outcome.finals.append((i, self._buffer.leaves_of(obs)))
+                    outcome.finals.append((i, self._buffer.own_leaves(obs)))
                 else:
                     write(i, obs)
             # Any exception, because environments are user code.

@@ -18,9 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlio.batch.columns import Columns
+from rlio.batch.copies import own_copy
 from rlio.envs.checking import check_observation
 from rlio.envs.leaves import leaves_of
 from rlio.envs.multi_agent import ALL_AGENTS, COMMON_INFO, AgentId, MultiAgentDict, MultiAgentEnv
+from rlio.envs.values import as_flag, as_reward
 from rlio.errors import OptionError, SchemaError, excerpt
 
 __all__ = ["MultiAgentStep", "MultiAgentStepper", "check_multi_agent_env"]
@@ -101,7 +104,7 @@ class MultiAgentStepper:
         made = self.env.reset(seed=seed, options=options)
         if not isinstance(made, tuple) or len(made) != 2:
             raise self._wrong("reset", f"returned {excerpt(made)}: expected (observations, infos)")
-        obs = self._dict("reset", "observations", made[0])
+        obs = dict(self._dict("reset", "observations", made[0]))
         infos, common = _split_common(self._dict("reset", "infos", made[1]))
         self._known = set(self._possible)
         self._check_agents("reset", obs)
@@ -120,13 +123,15 @@ class MultiAgentStepper:
         """
         if actions.keys() != self._acting.keys():
             raise self._wrong_actions(actions)
-        made = self.env.step(actions)
+        # A copy, because environments may change what they get.
+        made = self.env.step(own_copy(actions))
         if not isinstance(made, tuple) or len(made) != 5:
             raise self._wrong("step", f"returned {excerpt(made)}: expected ({', '.join(_STEP_GIVES)})")
         for what, part in zip(_STEP_GIVES, made, strict=True):
             if type(part) is not dict:
                 self._dict("step", what, part)
         obs, rewards, terminateds, truncateds, given = made
+        obs = dict(obs)
         infos, common = _split_common(given)
         for what, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
             if ALL_AGENTS not in flags:
@@ -145,7 +150,8 @@ class MultiAgentStepper:
             raise self._wrong(
                 "step", f"had no agent to act for {_IDLE_STEPS} steps, but the episode has not ended"
             )
-        terminated, truncated = bool(terminateds[ALL_AGENTS]), bool(truncateds[ALL_AGENTS])
+        terminated = self._flag(terminateds, ALL_AGENTS, Columns.TERMINATEDS)
+        truncated = self._flag(truncateds, ALL_AGENTS, Columns.TRUNCATEDS)
         if self._horizon is not None and self.steps >= self._horizon and not terminated:
             truncated = True
         self._seen |= obs.keys()
@@ -175,8 +181,14 @@ class MultiAgentStepper:
         ended: dict[AgentId, tuple[bool, bool]] = {}
         for flags in (terminateds, truncateds):
             for agent, flag in flags.items():
-                if flag and agent != ALL_AGENTS and agent not in self._gone and agent in self._seen:
-                    ended[agent] = (bool(terminateds.get(agent)), bool(truncateds.get(agent)))
+                if flag is False or agent == ALL_AGENTS or agent in self._gone or agent not in self._seen:
+                    continue
+                found = (
+                    self._flag(terminateds, agent, Columns.TERMINATEDS),
+                    self._flag(truncateds, agent, Columns.TRUNCATEDS),
+                )
+                if any(found):
+                    ended[agent] = found
         if terminated or truncated:
             for agent in self._seen - self._gone - ended.keys():
                 ended[agent] = (terminated, truncated)
@@ -198,6 +210,10 @@ class MultiAgentStepper:
             self._unchecked.remove(method)
             _check_values(self.env, step)
         return step
+
+    def _flag(self, flags: Mapping[Any, Any], agent: Any, column: str) -> bool:
+        flag = flags.get(agent, False)
+        return flag if type(flag) is bool else as_flag(flag, column=column, giver=type(self.env).__name__)
 
     def _dict(self, method: str, what: str, value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict):
@@ -297,8 +313,4 @@ def _check_values(env: MultiAgentEnv, step: MultiAgentStep) -> None:
         leaves = leaves_of(env.get_observation_space(agent))
         check_observation(leaves, value, f"{type(env).__name__}, agent {excerpt(agent)}")
     for agent, reward in step.rewards.items():
-        if isinstance(reward, bool) or not isinstance(reward, (int, float, np.number)):
-            raise SchemaError(
-                f"{type(env).__name__} gave agent {excerpt(agent)} the reward {excerpt(reward)}: expected a "
-                "number"
-            )
+        as_reward(reward, giver=f"{type(env).__name__}, agent {excerpt(agent)},")

@@ -13,16 +13,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlio.batch.columns import Columns
+from rlio.batch.copies import own_copy
 from rlio.batch.nested import unflatten
-from rlio.envs.leaves import Leaf, copied_leaves, leaf_of, leaves_of
-from rlio.errors import SchemaError
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.envs.values import fitted, own_leaves
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
 __all__ = ["ObservationBuffer"]
+
+_GIVER = "the environment"
 
 
 class ObservationBuffer:
@@ -49,7 +52,7 @@ class ObservationBuffer:
         """Set row ``env``.
 
         Raises:
-            SchemaError: ``obs`` does not fit the space in nesting, shape or dtype.
+            SchemaError: ``obs`` does not fit the space; see `rlio.envs.values.fitted`.
         """
         only = self._only
         # (`is`: NumPy has one object for each builtin dtype. Other dtypes take the slower path.)
@@ -62,20 +65,9 @@ class ObservationBuffer:
             only[env] = obs
             return
         for leaf, array in zip(self._leaves, self._arrays, strict=True):
-            value = leaf_of(obs, leaf.path)
-            if not leaf.is_object:
-                value = np.asarray(value)
-                if value.shape != leaf.shape or not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
-                    raise _misfit(leaf, value)
-            array[env] = value
+            value = fitted(leaf, leaf_of(obs, leaf.path), column=Columns.OBS, giver=_GIVER)
+            array[env] = own_copy(value) if leaf.is_object else value
 
-    def leaves_of(self, obs: Any) -> list[Any]:
-        """Copy the leaves of one environment's ``obs``, because environments may reuse their arrays."""
-        return copied_leaves(self._leaves, obs)
-
-
-def _misfit(leaf: Leaf, found: NDArray[Any]) -> SchemaError:
-    return SchemaError(
-        f"an observation{leaf.place} is {found.dtype} {found.shape}, but the space expects {leaf.dtype} "
-        f"{leaf.shape}"
-    )
+    def own_leaves(self, obs: Any) -> list[Any]:
+        """Checked copies of the leaves of one environment's ``obs``."""
+        return own_leaves(self._leaves, obs, giver=_GIVER)

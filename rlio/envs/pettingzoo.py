@@ -24,19 +24,26 @@ Example:
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-from rlio.batch.nested import map_structure
+from rlio.batch.copies import own_copy
 from rlio.envs.multi_agent import ALL_AGENTS, AgentId, MultiAgentDict, MultiAgentEnv
 from rlio.errors import OptionError, SchemaError, excerpt
 
-__all__ = ["PettingZooAEC", "PettingZooParallel", "as_multi_agent_env", "from_pettingzoo", "is_pettingzoo"]
+__all__ = [
+    "PettingZooAEC",
+    "PettingZooParallel",
+    "as_multi_agent_env",
+    "from_pettingzoo",
+    "is_aec",
+    "is_pettingzoo",
+]
 
 _Step = tuple[MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict]
 
 
-def _is_aec(env: Any) -> bool:
+def is_aec(env: Any) -> bool:
+    """Whether ``env`` has the methods of PettingZoo's AEC environments."""
     return all(hasattr(env, name) for name in ("agent_iter", "last", "observe"))
 
 
@@ -46,7 +53,7 @@ def is_pettingzoo(env: Any) -> bool:
         getattr(env, "action_space", None)
     )
     # Other environments have their spaces as attributes, which are not callable.
-    return spaces and (_is_aec(env) or (hasattr(env, "step") and hasattr(env, "possible_agents")))
+    return spaces and (is_aec(env) or (hasattr(env, "step") and hasattr(env, "possible_agents")))
 
 
 def from_pettingzoo(env: Any) -> MultiAgentEnv:
@@ -60,7 +67,7 @@ def from_pettingzoo(env: Any) -> MultiAgentEnv:
             f"{excerpt(env)} lacks the methods of a PettingZoo environment: pass one made by parallel_env() "
             "or env() of a PettingZoo module"
         )
-    return PettingZooAEC(env) if _is_aec(env) else PettingZooParallel(env)
+    return PettingZooAEC(env) if is_aec(env) else PettingZooParallel(env)
 
 
 class _PettingZoo(MultiAgentEnv):
@@ -150,13 +157,13 @@ class PettingZooAEC(_PettingZoo):
         while self.env.agents:
             agent = self.env.agent_selection
             seen, rewards[agent], terminateds[agent], truncateds[agent], info = self.env.last()
-            infos[agent] = dict(info)  # the environment keeps writing into its own
+            infos[agent] = own_copy(info)  # the environment keeps writing into its own
             if seen is not None:
                 obs[agent] = seen
             if not (terminateds[agent] or truncateds[agent]):
                 break
             # A copy, because the environment continues and may overwrite its arrays.
-            obs |= {agent: map_structure(copy.copy, obs[agent])} if agent in obs else {}
+            obs |= {agent: own_copy(obs[agent])} if agent in obs else {}
             self.env.step(None)
         _with_all(terminateds, truncateds, over=not self.env.agents)
         return found

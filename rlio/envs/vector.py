@@ -19,21 +19,27 @@ Example:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import is_tensor
+from rlio.batch.columns import Columns
+from rlio.batch.copies import own_copy
+from rlio.batch.nested import unflatten
 from rlio.envs.checking import VectorCheck
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.envs.seeds import EpisodeSeeds
+from rlio.envs.values import as_flags, as_reward, as_rewards, fitted, in_numpy, on_host
 from rlio.errors import EnvError, OptionError, SchemaError, excerpt
 
 if TYPE_CHECKING:
     import gymnasium as gym
-    from gymnasium.vector import VectorEnv
+    from gymnasium.vector import AutoresetMode, VectorEnv
 
 __all__ = ["Stepper", "VectorStep", "VectorStepper"]
 
@@ -58,13 +64,16 @@ class VectorStep(NamedTuple):
         truncateds: Shape (N,), bool.
         valid: Mask of the rows that are transitions, shape (N,), bool; None if all are.
         starts: Mask of the rows of `obs` that are the first of an episode, shape (N,), bool.
-        finals: The final observation of each episode that ended, if `obs` does not hold it: (environment, the
-            leaves of the observation in the space's order).
+        finals: The final observation of each episode that ended, if `obs` does not hold it: (environment,
+            checked copies of the leaves of the observation in the space's order).
         infos: The vector environment's infos; see `env_infos`.
         faulty: Mask of the environments that failed, shape (N,), bool; None if none did. Discard the rows of
             the running episode, or of the next one if this row is the last of an episode.
         errors: Errors of the environments that failed in this step, by index. Includes environments that
             failed again while they were recreated, which are not marked `faulty` again.
+        misfits: Why rows cannot be stored, by environment. Only `VectorStepper.read` returns such a step.
+        unseen: Mask of the environments whose next observation, in ``obs``, is not known, because it does not
+            fit the space, shape (N,), bool; None if none.
     """
 
     obs: Any
@@ -77,6 +86,8 @@ class VectorStep(NamedTuple):
     infos: Any
     faulty: NDArray[np.bool_] | None = None
     errors: Mapping[int, Exception] = MappingProxyType({})
+    misfits: Mapping[int, SchemaError] = MappingProxyType({})
+    unseen: NDArray[np.bool_] | None = None
 
 
 class Stepper(ABC):
@@ -88,6 +99,7 @@ class Stepper(ABC):
     Attributes:
         envs: The vector environment, which callbacks get.
         num_envs: Number of environments.
+        keeps_infos: Whether `env_infos` returns copies, which the caller keeps; set by the caller.
         keeps_reset_infos: Whether to keep the infos of resets in `reset_infos`; set by the caller.
         reset_infos: The info of each environment's last reset, if kept.
     """
@@ -95,6 +107,7 @@ class Stepper(ABC):
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         self.envs = envs
         self.num_envs: int = envs.num_envs
+        self.keeps_infos = False
         self.keeps_reset_infos = False
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
 
@@ -146,7 +159,7 @@ class Stepper(ABC):
 
     @abstractmethod
     def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
-        """The info of each environment's transition, not of the reset after it."""
+        """The info of each environment's transition, not of the reset after it; see `keeps_infos`."""
 
     def render(self) -> tuple[Any, ...]:
         """A frame of each environment in its render mode; None if there is none."""
@@ -172,15 +185,10 @@ class VectorStepper(Stepper):
         from gymnasium.vector import AutoresetMode
 
         super().__init__(envs)
-        mode = envs.metadata.get("autoreset_mode")
-        try:
-            self._mode = AutoresetMode(mode)
-        except ValueError as error:
-            raise OptionError(
-                f"{type(envs).__name__}.metadata['autoreset_mode'] is {excerpt(mode)}: expected a member of "
-                "gymnasium.vector.AutoresetMode, which distinguishes resets from transitions"
-            ) from error
-        self._leaves = [leaf.path for leaf in leaves_of(envs.single_observation_space)]
+        self._mode = _autoreset_mode(envs)
+        self._leaves = leaves_of(envs.single_observation_space)
+        self._name = type(envs).__name__
+        self._statistics = _keys_of_statistics(envs)
         self._ended = np.zeros(self.num_envs, bool)
         self._next_step = self._mode is AutoresetMode.NEXT_STEP
         self._same_step = self._mode is AutoresetMode.SAME_STEP
@@ -222,7 +230,7 @@ class VectorStepper(Stepper):
             self._check.reset(result)
         obs, infos = result
         self._keep_infos(infos, range(self.num_envs))
-        return obs
+        return on_host(self._leaves, obs)
 
     def _called(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a method of the vector environment, turning its errors into `EnvError`."""
@@ -239,8 +247,9 @@ class VectorStepper(Stepper):
     def _keep_infos(self, infos: dict[str, Any], envs: Iterable[int]) -> None:
         """Keep the infos of the resets of ``envs``, if requested."""
         if self.keeps_reset_infos:
+            given = _infos_on_host(infos)
             for env in envs:
-                info = _info_of(infos, env)
+                info = _info_of(given, env, self.num_envs)
                 self.reset_infos[env] = {key: info[key] for key in info if key not in _OF_THE_LAST}
 
     def step(self, actions: Any) -> VectorStep:
@@ -250,11 +259,14 @@ class VectorStepper(Stepper):
             SchemaError: An episode ended without the final observation that SAME_STEP promises.
             EnvError: The environments failed.
         """
-        result = self._called("step", actions)
+        # A copy, because environments may change the actions that they get.
+        result = self._called("step", own_copy(actions))
         if self._check is not None:
             self._check.step(result)
             self._check = None
         step = self.read(result)
+        if step.misfits:
+            raise next(iter(step.misfits.values()))
         if step.finals and self.is_reset_by_caller:
             step = step._replace(obs=self._reset_some(step.starts))
         elif self.keeps_reset_infos:
@@ -270,9 +282,10 @@ class VectorStepper(Stepper):
         if self._seeds is not None and _seeds_each(self.envs):
             seeds = [self._seeds.next(env) if ended[env] else None for env in range(self.num_envs)]
             self._current[ended] = [seed for seed in seeds if seed is not None]
-        obs, infos = self._called("reset", seed=seeds, options={"reset_mask": ended})
+        # A copy, because environments may change what they get.
+        obs, infos = self._called("reset", seed=seeds, options={"reset_mask": ended.copy()})
         self._keep_infos(infos, np.flatnonzero(ended).tolist())
-        return obs
+        return on_host(self._leaves, obs)
 
     def read(self, result: tuple[Any, Any, Any, Any, dict[str, Any]]) -> VectorStep:
         """Convert ``result``, returned by the environments' ``step``, to transitions and episodes.
@@ -280,45 +293,155 @@ class VectorStepper(Stepper):
         With autoreset DISABLED, ``obs`` still holds the final observations, because the caller resets.
 
         Raises:
-            SchemaError: An episode ended without the final observation that SAME_STEP promises.
+            SchemaError: The flags are not one for each environment. Other values that cannot be stored are
+                in ``misfits``.
         """
         obs, rewards, terminateds, truncateds, infos = result
-        ended = np.asarray(terminateds | truncateds)
+        terminateds = self._flags(terminateds, Columns.TERMINATEDS)
+        truncateds = self._flags(truncateds, Columns.TRUNCATEDS)
+        ended = terminateds | truncateds
         starts, valid = ended, None
-        finals: list[tuple[int, list[Any]]] = []
         if self._next_step:
             starts, self._ended = self._ended, ended
             valid = ~starts
-        elif ended.any():
-            which = np.flatnonzero(ended).tolist()
-            if self._same_step:
-                finals = [(env, self._final(infos, env)) for env in which]
-            else:
-                finals = [(env, self._row(obs, env)) for env in which]
-        return VectorStep(obs, rewards, terminateds, truncateds, valid, starts, finals, infos)
+        misfits: dict[int, SchemaError] = {}
+        obs = self._fitting(obs, misfits)
+        unseen = np.isin(np.arange(self.num_envs), list(misfits)) if misfits else None
+        rewards = self._numbers(rewards, misfits)
+        finals: list[tuple[int, list[Any]]] = []
+        if not self._next_step and ended.any():
+            for env in np.flatnonzero(ended).tolist():
+                try:
+                    final = self._final(infos, env) if self._same_step else self._row(obs, env)
+                except SchemaError as error:
+                    misfits.setdefault(env, error)
+                else:
+                    finals.append((env, final))
+        return VectorStep(
+            obs, rewards, terminateds, truncateds, valid, starts, finals, infos,
+            misfits=misfits, unseen=unseen,
+        )  # fmt: skip
+
+    def _flags(self, values: Any, column: str) -> NDArray[np.bool_]:
+        return as_flags(values, self.num_envs, column=column, giver=self._name)
+
+    def _numbers(self, values: Any, misfits: dict[int, SchemaError]) -> NDArray[Any]:
+        """The rewards; 0 for those that are none, whose errors are added to ``misfits``."""
+        try:
+            return as_rewards(values, self.num_envs, giver=self._name)
+        except SchemaError as error:
+            return self._row_by_row(
+                values, error, misfits, np.zeros(self.num_envs), partial(as_reward, giver=self._name)
+            )
+
+    def _fitting(self, obs: Any, misfits: dict[int, SchemaError]) -> Any:
+        """``obs`` in the dtypes of the space, on the host; zeros for rows that do not fit; see `_numbers`."""
+        rows, parts, same = self.num_envs, [], True
+        for leaf in self._leaves:
+            given: Any = None
+            check = partial(fitted, leaf, column=Columns.OBS, giver=self._name)
+            try:
+                given = leaf_of(obs, leaf.path)
+                part = check(given, rows=rows)
+            except SchemaError as error:
+                empty = np.zeros((rows, *leaf.shape), leaf.dtype)
+                part = self._row_by_row(given, error, misfits, empty, check)
+            same = same and part is given
+            parts.append(part)
+        if same:
+            return obs
+        paths = [leaf.path for leaf in self._leaves]
+        return unflatten(paths, parts) if paths[0] else parts[0]
+
+    def _row_by_row(
+        self,
+        values: Any,
+        error: SchemaError,
+        misfits: dict[int, SchemaError],
+        made: NDArray[Any],
+        check: Callable[[Any], Any],
+    ) -> NDArray[Any]:
+        """Fill ``made`` with the values that pass ``check``; ``error`` is that of all together."""
+        try:
+            each = list(values)
+        except TypeError:
+            each = []
+        if len(each) != len(made):
+            misfits |= {env: misfits.get(env, error) for env in range(len(made))}
+            return made
+        for env, value in enumerate(each):
+            try:
+                made[env] = check(value)
+            except SchemaError as misfit:
+                misfits.setdefault(env, misfit)
+        return made
 
     def _row(self, obs: Any, env: int) -> list[Any]:
         """Copy one environment's observation before the reset overwrites it."""
-        leaves = [leaf_of(obs, path)[env] for path in self._leaves]
-        return [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+        parts = [leaf_of(obs, leaf.path)[env] for leaf in self._leaves]
+        return self._own(parts)
 
-    def _final(self, infos: dict[str, Any], env: int) -> list[Any]:
-        final = infos.get("final_obs")
+    def _own(self, parts: list[Any]) -> list[Any]:
+        return [
+            own_copy(fitted(leaf, part, column=Columns.OBS, giver=self._name))
+            for leaf, part in zip(self._leaves, parts, strict=True)
+        ]
+
+    def _final(self, infos: Any, env: int) -> list[Any]:
+        found = infos[env] if isinstance(infos, (list, tuple)) else infos
+        final = found.get("final_obs")
         if final is None:
             raise SchemaError(
                 f"{type(self.envs).__name__} ended an episode in environment {env} without "
                 "infos['final_obs'], which its autoreset mode SAME_STEP promises"
             )
+        if found is not infos:
+            return self._own([leaf_of(final, leaf.path) for leaf in self._leaves])
         if isinstance(final, (dict, tuple)):  # batched like observations, not one object per environment
-            return [leaf_of(final, path)[env] for path in self._leaves]
-        return [leaf_of(final[env], path) for path in self._leaves]
+            return self._own([leaf_of(final, leaf.path)[env] for leaf in self._leaves])
+        return self._own([leaf_of(final[env], leaf.path) for leaf in self._leaves])
 
     def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
-        infos = [_info_of(step.infos, env) for env in range(self.num_envs)]
+        given = _infos_on_host(step.infos)
+        infos = [_info_of(given, env, self.num_envs) for env in range(self.num_envs)]
         if self._same_step:
             for env, _ in step.finals:
-                infos[env] = infos[env].get("final_info", {})
+                # The other keys are of the reset, but for those that a wrapper added to the step.
+                of_wrappers = {key: infos[env][key] for key in self._statistics if key in infos[env]}
+                infos[env] = {**infos[env].get("final_info", {}), **of_wrappers}
         return infos
+
+
+def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """The autoreset mode of ``envs``, not that of another environment of its class.
+
+    Up to gymnasium 1.2, vector environments write their mode into the metadata of their environments' class,
+    which others share. Their attribute is their own.
+    """
+    from gymnasium.vector import AutoresetMode
+
+    own = getattr(envs.unwrapped, "autoreset_mode", None)
+    mode = envs.metadata.get("autoreset_mode") if own is None else own
+    try:
+        return AutoresetMode(mode)
+    except ValueError as error:
+        raise OptionError(
+            f"{type(envs).__name__}.metadata['autoreset_mode'] is {excerpt(mode)}: expected a member of "
+            "gymnasium.vector.AutoresetMode, which distinguishes resets from transitions"
+        ) from error
+
+
+def _keys_of_statistics(envs: VectorEnv[Any, Any, Any]) -> list[str]:
+    """The keys in which gymnasium's RecordEpisodeStatistics, around ``envs``, stores an episode's totals."""
+    from gymnasium.vector import VectorWrapper
+    from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+    found = []
+    while isinstance(envs, VectorWrapper):
+        if isinstance(envs, RecordEpisodeStatistics):
+            found.append(envs._stats_key)
+        envs = envs.env
+    return found
 
 
 def _seeds_each(envs: VectorEnv[Any, Any, Any]) -> bool:
@@ -328,8 +451,29 @@ def _seeds_each(envs: VectorEnv[Any, Any, Any]) -> bool:
     return isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
 
 
-def _info_of(infos: dict[str, Any], env: int) -> dict[str, Any]:
-    """Environment ``env``'s info from gymnasium's arrays; ``key`` applies where the mask ``_key`` is True."""
+def _infos_on_host(infos: Any) -> Any:
+    """``infos`` with an array for each tensor: one transfer, not one for each environment."""
+    if isinstance(infos, dict):
+        return {key: _infos_on_host(values) for key, values in infos.items()}
+    is_elsewhere = is_tensor(infos) or (hasattr(infos, "__array__") and not isinstance(infos, np.ndarray))
+    return in_numpy(infos) if is_elsewhere else infos
+
+
+def _info_of(infos: Any, env: int, rows: int) -> dict[str, Any]:
+    """A copy of environment ``env``'s info.
+
+    Args:
+        infos: gymnasium's arrays, in which ``key`` applies where the mask ``_key`` is True; or a list with an
+            info for each environment (gymnasium's wrapper DictInfoToList).
+        env: Number of the environment.
+        rows: Number of environments.
+
+    Raises:
+        SchemaError: A key has another number of values.
+    """
+    if isinstance(infos, (list, tuple)):
+        info: dict[str, Any] = own_copy(infos[env])
+        return info
     found: dict[str, Any] = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
@@ -338,8 +482,16 @@ def _info_of(infos: dict[str, Any], env: int) -> dict[str, Any]:
         if mask is not None and not mask[env]:
             continue
         if isinstance(values, dict):
-            found[key] = _info_of(values, env)
-        else:
+            found[key] = _info_of(values, env, rows)
+        elif isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.ndim):
+            if len(values) != rows:
+                raise SchemaError(
+                    f"infos[{excerpt(key)}] has {len(values)} values: expected one for each of the {rows} "
+                    "environments",
+                    column=Columns.INFOS,
+                )
             value = values[env]
-            found[key] = value.item() if isinstance(value, np.generic) else value
+            found[key] = value.item() if isinstance(value, np.generic) else own_copy(value)
+        else:
+            found[key] = own_copy(values)  # One value for all environments.
     return found

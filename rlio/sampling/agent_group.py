@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from rlio.batch.columns import Columns
+from rlio.batch.copies import own_copy
 from rlio.batch.nested import map_structure
 from rlio.connectors.connector import Streams
 from rlio.envs.leaves import leaves_of
@@ -20,7 +21,6 @@ from rlio.envs.multi_agent import AgentId
 from rlio.errors import SchemaError, excerpt
 from rlio.sampling.actor import Actor
 from rlio.sampling.agent_rows import AGENT_T, EPISODE, AgentRows, stacked
-from rlio.sampling.row_store import copied
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -182,13 +182,13 @@ class AgentGroup:
 
     def arrive(self, agent: Agent, obs: Any) -> None:
         """Record that ``agent`` observes ``obs`` and must act."""
-        agent.seen = obs
+        # A copy, because another environment is stepped before `settle`, and may share its arrays.
+        agent.seen = own_copy(obs)
         self._arrived.append(agent)
 
     def end(self, agent: Agent, flags: tuple[bool, bool], obs: Any) -> None:
         """End ``agent``, which has acted, with the final observation ``obs``, or `UNSEEN`."""
-        # A copy, because the environment may be reset before `settle` and overwrite its arrays.
-        agent.seen = map_structure(copied, obs)
+        agent.seen = own_copy(obs)
         self._ended.append((agent, flags))
 
     def settle(self) -> None:

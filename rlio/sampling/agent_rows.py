@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import Column, object_column
 from rlio.batch.columns import Columns
-from rlio.batch.nested import path_text
 from rlio.envs.leaves import Leaf, leaf_of
-from rlio.errors import SchemaError, excerpt
+from rlio.envs.values import fitted
 from rlio.sampling.row_store import RowStore, assign, nested
 
 if TYPE_CHECKING:
@@ -241,20 +240,15 @@ def stacked(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
 def _stacked_leaf(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
     parts = [leaf_of(value, leaf.path) for value in values]
     if leaf.is_object:
+        for part in parts:
+            fitted(leaf, part, column=Columns.OBS, giver="the environment")
         return object_column(parts)
     try:
-        made = np.array(parts, leaf.dtype)
-    except (TypeError, ValueError) as error:
-        raise _misfit(leaf, parts[0]) from error
-    if made.shape != (len(parts), *leaf.shape):
-        raise _misfit(leaf, parts[0])
+        made = np.array(parts)  # A copy, in a dtype that holds all of them.
+    except (TypeError, ValueError, RuntimeError):
+        made = np.empty(0, object)
+    if made.dtype != leaf.dtype or made.shape != (len(parts), *leaf.shape):
+        # One by one, so that the message is about the one that does not fit.
+        each = [fitted(leaf, part, column=Columns.OBS, giver="the environment") for part in parts]
+        made = np.array(each, leaf.dtype).reshape(len(parts), *leaf.shape)
     return made
-
-
-def _misfit(leaf: Leaf, part: Any) -> SchemaError:
-    found = getattr(part, "dtype", type(part).__name__)
-    return SchemaError(
-        f"an observation has {found} {np.shape(part)}, but its space {excerpt(str(leaf.space))} has "
-        f"{leaf.dtype} {leaf.shape}",
-        column="/".join(filter(None, (Columns.OBS, path_text(leaf.path)))),
-    )

@@ -39,9 +39,11 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import RECORDED, STATE_OUT_PREFIX, Columns
+from rlio.batch.copies import own_copy
 from rlio.batch.nested import map_structure, path_text
 from rlio.connectors.connector import Streams
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.envs.values import as_info, as_reward, fitted
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
 from rlio.policies.policy import Policy
 from rlio.sampling.actor import STATE_BEFORE_PREFIX, Acted, Actor
@@ -61,8 +63,6 @@ LOGGED = "logged_action"
 _RECORDED: Final = RECORDED | {LOGGED}
 # These columns describe the policy's choice, so they are unknown for actions that the policy did not choose.
 _OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
-# Rewards are summed in float64, but batches hold float32.
-_MOST_REWARD: Final = float(np.finfo(np.float32).max)
 _STATES: Final = (STATE_BEFORE_PREFIX, STATE_OUT_PREFIX)
 
 
@@ -246,7 +246,7 @@ class ExternalEpisodes:
             OptionError: No such episode is running, or it has no pending action.
             SchemaError: The reward is not a finite number.
         """
-        number = _finite(reward)
+        number, copied = _finite(reward), as_info(dict(info or {}), giver="the loop")
         with self.changed:
             episode = self._episode(episode_id)
             if episode.row is None:
@@ -258,8 +258,7 @@ class ExternalEpisodes:
             episode.reward += number
             episode.running.total_reward += number
             episode.running.last_reward = number
-            if info:
-                episode.info.update(info)
+            episode.info.update(copied)
 
     def end(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None:
         """Report the end of an episode.
@@ -643,37 +642,20 @@ def _one(specs: list[Leaf], value: Any, column: str) -> Any:
     found = []
     for leaf in specs:
         part = leaf_of(value, leaf.path)
-        if leaf.is_object:
-            if isinstance(leaf.space, Text) and not leaf.space.contains(part):
-                raise _misfit(leaf, excerpt(part), column)
-            made = object_column([part])
-        else:
-            made = _array(leaf, part, column)[None]
-        found.append(made)
+        found.append(object_column([own_copy(_value(leaf, part, column))]) if leaf.is_object else
+                     np.array(_value(leaf, part, column))[None])  # fmt: skip
     return nested(specs, found)
 
 
-def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:
-    """Copy a leaf's value into its dtype; raises SchemaError if the dtype cannot hold the value."""
-    try:
-        given = np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
-    except ValueError as error:
-        raise _misfit(leaf, f"{excerpt(part)}, which is not an array", column) from error
-    whole = given.dtype.kind in "iu" and leaf.dtype.kind in "iu"
-    if given.shape != leaf.shape or not (whole or np.can_cast(given.dtype, leaf.dtype, "same_kind")):
-        raise _misfit(leaf, f"{given.dtype} {given.shape}", column)
-    if given.dtype == leaf.dtype:
-        made = np.array(given)
-    else:
-        with np.errstate(over="ignore"):
-            made = given.astype(leaf.dtype)
-        # Lists of Python numbers become int64 and float64. Smaller types are accepted if they hold the
-        # values.
-        kept = made == given if whole else np.isfinite(made) | ~np.isfinite(given)
-        if not np.all(kept):
-            raise _misfit(leaf, f"{excerpt(given.tolist())}, which {leaf.dtype} cannot hold", column)
-    if not is_in_range(leaf.space, made):
-        raise _misfit(leaf, excerpt(made.tolist()), column)
+def _value(leaf: Leaf, part: Any, column: str) -> Any:
+    """A leaf's value in its dtype; raises SchemaError if it is not a value of its space."""
+    made = fitted(leaf, part, column=column, giver="the loop")
+    is_text = leaf.is_object and isinstance(leaf.space, Text)
+    if (is_text and not leaf.space.contains(made)) or not (leaf.is_object or is_in_range(leaf.space, made)):
+        raise SchemaError(
+            f"the loop gave {excerpt(part)}: expected a value of {excerpt(str(leaf.space))}",
+            column="/".join(filter(None, (column, path_text(leaf.path)))),
+        )
     return made
 
 
@@ -692,23 +674,12 @@ def is_in_range(space: gym.Space[Any], values: NDArray[Any]) -> bool:
 
 
 def _finite(reward: Any) -> float:
-    try:
-        number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not abs(number) <= _MOST_REWARD:
+    number = as_reward(reward, giver="the loop")
+    if not math.isfinite(number):
         raise SchemaError(
-            f"the loop gave the reward {excerpt(reward)}: expected a number that float32 holds",
-            column=Columns.REWARDS,
+            f"the loop gave the reward {excerpt(reward)}: expected a finite number", column=Columns.REWARDS
         )
     return number
-
-
-def _misfit(leaf: Leaf, found: str, column: str) -> SchemaError:
-    return SchemaError(
-        f"the loop gave {found}, but {excerpt(str(leaf.space))} expects {leaf.dtype} {leaf.shape}",
-        column="/".join(filter(None, (column, path_text(leaf.path)))),
-    )
 
 
 def _joined(parts: list[Any]) -> Any:

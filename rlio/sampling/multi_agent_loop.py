@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.copies import own_copy
 from rlio.connectors.clip import clip_rewards
 from rlio.envs.multi_agent import COMMON_INFO, AgentId
 from rlio.envs.multi_agent_stepping import MultiAgentStep
+from rlio.envs.values import as_info, as_reward
 from rlio.errors import SchemaError, excerpt
 from rlio.sampling.agent_group import UNSEEN, Agent, AgentGroup, PlayedEpisode
 from rlio.sampling.agent_mapping import AgentMapping
@@ -187,7 +189,7 @@ class MultiAgentLoop:
             if self._renders:
                 # Render before the step: frame t shows the observation that agents act on in step t.
                 frames = self.playing[index].shown.media.setdefault("frames", [])
-                frames.append(self.envs.envs[index].render())
+                frames.append(own_copy(self.envs.envs[index].render()))
                 perf.lap(PerfCounters.ENV_RENDER)
             self.envs.send(index, actions.get(index, {}))
         for index in self.envs.ready(chosen):
@@ -283,7 +285,7 @@ class MultiAgentLoop:
 
     def _reward(self, episode: PlayedEpisode, rewards: Mapping[AgentId, Any]) -> None:
         agents, clips = episode.agents, self._config.clip_rewards
-        given = [float(reward) for reward in rewards.values()]
+        given = [as_reward(reward, giver="the environment") for reward in rewards.values()]
         clipped = clip_rewards(np.array(given), clips).tolist() if clips else given
         for agent_id, reward, recorded in zip(rewards, given, clipped, strict=True):
             agent = agents.get(agent_id)
@@ -318,9 +320,9 @@ class MultiAgentLoop:
         """Keep the infos for open rows."""
         for agent_id, agent in episode.agents.items():
             if agent_id in step.infos:
-                agent.info = dict(step.infos[agent_id] or {})
+                agent.info = as_info(step.infos[agent_id] or {}, giver="the environment")
             if step.common:
-                agent.info = {**(agent.info or {}), COMMON_INFO: dict(step.common)}
+                agent.info = {**(agent.info or {}), COMMON_INFO: own_copy(step.common)}
 
     def _end_agents(
         self,

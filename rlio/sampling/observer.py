@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
+from rlio.batch.copies import own_copy
 from rlio.batch.nested import map_structure, unflatten
 from rlio.connectors.connector import ObservationPipeline, Streams
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
@@ -81,8 +82,7 @@ class Observer:
     def rows_of(self, obs: Any, envs: NDArray[np.int64]) -> list[tuple[int, list[Any]]]:
         """Copies of the observations of the environments ``envs``, as in `VectorStep.finals`."""
         parts = [leaf_of(obs, leaf.path) for leaf in self._given]
-        return [(env, [np.array(p[env]) if isinstance(p, np.ndarray) else p[env] for p in parts])
-                for env in envs.tolist()]  # fmt: skip
+        return [(env, [own_copy(part[env]) for part in parts]) for env in envs.tolist()]
 
     def _streams(self, slots: NDArray[np.int64]) -> Streams:
         return Streams(slots, np.zeros(len(slots), bool))
@@ -106,9 +106,8 @@ class Observer:
 
 
 def _column(values: Any, leaf: Leaf) -> NDArray[Any]:
-    if not leaf.is_object:
-        return np.asarray(values, leaf.dtype)
-    return object_column(values)
+    # Their dtypes are those of the space, see `VectorStep.finals`.
+    return object_column(values) if leaf.is_object else np.asarray(values)
 
 
 def _rows(values: Any, which: NDArray[np.int64]) -> Any:

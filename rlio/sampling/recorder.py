@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 
 from rlio.batch import Column
 from rlio.batch.columns import Columns
+from rlio.batch.copies import own_copy
 from rlio.envs.leaves import leaf_of
-from rlio.sampling.row_store import RowStore, assign, copied, nested
+from rlio.envs.values import fitted
+from rlio.sampling.row_store import RowStore, assign, nested
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -98,7 +100,7 @@ class StepRecorder(RowStore):
     def start(self, obs: Any) -> None:
         """Begin at ``obs``, and forget all steps since the last `take`."""
         self.clear()
-        self._write_obs(obs)
+        self._write_obs(self._fitting(obs))
 
     def restart(self, obs: Any, which: NDArray[np.bool_]) -> None:
         """Begin episodes in some environments; their previous observation becomes the last row's `new_obs`.
@@ -112,20 +114,33 @@ class StepRecorder(RowStore):
         began = np.flatnonzero(which).tolist()
         if at:
             self._finals += [
-                (at - 1, env, [copied(buffer[at, env]) for buffer in self._obs])
+                (at - 1, env, [own_copy(buffer[at, env]) for buffer in self._obs])
                 for env in began
                 if env not in known
             ]
-        for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
-            values = leaf_of(obs, leaf.path)
+        for leaf, buffer, values in zip(self._observation_leaves, self._obs, self._fitting(obs), strict=True):
             for env in began:
-                buffer[at, env] = values[env]
+                buffer[at, env] = own_copy(values[env]) if leaf.is_object else values[env]
 
-    def _write_obs(self, obs: Any) -> None:
+    def _fitting(self, obs: Any) -> list[Any]:
+        """The leaves of a batch of observations, which may be the environments' own arrays."""
+        where = {"column": Columns.OBS, "giver": "the environment or a connector"}
+        leaves = self._observation_leaves
+        return [fitted(leaf, leaf_of(obs, leaf.path), rows=self.num_envs, **where) for leaf in leaves]
+
+    def _write_obs(self, values: list[Any]) -> None:
         at = self.steps
-        for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
-            assign(buffer, at, leaf_of(obs, leaf.path))
+        for leaf, buffer, value in zip(self._observation_leaves, self._obs, values, strict=True):
+            assign(buffer, at, own_copy(value) if leaf.is_object else value)
         self._look()
+
+    def check_extras(self, extras: Mapping[str, Any]) -> None:
+        """Check the policy's further columns before a step.
+
+        Raises:
+            SchemaError: They do not fit; see `add`.
+        """
+        self._checked_extras(extras, self.num_envs)
 
     def add(
         self,
@@ -144,13 +159,14 @@ class StepRecorder(RowStore):
             actions: The policy's actions, (N, ...), nested as the space.
             extras: The policy's further columns, (N, ...), the same ones in every call.
             scalars: Integer columns, (N,) or one number for all.
-            infos: N infos, if infos are recorded.
+            infos: N infos, if infos are recorded; kept, so they must be copies.
             ends: Mask of the rows that are the last of an episode, (N,); None uses the flags.
 
         Raises:
-            SchemaError: Actions or extras do not fit; nothing is recorded.
+            SchemaError: Actions, extras or observations do not fit; nothing is recorded.
         """
         at, own = self.steps, self._own
+        seen = self._fitting(step.obs)
         acted = self._checked_actions(actions, self.num_envs)
         self._put(at, acted, self._checked_extras(extras, self.num_envs), scalars)
         own[Columns.REWARDS][at] = step.rewards
@@ -168,7 +184,7 @@ class StepRecorder(RowStore):
         for env, final in step.finals:
             self._finals.append((at, env, final))
         self.steps = at + 1
-        self._write_obs(step.obs)
+        self._write_obs(seen)
 
     def discard(self, env: int, eps_id: int) -> int:
         """Drop an episode's rows that were not handed out, and return their number.
@@ -283,7 +299,7 @@ class StepRecorder(RowStore):
         for at in kept[np.diff(kept, append=self.steps) > 1].tolist():
             for env in np.flatnonzero(rest[at]).tolist():
                 if (at, env) not in known:
-                    final = [copied(buffer[at + 1, env]) for buffer in self._obs]
+                    final = [own_copy(buffer[at + 1, env]) for buffer in self._obs]
                     self._finals.append((at, env, final))
 
     def reserve(self, capacity: int) -> None:

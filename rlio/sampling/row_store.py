@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from rlio.batch import Column
 from rlio.batch.columns import Columns
-from rlio.batch.nested import path_text, unflatten
+from rlio.batch.nested import unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.envs.values import fitted, in_numpy
 from rlio.errors import SchemaError, excerpt
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["RowStore", "assign", "copied", "nested"]
+__all__ = ["RowStore", "assign", "nested"]
 
 
 class RowStore:
@@ -150,17 +151,7 @@ class RowStore:
         found = []
         for leaf in self._action_leaves:
             value = leaf_of(actions, leaf.path) if leaf.path else actions
-            if not leaf.is_object:
-                value = np.asarray(value)
-                expected = (n, *leaf.shape)
-                fits = value.dtype == leaf.dtype or np.can_cast(value.dtype, leaf.dtype, "same_kind")
-                if not fits or value.shape != expected:
-                    raise SchemaError(
-                        f"the policy gave {value.dtype} {value.shape}: expected {n} actions of "
-                        f"{leaf.space}, {leaf.dtype} {expected}",
-                        column="/".join(filter(None, (Columns.ACTIONS, path_text(leaf.path)))),
-                    )
-            found.append(value)
+            found.append(fitted(leaf, value, column=Columns.ACTIONS, giver="the policy", rows=n))
         return found
 
     def _checked_extras(self, extras: Mapping[str, Any], n: int) -> dict[str, NDArray[Any]]:
@@ -169,7 +160,7 @@ class RowStore:
         Raises:
             SchemaError: A column is not one array with n rows, or differs from earlier calls.
         """
-        arrays = {name: np.asarray(value) for name, value in extras.items()}
+        arrays = {name: in_numpy(value) for name, value in extras.items()}
         if self._extras is None:
             for name, array in arrays.items():
                 if isinstance(extras[name], tuple) or array.dtype == object or array.shape[:1] != (n,):
@@ -225,8 +216,3 @@ def assign(buffer: NDArray[Any], at: Any, values: Any) -> None:
     numbers = range(at.start, at.stop) if isinstance(at, slice) else at.tolist()
     for row, value in zip(numbers, values, strict=True):
         buffer[row] = value
-
-
-def copied(value: Any) -> Any:
-    """A copy of an array; other values, which are never overwritten, themselves."""
-    return value.copy() if isinstance(value, np.ndarray) else value

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
+from rlio.batch.copies import own_copy
 from rlio.connectors.clip import clip_rewards
 from rlio.connectors.connector import Streams
 from rlio.envs.games import Game, finished_games, tells_games
@@ -131,6 +132,7 @@ class VectorLoop:
     def use(self, stepper: Stepper) -> None:
         """Replace the environments by others with the same spaces; call `begin` next."""
         self.stepper = stepper
+        stepper.keeps_infos = self._config.record_infos
         stepper.keeps_reset_infos = self.episodes.looks_at_starts
         self._is_seeded = self.is_ready = False
 
@@ -179,7 +181,8 @@ class VectorLoop:
         perf.lap(PerfCounters.INFERENCE)
         sent = acted.actions
         if self._changes_actions:
-            sent = self.actor.actions(sent, streams)
+            # A copy, because the row keeps what the policy chose.
+            sent = self.actor.actions(own_copy(sent), streams)
             perf.lap(PerfCounters.ACTION_PROCESSING)
         step = self.stepper.step(sent)
         perf.lap(PerfCounters.ENV_WAIT)
@@ -219,7 +222,7 @@ class VectorLoop:
         for episode, t, frame in zip(self.episodes.running, self.episodes.t.tolist(), frames, strict=True):
             shown = episode.media.setdefault("frames", [])
             if len(shown) <= t:  # An environment in flight repeats its frame.
-                shown.append(frame)
+                shown.append(own_copy(frame))
 
     def _record(self, step: VectorStep, acted: Acted, sent: Any) -> NDArray[np.bool_]:
         """Record ``step``, and return which of its rows are the last of an episode."""
@@ -269,6 +272,8 @@ class VectorLoop:
             return
         moved = step.valid | step.starts
         self._in_flight = None if moved.all() else ~moved
+        if self._in_flight is not None and self._last is not None:
+            self._last = own_copy(self._last)  # The policy may reuse its arrays.
         if self.actor.remembers_steps:
             self.actor.reward(self._slots[step.valid], rewards[step.valid])
 
