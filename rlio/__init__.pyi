@@ -55,7 +55,9 @@ from .readers.sampler_input import SamplerInput as SamplerInput
 from .readers.shuffled_input import ShuffledInput as ShuffledInput
 from .readers.table_reader import from_arrays as from_arrays
 from .readers.table_reader import from_episodes as from_episodes
+from .recording import RecordAECEnv as RecordAECEnv
 from .recording import RecordExperience as RecordExperience
+from .recording import RecordParallelEnv as RecordParallelEnv
 from .recording import RecordVectorExperience as RecordVectorExperience
 from .replay.store import ReplayStore as ReplayStore
 from .resolve import IOContext as IOContext

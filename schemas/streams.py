@@ -1,7 +1,7 @@
 """Assigns rows to streams: the ``_stream`` column and the footer's table of streams.
 
 A stream is the rows of one policy with one (eps_id, agent_index, env_id), in order; without ``eps_id`` it
-ends where an episode ends. In data of merged writers, ``_writer`` is a part of the key, because writers may
+ends where an episode ends. Without ``agent_index``, the column ``agent_id`` tells agents apart. In data of merged writers, ``_writer`` is a part of the key, because writers may
 have used the same ids. Streams are numbered per shard, in the order of their first rows.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.columns import Columns
+from rlio.batch.columns import AGENT_ID, Columns
 from rlio.errors import CorruptData, UnsafeData, excerpt
 
 __all__ = ["STREAM_COLUMNS", "WRITER", "StreamTable", "Streams"]
@@ -26,7 +26,7 @@ __all__ = ["STREAM_COLUMNS", "WRITER", "StreamTable", "Streams"]
 WRITER = "_writer"
 _KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID, WRITER)
 #: The logical columns from which streams are made.
-STREAM_COLUMNS = (*_KEYS, Columns.T, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.REWARDS)
+STREAM_COLUMNS = (*_KEYS, AGENT_ID, Columns.T, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.REWARDS)
 
 Columned: TypeAlias = Mapping[str, NDArray[Any]]
 _Key: TypeAlias = tuple[Hashable, ...]
@@ -37,7 +37,8 @@ class Streams:
     """The streams of one shard, one entry each.
 
     Attributes:
-        policy, eps_id, agent_index, env_id: Identify the stream; None where the data has no such column.
+        policy, eps_id, agent_index, env_id: Identify the stream; None where the data has no such column. For
+            data with ``agent_id`` and no ``agent_index``, the latter is the agent's id.
         rows: Rows in this shard.
         t0: ``t`` of the first row; None without that column, or if it is not finite.
         end: How the last row in this shard ended: "terminated", "truncated" or "open".
@@ -131,9 +132,15 @@ def _check_types(written: Mapping[str, list[Any]]) -> None:
 
 
 class StreamTable:
-    """Assigns stream numbers to a shard's rows while they are written."""
+    """Assigns stream numbers to a shard's rows while they are written.
 
-    def __init__(self) -> None:
+    Args:
+        names_agents: Whether ``agent_id`` tells agents apart where there is no ``agent_index``. Earlier
+            versions did not use it.
+    """
+
+    def __init__(self, *, names_agents: bool = True) -> None:
+        self._names_agents = names_agents
         self.streams: Streams = Streams()
         self._numbers: dict[_Key, int] = {}
         # Without eps_id, the open streams of a policy: (policy, rest of the key) -> episodes so far.
@@ -153,6 +160,8 @@ class StreamTable:
         if not rows:
             return np.empty(0, np.int32)
         keys = {name: columns[name] for name in _KEYS if _is_key(columns.get(name))}
+        if Columns.AGENT_INDEX not in keys and self._names_agents and _is_key(columns.get(AGENT_ID)):
+            keys[Columns.AGENT_INDEX] = columns[AGENT_ID]
         ends = _flags(columns, Columns.TERMINATEDS, rows) | _flags(columns, Columns.TRUNCATEDS, rows)
         starts = np.zeros(rows, bool)
         starts[:1] = True

@@ -14,6 +14,7 @@ import pytest
 from crash_shim import failing, impatient, intercepted
 
 from rlio import ParquetWriter, SampleBatch
+from rlio.dataset.commit import put_header
 from rlio.dataset.names import ShardName, schema_path
 from rlio.errors import CorruptData, LedgerError, PublishError
 from rlio.log.log import Log
@@ -82,7 +83,7 @@ def _made(
 
 
 def _publisher(root: Path) -> Publisher:
-    return Publisher(Storage.open(root), "w")
+    return Publisher(Storage.open(root), "w", has_root=False)
 
 
 class _Logged:
@@ -94,7 +95,7 @@ class _Logged:
         self.log = Log(folder, spool=Spool(sync="never"))
         self.released: list[int] = []
         self.remade: list[int] = []
-        self.publisher = Publisher(Storage.open(root), "w", log=self.log)
+        self.publisher = Publisher(Storage.open(root), "w", log=self.log, has_root=False)
 
     def _remake(self, frames: Iterable[Frame]) -> NewShard:
         (frame,) = frames
@@ -341,8 +342,10 @@ def test_a_schema_that_could_not_be_stored_early_is_stored_with_its_shard(
             raise PublishError("the store is gone")
         put(storage, path, data)
 
-    monkeypatch.setattr(Storage, "put", shim)
     publisher = _publisher(tmp_path)
+    put_header(publisher.storage)
+    publisher._has_root = True
+    monkeypatch.setattr(Storage, "put", shim)
     publisher.start()
     publisher.expect(_SCHEMA)
     _wait(lambda: tried)

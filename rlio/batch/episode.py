@@ -272,7 +272,8 @@ class Episode:
 
         Args:
             batch: Rows of one episode and agent; at least one row, with obs, actions and rewards. The final
-                observation is missing if ``new_obs`` is absent or the last ``new_obs_valid`` is False.
+                observation is missing if ``new_obs`` is absent or the last ``new_obs_valid`` is False. The
+                agent's id is in ``agent_id``, or else in ``agent_index``.
             id_: The episode's id, if the batch has no ``eps_id``.
 
         Raises:
@@ -288,10 +289,10 @@ class Episode:
         id_ = found if id_ is None else id_
         if id_ is None:
             raise MissingColumn("there is no eps_id: pass id_=", column=Columns.EPS_ID)
-        agent_id = _constant_of(batch, Columns.AGENT_INDEX)
+        name, index = _constant_of(batch, AGENT_ID), _constant_of(batch, Columns.AGENT_INDEX)
         return cls(
             id_,
-            agent_id=_constant_of(batch, AGENT_ID) if agent_id is None else agent_id,
+            agent_id=index if name is None else name,
             observations=_observations(batch),
             actions=batch[Columns.ACTIONS],
             rewards=batch[Columns.REWARDS],

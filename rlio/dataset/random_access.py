@@ -206,7 +206,11 @@ class RandomAccess:
 
     def _rows_of(self, fragment: _Fragment) -> Iterator[SampleBatch]:
         """The rows of a fragment, as copies."""
-        table, found = StreamTable(), False
+        shard = self._reader.open(self._dataset.segments[fragment.segment])
+        assert shard is not None  # Damage is raised.
+        # The table of a shard of an earlier version knows no agents by name.
+        names_agents = any(agent is not None for agent in shard.streams.agent_index)
+        table, found = StreamTable(names_agents=names_agents), False
         for rows in self._groups(fragment.segment, fragment.policy):
             numbers = table.assign(fragment.policy or DEFAULT_POLICY_ID, _flat(rows), len(rows))
             own = np.flatnonzero(numbers == fragment.number)

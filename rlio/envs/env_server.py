@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rlio.batch.columns import Columns
+from rlio.batch.copies import own_copy
 from rlio.envs.checking import EnvCheck
 from rlio.envs.leaves import leaves_of
 from rlio.envs.values import as_flag, as_reward, own_leaves
@@ -182,7 +183,9 @@ class EnvServer:
         if not (terminated or truncated):
             return Transition(reward, terminated, truncated, info, None, None), obs, None
         assert self._spaces is not None, "make comes first"
+        # Copies, because the reset may overwrite what the step returned.
         final = own_leaves(leaves_of(self._spaces[0]), obs, giver=_GIVER)
+        info = own_copy(info)
         failed, obs, reset_info = None, None, None
         try:
             _, obs, reset_info = self.reset(*next_reset)

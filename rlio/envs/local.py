@@ -85,13 +85,16 @@ class LocalStepper(SubEnvStepper):
                     unchecked.discard(i)
                     self._servers[i].check_step(result)
                 obs, reward, terminated, truncated, info = result
-                # A copy, because another environment, stepped next, may share the info.
-                outcome.infos[i] = as_info(info, giver=_GIVER) if keeps_infos else info
                 rewards[i] = reward if type(reward) is float else as_reward(reward, giver=_GIVER)
                 if terminated is not False or truncated is not False:
                     terminated = as_flag(terminated, column=Columns.TERMINATEDS, giver=_GIVER)
                     truncated = as_flag(truncated, column=Columns.TRUNCATEDS, giver=_GIVER)
-                if terminated or truncated:
+                ended = terminated or truncated
+                # A copy, because the reset may overwrite the info, and another environment may share it.
+                outcome.infos[i] = (
+                    as_info(info, giver=_GIVER) if keeps_infos else own_copy(info) if ended else info
+                )
+                if ended:
                     terminateds[i], truncateds[i] = terminated, truncated
                     outcome.finals.append((i, self._buffer.own_leaves(obs)))
                 else:

@@ -5,6 +5,7 @@ when it is stored is refused: a float in an integer space, 300 in int8, 1e300 in
 
 Example:
     >>> import gymnasium as gym
+    >>> from rlio.envs.leaves import leaves_of
     >>> (leaf,) = leaves_of(gym.spaces.Box(-128, 127, (2,), np.int8))
     >>> fitted(leaf, [1, -2], column="obs", giver="the environment").dtype
     dtype('int8')

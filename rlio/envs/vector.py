@@ -268,6 +268,13 @@ class VectorStepper(Stepper):
         if step.misfits:
             raise next(iter(step.misfits.values()))
         if step.finals and self.is_reset_by_caller:
+            # Copies, because the reset may overwrite what the step returned.
+            step = step._replace(
+                rewards=own_copy(step.rewards),
+                terminateds=own_copy(step.terminateds),
+                truncateds=own_copy(step.truncateds),
+                infos=self.env_infos(step),
+            )
             step = step._replace(obs=self._reset_some(step.starts))
         elif self.keeps_reset_infos:
             self._keep_infos(step.infos, np.flatnonzero(step.starts).tolist())

@@ -9,6 +9,7 @@ their turn comes.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import zlib
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from rlio.dataset.commit import put_header, put_shard
 from rlio.dataset.markers import disclaim, seal
-from rlio.dataset.names import ShardName, Suffix, schema_path, shard_path
+from rlio.dataset.names import HEADER, ShardName, Suffix, schema_path, shard_path
 from rlio.dataset.schema_files import check_agreement, read_schemas
 from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.log.log import Log
@@ -243,7 +244,8 @@ class Publisher:
 
     def pending_file(self) -> PendingFile | None:
         """Return a file at a local root into which a shard can be encoded; None on other filesystems."""
-        if not self.storage.is_local:
+        # (It makes its folders: not in place of a root that has vanished.)
+        if not self.storage.is_local or not os.path.isdir(self.storage.root):
             return None
         try:
             return PendingFile(self.storage.root)
@@ -372,6 +374,7 @@ class Publisher:
 
     def _seal(self, rows: int) -> None:
         if rows:
+            self._check_root()
             seal(self.storage, self.writer_id, rows)
         if self._is_new:
             disclaim(self.storage, self.writer_id)
@@ -387,7 +390,7 @@ class Publisher:
 
     def _safe(self) -> str:
         """Return the message that says where unstored rows are and what stores them."""
-        if self.log is None:
+        if self.log is None or not os.path.isdir(self.log.path):
             return "they are only in memory, and lost when this process ends; close() tries again"
         return self.log.promise(self.storage.uri)
 
@@ -479,12 +482,14 @@ class Publisher:
 
         Raises:
             SchemaConflict: The schema conflicts with those of other writers.
+            PublishError: The root has vanished.
         """
-        if schema.hash in self._schemas:
+        if schema.hash in self._schemas and self._has(schema_path(schema.hash)):
             return
         if not self._has_root:
             put_header(self.storage)
             self._has_root = True
+        self._check_root()
         if not self._conflicting and schema.hash not in self._accepted:
             try:
                 check_schema(self.storage, schema, again=not self._is_new)
@@ -497,6 +502,26 @@ class Publisher:
             self._conflict = None  # The conflicting schema is gone.
         self.storage.put(schema_path(schema.hash), schema.text.encode())
         self._schemas.add(schema.hash)
+
+    def _check_root(self) -> None:
+        """Raise if the root has vanished: what is stored in its place would be no data set.
+
+        Raises:
+            PublishError: The root has no header any more.
+        """
+        if not self._has(HEADER):
+            raise PublishError(
+                f"the data set has vanished: {HEADER}, which was there when the writer was opened, is gone. "
+                "Nothing is stored until it is there again: bring the folder back (is it mounted?), then call "
+                "close() again",
+                uri=self.storage.uri,
+            )
+
+    def _has(self, path: str) -> bool:
+        try:
+            return self.storage.exists(path)
+        except StoreError as error:
+            raise PublishError(f"nothing can be stored: {error}", uri=self.storage.uri) from error
 
     def _with_log(self, error: SchemaConflict) -> SchemaConflict:
         """Add to a conflict that was found after rows were accepted where these rows are."""

@@ -17,6 +17,7 @@ Example:
 """
 
 from rlio.recording.env import RecordExperience
+from rlio.recording.pettingzoo import RecordAECEnv, RecordParallelEnv
 from rlio.recording.vector_env import RecordVectorExperience
 
-__all__ = ["RecordExperience", "RecordVectorExperience"]
+__all__ = ["RecordAECEnv", "RecordExperience", "RecordParallelEnv", "RecordVectorExperience"]

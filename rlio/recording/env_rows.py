@@ -184,7 +184,10 @@ class EnvRows:
             SchemaError: The columns differ from those of earlier steps.
         """
         if not self._begun:
-            self._extras = {name: _extra_buffer(name, value) for name, value in extras.items()}
+            found = {name: as_extra(name, value) for name, value in extras.items()}
+            self._extras = {
+                name: np.zeros((MOST_ROWS, *value.shape), value.dtype) for name, value in found.items()
+            }
         known = self._extras
         if extras.keys() != known.keys():
             raise SchemaError(
@@ -196,14 +199,14 @@ class EnvRows:
             if type(value) is float and buffer.ndim == 1 and buffer.dtype.kind == "f":
                 buffer[self.count] = value  # The common case, in a tenth of the time of the checks below.
                 continue
-            found = as_extra(name, value)
-            if found.shape != buffer.shape[1:] or not np.can_cast(found.dtype, buffer.dtype, "same_kind"):
+            given = as_extra(name, value)
+            if given.shape != buffer.shape[1:] or not np.can_cast(given.dtype, buffer.dtype, "same_kind"):
                 raise SchemaError(
-                    f"record() was given {found.dtype} {found.shape}, and {buffer.dtype} {buffer.shape[1:]} "
+                    f"record() was given {given.dtype} {given.shape}, and {buffer.dtype} {buffer.shape[1:]} "
                     "before",
                     column=name,
                 )
-            buffer[self.count] = found
+            buffer[self.count] = given
 
     def batch(self) -> SampleBatch:
         """The rows: views, except for ``eps_id`` and ``t``."""
@@ -237,10 +240,3 @@ class EnvRows:
         if self._infos is not None:
             self._infos.clear()
         self.count = 0
-
-
-def _extra_buffer(name: str, value: Any) -> NDArray[Any]:
-    found = as_extra(name, value)
-    # The type of a Python float does not show its precision; policies compute in float32.
-    kind = np.float32 if isinstance(value, float) and not isinstance(value, np.generic) else found.dtype
-    return np.zeros((MOST_ROWS, *found.shape), kind)

@@ -248,11 +248,14 @@ def check_names(columns: Mapping[str, Any], *, seeds: bool, own: frozenset[str] 
 def as_extra(name: str, value: Any) -> NDArray[Any]:
     """A copy of a value given to ``record``; tensors may be on any device, with or without gradients.
 
+    A Python float becomes a float32, because its type does not show its precision, and policies compute in
+    float32.
+
     Raises:
         SchemaError: It is not an array of numbers.
     """
     try:
-        found = np.array(in_numpy(value))
+        found = np.array(value, np.float32) if type(value) is float else np.array(in_numpy(value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(f"record() was given {excerpt(value)}: {error}", column=name) from error
     if found.dtype == object:
