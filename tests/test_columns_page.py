@@ -82,5 +82,5 @@ def test_batches_have_the_dtypes_and_shapes_of_the_table(said: dict[str, Row], t
                 assert column.ndim == 1, f"{name}: {column.shape}"
             seen.add(name)
     # Those that need several agents, an engine, or a simulator that has the loop.
-    elsewhere = {"dones", "logged_action", "policy_id", "_writer", "prev_actions", "prev_rewards"}
+    elsewhere = {"dones", "agent_id", "logged_action", "policy_id", "_writer", "prev_actions", "prev_rewards"}
     assert said.keys() - seen == elsewhere

@@ -181,3 +181,20 @@ def test_threads_may_share_a_filter() -> None:
     for thread in threads:
         thread.join()
     assert filter_.running_stats.n == filter_.buffer.n == 2400
+
+
+def test_values_that_are_not_finite_do_not_enter_the_statistics() -> None:
+    filter_ = MeanStdFilter(clip=None)
+    filter_.bind(Box(-10.0, 10.0, (2,)))
+    rows = np.random.default_rng(0).normal(3.0, 2.0, (1000, 2)).astype(np.float32)
+    broken = rows.copy()
+    broken[[7, 300, 999]] = [[np.nan, 1.0], [1.0, np.inf], [-np.inf, np.nan]]
+    made = np.concatenate([filter_(broken[at : at + 10]) for at in range(0, 1000, 10)])
+    assert np.flatnonzero(~np.isfinite(made).all(axis=1)).tolist() == [7, 300, 999]
+    whole = np.delete(rows, [7, 300, 999], axis=0).astype(np.float64)
+    assert filter_.running_stats.n == filter_.buffer.n == 997
+    np.testing.assert_allclose(filter_.running_stats.mean, whole.mean(axis=0))
+    np.testing.assert_allclose(filter_.running_stats.std, whole.std(axis=0, ddof=1))
+    single = RunningStat((2,))
+    single.push(np.array([np.nan, 0.0]))
+    assert single.n == 0

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlio.batch import SampleBatch
+from rlio.envs.multi_agent import make_multi_agent
 from rlio.envs.vector import VectorStepper
 from rlio.errors import ClosedError, OptionError, SchemaError, StateError
 from rlio.policies.policy import Policy
@@ -19,6 +20,7 @@ from rlio.policies.random_policy import RandomPolicy
 from rlio.readers.sampler_input import Runner
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.sampling.recorder import until_last
 
 MODES = list(AutoresetMode)
@@ -197,12 +199,50 @@ def test_episodes_that_wait_for_the_next_call_keep_their_final_observations(mode
     assert runner.timesteps == stepped, "the episodes that waited were enough"
 
 
-def test_the_episodes_that_ended_first_come_first() -> None:
-    runner = EnvRunner(vector(AutoresetMode.SAME_STEP, n=8), Chosen(), seed=3)
-    first = runner.sample(num_episodes=4)
-    later = runner.sample(num_episodes=4)
-    shortest = sorted(len(e) for e in first)
-    assert max(shortest) <= max(len(e) for e in later)
+class TwoLengths(gym.Env[Any, Any]):
+    """Episodes have 2 or 30 steps, by chance."""
+
+    observation_space, action_space = gym.spaces.Box(0, 99, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t, self.length = 0, int(self.np_random.choice([2, 30]))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, self.t == self.length, False, {}
+
+
+@pytest.mark.parametrize("several_agents", [False, True])
+def test_episodes_that_all_begin_in_one_call_are_not_those_that_end_first(several_agents: bool) -> None:
+    config = RolloutConfig(num_envs=8)
+    runner: Any
+    if several_agents:
+        make = make_multi_agent(lambda: TwoLengths())
+        runner = MultiAgentEnvRunner(make, {"default_policy": RandomPolicy()}, config=config, seed=0)
+    else:
+        runner = EnvRunner(lambda context=None: TwoLengths(), RandomPolicy(), config=config, seed=0)
+    lengths = []
+    for _ in range(25):
+        episodes = runner.sample(num_episodes=12, force_reset=True)
+        assert len(episodes) == 12
+        lengths += [episode.env_t if several_agents else len(episode) for episode in episodes]
+    short = lengths.count(2)
+    assert short + lengths.count(30) == 300
+    assert 120 < short < 180, "300 fair coins: 150 with a standard deviation of 8.7; biased: about 230"
+
+
+def test_episodes_that_wait_come_before_those_that_end_later() -> None:
+    runner = EnvRunner(
+        lambda context=None: TwoLengths(), RandomPolicy(), config=RolloutConfig(num_envs=8), seed=0
+    )
+    runner.sample(num_episodes=8)  # One of each environment; those that had a short one have played more.
+    stepped = runner.timesteps
+    waiting = runner._loop.recorder.ended.sum()
+    assert waiting > 1
+    runner.sample(num_episodes=int(waiting))
+    assert runner.timesteps == stepped
 
 
 def test_sampled_steps_are_at_least_as_many_as_asked_for() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from crash_child import fork, wait_for
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import Autoreset
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import Autoreset, RecordEpisodeStatistics
+from gymnasium.wrappers.vector import DictInfoToList
+from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorStatistics
 from numpy.testing import assert_array_equal
+from pettingzoo import ParallelEnv
+from pettingzoo.utils.conversions import parallel_to_aec
 
 import rlio
 from rlio import (
@@ -700,3 +708,312 @@ def test_storage_options_reach_the_filesystem_and_are_refused_beside_a_writer(tm
         with rlio.ParquetWriter(tmp_path / "c") as writer, pytest.raises(OptionError):
             wrap(writer=writer, storage_options=options)
     assert len(rlio.open_dataset(tmp_path / "b")) == 2
+
+
+# ---- flush, close, and the root ----
+
+
+def test_flush_publishes(tmp_path: Path) -> None:
+    env = RecordExperience(Counter((9,)), tmp_path)
+    drive(env, 4)
+    env.flush()
+    assert len(open_dataset(tmp_path)) == 4
+    vector = RecordVectorExperience(SyncVectorEnv([Counter, Counter]), tmp_path)
+    vector.reset()
+    vector.step(np.zeros(2, int))
+    vector.flush()
+    assert len(open_dataset(tmp_path)) == 6
+    env.close()
+    vector.close()
+
+
+def test_a_vector_recorder_closes_at_the_end_of_its_with_block(tmp_path: Path) -> None:
+    with RecordVectorExperience(SyncVectorEnv([Counter, Counter]), tmp_path) as envs:
+        envs.reset()
+        envs.step(np.zeros(2, int))
+    assert envs.writer.closed
+    assert len(open_dataset(tmp_path)) == 2
+
+    def fails() -> None:
+        with RecordVectorExperience(SyncVectorEnv([Counter]), tmp_path) as envs:
+            envs.reset()
+            envs.step(np.zeros(1, int))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert len(open_dataset(tmp_path)) == 3
+
+
+class Stubborn(Counter):
+    def close(self) -> None:
+        raise ConnectionError("the robot does not answer")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_close_closes_the_writer_whatever_happened_before(tmp_path: Path, several: bool) -> None:
+    writer = Keeping()
+    env: Any
+    if several:
+        env = RecordVectorExperience(SyncVectorEnv([Counter]), writer)
+    else:
+        env = RecordExperience(Stubborn((9,)), writer)
+    env.reset()
+    env.step(np.zeros(1, int) if several else 0)
+    writer.fails = True
+    with pytest.raises(PublishError, match="no room") as raised:
+        env.close()
+    assert writer.closed
+    if not several:
+        assert "the robot" in raised.value.__notes__[0]
+    # With the writer closed, nothing is written any more.
+    with pytest.raises(ConnectionError) if not several else nullcontext():
+        env.close()
+
+
+def test_a_root_that_vanished_is_an_error_and_is_not_made_again(tmp_path: Path) -> None:
+    for before in (0, 300):
+        root = tmp_path / f"run{before}"
+        env = RecordExperience(Counter((100,)), root)
+        drive(env, before + 5)
+        if before:
+            env.flush()
+        shutil.rmtree(root)
+        # (A step writes rows to the log, which is gone with the root.)
+        with suppress(PublishError):
+            drive(env, 300)
+        with pytest.raises(PublishError):
+            env.close()
+        assert not root.exists()
+        env.writer._closed = True  # Else it is tried again at exit.
+
+
+def test_a_root_that_is_mounted_again_gets_the_rows(tmp_path: Path) -> None:
+    root, away = tmp_path / "run", tmp_path / "away"
+    env = RecordExperience(Counter((9,)), root)
+    drive(env, 9)
+    root.rename(away)
+    with pytest.raises(PublishError):
+        env.flush()
+    assert not root.exists()
+    away.rename(root)
+    env.close()
+    assert len(open_dataset(root)) == 9
+
+
+def test_a_new_recording_refuses_a_root_with_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Another process has written there.
+    code = f"import rlio; w = rlio.ParquetWriter({str(tmp_path)!r}); w.write(rlio.SampleBatch(t=[0, 1]))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(OptionError, match=r"mode='new'.*holds 2 rows.*mode='append'"):
+        RecordExperience(Counter(), tmp_path, mode="new")
+    with pytest.raises(OptionError, match="holds 2 rows"):
+        RecordVectorExperience(SyncVectorEnv([Counter]), tmp_path, mode="new")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [
+        path.name for path in (tmp_path / "data").iterdir() if list(path.iterdir())
+    ], "a refused recorder leaves no writer"
+    caplog.clear()
+    for _ in range(2):
+        RecordExperience(Counter(), tmp_path).close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path} holds 2 rows: new rows are added to them (mode='append')"
+    ]
+
+
+def test_a_new_recording_may_have_several_recorders_in_one_process(tmp_path: Path) -> None:
+    for _ in range(3):
+        with RecordExperience(Counter((9,)), tmp_path / "run", mode="new") as env:
+            drive(env, 4)
+    assert len(open_dataset(tmp_path / "run")) == 12
+
+
+@pytest.mark.parametrize(
+    ("mode", "writer", "message"),
+    [("neu", "run", "expected 'append' or 'new'"), ("new", Keeping(), "pass the path or URL")],
+)
+def test_modes_are_those_of_roots(tmp_path: Path, mode: Any, writer: Any, message: str) -> None:
+    given = tmp_path / writer if isinstance(writer, str) else writer
+    with pytest.raises(OptionError, match=message):
+        RecordExperience(Counter(), given, mode=mode)
+
+
+def test_a_new_recording_refuses_rows_that_wait_in_a_log(tmp_path: Path) -> None:
+    code = (
+        f"import os, rlio; w = rlio.ParquetWriter({str(tmp_path)!r}); w.write(rlio.SampleBatch(t=[0, 1])); "
+        "os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(OptionError, match="no rows, but rows wait in one log"):
+        RecordExperience(Counter(), tmp_path, mode="new")
+
+
+@pytest.mark.parametrize(
+    ("env", "advice"),
+    [
+        (lambda: SyncVectorEnv([Counter]), "RecordVectorExperience"),
+        (lambda: pistonball_like(), "RecordParallelEnv"),
+        (lambda: parallel_to_aec(pistonball_like()), "RecordAECEnv"),
+        (lambda: object(), "expected a gymnasium environment"),
+    ],
+    ids=["vector", "parallel", "AEC", "other"],
+)
+def test_an_environment_of_another_kind_is_sent_to_its_recorder(env: Any, advice: str) -> None:
+    with pytest.raises(OptionError, match=advice):
+        RecordExperience(env(), Keeping())
+
+
+def test_a_vector_recorder_refuses_one_environment() -> None:
+    with pytest.raises(OptionError, match=r"rlio\.RecordExperience"):
+        RecordVectorExperience(Counter(), Keeping())  # type: ignore[arg-type]
+
+
+def pistonball_like() -> Any:
+    class Pistons(ParallelEnv):  # type: ignore[misc,type-arg]
+        metadata = {"name": "pistons_v0"}  # noqa: RUF012
+        possible_agents = ["a"]  # noqa: RUF012
+
+        def observation_space(self, agent: str) -> Any:
+            return gym.spaces.Discrete(3)
+
+        action_space = observation_space
+
+    return Pistons()
+
+
+# ---- vector environments ----
+
+
+def test_the_autoreset_mode_is_that_of_this_environment() -> None:
+    """Up to gymnasium 1.2, a newer environment of the class writes its mode into shared metadata."""
+    for mode, other in ((AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP), (AutoresetMode.NEXT_STEP, None)):
+        writer = Keeping()
+        envs = SyncVectorEnv([lambda: Fresh((3,))], autoreset_mode=mode)
+        newer = SyncVectorEnv([Counter], autoreset_mode=other or AutoresetMode.SAME_STEP)
+        envs.metadata = newer.metadata
+        with RecordVectorExperience(envs, writer) as recorder:
+            recorder.reset()
+            for _ in range(8):
+                recorder.step(np.zeros(1, int))
+        rows = np.column_stack([writer.rows("obs"), writer.rows("new_obs")]).astype(int).tolist()
+        assert rows == [[e, t, e, t + 1] for e in range(3) for t in range(3)][: len(rows)]
+        assert len(rows) == (8 if mode is AutoresetMode.SAME_STEP else 6)
+
+
+WAYS_TO_KEEP_INFOS: dict[str, Any] = {
+    "recorder": lambda envs: recorded_infos(envs),
+    "runner": lambda envs: runner_infos(envs),
+}
+
+
+def recorded_infos(envs: Any) -> list[dict[str, Any]]:
+    writer = Keeping()
+    with RecordVectorExperience(envs, writer, infos=True) as recorder:
+        recorder.reset()
+        for _ in range(8):
+            recorder.step(np.zeros(2, int))
+            if recorder._stepper.is_reset_by_caller and not recorder._running.all():
+                recorder.reset(options={"reset_mask": ~recorder._running})
+    ends = writer.rows("terminateds") | writer.rows("truncateds")
+    return list(writer.rows("infos")[ends])
+
+
+def runner_infos(envs: Any) -> list[dict[str, Any]]:
+    config = rlio.RolloutConfig(rollout_fragment_length=8, record_infos=True)
+    runner = rlio.EnvRunner(envs, rlio.RandomPolicy(), config=config, seed=0)
+    batch = runner.run()
+    runner.stop()
+    return list(batch["infos"][batch["dones"]])
+
+
+@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("way", WAYS_TO_KEEP_INFOS)
+@pytest.mark.parametrize("around", ["each environment", "all environments", "a list of infos"])
+def test_the_infos_of_the_last_step_are_kept(mode: AutoresetMode, way: str, around: str) -> None:
+    """`RecordEpisodeStatistics` adds the totals of an episode to them."""
+    each = (lambda: RecordEpisodeStatistics(Counter((3,)))) if around == "each environment" else partial(
+        Counter, (3,)
+    )  # fmt: skip
+    envs: Any = SyncVectorEnv([each, each], autoreset_mode=mode)
+    if around != "each environment":
+        envs = VectorStatistics(envs)
+    if around == "a list of infos":
+        envs = DictInfoToList(envs)
+    found = WAYS_TO_KEEP_INFOS[way](envs)
+    assert len(found) >= 4
+    for info in found:
+        assert info["t"] == 3, "of the step, not of the reset"
+        assert "begins" not in info
+        assert info["episode"]["l"] == 3
+
+
+class Tensor(torch.Tensor):
+    """A tensor that counts its transfers to the host."""
+
+    transfers = 0
+
+    @staticmethod
+    def of(value: Any) -> Tensor:
+        made = torch.as_tensor(np.array(value)).as_subclass(Tensor)
+        assert isinstance(made, Tensor)
+        return made
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Any:
+        Tensor.transfers += 1
+        return super().cpu(*args, **kwargs).as_subclass(torch.Tensor)
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("can't convert a device tensor to numpy: use Tensor.cpu() first")
+
+    __array__ = numpy
+
+
+class Foreign:
+    """An array of another library, such as JAX, which NumPy converts."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.transfers = np.array(value), 0
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        Tensor.transfers += 1
+        return self.value if dtype is None else self.value.astype(dtype)
+
+
+@pytest.mark.parametrize("kind", [Tensor.of, Foreign], ids=["torch", "another library"])
+@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+def test_arrays_of_a_device_are_copied_once_a_step_and_column(mode: AutoresetMode, kind: Any) -> None:
+    class Device(VectorWrapper):
+        def reset(self, **options: Any) -> Any:
+            obs, infos = self.env.reset(**options)
+            return {"a": kind(obs), "b": (kind(obs[:, 0]),)}, infos
+
+        def step(self, actions: Any) -> Any:
+            obs, *flags, infos = self.env.step(np.asarray(actions.detach().clone().as_subclass(torch.Tensor)))
+            if "final_obs" in infos:
+                finals = np.array([[0, 0] if row is None else row for row in infos["final_obs"]], np.float32)
+                infos["final_obs"] = {"a": kind(finals), "b": (kind(finals[:, 0]),)}
+            infos = {**infos, "speed": kind(obs[:, 1])}
+            return {"a": kind(obs), "b": (kind(obs[:, 0]),)}, *map(kind, flags), infos
+
+    box = gym.spaces.Box(-1, 1e6, (2,), np.float32)
+    single = gym.spaces.Dict(a=box, b=gym.spaces.Tuple((gym.spaces.Box(-1, 1e6, (), np.float32),)))
+    envs = Device(SyncVectorEnv([lambda: Fresh((3,))] * 2, autoreset_mode=mode))
+    envs.single_observation_space = single
+    envs.observation_space = batch_space(single, 2)
+    writer = Keeping()
+    with RecordVectorExperience(envs, writer, infos=True) as recorder:
+        recorder.reset()
+        for number in range(9):
+            Tensor.transfers = 0
+            recorder.step(torch.tensor([number, number]))
+            # Two leaves, rewards, two flags, one key of the infos; two leaves of final observations.
+            ends = mode is AutoresetMode.SAME_STEP and number % 3 == 2
+            assert Tensor.transfers == (8 if ends else 6)
+            if recorder._stepper.is_reset_by_caller and not recorder._running.all():
+                recorder.reset(options={"reset_mask": ~recorder._running})
+    batch = rlio.concat_samples(writer.batches)
+    assert type(batch["obs"]["a"]) is np.ndarray
+    assert_array_equal(batch["new_obs"]["a"][:, 1], batch["t"] + 1)
+    assert_array_equal(batch["new_obs"]["b"][0], batch["obs"]["a"][:, 0])
+    assert_array_equal(batch["rewards"], batch["actions"])
+    if mode is not AutoresetMode.SAME_STEP:
+        assert [info["speed"] for info in batch["infos"]] == (batch["t"] + 1).tolist()

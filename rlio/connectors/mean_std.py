@@ -44,13 +44,15 @@ __all__ = ["MeanStdFilter", "RunningStat"]
 
 
 class RunningStat:
-    """Mean and variance of all values of one shape so far, in float64.
+    """Mean and variance of all finite values of one shape so far, in float64.
+
+    A value with a number that is NaN or infinite is left out, because it would spoil the statistics for good.
 
     Args:
         shape: Shape of one value.
 
     Attributes:
-        n: Number of values so far.
+        n: Number of finite values so far.
         mean: Their mean; zeros before the first value.
     """
 
@@ -73,7 +75,7 @@ class RunningStat:
 
     @classmethod
     def of(cls, values: NDArray[Any], shape: tuple[int, ...]) -> Self:
-        """The statistics of ``values``, (N, *shape).
+        """The statistics of the finite ``values``, (N, *shape).
 
         Raises:
             SchemaError: The values have another shape.
@@ -81,9 +83,11 @@ class RunningStat:
         if values.shape[1:] != shape:
             raise SchemaError(f"found values of shape {values.shape[1:]} for statistics of shape {shape}")
         made = cls(shape)
-        made.n = len(values)
+        exact = values.astype(np.float64)
+        if not np.isfinite(exact).all():
+            exact = exact[np.isfinite(exact).reshape(len(exact), -1).all(axis=1)]
+        made.n = len(exact)
         if made.n:
-            exact = values.astype(np.float64)
             made.mean = np.asarray(exact.mean(axis=0))
             exact -= made.mean
             made._m2 = np.asarray(np.einsum("i...,i...->...", exact, exact))
@@ -154,7 +158,8 @@ class RunningStat:
 class MeanStdFilter(Connector):
     """Subtracts the running mean and divides by the running standard deviation, leaf by leaf.
 
-    Every batch is added to the statistics before it is filtered; final observations are only filtered. Box
+    Every batch is added to the statistics before it is filtered; final observations are only filtered, and
+    observations that are not finite are left out. Box
     leaves become float32; other leaves are unchanged. Thread-safe.
 
     Args:

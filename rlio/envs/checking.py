@@ -98,7 +98,7 @@ class VectorCheck:
         where = f"{self._where}, reset()"
         obs, infos = _tuple_of(result, "(observations, infos)", where)
         self._check_rows(obs, where)
-        _check_info(infos, where)
+        self._check_infos(infos, where)
 
     def step(self, result: Any) -> None:
         """Check the result of ``step()``."""
@@ -116,7 +116,12 @@ class VectorCheck:
                 raise _wrong(where, f"{name} have the shape {found.shape}: expected ({self._num_envs},)")
             if found.dtype != bool:
                 raise _wrong(where, f"{name} are {found.dtype}: expected bool")
-        _check_info(infos, where)
+        self._check_infos(infos, where)
+
+    def _check_infos(self, infos: Any, where: str) -> None:
+        # A list has an info for each environment, as gymnasium's wrapper DictInfoToList returns it.
+        for info in infos if isinstance(infos, list) and len(infos) == self._num_envs else [infos]:
+            _check_info(info, where)
 
     def _check_rows(self, obs: Any, where: str) -> None:
         for leaf in self._leaves:

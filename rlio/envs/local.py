@@ -36,6 +36,8 @@ __all__ = ["LocalStepper"]
 Recreate = Callable[[int], "gym.Env[Any, Any]"]
 
 _GIVER = "the environment"
+# Rewards up to here need no check: float32 holds them.
+_USUAL_REWARD = 1e38
 
 
 class LocalStepper(SubEnvStepper):
@@ -85,7 +87,8 @@ class LocalStepper(SubEnvStepper):
                     unchecked.discard(i)
                     self._servers[i].check_step(result)
                 obs, reward, terminated, truncated, info = result
-                rewards[i] = reward if type(reward) is float else as_reward(reward, giver=_GIVER)
+                is_plain = type(reward) is float and abs(reward) < _USUAL_REWARD
+                rewards[i] = reward if is_plain else as_reward(reward, giver=_GIVER)
                 if terminated is not False or truncated is not False:
                     terminated = as_flag(terminated, column=Columns.TERMINATEDS, giver=_GIVER)
                     truncated = as_flag(truncated, column=Columns.TRUNCATEDS, giver=_GIVER)

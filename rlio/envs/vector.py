@@ -317,9 +317,10 @@ class VectorStepper(Stepper):
         rewards = self._numbers(rewards, misfits)
         finals: list[tuple[int, list[Any]]] = []
         if not self._next_step and ended.any():
+            given = self._given_finals(infos) if self._same_step else None
             for env in np.flatnonzero(ended).tolist():
                 try:
-                    final = self._final(infos, env) if self._same_step else self._row(obs, env)
+                    final = self._final(given, env) if self._same_step else self._row(obs, env)
                 except SchemaError as error:
                     misfits.setdefault(env, error)
                 else:
@@ -394,22 +395,30 @@ class VectorStepper(Stepper):
             for leaf, part in zip(self._leaves, parts, strict=True)
         ]
 
-    def _final(self, infos: Any, env: int) -> list[Any]:
-        found = infos[env] if isinstance(infos, (list, tuple)) else infos
-        final = found.get("final_obs")
+    def _given_finals(self, infos: Any) -> Any:
+        """The final observations that SAME_STEP gives, batched or one for each environment."""
+        if isinstance(infos, (list, tuple)):
+            return [info.get("final_obs") for info in infos]
+        found = infos.get("final_obs")
+        is_batched = isinstance(found, (dict, tuple)) or not isinstance(found, (np.ndarray, list, type(None)))
+        return on_host(self._leaves, found) if is_batched else found
+
+    def _final(self, finals: Any, env: int) -> list[Any]:
+        is_batched = isinstance(finals, (dict, tuple))
+        final = finals if is_batched or finals is None else finals[env]
         if final is None:
             raise SchemaError(
                 f"{type(self.envs).__name__} ended an episode in environment {env} without "
                 "infos['final_obs'], which its autoreset mode SAME_STEP promises"
             )
-        if found is not infos:
-            return self._own([leaf_of(final, leaf.path) for leaf in self._leaves])
-        if isinstance(final, (dict, tuple)):  # batched like observations, not one object per environment
-            return self._own([leaf_of(final, leaf.path)[env] for leaf in self._leaves])
-        return self._own([leaf_of(final[env], leaf.path) for leaf in self._leaves])
+        parts = [leaf_of(final, leaf.path) for leaf in self._leaves]
+        return self._own([part[env] for part in parts] if is_batched else parts)
 
     def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
-        given = _infos_on_host(step.infos)
+        told = step.infos
+        if self._same_step and isinstance(told, dict):
+            told = {key: told[key] for key in told if key != "final_obs"}  # It may be large, and is no info.
+        given = _infos_on_host(told)
         infos = [_info_of(given, env, self.num_envs) for env in range(self.num_envs)]
         if self._same_step:
             for env, _ in step.finals:

@@ -512,8 +512,8 @@ class Publisher:
         if not self._has(HEADER):
             raise PublishError(
                 f"the data set has vanished: {HEADER}, which was there when the writer was opened, is gone. "
-                "Nothing is stored until it is there again: bring the folder back (is it mounted?), then call "
-                "close() again",
+                "Nothing is stored until it is there again: bring the folder back (is it mounted?), then "
+                "call close() again",
                 uri=self.storage.uri,
             )
 

@@ -36,7 +36,7 @@ from rlio.sampling.actor import Actor, remembers
 from rlio.sampling.callbacks import CallbacksLike
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.lookback import LookBack
-from rlio.sampling.progress import Progress
+from rlio.sampling.progress import Progress, shares_of
 from rlio.sampling.recorder import until_last
 from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
@@ -319,8 +319,14 @@ class EnvRunner(Runner[Episode]):
             self._begin()
         loop, recorder = self._loop, self._loop.recorder
         ended = recorder.ended
-        ended_episodes, ended_rows = int(ended.sum()), int(until_last(ended, recorder.valid).sum())
-        while ended_rows < rows or ended_episodes < episodes:
+        # If all episodes begin now, the first ones to end are short: each environment plays its share then.
+        shares = None
+        if episodes and not recorder.rows and not loop.episodes.t.any():
+            shares = np.array(shares_of(episodes, self.num_envs))
+        ended_of_each, ended_rows = ended.sum(axis=0), int(until_last(ended, recorder.valid).sum())
+        while ended_rows < rows or (
+            int(ended_of_each.sum()) < episodes if shares is None else (ended_of_each < shares).any()
+        ):
             if recorder.is_full:
                 if rows != 1:  # 1 means the next episode that ends, however long it is
                     usual = self.config.fragment_steps * self.num_envs
@@ -328,10 +334,12 @@ class EnvRunner(Runner[Episode]):
                 recorder.reserve(2 * recorder.capacity)
             lengths = loop.episodes.t + 1
             ended = loop.step()
-            ended_episodes += int(np.count_nonzero(ended))
+            ended_of_each += ended
             ended_rows += int(lengths[ended].sum())
         ended = recorder.ended
-        if episodes:
+        if shares is not None:
+            ended &= np.cumsum(ended, axis=0) <= shares
+        elif episodes:
             ended &= np.cumsum(ended).reshape(ended.shape) <= episodes
         return until_last(ended, recorder.valid)
 

@@ -25,6 +25,7 @@ from rlio.policies.policy import Policy
 from rlio.sampling.callbacks import CallbacksLike, combine
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.progress import shares_of
 from rlio.support.options import expected
 
 __all__ = ["EvaluationResult", "evaluate"]
@@ -148,8 +149,7 @@ def _frozen(connectors: Sequence[ConnectorLike]) -> list[ConnectorLike]:
 
 def _play(runner: EnvRunner, episodes: int) -> list[tuple[float, int]]:
     """(Return, length) of each environment's share of ``episodes``."""
-    whole, more = divmod(episodes, runner.num_envs)
-    shares = [whole + (env < more) for env in range(runner.num_envs)]
+    shares = shares_of(episodes, runner.num_envs)
     played: list[list[tuple[float, int]]] = [[] for _ in shares]
     while any(len(done) < share for done, share in zip(played, shares, strict=True)):
         for rows in runner.run().split_by_episode():

@@ -45,7 +45,7 @@ from rlio.sampling.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.sampling.multi_agent_episode import MultiAgentEpisode
 from rlio.sampling.multi_agent_loop import MultiAgentLoop
 from rlio.sampling.policy_group import MappingFn
-from rlio.sampling.progress import Progress, whole_number
+from rlio.sampling.progress import Progress, shares_of, whole_number
 from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
 
@@ -376,9 +376,12 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         if self._is_cut:
             self._begin()
         loop = self._loop
+        # If all episodes begin now, the first ones to end are short: each environment plays its share then.
+        is_new = not loop.over and not any(episode.t for episode in loop.playing.values())
+        shares = shares_of(episodes, self.num_envs) if is_new else None
         while True:
-            if episodes and len(loop.over) >= episodes:
-                return loop.over[:episodes]
+            if episodes and (chosen := _first_to_end(loop.over, episodes, shares)):
+                return chosen
             if not episodes and sum(map(self._size, loop.over)) >= steps:
                 return loop.over[:]
             self._warn_of_long_episodes(loop.fresh, steps * self.num_envs)
@@ -498,6 +501,24 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._progress.take_over(progress)
         self._loop.env_steps = env_steps
         self._is_seeded = self._loop.is_ready = False
+
+
+def _first_to_end(over: list[PlayedEpisode], episodes: int, shares: list[int] | None) -> list[PlayedEpisode]:
+    """The first ``episodes`` of those that are ``over``, [] if there are fewer.
+
+    Args:
+        over: Ended episodes.
+        episodes: How many to take.
+        shares: How many to take of each environment; None: any.
+    """
+    if shares is None:
+        return over[:episodes] if len(over) >= episodes else []
+    left, chosen = list(shares), []
+    for episode in over:
+        if left[episode.env_index]:
+            left[episode.env_index] -= 1
+            chosen.append(episode)
+    return [] if any(left) else chosen
 
 
 class _Taken(NamedTuple):

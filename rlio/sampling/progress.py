@@ -18,7 +18,7 @@ from rlio.errors import OptionError, StateError, excerpt
 from rlio.reader import JsonState
 from rlio.sampling.trajectories import piece_starts
 
-__all__ = ["Progress", "check_amount", "whole_number"]
+__all__ = ["Progress", "check_amount", "shares_of", "whole_number"]
 
 # Each worker has 2^40 fragments of its own, so unroll ids of different workers never collide.
 _UNROLLS_A_WORKER = 1 << 40
@@ -111,3 +111,9 @@ def whole_number(state: JsonState, key: str) -> int:
             "saved it, restore the rest into a new worker: not_components=['position']"
         )
     return value
+
+
+def shares_of(episodes: int, num_envs: int) -> list[int]:
+    """How many of ``episodes`` each environment plays: equal numbers, and one more in the first ones."""
+    whole, more = divmod(episodes, num_envs)
+    return [whole + (env < more) for env in range(num_envs)]

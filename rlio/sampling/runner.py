@@ -209,7 +209,9 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             num_timesteps: Sample at least this many steps in total: chunks in truncate mode, else whole
                 episodes. With neither number, sample as much as `run` returns.
             num_episodes: Sample exactly this many whole episodes (at least this many from external loops).
-                Abandons running episodes whose first rows were handed out before.
+                Abandons running episodes whose first rows were handed out before. If all episodes begin in
+                this call, each environment plays its share of them, since the first ones to end would be
+                short ones; episodes beyond its share wait for the next call.
             explore: Overrides the config's ``explore``.
             random_actions: Act at random instead of by the policies. The extra columns are then those of
                 `RandomPolicy`, and no rows are postprocessed. If the value differs from the last call's, new
