@@ -290,6 +290,7 @@ class Episode:
         if id_ is None:
             raise MissingColumn("there is no eps_id: pass id_=", column=Columns.EPS_ID)
         name, index = _constant_of(batch, AGENT_ID), _constant_of(batch, Columns.AGENT_INDEX)
+        t_started = _start(batch)  # First: a gap in t says more than the observations around it.
         return cls(
             id_,
             agent_id=index if name is None else name,
@@ -300,7 +301,7 @@ class Episode:
             extra_outputs={name: column for name, column in batch.items() if name not in _OWN_COLUMNS},
             terminated=_ends(batch, Columns.TERMINATEDS),
             truncated=_ends(batch, Columns.TRUNCATEDS),
-            t_started=_start(batch),
+            t_started=t_started,
         )
 
 
