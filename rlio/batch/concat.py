@@ -123,6 +123,7 @@ def copy_into(out: BatchT, batch: SampleBatch | MultiAgentBatch) -> BatchT:
         target_leaf[...] = source_leaf
     for target, source in pairs:
         target.num_grad_updates = source.num_grad_updates
+        target.episode_starts = source.episode_starts
         target._intercepted.clear()
     if isinstance(out, MultiAgentBatch):
         out._env_steps = batch.env_steps()

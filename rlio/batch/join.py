@@ -8,7 +8,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
@@ -39,7 +39,7 @@ def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> Sample
     plain = joined_plainly(samples)
     if plain is not None:
         made = samples[0]._like(plain)
-        made.num_grad_updates = _mean_updates(samples)
+        made.num_grad_updates, made.episode_starts = _mean_updates(samples), _all_starts(samples)
         return made
     filled = {i: sample for i, sample in enumerate(samples) if sample.count}
     if not filled:
@@ -54,6 +54,7 @@ def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> Sample
     made = head._like(joined)
     made._max_seq_len = max_seq_len
     made.num_grad_updates = _mean_updates(filled.values())
+    made.episode_starts = _all_starts(filled.values())
     return made
 
 
@@ -110,6 +111,11 @@ def _mean_updates(samples: Iterable[SampleBatch]) -> float | None:
     known = [(s.num_grad_updates, s.count) for s in samples if s.num_grad_updates is not None]
     total = sum(count for _, count in known)
     return sum(updates * count for updates, count in known) / total if total else None
+
+
+def _all_starts(samples: Iterable[SampleBatch]) -> Mapping[int | str, int] | None:
+    known = [sample.episode_starts for sample in samples if sample.episode_starts]
+    return {key: start for starts in known for key, start in starts.items()} if known else None
 
 
 def _joint_max_seq_len(filled: dict[int, SampleBatch]) -> int | None:

@@ -89,6 +89,8 @@ class SampleBatch(MutableMapping[str, Column]):
         max_seq_len: Rows of a padded sequence, or an upper bound on sequence lengths; None: the longest
             sequence.
         num_grad_updates: Number of updates of the policy that made the rows, to judge their age.
+        episode_starts: When episodes of the rows began: ``eps_id`` -> milliseconds since 1970-01-01 UTC.
+            Recorders and runners set it, and writers store it.
         more: Columns as keywords.
 
     Raises:
@@ -105,6 +107,7 @@ class SampleBatch(MutableMapping[str, Column]):
         "_max_seq_len",
         "_time_major",
         "_zero_padded",
+        "episode_starts",
         "num_grad_updates",
     )
 
@@ -117,6 +120,7 @@ class SampleBatch(MutableMapping[str, Column]):
         zero_padded: bool = False,
         max_seq_len: int | None = None,
         num_grad_updates: float | None = None,
+        episode_starts: Mapping[int | str, int] | None = None,
         **more: Any,
     ) -> None:
         given = columns._columns if isinstance(columns, SampleBatch) else columns
@@ -129,7 +133,14 @@ class SampleBatch(MutableMapping[str, Column]):
                 continue
             else:
                 made[name] = _named_column(name, value)
-        self._set_state(made, time_major, zero_padded or time_major, max_seq_len, num_grad_updates)
+        self._set_state(
+            made,
+            time_major,
+            zero_padded or time_major,
+            max_seq_len,
+            num_grad_updates,
+            episode_starts=episode_starts,
+        )
         self._check(made)
 
     # ---- making batches without checks ----
@@ -142,6 +153,7 @@ class SampleBatch(MutableMapping[str, Column]):
         max_seq_len: int | None = None,
         num_grad_updates: float | None = None,
         is_training: bool = False,
+        episode_starts: Mapping[int | str, int] | None = None,
     ) -> None:
         self._columns = columns
         self._interceptor: Callable[[Any], Any] | None = None
@@ -150,6 +162,7 @@ class SampleBatch(MutableMapping[str, Column]):
         self._zero_padded = zero_padded
         self._max_seq_len = max_seq_len
         self.num_grad_updates: float | None = num_grad_updates
+        self.episode_starts: Mapping[int | str, int] | None = episode_starts
         self._is_training = is_training
 
     def _check(self, columns: dict[str, Column]) -> None:
@@ -172,6 +185,7 @@ class SampleBatch(MutableMapping[str, Column]):
             self._max_seq_len,
             self.num_grad_updates,
             self._is_training,
+            self.episode_starts,
         )
         return batch
 
@@ -197,6 +211,7 @@ class SampleBatch(MutableMapping[str, Column]):
             "max_seq_len": self._max_seq_len,
             "num_grad_updates": self.num_grad_updates,
             "is_training": self._is_training,
+            "episode_starts": self.episode_starts,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

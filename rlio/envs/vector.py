@@ -417,7 +417,8 @@ class VectorStepper(Stepper):
     def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
         told = step.infos
         if self._same_step and isinstance(told, dict):
-            told = {key: told[key] for key in told if key != "final_obs"}  # It may be large, and is no info.
+            # It may be large, and is no info.
+            told = {key: told[key] for key in told if key not in ("final_obs", "_final_obs")}
         given = _infos_on_host(told)
         infos = [_info_of(given, env, self.num_envs) for env in range(self.num_envs)]
         if self._same_step:

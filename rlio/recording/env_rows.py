@@ -17,6 +17,7 @@ from rlio.envs.values import as_info, as_reward, fitted
 from rlio.errors import SchemaError, excerpt
 from rlio.recording.recorder import ENV, MOST_ROWS, as_extra
 from rlio.sampling.row_store import nested
+from rlio.support.clock import utc_ms
 
 __all__ = ["EnvRows"]
 
@@ -107,6 +108,8 @@ class EnvRows:
         #: Id, step and seed of each row's episode; and those of the next row.
         self._keys: list[tuple[int, int, int]] = []
         self._next = (0, 0, -1)
+        #: When the episodes of the rows, and the running one, began.
+        self._starts: dict[int | str, int] = {}
         #: Last rows of episodes, and rows before a gap, and the observations after them: the next row begins
         #: with another observation.
         self._finals: list[tuple[int, list[Any]]] = []
@@ -127,6 +130,7 @@ class EnvRows:
         self._keep_final()
         self._obs.put(self.count, obs)
         self._next = eps_id, 0, -1 if seed is None else seed
+        self._starts[eps_id] = utc_ms()
         self._unseen = False
 
     def _keep_final(self) -> None:
@@ -229,12 +233,13 @@ class EnvRows:
             columns[name] = buffer[:rows]
         # As vector environments and runners record it: all of them may share a data set.
         columns[Columns.ENV_ID] = np.zeros(rows, np.int64)
-        return SampleBatch(columns)
+        return SampleBatch(columns, episode_starts=dict(self._starts))
 
     def written(self) -> None:
         """Drop the rows; the episode continues."""
         rows = self.count
         self._keys.clear()
+        self._starts = {self._next[0]: self._starts[self._next[0]]}
         self._finals.clear()
         self._obs.move(rows, 0)
         if self._infos is not None:

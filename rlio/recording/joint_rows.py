@@ -20,6 +20,7 @@ from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.recording.recorder import ENV, MOST_ROWS, as_extra
 from rlio.sampling.agent_rows import EPISODE, NEXT_T, AgentRows, stacked
 from rlio.sampling.row_store import nested
+from rlio.support.clock import utc_ms
 
 __all__ = ["JointRows", "PolicyMappingFn", "policies_of"]
 
@@ -94,6 +95,8 @@ class JointRows:
         self._episode = -1
         self._eps_id, self._t, self._seed = 0, 0, -1
         self._env_steps = 0
+        #: When the episodes of the rows, and the running one, began.
+        self._starts: dict[int | str, int] = {}
         self._taken: MultiAgentBatch | None = None
         for agent in self._names:
             self._policy_of(agent)
@@ -106,6 +109,7 @@ class JointRows:
         self._episode += 1
         self._eps_id = int(self._ids.integers(0, 1 << 63, dtype=np.int64))
         self._t, self._seed = 0, -1 if seed is None else seed
+        self._starts[self._eps_id] = utc_ms()
 
     def see(
         self,
@@ -306,9 +310,11 @@ class JointRows:
                 if policy.rows.closed_rows:
                     columns, moved = policy.rows.take(policy.rows.closed)
                     self._moved(policy, moved)
-                    parts[policy_id] = SampleBatch(self._recorded(columns))
+                    parts[policy_id] = SampleBatch(self._recorded(columns), episode_starts=self._starts)
             self._taken = MultiAgentBatch(parts, self._env_steps)
             self._env_steps = 0
+            # (Rows of an episode before the running one are all closed.)
+            self._starts = {self._eps_id: self._starts[self._eps_id]}
         return self._taken
 
     def _recorded(self, columns: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rlio.errors import SchemaError
 from rlio.recording.recorder import MOST_ROWS
 from rlio.sampling.recorder import StepRecorder
 from rlio.sampling.row_store import nested
+from rlio.support.clock import utc_ms
 
 __all__ = ["VectorRows"]
 
@@ -48,6 +49,8 @@ class VectorRows:
         self._eps_id = np.zeros(self._envs, np.int64)
         self._t = np.zeros(self._envs, np.int64)
         self._env_seed = np.full(self._envs, -1, np.int64) if seeds else None
+        #: When the episodes of the rows, and the running ones, began.
+        self._starts: dict[int | str, int] = {}
         #: Environments whose current observation is unknown, because it did not fit.
         self._unseen = np.zeros(self._envs, bool)
         #: Rows that were taken from the recorder but not written.
@@ -82,7 +85,9 @@ class VectorRows:
         if self._env_seed is not None:
             self._env_seed[which] = -1
         self._t[which] = 0
-        self._eps_id[which] = self._ids.integers(0, 1 << 63, int(which.sum()), dtype=np.int64)
+        ids = self._ids.integers(0, 1 << 63, int(which.sum()), dtype=np.int64)
+        self._eps_id[which] = ids
+        self._starts.update(dict.fromkeys(ids.tolist(), utc_ms()))
 
     def checked(self, actions: Any, extras: Mapping[str, Any]) -> Any:
         """Copies of the actions of a step to come, because environments may change what they get.
@@ -141,7 +146,9 @@ class VectorRows:
         if self._taken is None:
             columns, counts = self._steps.take()
             columns[Columns.ENV_ID] = np.repeat(np.arange(self._envs), counts)
-            self._taken = SampleBatch(columns)
+            self._taken = SampleBatch(columns, episode_starts=self._starts)
+            running = set(self._eps_id.tolist())
+            self._starts = {eps_id: start for eps_id, start in self._starts.items() if eps_id in running}
         return self._taken
 
     def written(self) -> None:

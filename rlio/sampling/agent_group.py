@@ -21,6 +21,7 @@ from rlio.envs.multi_agent import AgentId
 from rlio.errors import SchemaError, excerpt
 from rlio.sampling.actor import Actor
 from rlio.sampling.agent_rows import AGENT_T, EPISODE, AgentRows, stacked
+from rlio.support.clock import utc_ms
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -52,6 +53,7 @@ class PlayedEpisode:
         early: Rewards of agents that have not appeared: (original, recorded).
         fresh: Environment steps that were not handed out.
         began: Start time, in seconds of `time.perf_counter`.
+        began_at: Start time, see `SampleBatch.episode_starts`.
         is_over: Whether it ended.
         terminated: Whether it terminated.
         truncated: Whether it was truncated.
@@ -68,6 +70,7 @@ class PlayedEpisode:
     early: dict[AgentId, tuple[float, float]] = field(default_factory=dict)
     fresh: int = 0
     began: float = field(default_factory=time.perf_counter)
+    began_at: int = field(default_factory=utc_ms)
     is_over: bool = False
     terminated: bool = False
     truncated: bool = False

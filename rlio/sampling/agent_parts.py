@@ -68,11 +68,20 @@ class AgentPart:
         return episode
 
 
-def cut(policy_id: str, columns: Mapping[str, Column]) -> list[AgentPart]:
-    """The parts of a policy's rows, which `AgentRows.take` returned; views of ``columns``."""
+def cut(
+    policy_id: str, columns: Mapping[str, Column], began: Mapping[int | str, int] | None = None
+) -> list[AgentPart]:
+    """The parts of a policy's rows, which `AgentRows.take` returned; views of ``columns``.
+
+    Args:
+        policy_id: The policy.
+        columns: Its rows.
+        began: When their episodes began; see `SampleBatch.episode_starts`.
+    """
     numbers, steps, seen = (_integers(columns, name) for name in (EPISODE, AGENT_T, NEXT_T))
     batch = SampleBatch(
-        {name: column for name, column in columns.items() if name not in (EPISODE, AGENT_T, NEXT_T)}
+        {name: column for name, column in columns.items() if name not in (EPISODE, AGENT_T, NEXT_T)},
+        episode_starts=began,
     )
     agents = _integers(columns, Columns.AGENT_INDEX)
     starts = piece_starts(agents) | piece_starts(numbers)

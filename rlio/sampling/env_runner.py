@@ -368,7 +368,9 @@ class EnvRunner(Runner[Episode]):
         columns[Columns.ENV_ID] = np.repeat(np.arange(len(counts)), counts)
         columns[Columns.AGENT_INDEX] = np.zeros(len(eps_id), np.int64)
         columns[Columns.UNROLL_ID] = self._progress.unroll_ids(eps_id)
-        return SampleBatch(columns)
+        waiting = np.unique(self._loop.recorder.scalar(Columns.EPS_ID)).tolist()
+        starts = self._loop.episodes.take_starts(np.unique(eps_id).tolist(), waiting=waiting)
+        return SampleBatch(columns, episode_starts=starts)
 
     def _wanted(self, batch: SampleBatch) -> SampleBatch:
         """``batch`` without the episodes that callbacks exclude from training."""

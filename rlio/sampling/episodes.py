@@ -37,6 +37,7 @@ from rlio.envs.games import Game
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.sampling.metrics import MetricsCollector
+from rlio.support.clock import utc_ms
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -76,6 +77,8 @@ class Episodes:
         eps_id: Id of each environment's episode, 63 random bits, (N,).
         t: Steps of each episode, (N,).
         totals: Sum of each episode's unclipped rewards, float64, (N,).
+        starts: When the running episodes, and those with waiting rows, began, by id: see
+            `SampleBatch.episode_starts`.
         are_shown: Whether a callback or the caller uses `running`.
         running: The episode of each environment, as callbacks see it.
         known: Episodes that may have waiting rows, by id.
@@ -96,6 +99,7 @@ class Episodes:
         self.t: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self.totals: NDArray[np.float64] = np.zeros(num_envs)
         self._began = np.zeros(num_envs)
+        self.starts: dict[int | str, int] = {}
         self._wants = overridden(callbacks) & _HOOKS
         self.are_shown: bool = bool(self._wants) or keeps_media
         self.running: list[RunningEpisode] = [
@@ -123,6 +127,7 @@ class Episodes:
     def begin(self) -> None:
         """Begin an episode in every environment."""
         now = time.perf_counter()
+        self.starts.clear()
         for env in range(len(self.t)):
             self._renew(env, now)
         self.known.clear()
@@ -242,7 +247,9 @@ class Episodes:
         if not self._drawn:
             drawn = self._ids.integers(0, 1 << 63, _IDS_AT_ONCE, dtype=np.int64, endpoint=False)
             self._drawn = drawn[::-1].tolist()
-        self.eps_id[env] = self._drawn.pop()
+        eps_id = self._drawn.pop()
+        self.eps_id[env] = eps_id
+        self.starts[eps_id] = utc_ms()
         self.t[env] = 0
         self.totals[env] = 0.0
         self._began[env] = now
@@ -288,6 +295,13 @@ class Episodes:
     def not_for_training(self) -> list[int]:
         """Ids of the known episodes that are excluded from training."""
         return [eps_id for eps_id, episode in self.known.items() if not episode.training_enabled]
+
+    def take_starts(self, eps_ids: Iterable[int], *, waiting: Iterable[int]) -> dict[int | str, int]:
+        """The `starts` of episodes; forgets those of others that neither run nor have ``waiting`` rows."""
+        taken: dict[int | str, int] = {eps_id: self.starts[eps_id] for eps_id in eps_ids}
+        wanted = self.ids.union(waiting)
+        self.starts = {eps_id: start for eps_id, start in self.starts.items() if eps_id in wanted}
+        return taken
 
     def keep(self, eps_ids: Iterable[int]) -> None:
         """Forget all shown episodes except the running ones and those in ``eps_ids``."""

@@ -404,7 +404,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             self._drop_unwanted(policy_id, group, unwanted)
             taken = self._taken(group, None if over is None else list(chosen))
             if taken is not None:
-                parts[policy_id] = cut(policy_id, taken)
+                starts: dict[int | str, int] = {each.shown.eps_id: each.began_at for each in chosen.values()}
+                parts[policy_id] = cut(policy_id, taken, starts)
         fresh = {number: each.fresh for number, each in chosen.items()}
         loop.fresh -= sum(fresh.values())
         for episode in chosen.values():
