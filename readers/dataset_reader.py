@@ -294,11 +294,12 @@ class DatasetReader(InputReader):
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
-        self._check_open()
-        self._check_loaded()
-        if operator.index(n) < 0:
-            raise OptionError(f"skip(n={n}): expected a number of batches, 0 or more")
-        self._pass.skip(operator.index(n))
+        with self._turns_of_threads.held():
+            self._check_open()
+            self._check_loaded()
+            if operator.index(n) < 0:
+                raise OptionError(f"skip(n={n}): expected a number of batches, 0 or more")
+            self._pass.skip(operator.index(n))
 
     @property
     def row_source(self) -> RowSource | None:
@@ -316,9 +317,8 @@ class DatasetReader(InputReader):
         return Endless(self.epoch, len(self))
 
     def interrupt(self) -> None:
-        """Wake a `sample` that waits for rows; see `InputReader`."""
-        if isinstance(self._pass, FollowPass):
-            self._pass.interrupt()
+        """Wake a `sample` that waits for rows, or for its store to be built; see `InputReader`."""
+        self._pass.interrupt()
 
     def _next(self) -> Batch:
         return self._finished(self._pass.take(None))

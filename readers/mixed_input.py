@@ -146,14 +146,16 @@ class MixedInput(InputReader):
     @property
     def sources(self) -> dict[str, InputReader]:
         """Name -> reader."""
-        self._settle()
+        with self._turns_of_threads.held():
+            self._settle()
         return {source.name: source.reader for source in self._sources}
 
     @property
     def counts(self) -> dict[str, int]:
         """Name -> steps served so far."""
-        self._settle()
-        return {source.name: source.served for source in self._sources}
+        with self._turns_of_threads.held():
+            self._settle()
+            return {source.name: source.served for source in self._sources}
 
     @property
     def skipped(self) -> int:
@@ -458,9 +460,9 @@ class MixedInput(InputReader):
 
     # ---- state ----
 
-    def state_dict(self) -> JsonState:
+    def _whole_state(self) -> JsonState:
         self._settle()
-        state = super().state_dict()
+        state = super()._whole_state()
         state["dropped"] += sum(
             source.waiting_units() for source in self._sources if not source.reader.replayable
         )

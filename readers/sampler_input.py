@@ -99,7 +99,7 @@ class SamplerInput(InputReader):
             self._columnar.load_state_dict(state)
 
     def interrupt(self) -> None:
-        """Interrupt the runner if it waits for others; see `InputReader`."""
+        """Interrupt the runner; see `InputReader`."""
         if hasattr(self.runner, "interrupt"):
             self.runner.interrupt()
 

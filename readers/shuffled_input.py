@@ -114,8 +114,8 @@ class ShuffledInput(InputReaderAround):
         self._number, self._index = number, index
         self._window, self._order, self._start = [], None, None
 
-    def state_dict(self) -> JsonState:
-        state = super().state_dict()
+    def _whole_state(self) -> JsonState:
+        state = super()._whole_state()
         if not self.replayable:
             waiting = (batch for batch in self._window if batch is not None)
             state["dropped"] += sum(count_units(batch, self.unit) for batch in waiting)

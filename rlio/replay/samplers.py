@@ -27,6 +27,7 @@ from rlio.replay.order import UniformDraws
 from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
 from rlio.replay.table import RowTable, slots_of
+from rlio.support.turns import Turns
 
 if TYPE_CHECKING:
     from rlio.replay.joint_gather import RowSource
@@ -88,6 +89,10 @@ class EpochReader(InputReader):
     def _seek(self, position: JsonState) -> None:
         self._pass.seek(position)
 
+    def interrupt(self) -> None:
+        """Wake a `sample` that waits for the store to be built; see `InputReader`."""
+        self._pass.interrupt()
+
     def _close(self) -> None:
         self._pass.close()
 
@@ -108,6 +113,9 @@ class _Sampler(InputReader):
         self._units: Units | None = None
         self._version = -1
         self._changes = 0
+        self._interrupted = False
+        # Calls hold the store's lock: each draws rows of one moment, and a fork comes between two of them.
+        self._thread_turns = Turns(type(self).__name__, store.lock)
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.store.uri)
@@ -117,8 +125,10 @@ class _Sampler(InputReader):
             yield self.unit
 
     def _seen(self) -> Units:
-        """The current units. The caller holds the store's lock."""
+        """The current units. The caller holds the store's lock; this waits for the store to be built."""
         self.store.check_open()
+        if self._units is None:
+            self.store.wait_unless(self._is_interrupted)
         units = self._units
         if units is None or self._version != self.store.version:
             if units is None or self._changes != self.store.changes:
@@ -136,6 +146,17 @@ class _Sampler(InputReader):
     def _changed(self) -> None:
         """Called when the store's rows have changed."""
 
+    def _is_interrupted(self) -> bool:
+        return self._interrupted
+
+    def interrupt(self) -> None:
+        """Wake a `sample` that waits for the store to be built; see `InputReader`."""
+        self._interrupted = True
+        self.store.wake()
+
+    def _close(self) -> None:
+        self.interrupt()  # The lock is free while a call waits.
+
     def _endless(self) -> Endless | None:
         return Endless(0, None)  # With replacement, a batch may have more units than the store.
 
@@ -143,6 +164,7 @@ class _Sampler(InputReader):
         return self._take(self.batch_size)
 
     def _state(self) -> JsonState:
+        self.store.wait_unless(self._is_interrupted)
         return {
             "seed": self.seed,
             "draw": self._draw.to_json(),
@@ -209,7 +231,10 @@ class UniformSampler(_Sampler):
     @property
     def row_units(self) -> RowUnits | None:
         """The units, if they are rows of a data set."""
-        if self.store.live or not len(self.store):
+        if self.store.live:
+            return None
+        self.store.wait_unless(self._is_interrupted)
+        if not len(self.store):
             return None
         units = self._seen()
         return units if isinstance(units, RowUnits) and units.count else None
@@ -224,24 +249,23 @@ class UniformSampler(_Sampler):
         self.drawn += n
 
     def _take(self, n: int) -> Batch:
-        with self.store.lock:
-            units = self._seen()
-            if n != self.batch_size:
-                self._block = None
-            elif self._block is None:
-                # Batches are drawn together until an append comes between two of them.
-                self._ahead = min(2 * self._ahead, most_at_once(units, self.store.row_bytes, self.batch_size))
-                if self._ahead > 1:
-                    gathered = self._gathered(units, n * self._ahead)
-                    assert isinstance(gathered, SampleBatch)
-                    self._block, self._cut = gathered, 0
-            block, at = self._block, self._cut
-            found = self._gathered(units, n) if block is None else block[at : at + n]
-            self.drawn += n
-            self._cut = at + n
-            if block is not None and self._cut == len(block):
-                self._block = None
-            return found
+        units = self._seen()
+        if n != self.batch_size:
+            self._block = None
+        elif self._block is None:
+            # Batches are drawn together until an append comes between two of them.
+            self._ahead = min(2 * self._ahead, most_at_once(units, self.store.row_bytes, self.batch_size))
+            if self._ahead > 1:
+                gathered = self._gathered(units, n * self._ahead)
+                assert isinstance(gathered, SampleBatch)
+                self._block, self._cut = gathered, 0
+        block, at = self._block, self._cut
+        found = self._gathered(units, n) if block is None else block[at : at + n]
+        self.drawn += n
+        self._cut = at + n
+        if block is not None and self._cut == len(block):
+            self._block = None
+        return found
 
     def _gathered(self, units: Units, n: int) -> Batch:
         return units.batch(self._order.take(self.drawn, self.drawn + n, units.count))
@@ -334,16 +358,15 @@ class PrioritisedSampler(_Sampler):
         return tables[self._draw.policy or next(iter(tables))]
 
     def _take(self, n: int) -> Batch:
-        with self.store.lock:
-            units = self._seen()
-            assert self._priorities is not None
-            self._check_priorities(self._priorities.drawn)
-            slots, weights = self._priorities.draw(n, self._rng)
-            first = 0
-            if self.store.live:
-                table, first = self._table, self._table.tail
-                slots = first + (slots - first) % table.capacity
-            return units.batch(slots - first, {Columns.WEIGHTS: weights, BATCH_INDEXES: slots})
+        units = self._seen()
+        assert self._priorities is not None
+        self._check_priorities(self._priorities.drawn)
+        slots, weights = self._priorities.draw(n, self._rng)
+        first = 0
+        if self.store.live:
+            table, first = self._table, self._table.tail
+            slots = first + (slots - first) % table.capacity
+        return units.batch(slots - first, {Columns.WEIGHTS: weights, BATCH_INDEXES: slots})
 
     def update_priorities(self, indexes: npt.ArrayLike, errors: npt.ArrayLike) -> None:
         """Set the priorities of drawn units from their errors.

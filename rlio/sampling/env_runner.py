@@ -137,10 +137,11 @@ class EnvRunner(Runner[Episode]):
             OptionError: The environments cannot be made, or cannot be rendered as requested.
             EnvError: An environment breaks gymnasium's API.
         """
-        self._abandon()
-        self._close()
-        self._open_envs()
-        self._loop.use(self._stepper)
+        with self._turns.held():
+            self._abandon()
+            self._close()
+            self._open_envs()
+            self._loop.use(self._stepper)
 
     def _open_envs(self) -> None:
         config = self.config
@@ -171,8 +172,9 @@ class EnvRunner(Runner[Episode]):
 
     def make_module(self) -> None:
         """Bind the policy to the spaces between the connectors, and allocate memory for its rows."""
-        self._abandon()
-        self._loop = self._new_loop()
+        with self._turns.held():
+            self._abandon()
+            self._loop = self._new_loop()
 
     def _new_loop(self) -> VectorLoop:
         #: Whether rows of running episodes were handed out, which means that these episodes cannot be handed
@@ -273,8 +275,9 @@ class EnvRunner(Runner[Episode]):
             OptionError: ``steps`` is below 1.
             ClosedError: The runner is stopped.
         """
-        self._act_at_random(False)
-        return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
+        with self._turns.lock:
+            self._act_at_random(False)
+            return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
     def _sampled(self, steps: int | None = None, *, episodes: int = 0) -> SampleBatch:
         """A batch of fragments with ``steps`` steps of each environment, or of whole episodes."""
@@ -300,6 +303,7 @@ class EnvRunner(Runner[Episode]):
         loop, recorder = self._loop, self._loop.recorder
         wanted = steps * recorder.num_envs
         while recorder.rows < wanted:
+            self._check_open()
             if recorder.is_full:
                 # Resets and failures take steps that give no rows, so allow for more steps than rows.
                 least = 2 * steps + 2 if loop.stepper.has_reset_steps else steps
@@ -321,6 +325,7 @@ class EnvRunner(Runner[Episode]):
         ended = recorder.ended
         ended_episodes, ended_rows = int(ended.sum()), int(until_last(ended, recorder.valid).sum())
         while ended_rows < rows or ended_episodes < episodes:
+            self._check_open()
             if recorder.is_full:
                 if rows != 1:  # 1 means the next episode that ends, however long it is
                     usual = self.config.fragment_steps * self.num_envs

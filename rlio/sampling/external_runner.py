@@ -23,6 +23,7 @@ from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
 from rlio.sampling.trajectories import with_sequences, without_states
 from rlio.support.forks import Owner
+from rlio.support.turns import awaited
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -118,7 +119,8 @@ class ExternalRunner(Runner[Episode]):
 
     def _play(self) -> None:
         try:
-            self.env.run()
+            with awaited():
+                self.env.run()
         except BaseException as error:  # Sampling raises any error again.
             if isinstance(error, ClosedError) and self._closed:  # The loop noticed the stop.
                 logger.debug("the loop of %s ended with its runner", type(self.env).__name__)
@@ -173,7 +175,8 @@ class ExternalRunner(Runner[Episode]):
                 error, and then raise it again.
             ClosedError: The runner is stopped.
         """
-        return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
+        with self._turns.lock:
+            return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
     def _sampled(self, steps: int | None) -> SampleBatch:
         wanted = self._begin_call(steps)
@@ -269,9 +272,9 @@ class ExternalRunner(Runner[Episode]):
     # ---- state and end ----
 
     def state_dict(self) -> JsonState:
-        """Return seeds and counters as JSON; see `Runner.state_dict`."""
+        """Return seeds and counters as JSON; see `Runner.state_dict`. Does not wait for a `run`."""
         with self.episodes.changed:
-            return super().state_dict()
+            return self._state()
 
     def _start_over(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
         # Running loops continue; their episodes and the waiting rows get new ids.

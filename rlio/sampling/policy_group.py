@@ -339,8 +339,8 @@ class PolicyGroup:
             if policy.global_vars.timestep < self.timestep:
                 policy.on_global_var_update(self.get_global_vars())
             stats = policy.learn_on_batch(rows)
-        self.num_grad_updates[policy_id] += 1
-        return {**stats, **result, _UPDATES: self.num_grad_updates[policy_id]}
+            self.num_grad_updates[policy_id] += 1  # Here, because another thread may learn next.
+            return {**stats, **result, _UPDATES: self.num_grad_updates[policy_id]}
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return gradients and results with ``batch_count``, for policies that learn; changes nothing.

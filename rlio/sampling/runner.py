@@ -30,6 +30,7 @@ from rlio.sampling.progress import Progress, check_amount
 from rlio.sampling.runner_seeds import RunnerSeeds
 from rlio.support.described import Described
 from rlio.support.options import expected
+from rlio.support.turns import Turns
 
 __all__ = ["Runner"]
 
@@ -41,6 +42,9 @@ EpisodeT = TypeVar("EpisodeT")
 
 class Runner(Described, ABC, Generic[EpisodeT]):
     """Samples one source: a vector environment, multi-agent environments, or external loops.
+
+    Several threads may call a runner: their calls take turns. `stop` and `interrupt` do not wait for their
+    turn.
 
     Args:
         config: How to step and record; None uses the defaults.
@@ -73,6 +77,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
         self._progress = Progress.of_worker(worker_index)
         self._closed = self._warned = False
+        self._turns = Turns(type(self).__name__)
 
     # ---- hooks of subclasses ----
 
@@ -161,11 +166,16 @@ class Runner(Described, ABC, Generic[EpisodeT]):
                 f"the {type(self).__name__} is stopped: make a new one, or sample before stop()"
             )
 
+    def interrupt(self) -> None:
+        """End a call of another thread after its current step, with a ClosedError; `stop` follows."""
+        self._closed = True
+
     def stop(self) -> None:
-        """Close the sampled source; a second call does nothing."""
-        if not self._closed:
+        """Close the sampled source; a second call does nothing. Interrupts a call of another thread."""
+        if self._turns.begin_close():
             self._closed = True
-            self._close()
+            with self._turns.after_calls(self.interrupt):
+                self._close()
 
     # ---- sampling ----
 
@@ -228,16 +238,17 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             ClosedError: The runner is stopped.
         """
         check_amount(num_timesteps, num_episodes)
-        self._explore(self.config.explore if explore is None else explore)
-        try:
-            chunks = self._sampled_chunks(
-                num_timesteps, num_episodes, at_random=random_actions, force_reset=force_reset
-            )
-        finally:
-            self._explore(self.config.explore)
-        if "on_sample_end" in self._hooks:
-            self.callbacks.on_sample_end(runner=self, samples=chunks)
-        return chunks
+        with self._turns.lock:
+            self._explore(self.config.explore if explore is None else explore)
+            try:
+                chunks = self._sampled_chunks(
+                    num_timesteps, num_episodes, at_random=random_actions, force_reset=force_reset
+                )
+            finally:
+                self._explore(self.config.explore)
+            if "on_sample_end" in self._hooks:
+                self.callbacks.on_sample_end(runner=self, samples=chunks)
+            return chunks
 
     # ---- handing out rows ----
 
@@ -300,8 +311,13 @@ class Runner(Described, ABC, Generic[EpisodeT]):
     def state_dict(self) -> JsonState:
         """Return seeds, counters and connector states as JSON.
 
-        The state does not include the environments; see `load_state_dict`.
+        The state does not include the environments; see `load_state_dict`. Waits for a call of another thread
+        that samples.
         """
+        with self._turns.held():
+            return self._state()
+
+    def _state(self) -> JsonState:
         state: JsonState = {
             "seed": self._seeds.seed,
             "restarts": self._seeds.restarts,
@@ -321,11 +337,11 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         """
         seeds = RunnerSeeds.from_state(state, worker_index=self.worker_index).after_restart()
         progress = Progress.from_state(state)
-        with ExitStack() as undo:
+        with self._turns.held(), ExitStack() as undo:
             self.load_connectors(state.get("connectors", {}), undo)
             self._start_over(seeds, progress, state)
             undo.pop_all()
-        self._seeds = seeds
+            self._seeds = seeds
 
     def _components(self) -> dict[str, Callable[[], Any]]:
         """Component name of `get_state` -> the function that makes the component."""
@@ -351,7 +367,8 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             OptionError: A component does not exist.
         """
         parts = self._components()
-        return {name: parts[name]() for name in select_components(parts, components, not_components)}
+        with self._turns.held():
+            return {name: parts[name]() for name in select_components(parts, components, not_components)}
 
     def set_state(self, state: PolicyState) -> None:
         """Load the components present in a `get_state` state.
@@ -364,7 +381,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         """
         if "metrics" in state:
             Counts.from_state(state["metrics"])
-        with ExitStack() as undo:
+        with self._turns.held(), ExitStack() as undo:
             for policy_id, own in state.get("policies", {}).items():
                 policy = self.policies.get(policy_id)
                 if policy is not None and accepts_weights(policy.weights_seq_no, own.get("weights_seq_no")):
@@ -410,7 +427,8 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             flush_after: Reset the buffers of the runner's filters after the copy, so that later calls do not
                 count the same observations again.
         """
-        own = {policy_id: filters_in(actor.observations) for policy_id, actor in self._actors.items()}
+        with self._turns.held():  # Policies that act for the first time get their filters then.
+            own = {policy_id: filters_in(actor.observations) for policy_id, actor in self._actors.items()}
         copies = {policy_id: [each.copy() for each in filters] for policy_id, filters in own.items()}
         if flush_after:
             for each in chain.from_iterable(own.values()):
@@ -425,9 +443,10 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         Raises:
             StateError: A policy has more or fewer filters.
         """
-        for policy_id, actor in self._actors.items():
-            mine = filters_in(actor.observations)
-            make_equal(mine, filters.get(policy_id, mine))
+        with self._turns.held():
+            for policy_id, actor in self._actors.items():
+                mine = filters_in(actor.observations)
+                make_equal(mine, filters.get(policy_id, mine))
 
 
 def _has_some(states: Mapping[str, Any]) -> bool:
