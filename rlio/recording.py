@@ -41,6 +41,7 @@ from rlio.resolve import IOContext, resolve_output
 from rlio.sampling.recorder import StepRecorder
 from rlio.sampling.row_store import copied, nested
 from rlio.support.forks import Owner
+from rlio.support.turns import Turns
 from rlio.writer import OutputWriter
 
 __all__ = ["RecordExperience", "RecordVectorExperience"]
@@ -404,6 +405,7 @@ class _Recording:
         seeds: bool,
         close_writer: bool,
     ) -> None:
+        self._turns = Turns(type(self).__name__)
         self.writer: OutputWriter = _writer_of(writer, env, storage_options)
         self._recorder = _Recorder(self._rows, self.writer)
         self._seeds, self._close_writer = seeds, close_writer
@@ -422,15 +424,17 @@ class _Recording:
 
     def flush(self) -> None:
         """Pass the waiting rows to the writer."""
-        self._recorder.write()
+        with self._turns.held():
+            self._recorder.write()
 
     def _finish(self, close_env: Callable[[], None]) -> None:
-        try:
-            self._recorder.finish()
-        finally:
-            close_env()
-        if self._close_writer:
-            self.writer.close()
+        with self._turns.after_calls():
+            try:
+                self._recorder.finish()
+            finally:
+                close_env()
+            if self._close_writer:
+                self.writer.close()
 
 
 class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
@@ -446,6 +450,9 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
     write was less than 2 ms ago). A crash loses at most the rows since the last write. `close`, and the end
     of the interpreter, write the rest. If writing fails, `step` raises although the step was taken; the rows
     are kept for the next attempt.
+
+    One thread at a time may step it: `step`, `reset` and `record` raise an OptionError while another thread
+    is in a call. `flush` and `close` may come from any thread, and wait for a running step.
 
     In gymnasium's SyncVectorEnv and AsyncVectorEnv you can wrap each environment, each with its own writer:
     pass a path, which all may share, in the function that makes the environment.
@@ -491,6 +498,10 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; see `gymnasium.Env.reset`."""
+        with self._turns.alone:
+            return self._reset(seed, options)
+
+    def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         self._running = False
         obs, info = self.env.reset(seed=seed, options=options)
         self._start(obs, seed)
@@ -513,7 +524,8 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
             OptionError: The wrapper records a column of that name itself.
         """
         _check_names(columns, seeds=self._seeds)
-        self._extras.update(columns)
+        with self._turns.alone:
+            self._extras.update(columns)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step; see `gymnasium.Env.step`.
@@ -526,6 +538,10 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
                 to `record` differ from those of earlier steps.
             PublishError: Rows could not be written; they are kept.
         """
+        with self._turns.alone:
+            return self._take_step(action)
+
+    def _take_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         rows = self._rows
         self._check_state()
         if not self._running:
@@ -571,6 +587,8 @@ class RecordVectorExperience(_Recording, VectorWrapper):
     modes apart: a step that is a reset is not a row, and ``new_obs`` at the end of an episode is the final
     observation, in every mode. With DISABLED, `reset` takes ``options={"reset_mask": ...}``.
 
+    Threads: as for `RecordExperience`.
+
     Args:
         envs: The vector environment.
         writer: A writer, or a value that `resolve_output` takes.
@@ -608,6 +626,12 @@ class RecordVectorExperience(_Recording, VectorWrapper):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin episodes everywhere, or where ``options["reset_mask"]`` is True; see `VectorEnv.reset`."""
+        with self._turns.alone:
+            return self._reset(seed, options)
+
+    def _reset(
+        self, seed: int | list[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[Any, dict[str, Any]]:
         mask = (options or {}).get("reset_mask")  # Read first: some environments remove it from the options.
         which = np.ones(self.num_envs, bool) if mask is None else np.array(mask, bool)
         # gymnasium's own vector environments take a list as well.
@@ -632,7 +656,8 @@ class RecordVectorExperience(_Recording, VectorWrapper):
             SchemaError: A value cannot become an array.
         """
         _check_names(columns, seeds=self._seeds)
-        self._extras.update({name: _array(name, value) for name, value in columns.items()})
+        with self._turns.alone:
+            self._extras.update({name: _array(name, value) for name, value in columns.items()})
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take a step in every environment; see `VectorEnv.step`.
@@ -643,6 +668,10 @@ class RecordVectorExperience(_Recording, VectorWrapper):
             SchemaError: A value does not fit the environment's spaces, or differs from earlier steps.
             PublishError: Rows could not be written; they are kept.
         """
+        with self._turns.alone:
+            return self._take_step(actions)
+
+    def _take_step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self._check_state()
         if not self._running.all():
             raise OptionError(

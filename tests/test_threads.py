@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,3 +182,85 @@ def test_a_build_that_fails_raises_in_every_thread(root: str, monkeypatch: pytes
     with ReplayStore.open(root, wait=False) as kept:
         results = together(*[kept.wait, kept.__len__, kept.uniform(seed=0).sample] * 3)
         assert [type(result) for result in results] == [EndOfData] * 9
+
+
+# ---- readers ----
+
+BATCHES = 5
+
+
+def loaded(root: str) -> ReplayStore:
+    """A live store that was saved and loaded."""
+    live = ReplayStore(ROWS)
+    for number in range(EPISODES):
+        live.append(episode(0, number, LENGTH))
+    folder = Path(root).parent / "saved"
+    live.save(folder)
+    return ReplayStore.load(folder)
+
+
+def worker(root: str) -> rlio.RolloutWorker:
+    rollout = rlio.RolloutConfig(num_envs=2, rollout_fragment_length=10)
+    return rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), rollout=rollout, seed=0)
+
+
+def stored(root: str, **options: Any) -> DatasetReader:
+    return DatasetReader(root, **{"batch_size": 7, "shuffle": True, "seed": 0, **options})
+
+
+#: Readers that give the same batches whenever they are made.
+READERS: dict[str, Callable[[str], InputReader]] = {
+    "uniform": lambda root: ReplayStore.open(root).uniform(batch_size=7, seed=0),
+    "uniform, on disk": lambda root: ReplayStore.open(root, cache="disk").uniform(batch_size=7, seed=0),
+    "uniform, loaded": lambda root: loaded(root).uniform(batch_size=7, seed=0),
+    "prioritised": lambda root: ReplayStore.open(root).prioritised(batch_size=7, seed=0),
+    "prioritised, loaded": lambda root: loaded(root).prioritised(batch_size=7, seed=0),
+    "epochs": lambda root: ReplayStore.open(root).epochs(batch_size=7, seed=0),
+    "n-step": lambda root: ReplayStore.open(root).epochs(batch_size=7, seed=0, n_step=3),
+    "sequences": lambda root: ReplayStore.open(root).epochs(batch_size=3, seed=0, sequence_length=4),
+    "whole episodes": lambda root: ReplayStore.open(root).epochs(batch_size=3, seed=0, episodes=True),
+    "a data set in memory": lambda root: stored(root, cache="memory"),
+    "a data set on disk": lambda root: stored(root, cache="disk"),
+    "a data set as it is read": lambda root: stored(root, cache="none"),
+    "a data set that grows": lambda root: DatasetReader(root, batch_size=7, cache="none", grow=True),
+    "a mixture": lambda root: rlio.MixedInput(
+        [(stored(root, cache="disk"), 2), (stored(root, cache="memory"), 1)], batch_size=6
+    ),
+    "a shuffle": lambda root: rlio.ShuffledInput(stored(root, cache="memory"), 4, seed=0),
+    "a function": lambda root: rlio.MappedInput(stored(root, cache="none"), lambda batch: batch[1:]),
+    "a recording": lambda root: rlio.RecordingInput(stored(root, cache="none"), rlio.NoopOutput()),
+    "asynchronous": lambda root: rlio.AsyncInput(stored(root, cache="none")),
+    "a worker": worker,
+}
+
+
+def bytes_of(batch: Any) -> tuple[bytes, ...]:
+    """The content of a batch, except what tells when it was made."""
+    return tuple(batch[name].tobytes() for name in sorted(batch))
+
+
+@pytest.mark.parametrize("size", [None, 5])
+@pytest.mark.parametrize("name", READERS)
+def test_eight_threads_share_the_batches_of_one_reader(root: str, name: str, size: int | None) -> None:
+    """Batches were lost, given twice or mixed, or a call raised an error that told nothing."""
+    taken = THREADS * BATCHES
+    with READERS[name](root) as twin:
+        expected = [bytes_of(twin.sample(size)) for _ in range(taken + 1)]
+    with READERS[name](root) as reader:
+        states: list[Any] = []
+
+        def sample() -> list[tuple[bytes, ...]]:
+            found = []
+            for _ in range(BATCHES):
+                found.append(bytes_of(reader.sample(size)))
+                states.append(reader.state_dict())
+            return found
+
+        results = together(*[sample] * THREADS)
+        assert not [result for result in results if isinstance(result, BaseException)]
+        assert sorted(batch for found in results for batch in found) == sorted(expected[:taken])
+    if reader.replayable:
+        with READERS[name](root) as other:
+            for state in states[:: taken // 10]:  # A state lies between two batches.
+                other.load_state_dict(state)
+                assert bytes_of(other.sample(size)) in expected

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from rlio.errors import ClosedError
+from rlio.errors import ClosedError, OptionError
 
 __all__ = ["Turns", "awaited"]
 
@@ -56,10 +56,13 @@ class Turns:
 
     Attributes:
         lock: Held during a call.
+        alone: Holds the lock as well, but does not wait for it: ``with turns.alone`` raises an OptionError if
+            another thread is in a call. For calls whose order matters, such as the steps of an environment.
     """
 
     def __init__(self, what: str, lock: _Lock | None = None) -> None:
         self.lock: _Lock = threading.RLock() if lock is None else lock
+        self.alone: _Alone = _Alone(self)
         self._what = what
         # Acquired by the first call of `begin_close`, and never released.
         self._closing = threading.Lock()
@@ -107,6 +110,23 @@ class Turns:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Turns, (self._what,)
+
+
+class _Alone:
+    """See `Turns`."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def __enter__(self) -> None:
+        if not self._turns.lock.acquire(False):
+            raise OptionError(
+                f"another thread is in a call of this {self._turns._what}: call it from one thread, or make "
+                "one for each thread"
+            )
+
+    def __exit__(self, *error: Any) -> None:
+        self._turns.lock.release()
 
 
 class _Lost:
