@@ -39,6 +39,8 @@ class AsyncInput(InputReaderAround):
     ClosedError. In a callback of the thread, `state_dict` does not wait for a `sample` of another thread,
     because that one may wait for the thread.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         child: The reader; used only by the thread, and closed with this one.
         queue_size: Maximum number of waiting batches; the thread waits when the queue is full.

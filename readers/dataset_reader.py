@@ -73,6 +73,8 @@ class DatasetReader(InputReader):
     own writers: those whose CRC-32 of the id, modulo world, equals rank. Each rank then has its own state.
     With ``missing="fill"``, columns that a later writer adds appear from that point on.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
         at: A snapshot from `Dataset.snapshot`: the reader reads exactly its rows, and none that were added

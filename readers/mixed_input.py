@@ -63,6 +63,8 @@ class MixedInput(InputReader):
     batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order, so
     sequences and fragments stay whole. A SampleBatch beside a MultiAgentBatch becomes its ``default_policy``.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         sources: Name -> reader, with ``weights``; or reader -> weight; or pairs (reader, weight). Sources
             without a name are called ``source_0``, ``source_1``, ... The mixture owns and closes them.

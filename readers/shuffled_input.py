@@ -43,6 +43,8 @@ class ShuffledInput(InputReaderAround):
     again. If the child is not replayable (live experience), the unserved rest of the window is dropped
     instead, and counted in `dropped`.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         child: The reader; closed with this one.
         n: Batches in a window; 0 and 1 keep the child's order.

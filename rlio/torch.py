@@ -124,6 +124,9 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     With ``cache="memory"``, which "auto" chooses for small data, each worker holds its own copy of all rows;
     with ``cache="disk"`` all processes share one copy. The order is the same.
 
+    Several threads may call it. Each ``iter()`` is for one thread; `state_dict` is that of the last batch
+    that any of them gave.
+
     Args:
         root: Folder of the data set, a path or fsspec URL, or an open `rlio.Dataset`.
         batch_size: Units (rows, sequences, joint steps) of a batch, for each rank.

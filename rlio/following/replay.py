@@ -104,6 +104,9 @@ class FollowingReplay(InputReader):
     limits allow, and then wait. `sample` raises errors that a retry cannot fix (rights, damage, missing
     rows).
 
+    Several threads may call it: see `rlio.InputReader`. `state_dict` does not wait for a `sample`
+    that waits for rows.
+
     Args:
         root: Folder of the data set: a path or any fsspec URL; it need not exist yet.
         capacity: Rows that the ring keeps.

@@ -39,7 +39,10 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 
 class EpochReader(InputReader):
-    """Gives every unit of a store once an epoch; see `ReplayStore.epochs`."""
+    """Gives every unit of a store once an epoch; see `ReplayStore.epochs`.
+
+    Several threads may call it: see `rlio.InputReader`.
+    """
 
     def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions) -> None:
         self._pass = StorePass(store, draw, options)
@@ -201,6 +204,8 @@ class UniformSampler(_Sampler):
     """Draws units uniformly, with replacement; see `ReplayStore.uniform`.
 
     Draw i is a pure function of (seed, i, current rows), so the state is a counter.
+
+    Several threads may call it: see `rlio.ReplayStore`.
     """
 
     def __init__(self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None) -> None:
@@ -287,6 +292,8 @@ class PrioritisedSampler(_Sampler):
     `update_priorities` takes. Every row of a sequence or episode has those of its unit. A state holds the
     seed and the counters, not the priorities: use `save` and `load` to keep those. If the priorities do not
     fit a loaded state, the first draw logs a warning.
+
+    Several threads may call it: see `rlio.ReplayStore`.
     """
 
     replayable = False

@@ -67,6 +67,8 @@ class EnvRunner(Runner[Episode]):
 
     Rows are ordered by environment, then by time. The caller owns the batch, because its columns are copies.
 
+    Several threads may call it: their calls take turns. `stop` and `interrupt` do not wait for their turn.
+
     Args:
         env: Environment that `make_stepper` accepts. The runner closes it, even if you pass an object.
         policy: Policy that acts; the runner binds it to the spaces if it is not bound yet.

@@ -59,6 +59,8 @@ class ExternalRunner(Runner[Episode]):
     Between two calls of `run`, loops that request an action wait. Rows are those of
     `rlio.sampling.external_episodes.ExternalEpisodes`, postprocessed by the policy.
 
+    Several threads may call it: their calls take turns. `stop` and `interrupt` do not wait for their turn.
+
     Args:
         env: The environment; the runner starts its `ExternalEnv.run`.
         policy: Policy that acts; the runner binds it to the environment's spaces if it is not bound yet.

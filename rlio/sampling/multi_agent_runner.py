@@ -77,6 +77,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     already handed out, they count in `late_rewards`, with one warning. A soft horizon ends all rows: if an
     agent has no observation after it, the agent's further rewards count in `late_rewards`.
 
+    Several threads may call it: their calls take turns. `stop` and `interrupt` do not wait for their turn.
+
     Args:
         env: A `MultiAgentEnv`, a PettingZoo environment, or a function that makes one and may take an
             `EnvContext`. The runner closes it.

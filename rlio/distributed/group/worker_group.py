@@ -80,6 +80,9 @@ class WorkerGroup(InputReader):
     docs/distributed.md. Modules that workers import must be importable in their processes; functions and
     classes of a script are sent along.
 
+    Several threads may call it: their calls take turns. `set_weights`, `interrupt` and `close` do not wait
+    for their turn.
+
     Args:
         env: As for `RolloutWorker`: an id, or a function that makes environments; not an environment object.
         policy: As for `RolloutWorker`; not yet bound to spaces. Workers start with the same weights: the
