@@ -188,8 +188,8 @@ class ReplayStore(Described):
         self._finished = False
         self._failure: BaseException | None = None
         self._folder: CacheFolder | None = None
-        #: Saved priorities and the span of their rows, for the first sampler that `prioritised` makes.
-        self._loaded: tuple[Mapping[str, Any], tuple[int, int]] | None = None
+        #: Saved priorities and where they were, for the first sampler that `prioritised` makes.
+        self._loaded: tuple[Mapping[str, Any], str] | None = None
         with _stores_lock:
             _stores.add(self)
 
@@ -579,13 +579,18 @@ class ReplayStore(Described):
             draw: What to draw: ``columns`` (None: all), and all from ``n_step`` to ``indexes`` as described
                 at `rlio.DatasetReader`.
 
+        Raises:
+            StateError: The store was loaded with priorities, of other options: see `load`.
+
         Source: Schaul et al., "Prioritized Experience Replay" (ICLR 2016).
         """
         options = Prioritised(alpha=alpha, beta=beta, epsilon=epsilon, normalise=normalise)
         sampler = PrioritisedSampler(self, draw_of(draw), options, batch_size=batch_size, seed=seed)
-        if self._loaded is not None:
-            sampler.restore(*self._loaded)
-            self._loaded = None
+        with self.lock:
+            if self._loaded is not None:
+                kept, uri = self._loaded
+                sampler.restore(kept, uri=uri, hint=", or load the store with priorities=False")
+                self._loaded = None
         return sampler
 
     prioritized = prioritised
@@ -598,7 +603,7 @@ class ReplayStore(Described):
         Args:
             path: The folder, on a local disk; its parent exists.
             priorities: A sampler of this store whose priorities to save with the rows. The first sampler that
-                `prioritised` makes of the loaded store continues with them.
+                `prioritised` makes of the loaded store continues with them; it must have the same options.
 
         Raises:
             OptionError: The store is of a data set, which needs no saving; or the sampler is of another
@@ -617,28 +622,28 @@ class ReplayStore(Described):
         with self.lock:
             if self._rows is None:
                 raise OptionError("save() of an empty store: append rows first")
-            kept = None if priorities is None else priorities.priorities.to_arrays()
-            save_rows(
-                Path(path),
-                self._rows,
-                capacity=self._capacity,
-                frames=self._frames,
-                priorities=kept,
-                span=(0, 0) if priorities is None else priorities.span,
-            )
+            kept = None if priorities is None else priorities.kept()
+            save_rows(Path(path), self._rows, capacity=self._capacity, frames=self._frames, kept=kept)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ReplayStore:
+    def load(cls, path: str | os.PathLike[str], *, priorities: bool = True) -> ReplayStore:
         """Load a live store that `save` wrote. Rows keep their numbers, and open episodes can continue.
+
+        Args:
+            path: The folder that was given to `save`.
+            priorities: Whether the first sampler that `prioritised` makes continues with saved priorities. It
+                must then have the options of the sampler that was saved. False: it begins with new ones.
 
         Raises:
             DataNotFound: The folder holds no saved store.
             CorruptData: The saved store is damaged.
+            StateError: Its priorities are damaged, or an earlier version saved it in a form that does not
+                tell which rows follow each other.
         """
-        found = load_rows(Path(path), arrays=RamArrays())
+        found = load_rows(Path(path), arrays=RamArrays(), priorities=priorities)
         store = cls(found.capacity, frames=found.frames)
         store._rows = found.rows
-        store._loaded = None if found.priorities is None else (found.priorities, found.span)
+        store._loaded = None if found.kept is None else (found.kept, os.fspath(path))
         store.version += 1
         return store
 
