@@ -130,6 +130,7 @@ class ShuffledInput(InputReaderAround):
             number, index, start = number + 1, 0, None
         return {
             "order": ORDER_VERSION,
+            "n": self.n,
             "seed": self.seed,
             "window": number,
             "index": index,
@@ -141,6 +142,11 @@ class ShuffledInput(InputReaderAround):
             raise StateError(
                 f"state['position']['order'] is {excerpt(position['order'])}, expected {ORDER_VERSION}: use "
                 "the version of rlio that saved the state"
+            )
+        if position.get("n", self.n) != self.n:  # Earlier states do not hold it.
+            raise StateError(
+                f"state['position']['n'] is {excerpt(position['n'])}, but this reader has {self.n}: make it "
+                "with the same windows"
             )
         super()._seek(position)
         self.seed = int(position["seed"])

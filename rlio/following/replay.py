@@ -226,7 +226,9 @@ class FollowingReplay(InputReader):
             OptionError: Writers must wait, but there are no marks to inform them.
         """
         rank, world = self._options.shard
-        state = FollowState(seed=self.seed, slots=self._slots, ranks=(rank,), world=world)
+        state = FollowState(
+            seed=self.seed, slots=self._slots, ranks=(rank,), world=world, draw=self._draw.to_json()
+        )
         if self._markers is None and self.ratio.min is not None:
             raise OptionError(
                 f"{self.ratio}: writers learn about min from progress marks: pass "
@@ -418,7 +420,14 @@ class FollowingReplay(InputReader):
             raise StateError(
                 f"the state's seed is {state.seed}, this reader's {self._options.seed}: pass the same seed"
             )
-        state = state.share(*self._options.shard, uri=self._storage.uri)
+        draw = self._draw.to_json()
+        if state.draw not in (None, draw):
+            raise StateError(
+                f"state['position']['draw'] is {excerpt(state.draw)} but this reader has {excerpt(draw)}: "
+                "open the reader with the same options",
+                uri=self._storage.uri,
+            )
+        state = replace(state.share(*self._options.shard, uri=self._storage.uri), draw=draw)
         self._shut()
         self._open(state)
 
