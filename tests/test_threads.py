@@ -619,6 +619,20 @@ def test_eight_threads_iterate_one_data_set_of_torch(root: str) -> None:
         assert results == [expected] * THREADS
 
 
+def test_eight_threads_take_rows_and_episodes_of_a_data_set(root: str) -> None:
+    """Rows of the row group that another thread had just decoded were given as those asked for."""
+    data = rlio.open_dataset(root)
+
+    def take(number: int) -> None:
+        for index in range(number, ROWS, THREADS):
+            assert data[index]["t"] == index % LENGTH
+            assert data.take([index, 0])["eps_id"].tolist() == [index // LENGTH, 0]
+        found: Any = data.episode(number)
+        assert found.id_ == number
+
+    assert together(*[lambda n=n: take(n) for n in range(THREADS)]) == [None] * THREADS
+
+
 # ---- writers ----
 
 
