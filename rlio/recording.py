@@ -406,6 +406,7 @@ class _Recording:
         close_writer: bool,
     ) -> None:
         self._turns = Turns(type(self).__name__)
+        self._lock = self._turns.lock
         self.writer: OutputWriter = _writer_of(writer, env, storage_options)
         self._recorder = _Recorder(self._rows, self.writer)
         self._seeds, self._close_writer = seeds, close_writer
@@ -498,8 +499,12 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; see `gymnasium.Env.reset`."""
-        with self._turns.alone:
+        if not self._lock.acquire(False):
+            raise self._turns.taken()
+        try:
             return self._reset(seed, options)
+        finally:
+            self._lock.release()
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         self._running = False
@@ -524,8 +529,12 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
             OptionError: The wrapper records a column of that name itself.
         """
         _check_names(columns, seeds=self._seeds)
-        with self._turns.alone:
+        if not self._lock.acquire(False):
+            raise self._turns.taken()
+        try:
             self._extras.update(columns)
+        finally:
+            self._lock.release()
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step; see `gymnasium.Env.step`.
@@ -538,8 +547,12 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
                 to `record` differ from those of earlier steps.
             PublishError: Rows could not be written; they are kept.
         """
-        with self._turns.alone:
+        if not self._lock.acquire(False):
+            raise self._turns.taken()
+        try:
             return self._take_step(action)
+        finally:
+            self._lock.release()
 
     def _take_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         rows = self._rows
@@ -626,8 +639,12 @@ class RecordVectorExperience(_Recording, VectorWrapper):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin episodes everywhere, or where ``options["reset_mask"]`` is True; see `VectorEnv.reset`."""
-        with self._turns.alone:
+        if not self._lock.acquire(False):
+            raise self._turns.taken()
+        try:
             return self._reset(seed, options)
+        finally:
+            self._lock.release()
 
     def _reset(
         self, seed: int | list[int | None] | None, options: dict[str, Any] | None
@@ -656,8 +673,12 @@ class RecordVectorExperience(_Recording, VectorWrapper):
             SchemaError: A value cannot become an array.
         """
         _check_names(columns, seeds=self._seeds)
-        with self._turns.alone:
+        if not self._lock.acquire(False):
+            raise self._turns.taken()
+        try:
             self._extras.update({name: _array(name, value) for name, value in columns.items()})
+        finally:
+            self._lock.release()
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take a step in every environment; see `VectorEnv.step`.
@@ -668,8 +689,12 @@ class RecordVectorExperience(_Recording, VectorWrapper):
             SchemaError: A value does not fit the environment's spaces, or differs from earlier steps.
             PublishError: Rows could not be written; they are kept.
         """
-        with self._turns.alone:
+        if not self._lock.acquire(False):
+            raise self._turns.taken()
+        try:
             return self._take_step(actions)
+        finally:
+            self._lock.release()
 
     def _take_step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self._check_state()

@@ -620,7 +620,7 @@ def test_eight_threads_iterate_one_data_set_of_torch(root: str) -> None:
 
 
 def test_eight_threads_take_rows_and_episodes_of_a_data_set(root: str) -> None:
-    """Rows of the row group that another thread had just decoded were given as those asked for."""
+    """All calls share the row group that was decoded last."""
     data = rlio.open_dataset(root)
 
     def take(number: int) -> None:

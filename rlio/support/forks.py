@@ -247,10 +247,13 @@ class _Queue(Generic[T]):
 
     def fill(self) -> None:
         """Make items until ``make`` raises or the queue is stopped; runs in the thread."""
+        with awaited():
+            self._fill()
+
+    def _fill(self) -> None:
         while not self.stopped:
             try:
-                with awaited():
-                    item = self._make()
+                item = self._make()
             # The consumer raises it in place of the item.
             except BaseException as error:
                 self._put(_Raised(error))

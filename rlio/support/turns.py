@@ -2,7 +2,7 @@
 
 Example:
     >>> turns = Turns("a counter")
-    >>> with turns.lock:                     # Calls that are made millions of times.
+    >>> with turns.lock:                     # Calls that sample.
     ...     pass
     >>> with turns.held():                   # Other calls.
     ...     pass
@@ -56,13 +56,10 @@ class Turns:
 
     Attributes:
         lock: Held during a call.
-        alone: Holds the lock as well, but does not wait for it: ``with turns.alone`` raises an OptionError if
-            another thread is in a call. For calls whose order matters, such as the steps of an environment.
     """
 
     def __init__(self, what: str, lock: _Lock | None = None) -> None:
         self.lock: _Lock = threading.RLock() if lock is None else lock
-        self.alone: _Alone = _Alone(self)
         self._what = what
         # Acquired by the first call of `begin_close`, and never released.
         self._closing = threading.Lock()
@@ -77,6 +74,16 @@ class Turns:
         finally:
             if held:
                 self.lock.release()
+
+    def taken(self) -> OptionError:
+        """The error of a call that does not wait, because it could not acquire the lock at once.
+
+        For calls whose order matters, such as the steps of an environment.
+        """
+        return OptionError(
+            f"another thread is in a call of this {self._what}: call it from one thread, or make one for "
+            "each thread"
+        )
 
     def begin_close(self) -> bool:
         """Whether this is the first call: of several threads that close an object, one does it."""
@@ -112,23 +119,6 @@ class Turns:
         return Turns, (self._what,)
 
 
-class _Alone:
-    """See `Turns`."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-
-    def __enter__(self) -> None:
-        if not self._turns.lock.acquire(False):
-            raise OptionError(
-                f"another thread is in a call of this {self._turns._what}: call it from one thread, or make "
-                "one for each thread"
-            )
-
-    def __exit__(self, *error: Any) -> None:
-        self._turns.lock.release()
-
-
 class _Lost:
     """The lock of an object that a thread of the parent was calling when this process was forked."""
 
@@ -144,7 +134,7 @@ class _Lost:
     def __exit__(self, *error: Any) -> None: ...
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Raise, unless called to close the object."""
+        """Raise, unless the caller does not wait."""
         if blocking:
             self.__enter__()
         return False
