@@ -499,12 +499,13 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; see `gymnasium.Env.reset`."""
-        if not self._lock.acquire(False):
+        lock = self._lock
+        if not lock.acquire(False):
             raise self._turns.taken()
         try:
             return self._reset(seed, options)
         finally:
-            self._lock.release()
+            lock.release()
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         self._running = False
@@ -529,12 +530,13 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
             OptionError: The wrapper records a column of that name itself.
         """
         _check_names(columns, seeds=self._seeds)
-        if not self._lock.acquire(False):
+        lock = self._lock
+        if not lock.acquire(False):
             raise self._turns.taken()
         try:
             self._extras.update(columns)
         finally:
-            self._lock.release()
+            lock.release()
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step; see `gymnasium.Env.step`.
@@ -547,12 +549,13 @@ class RecordExperience(_Recording, gym.Wrapper[Any, Any, Any, Any]):
                 to `record` differ from those of earlier steps.
             PublishError: Rows could not be written; they are kept.
         """
-        if not self._lock.acquire(False):
+        lock = self._lock
+        if not lock.acquire(False):
             raise self._turns.taken()
         try:
             return self._take_step(action)
         finally:
-            self._lock.release()
+            lock.release()
 
     def _take_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         rows = self._rows
@@ -639,12 +642,13 @@ class RecordVectorExperience(_Recording, VectorWrapper):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin episodes everywhere, or where ``options["reset_mask"]`` is True; see `VectorEnv.reset`."""
-        if not self._lock.acquire(False):
+        lock = self._lock
+        if not lock.acquire(False):
             raise self._turns.taken()
         try:
             return self._reset(seed, options)
         finally:
-            self._lock.release()
+            lock.release()
 
     def _reset(
         self, seed: int | list[int | None] | None, options: dict[str, Any] | None
@@ -673,12 +677,13 @@ class RecordVectorExperience(_Recording, VectorWrapper):
             SchemaError: A value cannot become an array.
         """
         _check_names(columns, seeds=self._seeds)
-        if not self._lock.acquire(False):
+        lock = self._lock
+        if not lock.acquire(False):
             raise self._turns.taken()
         try:
             self._extras.update({name: _array(name, value) for name, value in columns.items()})
         finally:
-            self._lock.release()
+            lock.release()
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take a step in every environment; see `VectorEnv.step`.
@@ -689,12 +694,13 @@ class RecordVectorExperience(_Recording, VectorWrapper):
             SchemaError: A value does not fit the environment's spaces, or differs from earlier steps.
             PublishError: Rows could not be written; they are kept.
         """
-        if not self._lock.acquire(False):
+        lock = self._lock
+        if not lock.acquire(False):
             raise self._turns.taken()
         try:
             return self._take_step(actions)
         finally:
-            self._lock.release()
+            lock.release()
 
     def _take_step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self._check_state()

@@ -341,7 +341,7 @@ class RolloutWorker(InputReader):
         return self.group.foreach_policy_to_train(func, **kwargs)
 
     def _not_sampling(self) -> AbstractContextManager[object]:
-        """Wait until no thread samples, while the acting policies change."""
+        """Keep other threads from sampling, while the acting policies change or environments are called."""
         ahead = self._inputs.ahead
         # A call of `sample` may wait for the sampler that runs ahead, and its callbacks may change policies.
         return self._turns_of_threads.held() if ahead is None else ahead.lock
@@ -478,13 +478,15 @@ class RolloutWorker(InputReader):
         Raises:
             OptionError: The environments live in other processes, or are one native vector environment.
         """
-        return [] if self.runner is None else [func(env) for env in sub_envs(self.runner)]
+        with self._not_sampling():
+            return [] if self.runner is None else [func(env) for env in sub_envs(self.runner)]
 
     def foreach_env_with_context(self, func: Callable[[Any, EnvContext], T]) -> list[T]:
         """Like `foreach_env`, with the context given to each environment's maker: ``func(env, context)``."""
         context = self._place.context(self.rollout)
-        envs = [] if self.runner is None else sub_envs(self.runner)
-        return [func(env, context.with_index(i)) for i, env in enumerate(envs)]
+        with self._not_sampling():
+            envs = [] if self.runner is None else sub_envs(self.runner)
+            return [func(env, context.with_index(i)) for i, env in enumerate(envs)]
 
     def assert_healthy(self) -> None:
         """Raise unless the worker can sample.

@@ -544,6 +544,26 @@ def test_eight_threads_learn_and_every_update_is_counted() -> None:
         assert counted == list(range(1, 200 * THREADS + 1))
 
 
+def test_one_of_eight_threads_adds_a_policy_and_one_removes_it() -> None:
+    with worker("") as one:
+        spaces = one.policy.spaces
+        added = together(*[lambda: one.group.add("other", rlio.RandomPolicy(), spaces=spaces)] * THREADS)
+        assert sorted(isinstance(each, rlio.Policy) for each in added) == [False] * 7 + [True]
+        assert all(isinstance(each, rlio.Policy | OptionError) for each in added)
+        removed = together(*[lambda: one.remove_policy("other")] * THREADS)
+        assert [type(each) for each in removed if each is not None] == [OptionError] * 7
+
+
+def test_a_runner_is_asked_while_its_run_waits_for_loops() -> None:
+    runner = ExternalRunner(Loop(0), rlio.RandomPolicy(), seed=0)
+    waiting = in_a_thread(runner.run)
+    assert waiting.is_running(0.05)
+    for call in (runner.state_dict, runner.get_state, runner.get_filters, runner.get_metrics):
+        assert not isinstance(in_a_thread(call).result(), BaseException)
+    runner.stop()
+    assert isinstance(waiting.result(), ClosedError)
+
+
 def test_eight_threads_call_one_worker(tmp_path: Path) -> None:
     with worker("") as one:
         calls: list[Callable[[], Any]] = [

@@ -308,7 +308,7 @@ class FollowingReplay(InputReader):
         self._check_owner()
         feed = self._feed
         with feed.changed:
-            return FollowCounters(feed.account.inserted, feed.account.drawn, len(feed.store))
+            return FollowCounters(feed.account.inserted, feed.account.drawn, len(feed.ring))
 
     @property
     def skipped(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlio.batch import SampleBatch
@@ -273,10 +274,9 @@ class ExternalRunner(Runner[Episode]):
 
     # ---- state and end ----
 
-    def state_dict(self) -> JsonState:
-        """Return seeds and counters as JSON; see `Runner.state_dict`. Does not wait for a `run`."""
-        with self.episodes.changed:
-            return self._state()
+    def _between_calls(self) -> AbstractContextManager[object]:
+        # A `run` that waits for the loops releases this lock.
+        return self.episodes.changed
 
     def _start_over(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
         # Running loops continue; their episodes and the waiting rows get new ids.

@@ -233,7 +233,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     @property
     def _actors(self) -> Mapping[str, Actor]:
-        return {policy_id: group.actor for policy_id, group in self._loop.groups.items()}
+        groups = list(self._loop.groups.items())  # At once: another thread may add one.
+        return {policy_id: group.actor for policy_id, group in groups}
 
     @property
     def _rows_waiting(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -125,6 +125,10 @@ class Runner(Described, ABC, Generic[EpisodeT]):
     @abstractmethod
     def _close(self) -> None:
         """Close the sampled source."""
+
+    def _between_calls(self) -> AbstractContextManager[object]:
+        """Keep other threads from sampling, while a state is taken or loaded."""
+        return self._turns.held()
 
     # ---- counters ----
 
@@ -314,7 +318,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         The state does not include the environments; see `load_state_dict`. Waits for a call of another thread
         that samples.
         """
-        with self._turns.held():
+        with self._between_calls():
             return self._state()
 
     def _state(self) -> JsonState:
@@ -337,7 +341,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         """
         seeds = RunnerSeeds.from_state(state, worker_index=self.worker_index).after_restart()
         progress = Progress.from_state(state)
-        with self._turns.held(), ExitStack() as undo:
+        with self._between_calls(), ExitStack() as undo:
             self.load_connectors(state.get("connectors", {}), undo)
             self._start_over(seeds, progress, state)
             undo.pop_all()
@@ -367,7 +371,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             OptionError: A component does not exist.
         """
         parts = self._components()
-        with self._turns.held():
+        with self._between_calls():
             return {name: parts[name]() for name in select_components(parts, components, not_components)}
 
     def set_state(self, state: PolicyState) -> None:
@@ -381,7 +385,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         """
         if "metrics" in state:
             Counts.from_state(state["metrics"])
-        with self._turns.held(), ExitStack() as undo:
+        with self._between_calls(), ExitStack() as undo:
             for policy_id, own in state.get("policies", {}).items():
                 policy = self.policies.get(policy_id)
                 if policy is not None and accepts_weights(policy.weights_seq_no, own.get("weights_seq_no")):
@@ -427,8 +431,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             flush_after: Reset the buffers of the runner's filters after the copy, so that later calls do not
                 count the same observations again.
         """
-        with self._turns.held():  # Policies that act for the first time get their filters then.
-            own = {policy_id: filters_in(actor.observations) for policy_id, actor in self._actors.items()}
+        own = {policy_id: filters_in(actor.observations) for policy_id, actor in self._actors.items()}
         copies = {policy_id: [each.copy() for each in filters] for policy_id, filters in own.items()}
         if flush_after:
             for each in chain.from_iterable(own.values()):
@@ -443,10 +446,9 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         Raises:
             StateError: A policy has more or fewer filters.
         """
-        with self._turns.held():
-            for policy_id, actor in self._actors.items():
-                mine = filters_in(actor.observations)
-                make_equal(mine, filters.get(policy_id, mine))
+        for policy_id, actor in self._actors.items():
+            mine = filters_in(actor.observations)
+            make_equal(mine, filters.get(policy_id, mine))
 
 
 def _has_some(states: Mapping[str, Any]) -> bool:

@@ -270,7 +270,7 @@ class PolicyServerInput(InputReader):
         return {"runner": runner}
 
     def _seek(self, position: JsonState) -> None:
-        with self.runner._turns.held(), self.runner.episodes.changed:
+        with self.runner.episodes.changed:
             self.runner.load_state_dict(position["runner"])
             self.runner.episodes.progress.timesteps += self._reported.rows
 
