@@ -280,6 +280,52 @@ def test_eight_threads_share_the_batches_of_one_reader(root: str, name: str, siz
                 assert bytes_of(other.sample(size)) in expected
 
 
+class Halting(InputReader):
+    """A reader that halts in the middle of a batch, until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go_on, self.begun, self.ended = threading.Event(), 0, 0
+
+    def _next(self) -> rlio.SampleBatch:
+        self.begun += 1
+        self.go_on.wait(10)
+        self.ended += 1
+        return rlio.SampleBatch(t=[self.ended])
+
+    def _position(self) -> dict[str, Any]:
+        return {"begun": self.begun, "ended": self.ended}
+
+    def _seek(self, position: dict[str, Any]) -> None:
+        self.begun, self.ended = position["begun"], position["ended"]
+
+
+def test_other_calls_wait_for_a_sample_in_the_middle_of_a_batch() -> None:
+    reader = Halting()
+    mixture = rlio.MixedInput([(reader, 1)], batch_size=1)
+    earlier = {
+        "version": 1,
+        "reader": "Halting",
+        "position": {"begun": 7, "ended": 7},
+        "skip": 0,
+        "dropped": 0,
+    }
+    sampling = in_a_thread(mixture.sample)
+    calls = [
+        in_a_thread(call)
+        for call in (reader.state_dict, mixture.state_dict, lambda: mixture.counts, reader.sample)
+    ]
+    loading = in_a_thread(lambda: reader.load_state_dict(earlier))
+    assert all(each.is_running(0.02) for each in (sampling, *calls, loading))
+    reader.go_on.set()
+    assert sampling.result()["t"].tolist() == [1]
+    state, mixed, counts, sample = (each.result() for each in calls)
+    assert state["position"]["begun"] == state["position"]["ended"] > 0
+    assert mixed["position"]["counts"] == [1]
+    assert counts == {"source_0": 1}
+    assert sample["t"].tolist()[0] > 1
+    assert loading.result() is None
+
+
 def test_a_mixture_tells_its_counts_while_other_threads_sample(root: str) -> None:
     """A look at the counts moved the sources past rows that were still being served."""
     with READERS["a mixture"](root) as mixture:
@@ -335,6 +381,17 @@ def test_a_store_that_is_closed_ends_the_draws_of_eight_threads() -> None:
     *others, closed = together(*[draw] * 6, append, lambda: time.sleep(0.05) or live.close())
     assert closed is None
     assert all(isinstance(each, ClosedError) for each in others)
+    with pytest.raises(ClosedError):
+        len(live)
+
+
+def test_rows_that_wait_for_their_turn_are_not_appended_to_a_closed_store() -> None:
+    live = ReplayStore(ROWS)
+    with live.lock:
+        appending = in_a_thread(lambda: live.append(episode(0, 0, LENGTH)))
+        assert appending.is_running(0.05)
+        live.close()
+    assert isinstance(appending.result(), ClosedError)
     with pytest.raises(ClosedError):
         len(live)
 
