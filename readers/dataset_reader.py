@@ -240,7 +240,10 @@ class DatasetReader(InputReader):
     @property
     def _reading(self) -> SnapshotPass | FollowPass:
         """The pass; with ``grow``, that of this epoch."""
-        return self._pass.current if isinstance(self._pass, GrowingPass) else self._pass
+        if not isinstance(self._pass, GrowingPass):
+            return self._pass
+        with self._turns_of_threads.held():  # Between two epochs, only `sample` may open the next.
+            return self._pass.current
 
     @property
     def cache(self) -> Kept:
@@ -265,7 +268,10 @@ class DatasetReader(InputReader):
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far, with ``on_error="skip"``."""
-        return self._pass.skipped
+        if not isinstance(self._pass, GrowingPass):
+            return self._pass.skipped
+        with self._turns_of_threads.held():
+            return self._pass.skipped
 
     @property
     def epoch(self) -> int:

@@ -27,6 +27,7 @@ from rlio import DatasetReader, ReplayStore, Roll
 from rlio.errors import ClosedError, EndOfData, OptionError, RlioError
 from rlio.following.replay import FollowCounters
 from rlio.reader import InputReader
+from rlio.readers.growing_pass import GrowingPass
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.sampling.external_runner import ExternalRunner
 from rlio.sampling.runner import Runner
@@ -179,6 +180,19 @@ def test_calls_that_wait_for_a_build_end_when_the_store_is_closed(root: str, go_
     assert closing.result() is None
 
 
+def test_a_store_is_closed_by_a_thread_that_holds_its_lock(root: str, go_on: threading.Event) -> None:
+    kept = ReplayStore.open(root, wait=False)
+
+    def close() -> None:
+        with kept.lock:
+            kept.close()
+
+    closing = in_a_thread(close)
+    assert closing.is_running(0.05), "it waits for its builder"
+    go_on.set()
+    assert closing.result() is None
+
+
 def test_a_wait_for_a_build_ends_after_its_timeout(root: str, go_on: threading.Event) -> None:
     with ReplayStore.open(root, wait=False) as kept:
         assert together(*[lambda: kept.wait(0.05)] * THREADS) == [False] * THREADS
@@ -278,6 +292,39 @@ def test_eight_threads_share_the_batches_of_one_reader(root: str, name: str, siz
             for state in states[:: taken // 6]:  # A state lies between two batches.
                 other.load_state_dict(state)
                 assert bytes_of(other.sample(size)) in expected
+
+
+def test_a_growing_data_set_is_asked_while_another_thread_begins_its_next_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question opened the last epoch again, and put it in the place of the next one."""
+    grows, opening, go_on = str(tmp_path / "set"), threading.Event(), threading.Event()
+    plain = GrowingPass._open
+
+    def slowly(self: GrowingPass, *args: Any, **options: Any) -> Any:
+        found = plain(self, *args, **options)
+        if not opening.is_set():
+            opening.set()
+            go_on.wait(10)
+        return found
+
+    with rlio.ParquetWriter(grows) as writer:
+        writer.write(episode(0, 0, 10))
+        writer.flush()
+        with DatasetReader(grows, batch_size=10, grow=True) as reader:
+            reader.sample()
+            writer.write(episode(0, 1, 10))
+            writer.flush()
+            monkeypatch.setattr(GrowingPass, "_open", slowly)
+            sampling = in_a_thread(reader.sample)
+            assert opening.wait(10)
+            asking = [in_a_thread(ask) for ask in (lambda: reader.epoch, lambda: reader.skipped)]
+            assert all(each.is_running(0.05) for each in asking)
+            go_on.set()
+            assert [each.result() for each in asking] == [1, 0]
+            assert sampling.result()["eps_id"].tolist() == [0] * 10
+            assert len(reader) == 20
+            assert reader.sample()["eps_id"].tolist() == [1] * 10  # type: ignore[index]
 
 
 class Halting(InputReader):

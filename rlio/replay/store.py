@@ -658,13 +658,14 @@ class ReplayStore(Described):
         """Stop building and release the rows; batches drawn earlier stay valid. May be called again."""
         self._closed = True
         self._stop.set()
-        self.wake()
-        if self._builder is not None:
-            self._builder.join()
-        with self.lock:  # After a draw or append of another thread.
+        with self._changed:  # After a draw or append of another thread.
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.ready)
             self._rows = None
             if self._scratch is not None:
                 self._scratch.close()
+        if self._builder is not None:
+            self._builder.join()
 
     def __enter__(self) -> Self:
         return self
