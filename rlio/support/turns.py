@@ -99,8 +99,9 @@ class Turns:
         Yields:
             Whether no other thread is in a call.
         """
+        waited = getattr(_here, "waited", False)  # For the same call, on closing an object around this one.
         held = self.lock.acquire(blocking=False)
-        if not held and not isinstance(self.lock, _Lost):
+        if not held and not waited and not isinstance(self.lock, _Lost):
             interrupt()
             held = self.lock.acquire(timeout=_LAST_SECONDS)
             if not held:
@@ -109,9 +110,11 @@ class Turns:
                     self._what,
                     _LAST_SECONDS,
                 )
+        _here.waited = not held
         try:
             yield held
         finally:
+            _here.waited = waited
             if held:
                 self.lock.release()
 
