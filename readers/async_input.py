@@ -34,9 +34,12 @@ class AsyncInput(InputReaderAround):
     Hold neither lock while you call `sample`, load a state or close, because the thread may wait for it.
 
     `sample` raises an error of the child, or its end, after the batches before it; the next call continues.
-    `close` waits for the batch that is being sampled, unless the child waits for others and can be
-    interrupted (`InputReader.interrupt`). A forked process does not have the thread: there a reader that has
-    begun raises ClosedError.
+    `close` waits for the batch that is being sampled, unless the child can be interrupted
+    (`InputReader.interrupt`). A forked process does not have the thread: there a reader that has begun raises
+    ClosedError. In a callback of the thread, `state_dict` does not wait for a `sample` of another thread,
+    because that one may wait for the thread.
+
+    Several threads may call it: see `rlio.InputReader`.
 
     Args:
         child: The reader; used only by the thread, and closed with this one.

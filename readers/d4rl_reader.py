@@ -95,6 +95,8 @@ class D4RLReader(StoredReader):
     `sample` serves some thousands of rows. ``shuffle`` mixes rows from about 16 places of the files at a
     time.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         inputs: A file, folder, glob or URI, or a list of those. In folders, every ``*.hdf5`` and ``*.h5`` is
             read.

@@ -73,6 +73,8 @@ class DatasetReader(InputReader):
     own writers: those whose CRC-32 of the id, modulo world, equals rank. Each rank then has its own state.
     With ``missing="fill"``, columns that a later writer adds appear from that point on.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
         at: A snapshot from `Dataset.snapshot`: the reader reads exactly its rows, and none that were added
@@ -238,7 +240,10 @@ class DatasetReader(InputReader):
     @property
     def _reading(self) -> SnapshotPass | FollowPass:
         """The pass; with ``grow``, that of this epoch."""
-        return self._pass.current if isinstance(self._pass, GrowingPass) else self._pass
+        if not isinstance(self._pass, GrowingPass):
+            return self._pass
+        with self._turns_of_threads.held():  # Between two epochs, only `sample` may open the next.
+            return self._pass.current
 
     @property
     def cache(self) -> Kept:
@@ -263,7 +268,10 @@ class DatasetReader(InputReader):
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far, with ``on_error="skip"``."""
-        return self._pass.skipped
+        if not isinstance(self._pass, GrowingPass):
+            return self._pass.skipped
+        with self._turns_of_threads.held():
+            return self._pass.skipped
 
     @property
     def epoch(self) -> int:
@@ -294,11 +302,12 @@ class DatasetReader(InputReader):
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
-        self._check_open()
-        self._check_loaded()
-        if operator.index(n) < 0:
-            raise OptionError(f"skip(n={n}): expected a number of batches, 0 or more")
-        self._pass.skip(operator.index(n))
+        with self._turns_of_threads.held():
+            self._check_open()
+            self._check_loaded()
+            if operator.index(n) < 0:
+                raise OptionError(f"skip(n={n}): expected a number of batches, 0 or more")
+            self._pass.skip(operator.index(n))
 
     @property
     def row_source(self) -> RowSource | None:
@@ -316,9 +325,8 @@ class DatasetReader(InputReader):
         return Endless(self.epoch, len(self))
 
     def interrupt(self) -> None:
-        """Wake a `sample` that waits for rows; see `InputReader`."""
-        if isinstance(self._pass, FollowPass):
-            self._pass.interrupt()
+        """Wake a `sample` that waits for rows, or for its store to be built; see `InputReader`."""
+        self._pass.interrupt()
 
     def _next(self) -> Batch:
         return self._finished(self._pass.take(None))

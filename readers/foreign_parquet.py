@@ -94,6 +94,8 @@ class ForeignParquetReader(StoredReader):
     floats become NaN, as pandas writes them. Legacy ``dones`` become ``terminateds``. Without ``batch_size``,
     `sample` serves a row group (a rank's share of it), or a record, if rows are batches.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         inputs: A file, folder, glob or URI, or a list of those. In folders, every ``*.parquet`` is read.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions

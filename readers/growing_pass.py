@@ -57,12 +57,16 @@ class GrowingPass:
         self._running: SnapshotPass | None = None
         self._place: JsonState = {}
         self._most_skipped = 0
+        self.interrupted = False
         self._running = self._open(dataset, epochs=1)
 
     def _open(self, dataset: Dataset, *, epochs: int) -> SnapshotPass:
         """A pass that ends after ``epochs`` epochs, the last of them over ``dataset``."""
         # The end of an epoch is not the end of the data: the pass drops nothing there.
-        return self._open_pass(dataset, replace(self.options, epochs=epochs, drop_last=False))
+        opened = self._open_pass(dataset, replace(self.options, epochs=epochs, drop_last=False))
+        if self.interrupted:
+            opened.interrupt()
+        return opened
 
     @property
     def current(self) -> SnapshotPass:
@@ -261,6 +265,13 @@ class GrowingPass:
         except OptionError as error:
             raise StateError(f"state['position']['at'] is not a snapshot: {error}", uri=self._uri) from error
         return _placed(self._open(dataset, epochs=_epochs_of(position)), _within(position))
+
+    def interrupt(self) -> None:
+        """See `EpochPass.interrupt`; also for the passes that are opened later."""
+        self.interrupted = True
+        running = self._running
+        if running is not None:
+            running.interrupt()
 
     def close(self) -> None:
         """Close the current pass."""

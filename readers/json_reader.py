@@ -72,6 +72,8 @@ class JsonReader(StoredReader):
     Rows keep the dtypes of JSON (int64, float64, bool; packed columns have their own) unless ``spaces`` are
     given; legacy ``dones`` become ``terminateds``.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         inputs: A file, folder, glob or URI, or a list of those. In folders and zip files, every ``*.json``
             and ``*.jsonl`` is read; in folders also every ``*.zip``.

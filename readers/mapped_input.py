@@ -32,6 +32,8 @@ class MappedInput(InputReaderAround):
     may add, change and drop columns and rows, and may change the given batch in place. For a resumable reader
     they must be pure: the same batch in, the same batch out.
 
+    Several threads may call it: see `rlio.InputReader`. Functions are called by one thread at a time.
+
     Args:
         child: The reader; closed with this one.
         functions: Each takes a batch and returns a batch.

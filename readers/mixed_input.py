@@ -63,6 +63,8 @@ class MixedInput(InputReader):
     batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order, so
     sequences and fragments stay whole. A SampleBatch beside a MultiAgentBatch becomes its ``default_policy``.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         sources: Name -> reader, with ``weights``; or reader -> weight; or pairs (reader, weight). Sources
             without a name are called ``source_0``, ``source_1``, ... The mixture owns and closes them.
@@ -146,14 +148,16 @@ class MixedInput(InputReader):
     @property
     def sources(self) -> dict[str, InputReader]:
         """Name -> reader."""
-        self._settle()
+        with self._turns_of_threads.held():
+            self._settle()
         return {source.name: source.reader for source in self._sources}
 
     @property
     def counts(self) -> dict[str, int]:
         """Name -> steps served so far."""
-        self._settle()
-        return {source.name: source.served for source in self._sources}
+        with self._turns_of_threads.held():
+            self._settle()
+            return {source.name: source.served for source in self._sources}
 
     @property
     def skipped(self) -> int:
@@ -458,9 +462,9 @@ class MixedInput(InputReader):
 
     # ---- state ----
 
-    def state_dict(self) -> JsonState:
+    def _whole_state(self) -> JsonState:
         self._settle()
-        state = super().state_dict()
+        state = super()._whole_state()
         state["dropped"] += sum(
             source.waiting_units() for source in self._sources if not source.reader.replayable
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +15,7 @@ from rlio.batch.nested import leaves
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
 from rlio.reader import InputReader, JsonState, Restorable
 from rlio.support.forks import ReadAhead
+from rlio.support.turns import Turns
 
 __all__ = ["Prefetch"]
 
@@ -71,8 +72,12 @@ class Prefetch(Restorable, Iterator[Tensors]):
     """Batches of a reader as tensors; a background thread reads and copies the next ones.
 
     Only the thread uses the reader until `close`. `close` leaves the reader open and, if it is replayable, at
-    the position after the last delivered batch. An error of the reader is raised after the batches before it;
-    the next call tries the reader again.
+    the position after the last delivered batch. If the reader waits for rows, `close` interrupts it after
+    some seconds; close the reader then. An error of the reader is raised after the batches before it; the
+    next call tries the reader again.
+
+    Several threads may call it: their calls take turns, and each batch goes to one of them. `interrupt` and
+    `close` end a call that waits.
 
     Args:
         reader: Any reader; the caller closes it.
@@ -105,6 +110,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
         # Whether the reader may be past batches that were not delivered.
         self._is_ahead = False
         self._ended = self._closed = False
+        self._turns = Turns(type(self).__name__)
 
     def _describe(self) -> Iterator[str]:
         yield repr(self._reader)
@@ -116,6 +122,10 @@ class Prefetch(Restorable, Iterator[Tensors]):
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
+        with self._turns.lock:
+            return self._take()
+
+    def _take(self) -> Tensors:
         if self._closed:
             raise ClosedError("this prefetch() is closed: begin a new one, or use it before close()")
         self._check_loaded()
@@ -156,18 +166,19 @@ class Prefetch(Restorable, Iterator[Tensors]):
             StateError: The state does not fit the reader.
             ClosedError: After `close`.
         """
-        if self._closed:
-            raise ClosedError("this prefetch() is closed: load the state into a new one")
-        self._ahead.check()
-        self._go_back()
-        with self._loading():
-            self._reader.load_state_dict(state)
-            self._state = self._reader.state_dict()
-        self._ended = False
+        with self._turns.held():
+            if self._closed:
+                raise ClosedError("this prefetch() is closed: load the state into a new one")
+            self._ahead.check()
+            self._go_back()
+            with self._loading():
+                self._reader.load_state_dict(state)
+                self._state = self._reader.state_dict()
+            self._ended = False
 
-    def _go_back(self) -> None:
+    def _go_back(self, wake: Callable[[], None] | None = None) -> None:
         """End the thread and move the reader back to its position after the last delivered batch."""
-        left = len(self._ahead.halt())
+        left = len(self._ahead.halt(wake))
         is_ahead, self._is_ahead = self._is_ahead, False
         if is_ahead and self._reader.replayable:
             with contextlib.suppress(ClosedError):  # A closed reader has no position to return to.
@@ -179,12 +190,19 @@ class Prefetch(Restorable, Iterator[Tensors]):
                 type(self._reader).__name__,
             )
 
+    def interrupt(self) -> None:
+        """End a call of another thread that waits, and interrupt the reader; `close` follows."""
+        self._ahead.interrupt()
+        if not self._ahead.is_lost:
+            self._reader.interrupt()
+
     def close(self) -> None:
-        """End the thread after the running `sample`. May be called again."""
-        if not self._closed:
+        """End the thread after the running `sample`, and calls that wait. May be called again."""
+        if not self._closed and self._turns.begin_close():
             self._closed = True
-            if not self._ahead.is_lost:
-                self._go_back()
+            with self._turns.after_calls(self._ahead.interrupt):
+                if not self._ahead.is_lost:
+                    self._go_back(self._reader.interrupt)
 
     def __enter__(self) -> Self:
         return self

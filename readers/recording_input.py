@@ -30,6 +30,8 @@ class RecordingInput(InputReaderAround):
     Exactly the served rows are written, for any sizes. The state is the child's: a reader that is restored to
     an earlier state serves rows again, and writes them again.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         child: The reader; closed with this one.
         writer: The writer; closed with this one, after the child.

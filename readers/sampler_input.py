@@ -65,6 +65,8 @@ class SamplerInput(InputReader):
     stored sequences: it cuts none. Batches of several agents are counted in steps; if one of their policies
     is recurrent, take whole batches with ``sample()``.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         runner: An `EnvRunner`, a `MultiAgentEnvRunner`, or any other `Runner` (this reader does not save the
             state of another one); closed with this reader.
@@ -99,7 +101,7 @@ class SamplerInput(InputReader):
             self._columnar.load_state_dict(state)
 
     def interrupt(self) -> None:
-        """Interrupt the runner if it waits for others; see `InputReader`."""
+        """Interrupt the runner; see `InputReader`."""
         if hasattr(self.runner, "interrupt"):
             self.runner.interrupt()
 

@@ -43,6 +43,8 @@ class ShuffledInput(InputReaderAround):
     again. If the child is not replayable (live experience), the unserved rest of the window is dropped
     instead, and counted in `dropped`.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         child: The reader; closed with this one.
         n: Batches in a window; 0 and 1 keep the child's order.
@@ -114,8 +116,8 @@ class ShuffledInput(InputReaderAround):
         self._number, self._index = number, index
         self._window, self._order, self._start = [], None, None
 
-    def state_dict(self) -> JsonState:
-        state = super().state_dict()
+    def _whole_state(self) -> JsonState:
+        state = super()._whole_state()
         if not self.replayable:
             waiting = (batch for batch in self._window if batch is not None)
             state["dropped"] += sum(count_units(batch, self.unit) for batch in waiting)
@@ -128,6 +130,7 @@ class ShuffledInput(InputReaderAround):
             number, index, start = number + 1, 0, None
         return {
             "order": ORDER_VERSION,
+            "n": self.n,
             "seed": self.seed,
             "window": number,
             "index": index,
@@ -139,6 +142,11 @@ class ShuffledInput(InputReaderAround):
             raise StateError(
                 f"state['position']['order'] is {excerpt(position['order'])}, expected {ORDER_VERSION}: use "
                 "the version of rlio that saved the state"
+            )
+        if position.get("n", self.n) != self.n:  # Earlier states do not hold it.
+            raise StateError(
+                f"state['position']['n'] is {excerpt(position['n'])}, but this reader has {self.n}: make it "
+                "with the same windows"
             )
         super()._seek(position)
         self.seed = int(position["seed"])

@@ -197,11 +197,7 @@ def _state_of(kind: _Kind, part: Any) -> Any:
         return part.bit_generator.state
     if kind == "priorities":
         with part.store.lock:
-            return {
-                "state": part.state_dict(),
-                "priorities": part.priorities.to_arrays(),
-                "span": list(part.span),
-            }
+            return {"state": part.state_dict(), **part.kept()}
     return getattr(part, kind)() if kind in _METHODS else part
 
 
@@ -209,8 +205,7 @@ def _restore(kind: _Kind, part: Any, state: Any) -> None:
     if kind == "generator":
         _restore_generator(part, state)
     elif kind == "priorities":
-        first, last = state["span"]
-        part.restore(state["priorities"], (first, last))
+        part.restore(state)
         part.load_state_dict(state["state"])
     else:
         getattr(part, _METHODS[kind])(state)

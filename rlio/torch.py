@@ -65,6 +65,7 @@ from rlio.readers.stored_pass import Cache
 from rlio.replay.store import UnitKeywords
 from rlio.storage.paths import mask_secrets
 from rlio.support.options import checked_keywords
+from rlio.support.turns import Turns
 
 __all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch", "to_tensordict"]
 
@@ -123,6 +124,9 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     With ``cache="memory"``, which "auto" chooses for small data, each worker holds its own copy of all rows;
     with ``cache="disk"`` all processes share one copy. The order is the same.
 
+    Several threads may call it. Each ``iter()`` is for one thread; `state_dict` is that of the last batch
+    that any of them gave.
+
     Args:
         root: Folder of the data set, a path or fsspec URL, or an open `rlio.Dataset`.
         batch_size: Units (rows, sequences, joint steps) of a batch, for each rank.
@@ -165,8 +169,9 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
                 f"rank={self.rank}, world={self.world} and no seed: give all ranks the same seed=..., or "
                 "initialise torch.distributed, through which they agree on one"
             )
-        # An idle reader, kept for reuse because opening one may be slow, and the process that opened it.
-        self._idle: tuple[int, DatasetReader] | None = None
+        # An idle reader, kept for reuse because opening one may be slow, and the process that opened it. A
+        # deque, because of several threads only one gets it.
+        self._idle: deque[tuple[int, DatasetReader]] = deque(maxlen=1)
         # All workers and ranks must read one snapshot in one order. Their state therefore holds the seed, and
         # does not load over another layout of the rows.
         self._options["at"], self._start = (
@@ -178,7 +183,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     def _begin(self) -> tuple[Snapshot, JsonState]:
         """The snapshot and state that all ranks and workers share."""
         reader = self._open()
-        self._idle = (os.getpid(), reader)
+        self._put_back(reader)
         if reader.seed is not None:
             logger.info("reading %s with seed %d", reader.dataset.uri, reader.seed)
         return reader.dataset.snapshot(), reader.state_dict()
@@ -188,17 +193,28 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
 
     def _reader(self) -> DatasetReader:
         """A reader for exclusive use; the caller closes it."""
-        process, reader = self._idle or (None, None)
-        self._idle = None
-        if reader is not None and process == os.getpid():
-            return reader
-        return self._open()
+        return self._idle_reader() or self._open()
+
+    def _idle_reader(self) -> DatasetReader | None:
+        """The idle reader, if this process has one."""
+        try:
+            process, reader = self._idle.pop()
+        except IndexError:
+            return None
+        return reader if process == os.getpid() else None
+
+    def _put_back(self, reader: DatasetReader) -> None:
+        """Keep a reader for reuse, instead of an idle one that another thread has put back."""
+        other = self._idle_reader()
+        self._idle.append((os.getpid(), reader))
+        if other is not None:
+            other.close()
 
     def _rest(self) -> None:
         """Close the idle reader: workers open their own."""
-        if self._idle is not None and self._idle[0] == os.getpid():
-            self._idle[1].close()
-        self._idle = None
+        reader = self._idle_reader()
+        if reader is not None:
+            reader.close()
 
     def _describe(self) -> Iterator[str]:
         root = self._root
@@ -207,7 +223,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         yield f"rank={self.rank}, world={self.world}"
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = {**self.__dict__, "_idle": None}
+        state: dict[str, Any] = {**self.__dict__, "_idle": deque(maxlen=1)}
         return state
 
     # ---- reading ----
@@ -252,11 +268,12 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     def _batches_per_message(self) -> int:
         """How many batches a worker sends in one message; the same number in all workers."""
         reader = self._reader()
-        self._idle = (os.getpid(), reader)
         length = self._options.get("sequence_length")
-        if reader.unit == "episodes" or (reader.unit == "sequences" and length is None):
+        unit, schemas = reader.unit, reader.dataset.schemas.values()
+        self._put_back(reader)
+        if unit == "episodes" or (unit == "sequences" and length is None):
             return 1  # The number of rows in a batch is known only after reading it.
-        row_bytes = max((schema.row_bytes for schema in reader.dataset.schemas.values()), default=1)
+        row_bytes = max((schema.row_bytes for schema in schemas), default=1)
         batch_bytes: int = self._options["batch_size"] * (length or 1) * max(row_bytes, 1)
         return max(1, min(_MESSAGE_BATCHES, _MESSAGE_BYTES // batch_bytes))
 
@@ -304,8 +321,10 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     def _accept(self, state: JsonState) -> None:
         """Check that a state fits."""
         reader = self._reader()
-        self._idle = (os.getpid(), reader)
-        reader.load_state_dict(state)
+        try:
+            reader.load_state_dict(state)
+        finally:
+            self._put_back(reader)
 
 
 class ReplayLoader(Restorable, Iterator[Item]):
@@ -315,6 +334,9 @@ class ReplayLoader(Restorable, Iterator[Item]):
     state counts delivered batches, not those that workers have ready. The state is that of a
     `rlio.DatasetReader`: it loads with any number of workers and, if all ranks have taken equally many
     batches, of ranks. After an error, the next call retries from the batch that failed.
+
+    Several threads may call it: their calls take turns, and each batch goes to one of them. `close` ends a
+    call that waits for its batch, as soon as the batch arrives.
 
     The global random generators of a worker, which transforms may use, are seeded by the order's seed and the
     position where the workers began. The generators of this process are not touched.
@@ -333,6 +355,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
         self._workers: Iterator[list[_Sent]] | None = None
         self._running: Iterator[_Sent] | None = None
         self._ended = self._closed = False
+        self._turns = Turns(type(self).__name__)
 
     def _describe(self) -> Iterator[str]:
         yield f"num_workers={self._num_workers}"
@@ -346,11 +369,18 @@ class ReplayLoader(Restorable, Iterator[Item]):
             ClosedError: After `close`.
             Exception: The worker's exception, with its traceback as a note.
         """
+        with self._turns.lock:
+            return self._take()
+
+    def _take(self) -> Item:
         if self._closed:
             raise ClosedError("the loader is closed: make another one, or use it before close()")
         self._check_loaded()
         while not self._ended:
             sent = self._receive()
+            if self._closed:
+                self._stop()
+                raise ClosedError("the loader was closed while this thread waited for a batch")
             if sent is None:
                 self._ended = True
                 break
@@ -432,19 +462,25 @@ class ReplayLoader(Restorable, Iterator[Item]):
             StateError: The state does not fit the data or the options, or is that of one of several workers.
             ClosedError: After `close`.
         """
-        if self._closed:
-            raise ClosedError("the loader is closed: load the state into a new one")
-        with self._loading():
-            plain = _resumed(state, 0, 1)[0]
-            self._dataset._accept(plain)
-            self._stop()
-            self._state = plain
-        self._ended = False
+        with self._turns.held():
+            if self._closed:
+                raise ClosedError("the loader is closed: load the state into a new one")
+            with self._loading():
+                plain = _resumed(state, 0, 1)[0]
+                self._dataset._accept(plain)
+                self._stop()
+                self._state = plain
+            self._ended = False
 
     def close(self) -> None:
-        """End the workers. May be called again."""
+        """End the workers. May be called again.
+
+        Waits some seconds for a batch that another thread waits for; after that, its call ends the workers.
+        """
         self._closed = True
-        self._stop()
+        with self._turns.after_calls() as alone:
+            if alone:
+                self._stop()
 
     def __enter__(self) -> Self:
         return self

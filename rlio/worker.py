@@ -91,6 +91,10 @@ class RolloutWorker(InputReader):
 
     The worker closes all its parts, also those that were passed as objects.
 
+    Several threads may call a worker. Calls that sample, and those that read or load a state, take turns;
+    calls that change a policy wait until it has acted (`rlio.Policy.lock`). `interrupt` and `close` do not
+    wait for their turn: they end a call that samples.
+
     Attributes:
         group: The policies, and operations on all of them.
         runner: The EnvRunner, MultiAgentEnvRunner or ExternalRunner; None without an environment.
@@ -337,9 +341,10 @@ class RolloutWorker(InputReader):
         return self.group.foreach_policy_to_train(func, **kwargs)
 
     def _not_sampling(self) -> AbstractContextManager[object]:
-        """Pause a sampler that runs ahead while the acting policies change."""
+        """Keep other threads from sampling, while the acting policies change or environments are called."""
         ahead = self._inputs.ahead
-        return nullcontext() if ahead is None else ahead.lock
+        # A call of `sample` may wait for the sampler that runs ahead, and its callbacks may change policies.
+        return self._turns_of_threads.held() if ahead is None else ahead.lock
 
     def _policy_spaces(self, *, needed: bool = False) -> dict[str, Spaces]:
         """Spaces by policy id. Skips unbound policies unless ``needed``, which makes them raise."""
@@ -473,13 +478,15 @@ class RolloutWorker(InputReader):
         Raises:
             OptionError: The environments live in other processes, or are one native vector environment.
         """
-        return [] if self.runner is None else [func(env) for env in sub_envs(self.runner)]
+        with self._not_sampling():
+            return [] if self.runner is None else [func(env) for env in sub_envs(self.runner)]
 
     def foreach_env_with_context(self, func: Callable[[Any, EnvContext], T]) -> list[T]:
         """Like `foreach_env`, with the context given to each environment's maker: ``func(env, context)``."""
         context = self._place.context(self.rollout)
-        envs = [] if self.runner is None else sub_envs(self.runner)
-        return [func(env, context.with_index(i)) for i, env in enumerate(envs)]
+        with self._not_sampling():
+            envs = [] if self.runner is None else sub_envs(self.runner)
+            return [func(env, context.with_index(i)) for i, env in enumerate(envs)]
 
     def assert_healthy(self) -> None:
         """Raise unless the worker can sample.
@@ -580,11 +587,12 @@ class RolloutWorker(InputReader):
         Raises:
             OptionError: A component does not exist.
         """
-        state = self.group.get_state(trainable_only=trainable_only) | {"position": self.state_dict()}
-        if self.runner is not None:
-            state["metrics"] = self.runner.metrics.state_dict()
-            with self._not_sampling():
-                state["connectors"] = self.runner.connector_states()
+        with self._turns_of_threads.held():
+            state = self.group.get_state(trainable_only=trainable_only) | {"position": self.state_dict()}
+            if self.runner is not None:
+                state["metrics"] = self.runner.metrics.state_dict()
+                with self._not_sampling():
+                    state["connectors"] = self.runner.connector_states()
         return select_components(state, components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -601,7 +609,7 @@ class RolloutWorker(InputReader):
             StateError: The state does not fit.
             OptionError: A name cannot be imported.
         """
-        with self._loading() if "position" in state else nullcontext():
+        with self._turns_of_threads.held(), self._loading() if "position" in state else nullcontext():
             self._set_state(state)
 
     def _set_state(self, state: Mapping[str, Any]) -> None:
@@ -671,6 +679,12 @@ class RolloutWorker(InputReader):
             raise
         self.set_state(select_components(stored, components, not_components))
         self.callbacks.on_checkpoint_loaded(worker=self, path=folder)
+
+    def interrupt(self) -> None:
+        """End a `sample` of another thread, after the running step of the environments; see `InputReader`."""
+        self.reader.interrupt()
+        if self.runner is not None:  # The reader of logged experience beside it does not know it.
+            self.runner.interrupt()
 
     def _close(self) -> None:
         with ExitStack() as stack:

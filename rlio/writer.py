@@ -70,6 +70,9 @@ class OutputWriter(ClosedByWith):
 
     An exception inside ``with`` still publishes the rows that `write` accepted. The exception is never
     replaced.
+
+    Several threads may call a writer: their calls take turns. A `write` after a `close` of another thread
+    raises a ClosedError.
     """
 
     #: Whether rows survive ``kill -9`` once `write` has returned.

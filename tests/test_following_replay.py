@@ -621,6 +621,30 @@ def test_states_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
             replay.load_state_dict(state)
 
 
+def test_a_state_of_another_draw_is_refused() -> None:
+    """It drew other units, and counted them as those of the state."""
+    root = finished({A: 60})
+    with replay_of(root, filter="t > 4") as replay:
+        replay.sample()
+        state = json.loads(json.dumps(replay.state_dict()))
+    for other in ({}, {"filter": "t > 5"}, {"sequence_length": 4}):
+        with replay_of(root, **other) as replay, pytest.raises(StateError, match="draw"):
+            replay.load_state_dict(state)
+    del state["position"]["draw"]  # Earlier states do not hold it.
+    with replay_of(root, filter="t > 4") as replay:
+        replay.load_state_dict(state)
+        assert replay.state_dict()["position"]["draw"]["filter"] == "t > 4"
+
+
+def test_states_of_other_draws_are_not_merged() -> None:
+    root, states = finished({A: 60, B: 60}), []
+    for rank, options in ((0, {}), (1, {"filter": "t > 4"})):
+        with replay_of(root, shard=(rank, 2), **options) as replay:
+            states.append(replay.state_dict())
+    with pytest.raises(StateError, match="draw differently"):
+        FollowingReplay.merge_states(states)
+
+
 # ---- marks ----
 
 

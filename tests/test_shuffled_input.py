@@ -178,3 +178,18 @@ def test_batches_of_agents_are_shuffled_like_any_other() -> None:
     batches = list(ShuffledInput(Agents(30, (3,)), 4, seed=0))
     assert all(isinstance(batch, MultiAgentBatch) for batch in batches)
     assert sorted(int(batch["even"]["t"][0]) for batch in batches) == list(range(0, 30, 3))
+
+
+@pytest.mark.parametrize("other", [1, 3, 5])
+def test_a_state_of_another_window_is_refused(other: int) -> None:
+    """Batches were served twice, and others never: the rest of the window was that of another permutation."""
+    reader = ShuffledInput(Counting(40, (1,)), 4, seed=3)
+    for _ in range(6):
+        reader.sample()
+    state = json.loads(json.dumps(reader.state_dict()))
+    with pytest.raises(StateError, match="'n'"):
+        ShuffledInput(Counting(40, (1,)), other, seed=3).load_state_dict(state)
+    del state["position"]["n"]  # Earlier states do not hold it.
+    again = ShuffledInput(Counting(40, (1,)), 4, seed=3)
+    again.load_state_dict(state)
+    assert numbers(list(again)) == numbers(list(reader))

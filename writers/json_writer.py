@@ -44,6 +44,8 @@ class JsonWriter(DatasetWriter):
     ``roll.max_rows``; sequences, and batches of several policies, are not cut. If a writer on this machine
     died, the next writer that opens the root publishes the rows in its log; `rlio recover` does so too.
 
+    Several threads may call it: see `rlio.OutputWriter`.
+
     Args:
         root: Folder of the data set: a path or any fsspec URL.
         roll: When to store a shard.

@@ -17,7 +17,10 @@ __all__ = ["NoopOutput"]
 
 
 class NoopOutput(OutputWriter):
-    """Takes every batch, counts its rows and drops it."""
+    """Takes every batch, counts its rows and drops it.
+
+    Several threads may call it: see `rlio.OutputWriter`.
+    """
 
     def _write(self, batch: Batch) -> None:
         """Keep nothing."""

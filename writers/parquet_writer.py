@@ -35,6 +35,8 @@ class ParquetWriter(DatasetWriter):
     `close`. If a writer on this machine died, the next writer that opens the root publishes the rows in its
     log; `rlio recover` does so too.
 
+    Several threads may call it: see `rlio.OutputWriter`.
+
     Args:
         root: Folder of the data set: a path or any fsspec URL.
         roll: When to store a shard.

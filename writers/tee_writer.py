@@ -34,6 +34,8 @@ class TeeWriter(OutputWriter):
     names its writer, and a note for each further failure. `rows_received` counts batches that all writers
     took.
 
+    Several threads may call it: see `rlio.OutputWriter`.
+
     Args:
         writers: At least one, and each only once.
 

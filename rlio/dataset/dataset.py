@@ -214,7 +214,7 @@ class Dataset(DatasetSnapshot):
         """Return rows by their numbers, in the given order; a number may come twice.
 
         The caller owns the rows. Decodes each row group in which a row lies, whole, and keeps the last one
-        for the next call; for many random draws, use a `rlio.ReplayStore`. For one thread at a time.
+        for the next call; for many random draws, use a `rlio.ReplayStore`. Several threads take turns.
 
         Args:
             rows: Numbers in the order of the data set, from 0; negative ones count from the end.
@@ -257,7 +257,7 @@ class Dataset(DatasetSnapshot):
         """Return an episode by its number, in the order of first rows; fragments and shards are joined.
 
         Decodes the shards in which its rows lie. Rows without ``eps_id`` follow each other until one ends the
-        episode; the number is then the id. For one thread at a time.
+        episode; the number is then the id. Several threads take turns.
 
         Raises:
             IndexError: There is no such episode.

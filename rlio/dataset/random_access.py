@@ -37,6 +37,7 @@ from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import CorruptData, OptionError
 from rlio.readers.read_options import ReadOptions
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
+from rlio.support.turns import Turns
 
 __all__ = ["RandomAccess"]
 
@@ -65,7 +66,7 @@ class _Found(NamedTuple):
 
 
 class RandomAccess:
-    """Reads rows and episodes by number; for one thread at a time. Keeps the last decoded row group.
+    """Reads rows and episodes by number, for one thread at a time. Keeps the last decoded row group.
 
     Args:
         dataset: The data set, without missing rows.
@@ -85,6 +86,7 @@ class RandomAccess:
             columns = [name for name in dict.fromkeys(known) if not is_per_sequence(name)]
         self._columns = list(columns)
         self._gone = GoneShards(dataset.storage, "raise")
+        self._turns = Turns("Dataset")
         self._open(dataset)
 
     def _open(self, dataset: DatasetSnapshot) -> None:
@@ -99,13 +101,14 @@ class RandomAccess:
 
     def _again(self, read: Callable[[], T]) -> T:
         """Call ``read``; if shards were compacted meanwhile, list the same rows again first."""
-        self._gone.forget()
-        while True:
-            try:
-                return read()
-            except ShardGone as gone:
-                self._gone.miss(gone)
-                self._open(self._dataset.refresh(at=self._dataset.snapshot()))
+        with self._turns.lock:
+            self._gone.forget()
+            while True:
+                try:
+                    return read()
+                except ShardGone as gone:
+                    self._gone.miss(gone)
+                    self._open(self._dataset.refresh(at=self._dataset.snapshot()))
 
     def _batch(self, segment: int, span: Span) -> Any:
         """A decoded row group."""

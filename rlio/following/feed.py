@@ -69,6 +69,8 @@ class Feed:
         self.ring: RingRows = RingRows()
         self.follow = follow
         self.keeper = keeper
+        #: Units drawn so far.
+        self.draws: int = state.draws
         #: Whether every writer is closed and all their rows were put in.
         self.complete: bool = False
         self.failure: BaseException | None = None
@@ -86,11 +88,12 @@ class Feed:
         self._listed_at = -math.inf
 
     def start(self) -> None:
-        """Start the thread, unless it has started."""
-        if self._thread is None:
-            # A daemon, because the interpreter waits for other threads before any code can end them.
-            self._thread = threading.Thread(target=self._run, name="rlio-feed", daemon=True)
-            self._thread.start()
+        """Start the thread, unless it has started or was stopped."""
+        with self.changed:
+            if self._thread is None and not self.closing:
+                # A daemon, because the interpreter waits for other threads before any code can end them.
+                self._thread = threading.Thread(target=self._run, name="rlio-feed", daemon=True)
+                self._thread.start()
 
     def refill(self, rows: Iterator[Taken]) -> int:
         """Put rows back into the ring without counting them again; return how many rows the ring holds."""

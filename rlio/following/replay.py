@@ -104,6 +104,9 @@ class FollowingReplay(InputReader):
     limits allow, and then wait. `sample` raises errors that a retry cannot fix (rights, damage, missing
     rows).
 
+    Several threads may call it: see `rlio.InputReader`. `state_dict` does not wait for a `sample`
+    that waits for rows.
+
     Args:
         root: Folder of the data set: a path or any fsspec URL; it need not exist yet.
         capacity: Rows that the ring keeps.
@@ -223,7 +226,9 @@ class FollowingReplay(InputReader):
             OptionError: Writers must wait, but there are no marks to inform them.
         """
         rank, world = self._options.shard
-        state = FollowState(seed=self.seed, slots=self._slots, ranks=(rank,), world=world)
+        state = FollowState(
+            seed=self.seed, slots=self._slots, ranks=(rank,), world=world, draw=self._draw.to_json()
+        )
         if self._markers is None and self.ratio.min is not None:
             raise OptionError(
                 f"{self.ratio}: writers learn about min from progress marks: pass "
@@ -243,7 +248,7 @@ class FollowingReplay(InputReader):
 
     def _open(self, state: FollowState) -> None:
         """Open at a state, and refill the ring with the rows that it names."""
-        self.seed, self._draws = state.seed, state.draws
+        self.seed = state.seed
         follow = FollowPass(
             self._storage,
             ReadOptions(shard=self._options.shard, on_error=self._options.on_error),
@@ -269,17 +274,17 @@ class FollowingReplay(InputReader):
         found = self._feed.refill(reread(self._storage, ranges, self._options, self._missing))
         self.lost = sum(len(rows) for rows in ranges.values()) - found
         #: Draws from the ring; a prioritised sampler takes errors through `update_priorities`.
-        self.sampler: UniformSampler | PrioritisedSampler = self._make_sampler()
+        self.sampler: UniformSampler | PrioritisedSampler = self._make_sampler(state.draws)
 
-    def _make_sampler(self) -> UniformSampler | PrioritisedSampler:
+    def _make_sampler(self, draws: int) -> UniformSampler | PrioritisedSampler:
         """A sampler that continues after the units drawn so far."""
         rank = self._options.shard[0]
         if self._prioritised is None:
             seed = int(np.random.SeedSequence([self.seed, rank]).generate_state(1, np.uint64)[0])
             uniform = UniformSampler(self.store, self._draw, batch_size=self.batch_size, seed=seed)
-            uniform.drawn = self._draws
+            uniform.drawn = draws
             return uniform
-        seed = int(np.random.SeedSequence([self.seed, rank, self._draws]).generate_state(1, np.uint64)[0])
+        seed = int(np.random.SeedSequence([self.seed, rank, draws]).generate_state(1, np.uint64)[0])
         return PrioritisedSampler(
             self.store, self._draw, self._prioritised, batch_size=self.batch_size, seed=seed
         )
@@ -301,9 +306,9 @@ class FollowingReplay(InputReader):
             ClosedError: In a forked process.
         """
         self._check_owner()
-        with self._feed.changed:
-            account = self._feed.account
-            return FollowCounters(account.inserted, account.drawn, len(self.store))
+        feed = self._feed
+        with feed.changed:
+            return FollowCounters(feed.account.inserted, feed.account.drawn, len(feed.ring))
 
     @property
     def skipped(self) -> int:
@@ -357,7 +362,7 @@ class FollowingReplay(InputReader):
         except EndOfData:
             return None
         self._feed.account.draw(units * self._unit_rows)
-        self._draws += units
+        self._feed.draws += units
         self._feed.changed.notify_all()
         return batch
 
@@ -391,12 +396,16 @@ class FollowingReplay(InputReader):
     def _check_owner(self) -> None:
         self._owner.check(type(self).__name__, uri=self._storage.uri)
 
+    def state_dict(self) -> JsonState:
+        """See `InputReader.state_dict`. Does not wait for a `sample` that waits for rows."""
+        return self._whole_state()
+
     def _position(self) -> JsonState:
         self._check_owner()
         feed = self._feed
         with feed.changed:
             drawn, ring = feed.account.drawn, feed.ring.firsts()
-            return replace(feed.state, draws=self._draws, drawn=drawn, ring=ring).to_json()
+            return replace(feed.state, draws=feed.draws, drawn=drawn, ring=ring).to_json()
 
     def _seek(self, position: JsonState) -> None:
         self._check_owner()
@@ -411,7 +420,14 @@ class FollowingReplay(InputReader):
             raise StateError(
                 f"the state's seed is {state.seed}, this reader's {self._options.seed}: pass the same seed"
             )
-        state = state.share(*self._options.shard, uri=self._storage.uri)
+        draw = self._draw.to_json()
+        if state.draw not in (None, draw):
+            raise StateError(
+                f"state['position']['draw'] is {excerpt(state.draw)} but this reader has {excerpt(draw)}: "
+                "open the reader with the same options",
+                uri=self._storage.uri,
+            )
+        state = replace(state.share(*self._options.shard, uri=self._storage.uri), draw=draw)
         self._shut()
         self._open(state)
 

@@ -37,10 +37,12 @@ class FollowState:
         missed: Writer -> rows below it that were not put in, if any.
         ring: Writer -> its first row in the ring, if any.
         turn: The writer whose rows came last.
+        draw: What is drawn, as JSON; None: unknown, in a state of an earlier version.
     """
 
     seed: int
     slots: int
+    draw: JsonState | None = None
     ranks: tuple[int, ...] = (0,)
     world: int = 1
     draws: int = 0
@@ -80,6 +82,7 @@ class FollowState:
             "draws": self.draws,
             "drawn": self.drawn,
             "turn": self.turn,
+            "draw": self.draw,
             "writers": {
                 writer: [row, self.missed.get(writer, 0), self.ring.get(writer)]
                 for writer, row in sorted(self.rows.items())
@@ -106,6 +109,7 @@ class FollowState:
             draws=_whole(saved, "draws"),
             drawn=_whole(saved, "drawn"),
             turn=str(saved["turn"]),
+            draw=saved.get("draw"),
         )
         for writer, (row, missed, first) in dict(saved["writers"]).items():
             numbers = (row, missed, row if first is None else first)
@@ -211,6 +215,8 @@ def merge_states(states: Sequence[JsonState]) -> JsonState:
     first = found[0]
     if len({(state.world, state.slots) for state in found}) > 1:
         raise StateError("the states come from groups with different numbers of ranks or slots")
+    if any(state.draw != first.draw for state in found):
+        raise StateError("the states come from readers that draw differently (n_step, filter, ...)")
     ranks = sorted(rank for state in found for rank in state.ranks)
     if ranks != list(range(first.world)):
         raise StateError(f"found states of the ranks {ranks} of {first.world}: pass each rank's state once")

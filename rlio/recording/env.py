@@ -13,7 +13,7 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.envs.values import as_flag
 from rlio.errors import OptionError, excerpt
 from rlio.recording.env_rows import EnvRows
-from rlio.recording.recorder import ENV, Mode, Recording, WriterLike, check_names
+from rlio.recording.recorder import ENV, Mode, Recording, WriterLike, alone, check_names
 from rlio.resolve import IOContext
 
 __all__ = ["RecordExperience"]
@@ -35,6 +35,9 @@ class RecordExperience(Recording, gym.Wrapper[Any, Any, Any, Any]):
     write was less than 2 ms ago). A crash loses at most the rows since the last write. `close`, and the end
     of the interpreter, write the rest. If writing fails, `step` raises although the step was taken; the rows
     are kept for the next attempt.
+
+    One thread at a time may step it: `step`, `reset` and `record` raise an OptionError while another thread
+    is in a call. `flush` and `close` may come from any thread, and wait for a running step.
 
     In gymnasium's SyncVectorEnv and AsyncVectorEnv you can wrap each environment, each with its own writer:
     pass a path, which all may share, in the function that makes the environment.
@@ -94,6 +97,7 @@ class RecordExperience(Recording, gym.Wrapper[Any, Any, Any, Any]):
         #: Whether an episode is running, with an observation to act on.
         self._running = False
 
+    @alone
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -113,6 +117,7 @@ class RecordExperience(Recording, gym.Wrapper[Any, Any, Any, Any]):
         self._extras.clear()
         self._running = True
 
+    @alone
     def record(self, **columns: Any) -> None:
         """Add columns to the next step, such as ``action_logp`` of the policy that chose its action.
 
@@ -126,6 +131,7 @@ class RecordExperience(Recording, gym.Wrapper[Any, Any, Any, Any]):
         check_names(columns, seeds=self._seeds)
         self._extras.update(columns)
 
+    @alone
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step; see `gymnasium.Env.step`.
 

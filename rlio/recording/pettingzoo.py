@@ -14,7 +14,7 @@ from rlio.envs.pettingzoo import is_aec, is_pettingzoo
 from rlio.envs.values import as_flag
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.recording.joint_rows import JointRows, PolicyMappingFn, policies_of
-from rlio.recording.recorder import ENV, Mode, Recording, WriterLike, check_names
+from rlio.recording.recorder import ENV, Mode, Recording, WriterLike, alone, check_names
 from rlio.resolve import IOContext
 
 __all__ = ["RecordAECEnv", "RecordParallelEnv"]
@@ -138,7 +138,7 @@ class RecordParallelEnv(_PettingZooRecorder):
     one; rewards until then add up. If it ends without one, ``new_obs_valid`` is False.
 
     Batches are `MultiAgentBatch`es. Rows are written as by `RecordExperience`, when all agents together have
-    as many.
+    as many. Threads: as there.
 
     Args:
         env: The environment; wrap it last, because the wrapper records what your policies see and do.
@@ -159,6 +159,7 @@ class RecordParallelEnv(_PettingZooRecorder):
 
     _records_aec = False
 
+    @alone
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -175,6 +176,7 @@ class RecordParallelEnv(_PettingZooRecorder):
         self._running = True
         return obs, infos
 
+    @alone
     def record(self, agent: Any, /, **columns: Any) -> None:
         """Add columns to the next step of ``agent``, such as ``action_logp``; see `RecordExperience.record`.
 
@@ -183,6 +185,7 @@ class RecordParallelEnv(_PettingZooRecorder):
         """
         self._record(agent, columns)
 
+    @alone
     def step(self, actions: dict[Any, Any]) -> _Step:
         """Take a step; see PettingZoo's ``ParallelEnv.step``.
 
@@ -243,6 +246,7 @@ class RecordAECEnv(_PettingZooRecorder):
     #: Copies of what `last` gave for this turn; None: it was not called, or without the observation.
     _turn: tuple[Any, Any, bool, bool, Any] | None = None
 
+    @alone
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Begin an episode; see PettingZoo's ``AECEnv.reset``."""
         self._leave()
@@ -253,6 +257,7 @@ class RecordAECEnv(_PettingZooRecorder):
         self._extras.clear()
         self._running = True
 
+    @alone
     def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the agent whose turn it is sees; see PettingZoo's ``AECEnv.last``."""
         result: tuple[Any, float, bool, bool, dict[str, Any]] = self.env.last(observe)
@@ -260,6 +265,7 @@ class RecordAECEnv(_PettingZooRecorder):
             self._turn = own_copy(result)
         return result
 
+    @alone
     def record(self, **columns: Any) -> None:
         """Add columns to the next step, such as ``action_logp``; see `RecordExperience.record`.
 
@@ -268,6 +274,7 @@ class RecordAECEnv(_PettingZooRecorder):
         """
         self._record(self.env.agent_selection, columns)
 
+    @alone
     def step(self, action: Any) -> None:
         """Take the action of the agent whose turn it is; see PettingZoo's ``AECEnv.step``.
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.envs.vector import VectorStepper
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.recording.recorder import Mode, Recording, WriterLike, as_extra, check_names
+from rlio.recording.recorder import Mode, Recording, WriterLike, alone, as_extra, check_names
 from rlio.recording.vector_rows import VectorRows
 from rlio.resolve import IOContext
 
@@ -30,6 +30,8 @@ class RecordVectorExperience(Recording, VectorWrapper):
 
     Steps may return arrays of PyTorch or JAX on any device. They are copied to the host once a step, in one
     transfer a column.
+
+    Threads: as for `RecordExperience`.
 
     Args:
         envs: The vector environment.
@@ -86,6 +88,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
         #: Which environments have an observation to act on.
         self._running = np.zeros(envs.num_envs, bool)
 
+    @alone
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -104,6 +107,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
         self._extras.clear()
         return obs, infos
 
+    @alone
     def record(self, **columns: Any) -> None:
         """Add columns to the next step, such as ``action_logp``: arrays of shape (num_envs, ...).
 
@@ -117,6 +121,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
         check_names(columns, seeds=self._seeds)
         self._extras.update({name: as_extra(name, value) for name, value in columns.items()})
 
+    @alone
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take a step in every environment; see `VectorEnv.step`.
 

@@ -56,6 +56,8 @@ class EpochPass(ABC):
         self.seed: int | None = choose_seed(options, uri)
         self.epoch: int = 0
         self.offset: int = 0
+        #: Whether `interrupt` was called.
+        self.interrupted: bool = False
         self._usual = usual
 
     # ---- hooks ----
@@ -81,6 +83,10 @@ class EpochPass(ABC):
     @abstractmethod
     def _identity(self) -> JsonState:
         """What else must be equal for a position to mean the same units; includes a dict ``options``."""
+
+    def interrupt(self) -> None:
+        """End a `take` of another thread that waits for rows, with a ClosedError; `close` follows."""
+        self.interrupted = True
 
     # ---- positions ----
 

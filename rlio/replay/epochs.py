@@ -95,7 +95,13 @@ class StorePass(EpochPass):
         return self._open()
 
     def _open(self) -> Units:
+        self.store.wait_unless(lambda: self.interrupted)
         return self.store.units(self.draw)
+
+    def interrupt(self) -> None:
+        """See `EpochPass.interrupt`: the first `take` waits for the store to be built."""
+        super().interrupt()
+        self.store.wake()
 
     @cached_property
     def _most(self) -> int:

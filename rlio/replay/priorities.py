@@ -471,8 +471,8 @@ def _array(arrays: Mapping[str, NDArray[Any]], name: str, dimensions: int) -> ND
     if name not in arrays:
         raise StateError(f"{name} is missing among {excerpt(sorted(arrays))}: pass what to_arrays() returned")
     array = np.asarray(arrays[name])
-    kind = "i" if name == "drawn" else "f"
-    if array.ndim != dimensions or array.dtype.kind != kind:
+    kind = np.int64 if name == "drawn" else np.float64
+    if array.ndim != dimensions or array.dtype != kind:
         raise StateError(
             f"{name} has dtype {array.dtype} and shape {array.shape}: pass what to_arrays() returned"
         )

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +24,9 @@ from rlio.replay.epochs import OWN_BATCH, StorePass, most_at_once
 from rlio.replay.order import UniformDraws
 from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
+from rlio.replay.priority_files import read_priorities, write_priorities
 from rlio.replay.table import RowTable, slots_of
+from rlio.support.turns import Turns
 
 if TYPE_CHECKING:
     from rlio.replay.joint_gather import RowSource
@@ -38,7 +38,10 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 
 class EpochReader(InputReader):
-    """Gives every unit of a store once an epoch; see `ReplayStore.epochs`."""
+    """Gives every unit of a store once an epoch; see `ReplayStore.epochs`.
+
+    Several threads may call it: see `rlio.InputReader`.
+    """
 
     def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions) -> None:
         self._pass = StorePass(store, draw, options)
@@ -88,6 +91,10 @@ class EpochReader(InputReader):
     def _seek(self, position: JsonState) -> None:
         self._pass.seek(position)
 
+    def interrupt(self) -> None:
+        """Wake a `sample` that waits for the store to be built; see `InputReader`."""
+        self._pass.interrupt()
+
     def _close(self) -> None:
         self._pass.close()
 
@@ -108,6 +115,9 @@ class _Sampler(InputReader):
         self._units: Units | None = None
         self._version = -1
         self._changes = 0
+        self._interrupted = False
+        # Calls hold the store's lock: each draws rows of one moment, and a fork comes between two of them.
+        self._thread_turns = Turns(type(self).__name__, store.lock)
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.store.uri)
@@ -117,8 +127,10 @@ class _Sampler(InputReader):
             yield self.unit
 
     def _seen(self) -> Units:
-        """The current units. The caller holds the store's lock."""
+        """The current units. The caller holds the store's lock; this waits for the store to be built."""
         self.store.check_open()
+        if self._units is None:
+            self.store.wait_unless(self._is_interrupted)
         units = self._units
         if units is None or self._version != self.store.version:
             if units is None or self._changes != self.store.changes:
@@ -136,6 +148,17 @@ class _Sampler(InputReader):
     def _changed(self) -> None:
         """Called when the store's rows have changed."""
 
+    def _is_interrupted(self) -> bool:
+        return self._interrupted
+
+    def interrupt(self) -> None:
+        """Wake a `sample` that waits for the store to be built; see `InputReader`."""
+        self._interrupted = True
+        self.store.wake()
+
+    def _close(self) -> None:
+        self.interrupt()  # The lock is free while a call waits.
+
     def _endless(self) -> Endless | None:
         return Endless(0, None)  # With replacement, a batch may have more units than the store.
 
@@ -143,6 +166,7 @@ class _Sampler(InputReader):
         return self._take(self.batch_size)
 
     def _state(self) -> JsonState:
+        self.store.wait_unless(self._is_interrupted)
         return {
             "seed": self.seed,
             "draw": self._draw.to_json(),
@@ -179,6 +203,8 @@ class UniformSampler(_Sampler):
     """Draws units uniformly, with replacement; see `ReplayStore.uniform`.
 
     Draw i is a pure function of (seed, i, current rows), so the state is a counter.
+
+    Several threads may call it: see `rlio.ReplayStore`.
     """
 
     def __init__(self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None) -> None:
@@ -209,7 +235,10 @@ class UniformSampler(_Sampler):
     @property
     def row_units(self) -> RowUnits | None:
         """The units, if they are rows of a data set."""
-        if self.store.live or not len(self.store):
+        if self.store.live:
+            return None
+        self.store.wait_unless(self._is_interrupted)
+        if not len(self.store):
             return None
         units = self._seen()
         return units if isinstance(units, RowUnits) and units.count else None
@@ -224,24 +253,23 @@ class UniformSampler(_Sampler):
         self.drawn += n
 
     def _take(self, n: int) -> Batch:
-        with self.store.lock:
-            units = self._seen()
-            if n != self.batch_size:
-                self._block = None
-            elif self._block is None:
-                # Batches are drawn together until an append comes between two of them.
-                self._ahead = min(2 * self._ahead, most_at_once(units, self.store.row_bytes, self.batch_size))
-                if self._ahead > 1:
-                    gathered = self._gathered(units, n * self._ahead)
-                    assert isinstance(gathered, SampleBatch)
-                    self._block, self._cut = gathered, 0
-            block, at = self._block, self._cut
-            found = self._gathered(units, n) if block is None else block[at : at + n]
-            self.drawn += n
-            self._cut = at + n
-            if block is not None and self._cut == len(block):
-                self._block = None
-            return found
+        units = self._seen()
+        if n != self.batch_size:
+            self._block = None
+        elif self._block is None:
+            # Batches are drawn together until an append comes between two of them.
+            self._ahead = min(2 * self._ahead, most_at_once(units, self.store.row_bytes, self.batch_size))
+            if self._ahead > 1:
+                gathered = self._gathered(units, n * self._ahead)
+                assert isinstance(gathered, SampleBatch)
+                self._block, self._cut = gathered, 0
+        block, at = self._block, self._cut
+        found = self._gathered(units, n) if block is None else block[at : at + n]
+        self.drawn += n
+        self._cut = at + n
+        if block is not None and self._cut == len(block):
+            self._block = None
+        return found
 
     def _gathered(self, units: Units, n: int) -> Batch:
         return units.batch(self._order.take(self.drawn, self.drawn + n, units.count))
@@ -263,6 +291,8 @@ class PrioritisedSampler(_Sampler):
     `update_priorities` takes. Every row of a sequence or episode has those of its unit. A state holds the
     seed and the counters, not the priorities: use `save` and `load` to keep those. If the priorities do not
     fit a loaded state, the first draw logs a warning.
+
+    Several threads may call it: see `rlio.ReplayStore`.
     """
 
     replayable = False
@@ -334,16 +364,15 @@ class PrioritisedSampler(_Sampler):
         return tables[self._draw.policy or next(iter(tables))]
 
     def _take(self, n: int) -> Batch:
-        with self.store.lock:
-            units = self._seen()
-            assert self._priorities is not None
-            self._check_priorities(self._priorities.drawn)
-            slots, weights = self._priorities.draw(n, self._rng)
-            first = 0
-            if self.store.live:
-                table, first = self._table, self._table.tail
-                slots = first + (slots - first) % table.capacity
-            return units.batch(slots - first, {Columns.WEIGHTS: weights, BATCH_INDEXES: slots})
+        units = self._seen()
+        assert self._priorities is not None
+        self._check_priorities(self._priorities.drawn)
+        slots, weights = self._priorities.draw(n, self._rng)
+        first = 0
+        if self.store.live:
+            table, first = self._table, self._table.tail
+            slots = first + (slots - first) % table.capacity
+        return units.batch(slots - first, {Columns.WEIGHTS: weights, BATCH_INDEXES: slots})
 
     def update_priorities(self, indexes: npt.ArrayLike, errors: npt.ArrayLike) -> None:
         """Set the priorities of drawn units from their errors.
@@ -376,55 +405,146 @@ class PrioritisedSampler(_Sampler):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the priorities to a ``.npz`` file; replaces an existing file atomically."""
-        target = Path(path)
         with self.store.lock:
-            arrays = dict(self.priorities.to_arrays())
-        handle, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, allow_pickle=False, span=np.array(self.span), **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(made).replace(target)
-        except BaseException:
-            Path(made).unlink(missing_ok=True)
-            raise
+            kept = self.kept()
+            kept["priorities"] = {name: array.copy() for name, array in kept["priorities"].items()}
+        write_priorities(path, kept)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Load priorities that `save` wrote, of the same store.
+        """Load priorities that `save` wrote, of the same store and the same draw, with equal exponents.
 
         Raises:
-            StateError: The priorities are of other rows, or damaged.
+            DataNotFound: There is no file.
+            StateError: The priorities are of other rows, of another draw, of another ``alpha`` or
+                ``epsilon``, or damaged. The sampler keeps its own.
         """
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        span = [int(row) for row in arrays.pop("span", ())]
         with self.store.lock:
-            self.restore(arrays, (span[0], span[1]) if len(span) == 2 else (-1, -1), uri=os.fspath(path))
+            kept = read_priorities(path, slots=self.priorities.tree.capacity)
+            self.restore(kept, uri=os.fspath(path))
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], span: tuple[int, int], *, uri: str = "") -> None:
-        """Take priorities from arrays that `Priorities.to_arrays` gave for the rows ``span``.
+    def kept(self) -> dict[str, Any]:
+        """The priorities for `restore`: ``priorities`` (see `Priorities.to_arrays`), ``span`` and ``of``.
+
+        The last two are JSON: the rows of a live store, and what the priorities are of.
+        """
+        with self.store.lock:
+            return {
+                "priorities": self.priorities.to_arrays(),
+                "span": list(self.span),
+                "of": self._priorities_of(),
+            }
+
+    def restore(self, kept: Mapping[str, Any], *, uri: str = "", hint: str = "") -> None:
+        """Take priorities that `kept` returned.
+
+        Args:
+            kept: The result of `kept`; without ``of`` if an earlier version made it.
+            uri: Where they were stored, for errors.
+            hint: What else may be done, for errors.
 
         Raises:
-            StateError: The priorities are of other rows.
+            StateError: As `load`.
         """
+        uri = uri or self.store.uri
         with self.store.lock:
             mine = self.priorities
-            loaded = Priorities.from_arrays(arrays, self.options)
-            if loaded.tree.capacity != mine.tree.capacity or (self.store.live and span != self.span):
+            self._check_kept(kept, uri, hint)
+            try:
+                loaded = Priorities.from_arrays(kept["priorities"], self.options)
+            except StateError as error:
+                raise StateError(f"the saved priorities are damaged: {error}", uri=uri) from error
+            values = loaded.tree.values
+            if len(values) != len(mine.tree.values) or ((values > 0.0) != (mine.tree.values > 0.0)).any():
                 raise StateError(
-                    f"priorities of {loaded.tree.capacity} slots and rows {span}, but the store has "
-                    f"{mine.tree.capacity} slots and rows {self.span}: load the priorities saved with the "
-                    "store",
-                    uri=uri or self.store.uri,
+                    f"priorities of {np.count_nonzero(values)} rows in {len(values)} slots, but the sampler "
+                    f"has {np.count_nonzero(mine.tree.values)} in {len(mine.tree.values)}: load those saved "
+                    "with the store",
+                    uri=uri,
+                )
+            if values.max() > loaded.maximum:
+                raise StateError(
+                    f"the saved priorities are damaged: the highest is {values.max()}, above their maximum "
+                    f"{loaded.maximum}",
+                    uri=uri,
                 )
             self._priorities = loaded
 
+    def _check_kept(self, kept: Mapping[str, Any], uri: str, hint: str) -> None:
+        """Refuse priorities that are not those of this sampler's units.
+
+        Raises:
+            StateError: They are not.
+        """
+        parts = (kept.get("priorities"), kept.get("of", {})) if isinstance(kept, Mapping) else (None, None)
+        if not all(isinstance(part, Mapping) for part in parts):
+            raise StateError(f"these are no saved priorities: {excerpt(kept)}", uri=uri)
+        if "of" in kept:
+            given, ours = kept["of"], self._priorities_of()
+            for key in ours | given:
+                if given.get(key) != ours.get(key):
+                    raise StateError(
+                        f"the priorities are of {excerpt(key)}={excerpt(given.get(key))}, but the sampler is "
+                        f"of {excerpt(ours.get(key))}: make the sampler with the same options over the same "
+                        f"rows{hint}",
+                        uri=uri,
+                    )
+        else:
+            self._check_earlier(uri)
+        span = list(self.span)  # (0, 0) for a data set.
+        if kept.get("span") != span:
+            raise StateError(
+                f"priorities of rows {excerpt(kept.get('span'))} (oldest, next), but the store has {span}: "
+                "load the priorities saved with the store",
+                uri=uri,
+            )
+
+    def _check_earlier(self, uri: str) -> None:
+        """Refuse priorities that do not say what they are of, unless little can be wrong.
+
+        Raises:
+            StateError: The sampler has other options than most, or one of several policies.
+        """
+        usual = Prioritised()
+        is_usual = self._exponents() == {"alpha": usual.alpha, "epsilon": usual.epsilon}
+        if not is_usual or len(self.store.tables) > 1:
+            raise StateError(
+                "an earlier version of rlio saved these priorities without alpha, epsilon and policy: they "
+                "load only into a sampler with the defaults, of a store with one policy; begin with new "
+                "priorities",
+                uri=uri,
+            )
+        logger.warning(
+            "%s: an earlier version of rlio saved these priorities without alpha and epsilon; they are taken "
+            "for the defaults, %s and %s",
+            uri,
+            usual.alpha,
+            usual.epsilon,
+        )
+
+    def _exponents(self) -> dict[str, float]:
+        """The options by which errors become priorities."""
+        return {"alpha": float(self.options.alpha), "epsilon": float(self.options.epsilon)}
+
+    def _priorities_of(self) -> JsonState:
+        """What must be equal for priorities to mean the same, as JSON."""
+        tables, draw = self.store.tables, self._draw.to_json()
+        if len(tables) == 1:
+            draw["policy"] = next(iter(tables))  # Which may be named or not.
+        return {"store": self.store.digest, **self._exponents(), **draw}
+
     def _position(self) -> JsonState:
         drawn = 0 if self._priorities is None else self._priorities.drawn
-        return self._state() | {"rng": _plain(self._rng.bit_generator.state), "drawn": drawn}
+        rng = _plain(self._rng.bit_generator.state)
+        return self._state() | {"rng": rng, "drawn": drawn, "priorities": self._exponents()}
 
     def _seek(self, position: JsonState) -> None:
+        # Earlier states do not hold them.
+        if position.get("priorities", self._exponents()) != self._exponents():
+            raise StateError(
+                f"state['position']['priorities'] is {excerpt(position['priorities'])} but this sampler has "
+                f"{self._exponents()}: make the sampler with the same options",
+                uri=self.store.uri,
+            )
         self._check_state(position)
         self._rng.bit_generator.state = position["rng"]
         # States of 4d4987e do not hold the number of draws: skip the comparison.

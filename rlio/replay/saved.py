@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -49,15 +50,13 @@ class SavedStore(NamedTuple):
         rows: A ring with the rows, each under its old number.
         capacity: Capacity of the ring in rows.
         frames: Capacity of its pools in frames; None: enough for all rows.
-        priorities: Arrays of a `Priorities`; None: no priorities were saved.
-        span: Rows of the priorities: (oldest, next).
+        kept: Result of `PrioritisedSampler.kept`; None: no priorities were saved, or none are wanted.
     """
 
     rows: StoreRows
     capacity: int
     frames: int | None
-    priorities: dict[str, NDArray[Any]] | None
-    span: tuple[int, int]
+    kept: dict[str, Any] | None
 
 
 def save_rows(
@@ -66,8 +65,7 @@ def save_rows(
     *,
     capacity: int,
     frames: int | None,
-    priorities: Mapping[str, NDArray[Any]] | None,
-    span: tuple[int, int],
+    kept: Mapping[str, Any] | None,
 ) -> None:
     """Write the rows of a live store; replaces an existing folder.
 
@@ -76,26 +74,28 @@ def save_rows(
         rows: The ring.
         capacity: Capacity of the ring in rows.
         frames: The ``frames`` given to `RowTable`.
-        priorities: Arrays of a `Priorities`.
-        span: Rows of the priorities.
+        kept: Result of `PrioritisedSampler.kept`.
 
     Raises:
         CacheError: The disk is full; an earlier store there is unchanged.
     """
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    priorities = {} if kept is None else kept["priorities"]
     try:
         with FileArrays(made, writable=True) as arrays:
             state = {
                 "capacity": capacity,
                 "frames": frames,
                 "store": rows.dump(arrays),
-                "priorities": {name: list(values.shape) for name, values in (priorities or {}).items()},
-                "dtypes": {name: values.dtype.str for name, values in (priorities or {}).items()},
-                "span": list(span),
+                "priorities": {name: list(values.shape) for name, values in priorities.items()},
+                "dtypes": {name: values.dtype.str for name, values in priorities.items()},
+                "span": [0, 0] if kept is None else kept["span"],
+                "of": None if kept is None else kept["of"],
+                "crc32": {name: zlib.crc32(values.tobytes()) for name, values in priorities.items()},
             }
-            for name, values in (priorities or {}).items():
+            for name, values in priorities.items():
                 flat = values.reshape(-1)
-                copied(arrays, f"{_PRIORITIES} {name}", max(flat.size, 1), flat)[: flat.size] = flat
+                copied(arrays, _file_of(name), flat.size, flat)[:] = flat
             arrays.flush()
             manifest = Manifest(describe=_DESCRIBE, arrays=arrays.sizes, state=state)
         write_file(str(made / _MANIFEST), manifest.dump())
@@ -117,17 +117,19 @@ def _replace(made: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_rows(folder: Path, *, arrays: Arrays) -> SavedStore:
+def load_rows(folder: Path, *, arrays: Arrays, priorities: bool = True) -> SavedStore:
     """Read what `save_rows` wrote.
 
     Args:
         folder: Folder of the saved store.
         arrays: Makes the arrays of the ring.
+        priorities: Whether to read the priorities, if there are any.
 
     Raises:
         DataNotFound: The folder holds no saved store.
         CorruptData: The saved store is damaged.
-        StateError: The saved store has another version, which does not record which rows follow each other.
+        StateError: The priorities are damaged; or the saved store has another version, which does not record
+            which rows follow each other.
     """
     if not (folder / _MANIFEST).exists():
         # A save may have been killed between its two renames.
@@ -144,29 +146,60 @@ def load_rows(folder: Path, *, arrays: Arrays) -> SavedStore:
             uri=str(folder),
         )
     try:
-        with FileArrays(folder, sizes=manifest.arrays) as files:
+        names = {_file_of(name) for name in state["priorities"]}
+        sizes = {name: size for name, size in manifest.arrays.items() if name not in names}
+        with FileArrays(folder, sizes=sizes) as files:
             options = {"capacity": state["capacity"], "frames": state["frames"], "arrays": arrays}
             if manifest.describe == _DESCRIBE:
                 ring = StoreRows.restored(files, state["store"], **options)
             else:
                 ring = _restored_from_1(files, state, folder, **options)
-            priorities = {
-                name: _loaded(files, name, state["dtypes"][name], shape)
-                for name, shape in state["priorities"].items()
-            }
-        first, last = state["span"]
-        return SavedStore(ring, state["capacity"], state["frames"], priorities or None, (first, last))
+        sizes = {name: manifest.arrays[name] for name in names} if priorities else {}
+        found = _kept(folder, sizes, state) if sizes else None
+        return SavedStore(ring, state["capacity"], state["frames"], found)
     except (LookupError, TypeError, ValueError) as error:
         if isinstance(error, RlioError):
             raise
         raise CorruptData(f"the saved store is damaged: {error!r}", uri=str(folder)) from error
 
 
+def _kept(folder: Path, sizes: Mapping[str, int], state: Mapping[str, Any]) -> dict[str, Any]:
+    """The priorities, as `PrioritisedSampler.restore` takes them.
+
+    Raises:
+        StateError: They are damaged.
+    """
+    try:
+        with FileArrays(folder, sizes=sizes) as files:
+            found = {
+                name: _loaded(files, name, state["dtypes"][name], shape)
+                for name, shape in state["priorities"].items()
+            }
+    except CorruptData as error:
+        raise _damaged(str(error), folder) from error
+    for name, checksum in state.get("crc32", {}).items():
+        if zlib.crc32(found[name].tobytes()) != checksum:
+            raise _damaged(f"{excerpt(name)} does not fit its checksum", folder)
+    kept = {"priorities": found, "span": state["span"]}
+    return kept | ({} if state.get("of") is None else {"of": state["of"]})
+
+
 def _loaded(files: FileArrays, name: str, dtype: str, shape: list[int]) -> NDArray[Any]:
     """One array of priorities."""
-    size = math.prod(shape)
-    stored = files.array(f"{_PRIORITIES} {name}", (max(size, 1),), stored_dtype(dtype))
-    return stored[:size].reshape(shape)
+    stored = files.array(_file_of(name), (math.prod(shape),), stored_dtype(dtype))
+    return stored.reshape(shape)
+
+
+def _file_of(name: str) -> str:
+    """The stored name of an array of priorities."""
+    return f"{_PRIORITIES} {name}"
+
+
+def _damaged(what: str, folder: Path) -> StateError:
+    return StateError(
+        f"the saved priorities are damaged: {what}; load the store without them (priorities=False)",
+        uri=str(folder),
+    )
 
 
 # ---- version 1, whose files hold rows without writers and without links ----

@@ -137,8 +137,9 @@ class ReplayStore(Described):
     """Rows for random access.
 
     ``ReplayStore(capacity=n)`` keeps the newest n appended rows in memory. `open` makes a store of a data
-    set. Several threads may use samplers of one store, one thread a sampler, while another thread appends. A
-    forked child can continue to sample; rows that it appends exist only in the child.
+    set. Several threads may call a store and its samplers, also one sampler: appends and draws take turns. A
+    call that waits for the rows to be loaded lets the others have their turn, and ends if the store is
+    closed. A forked child can continue to sample; rows that it appends exist only in the child.
 
     Args:
         capacity: Rows to keep, for each policy.
@@ -167,8 +168,10 @@ class ReplayStore(Described):
         self.digest = digest
         #: Grows with every change of the rows.
         self.version: int = 0
-        #: Held while rows are added or drawn.
+        #: Held while rows are added or drawn, and not while a thread waits for rows to be loaded.
         self.lock: threading.RLock = threading.RLock()
+        # Notified when the build ends, or a call that waits for it shall end.
+        self._changed = threading.Condition(self.lock)
         self._rows: StoreRows | None = None
         self._pieces: list[AddedRows] | None = None
         #: The data set of the rows; None: a live store.
@@ -185,8 +188,8 @@ class ReplayStore(Described):
         self._finished = False
         self._failure: BaseException | None = None
         self._folder: CacheFolder | None = None
-        #: Saved priorities and the span of their rows, for the first sampler that `prioritised` makes.
-        self._loaded: tuple[Mapping[str, Any], tuple[int, int]] | None = None
+        #: Saved priorities and where they were, for the first sampler that `prioritised` makes.
+        self._loaded: tuple[Mapping[str, Any], str] | None = None
         with _stores_lock:
             _stores.add(self)
 
@@ -261,7 +264,9 @@ class ReplayStore(Described):
                 build()
             except BaseException as error:
                 self._failure = error
-            self._finished = True
+            with self._changed:
+                self._finished = True
+                self._changed.notify_all()
 
         self._builder = threading.Thread(target=run, name="rlio-build", daemon=True)
         self._builder.start()
@@ -321,7 +326,7 @@ class ReplayStore(Described):
     @property
     def ready(self) -> bool:
         """Whether all rows are loaded, or the build failed."""
-        return self._builder is None or not self._builder.is_alive()
+        return self._builder is None or self._finished or not self._builder.is_alive()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all rows are loaded.
@@ -334,21 +339,35 @@ class ReplayStore(Described):
 
         Raises:
             RlioError: The build failed, for any reason.
+            ClosedError: The store was closed before.
         """
-        if self._builder is not None:
-            self._builder.join(timeout)
-            if self._builder.is_alive():
-                return False
-            self._builder = None
-            if not self._finished:  # The thread belongs to the parent process of a fork.
-                self._failure = ClosedError(
-                    "the store was still being built when this process was forked: open the store again in "
-                    "this process, or call wait() before forking",
-                    uri=self.uri,
-                )
+        return self.wait_unless(lambda: False, timeout)
+
+    def wait_unless(self, given_up: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Like `wait`, until `wake` is called and ``given_up()`` is true; then raise ClosedError."""
+        if not (self.ready or given_up()):
+            # Releases the lock, also if this thread holds it already: other threads, and a fork, then get it.
+            with self._changed:
+                self._changed.wait_for(lambda: self.ready or self._closed or given_up(), timeout)
+        if not self.ready:
+            self.check_open()
+            if given_up():
+                raise ClosedError("the reader was closed while it waited for its store to be built")
+            return False
+        if self._builder is not None and not self._finished:
+            raise ClosedError(
+                "the store was still being built when this process was forked: open the store again in this "
+                "process, or call wait() before forking",
+                uri=self.uri,
+            )
         if self._failure is not None:
             raise self._failure
         return True
+
+    def wake(self) -> None:
+        """Make calls that wait for the rows look whether they are given up."""
+        with self._changed:
+            self._changed.notify_all()
 
     # ---- rows ----
 
@@ -380,6 +399,7 @@ class ReplayStore(Described):
                 "rlio.SampleBatch(columns)"
             )
         with self.lock:
+            self.check_open()  # Again: another thread may have closed it.
             if self._rows is None:
                 self._rows = self._first_rows(batch, writer)
             else:
@@ -409,10 +429,11 @@ class ReplayStore(Described):
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
+        rows = self._rows  # Read once: another thread may close the store.
         if not self.ready:
             yield "being built"
-        elif self._rows is not None:
-            held = self._rows.tables
+        elif rows is not None:
+            held = rows.tables
             yield f"{sum(map(len, held.values()))} rows"
             yield f"{len({leaf.column for table in held.values() for leaf in table.leaves})} columns"
             if len(held) > 1:
@@ -424,18 +445,23 @@ class ReplayStore(Described):
     def tables(self) -> Mapping[str, RowTable]:
         """Policy id -> its rows; waits until they are loaded."""
         self.wait()
-        return {} if self._rows is None else self._rows.tables
+        rows = self._rows
+        if rows is None:
+            self.check_open()
+        return {} if rows is None else rows.tables
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a packed row; 0 for an empty store."""
         self.wait()
-        return 0 if self._rows is None else self._rows.row_bytes
+        rows = self._rows
+        return 0 if rows is None else rows.row_bytes
 
     @property
     def changes(self) -> int:
         """How often the columns of draws changed; units opened earlier have the earlier columns."""
-        return 0 if self._rows is None else self._rows.changes
+        rows = self._rows
+        return 0 if rows is None else rows.changes
 
     def units(self, draw: Draw) -> Units:
         """The units of a draw over the current rows, for samplers.
@@ -451,6 +477,7 @@ class ReplayStore(Described):
             check_split(self._dataset, draw.filter, missing=self._missing)
         self.wait()
         with self.lock:
+            self.check_open()
             if self._rows is None:
                 return _NoUnits()
             segments = () if self._dataset is None else self._dataset.segments
@@ -552,13 +579,18 @@ class ReplayStore(Described):
             draw: What to draw: ``columns`` (None: all), and all from ``n_step`` to ``indexes`` as described
                 at `rlio.DatasetReader`.
 
+        Raises:
+            StateError: The store was loaded with priorities, of other options: see `load`.
+
         Source: Schaul et al., "Prioritized Experience Replay" (ICLR 2016).
         """
         options = Prioritised(alpha=alpha, beta=beta, epsilon=epsilon, normalise=normalise)
         sampler = PrioritisedSampler(self, draw_of(draw), options, batch_size=batch_size, seed=seed)
-        if self._loaded is not None:
-            sampler.restore(*self._loaded)
-            self._loaded = None
+        with self.lock:
+            if self._loaded is not None:
+                kept, uri = self._loaded
+                sampler.restore(kept, uri=uri, hint=", or load the store with priorities=False")
+                self._loaded = None
         return sampler
 
     prioritized = prioritised
@@ -571,7 +603,7 @@ class ReplayStore(Described):
         Args:
             path: The folder, on a local disk; its parent exists.
             priorities: A sampler of this store whose priorities to save with the rows. The first sampler that
-                `prioritised` makes of the loaded store continues with them.
+                `prioritised` makes of the loaded store continues with them; it must have the same options.
 
         Raises:
             OptionError: The store is of a data set, which needs no saving; or the sampler is of another
@@ -590,28 +622,28 @@ class ReplayStore(Described):
         with self.lock:
             if self._rows is None:
                 raise OptionError("save() of an empty store: append rows first")
-            kept = None if priorities is None else priorities.priorities.to_arrays()
-            save_rows(
-                Path(path),
-                self._rows,
-                capacity=self._capacity,
-                frames=self._frames,
-                priorities=kept,
-                span=(0, 0) if priorities is None else priorities.span,
-            )
+            kept = None if priorities is None else priorities.kept()
+            save_rows(Path(path), self._rows, capacity=self._capacity, frames=self._frames, kept=kept)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ReplayStore:
+    def load(cls, path: str | os.PathLike[str], *, priorities: bool = True) -> ReplayStore:
         """Load a live store that `save` wrote. Rows keep their numbers, and open episodes can continue.
+
+        Args:
+            path: The folder that was given to `save`.
+            priorities: Whether the first sampler that `prioritised` makes continues with saved priorities. It
+                must then have the options of the sampler that was saved. False: it begins with new ones.
 
         Raises:
             DataNotFound: The folder holds no saved store.
             CorruptData: The saved store is damaged.
+            StateError: Its priorities are damaged, or an earlier version saved it in a form that does not
+                tell which rows follow each other.
         """
-        found = load_rows(Path(path), arrays=RamArrays())
+        found = load_rows(Path(path), arrays=RamArrays(), priorities=priorities)
         store = cls(found.capacity, frames=found.frames)
         store._rows = found.rows
-        store._loaded = None if found.priorities is None else (found.priorities, found.span)
+        store._loaded = None if found.kept is None else (found.kept, os.fspath(path))
         store.version += 1
         return store
 
@@ -626,12 +658,14 @@ class ReplayStore(Described):
         """Stop building and release the rows; batches drawn earlier stay valid. May be called again."""
         self._closed = True
         self._stop.set()
-        builder, self._builder = self._builder, None
-        if builder is not None:
-            builder.join()
-        self._rows = None
-        if self._scratch is not None:
-            self._scratch.close()
+        with self._changed:  # After a draw or append of another thread.
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.ready)
+            self._rows = None
+            if self._scratch is not None:
+                self._scratch.close()
+        if self._builder is not None:
+            self._builder.join()
 
     def __enter__(self) -> Self:
         return self

@@ -67,6 +67,8 @@ class EnvRunner(Runner[Episode]):
 
     Rows are ordered by environment, then by time. The caller owns the batch, because its columns are copies.
 
+    Several threads may call it: their calls take turns. `stop` and `interrupt` do not wait for their turn.
+
     Args:
         env: Environment that `make_stepper` accepts. The runner closes it, even if you pass an object.
         policy: Policy that acts; the runner binds it to the spaces if it is not bound yet.
@@ -137,10 +139,11 @@ class EnvRunner(Runner[Episode]):
             OptionError: The environments cannot be made, or cannot be rendered as requested.
             EnvError: An environment breaks gymnasium's API.
         """
-        self._abandon()
-        self._close()
-        self._open_envs()
-        self._loop.use(self._stepper)
+        with self._turns.held():
+            self._abandon()
+            self._close()
+            self._open_envs()
+            self._loop.use(self._stepper)
 
     def _open_envs(self) -> None:
         config = self.config
@@ -171,8 +174,9 @@ class EnvRunner(Runner[Episode]):
 
     def make_module(self) -> None:
         """Bind the policy to the spaces between the connectors, and allocate memory for its rows."""
-        self._abandon()
-        self._loop = self._new_loop()
+        with self._turns.held():
+            self._abandon()
+            self._loop = self._new_loop()
 
     def _new_loop(self) -> VectorLoop:
         #: Whether rows of running episodes were handed out, which means that these episodes cannot be handed
@@ -273,8 +277,9 @@ class EnvRunner(Runner[Episode]):
             OptionError: ``steps`` is below 1.
             ClosedError: The runner is stopped.
         """
-        self._act_at_random(False)
-        return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
+        with self._turns.lock:
+            self._act_at_random(False)
+            return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
     def _sampled(self, steps: int | None = None, *, episodes: int = 0) -> SampleBatch:
         """A batch of fragments with ``steps`` steps of each environment, or of whole episodes."""
@@ -300,6 +305,7 @@ class EnvRunner(Runner[Episode]):
         loop, recorder = self._loop, self._loop.recorder
         wanted = steps * recorder.num_envs
         while recorder.rows < wanted:
+            self._check_open()
             if recorder.is_full:
                 # Resets and failures take steps that give no rows, so allow for more steps than rows.
                 least = 2 * steps + 2 if loop.stepper.has_reset_steps else steps
@@ -327,6 +333,7 @@ class EnvRunner(Runner[Episode]):
         while ended_rows < rows or (
             int(ended_of_each.sum()) < episodes if shares is None else (ended_of_each < shares).any()
         ):
+            self._check_open()
             if recorder.is_full:
                 if rows != 1:  # 1 means the next episode that ends, however long it is
                     usual = self.config.fragment_steps * self.num_envs

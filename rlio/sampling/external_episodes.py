@@ -52,6 +52,7 @@ from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.sampling.metrics import MetricsCollector
 from rlio.sampling.progress import Progress
 from rlio.sampling.row_store import nested
+from rlio.support.turns import awaited
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -527,7 +528,8 @@ class ExternalEpisodes:
 
     def _call(self, name: str, episode: RunningEpisode) -> None:
         if name in self._wanted:
-            getattr(self._callbacks, name)(runner=self, env=None, episode=episode)
+            with awaited():  # Usually in the thread of a loop, while `sample` waits.
+                getattr(self._callbacks, name)(runner=self, env=None, episode=episode)
 
     # ---- rows ----
 

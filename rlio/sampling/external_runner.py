@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlio.batch import SampleBatch
@@ -23,6 +24,7 @@ from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
 from rlio.sampling.trajectories import with_sequences, without_states
 from rlio.support.forks import Owner
+from rlio.support.turns import awaited
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -57,6 +59,8 @@ class ExternalRunner(Runner[Episode]):
 
     Between two calls of `run`, loops that request an action wait. Rows are those of
     `rlio.sampling.external_episodes.ExternalEpisodes`, postprocessed by the policy.
+
+    Several threads may call it: their calls take turns. `stop` and `interrupt` do not wait for their turn.
 
     Args:
         env: The environment; the runner starts its `ExternalEnv.run`.
@@ -118,7 +122,8 @@ class ExternalRunner(Runner[Episode]):
 
     def _play(self) -> None:
         try:
-            self.env.run()
+            with awaited():
+                self.env.run()
         except BaseException as error:  # Sampling raises any error again.
             if isinstance(error, ClosedError) and self._closed:  # The loop noticed the stop.
                 logger.debug("the loop of %s ended with its runner", type(self.env).__name__)
@@ -173,7 +178,8 @@ class ExternalRunner(Runner[Episode]):
                 error, and then raise it again.
             ClosedError: The runner is stopped.
         """
-        return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
+        with self._turns.lock:
+            return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
     def _sampled(self, steps: int | None) -> SampleBatch:
         wanted = self._begin_call(steps)
@@ -268,10 +274,9 @@ class ExternalRunner(Runner[Episode]):
 
     # ---- state and end ----
 
-    def state_dict(self) -> JsonState:
-        """Return seeds and counters as JSON; see `Runner.state_dict`."""
-        with self.episodes.changed:
-            return super().state_dict()
+    def _between_calls(self) -> AbstractContextManager[object]:
+        # A `run` that waits for the loops releases this lock.
+        return self.episodes.changed
 
     def _start_over(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
         # Running loops continue; their episodes and the waiting rows get new ids.

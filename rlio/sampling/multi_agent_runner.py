@@ -77,6 +77,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     already handed out, they count in `late_rewards`, with one warning. A soft horizon ends all rows: if an
     agent has no observation after it, the agent's further rewards count in `late_rewards`.
 
+    Several threads may call it: their calls take turns. `stop` and `interrupt` do not wait for their turn.
+
     Args:
         env: A `MultiAgentEnv`, a PettingZoo environment, or a function that makes one and may take an
             `EnvContext`. The runner closes it.
@@ -170,11 +172,12 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         Raises:
             OptionError: The environments cannot be made.
         """
-        self._loop.forget()
-        self._envs.close()
-        self._envs = self._loop.envs = self._new_envs()
-        self._is_seeded = self._loop.is_ready = False
-        self._tell_of_envs()
+        with self._turns.held():
+            self._loop.forget()
+            self._envs.close()
+            self._envs = self._loop.envs = self._new_envs()
+            self._is_seeded = self._loop.is_ready = False
+            self._tell_of_envs()
 
     def make_module(self) -> None:
         """Give spaces to unbound policies whose agents are known.
@@ -230,7 +233,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     @property
     def _actors(self) -> Mapping[str, Actor]:
-        return {policy_id: group.actor for policy_id, group in self._loop.groups.items()}
+        groups = list(self._loop.groups.items())  # At once: another thread may add one.
+        return {policy_id: group.actor for policy_id, group in groups}
 
     @property
     def _rows_waiting(self) -> int:
@@ -283,10 +287,11 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             SchemaError: An environment or a policy returned invalid data.
             ClosedError: The runner is stopped.
         """
-        taken = self._sampled(steps)
-        batch = MultiAgentBatch(self._joined(taken.parts), taken.env_steps)
-        self._count(taken)
-        return batch
+        with self._turns.lock:
+            taken = self._sampled(steps)
+            batch = MultiAgentBatch(self._joined(taken.parts), taken.env_steps)
+            self._count(taken)
+            return batch
 
     def _explore(self, explore: bool) -> None:
         self._loop.explore = explore
@@ -359,6 +364,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         """Step until there are exactly num_envs x ``steps`` steps, or at least that many rows."""
         loop, wanted = self._loop, steps * self.num_envs
         while True:
+            self._check_open()
             loop.revive()
             if self.config.count_steps_by == "agent_steps":
                 if sum(group.rows.closed_rows for group in loop.groups.values()) >= wanted:
@@ -384,6 +390,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
                 return chosen
             if not episodes and sum(map(self._size, loop.over)) >= steps:
                 return loop.over[:]
+            self._check_open()
             self._warn_of_long_episodes(loop.fresh, steps * self.num_envs)
             loop.revive()
             loop.step()
@@ -484,9 +491,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     # ---- seeds and state ----
 
-    def state_dict(self) -> JsonState:
-        """Return seeds, counters and connector states as JSON; see `Runner.state_dict`."""
-        return super().state_dict() | {"env_steps": self.env_steps}
+    def _state(self) -> JsonState:
+        return super()._state() | {"env_steps": self.env_steps}
 
     def connector_states(self) -> dict[str, Any]:
         return dict(self._mapping.connector_states())

@@ -35,6 +35,7 @@ from rlio.policies.sgd import do_minibatch_sgd
 from rlio.policies.weights import GlobalVars, update_weights
 from rlio.sampling.callbacks import Callbacks, overridden
 from rlio.support.options import checked_keywords
+from rlio.support.turns import Turns
 
 __all__ = ["MappingFn", "PoliciesToTrain", "PolicyGroup", "check_mapping"]
 
@@ -92,6 +93,8 @@ class PolicyGroup:
         self._timestep = 0
         self._callbacks = callbacks if callbacks is not None else Callbacks()
         self._hooks = overridden(self._callbacks)
+        # Of the threads that add and remove policies.
+        self._turns = Turns(type(self).__name__)
         self._to_train: frozenset[str] | Callable[[str, Batch | None], bool] | None = None
         self.set_policies_to_train(policies_to_train)
         self.set_policy_mapping_fn(policy_mapping_fn)
@@ -138,6 +141,19 @@ class PolicyGroup:
             OptionError: The id exists already, or the policy cannot be made or has no spaces.
             StateError: ``state`` does not fit the policy.
         """
+        with self._turns.held():
+            added = self._added(policy_id, policy, spaces=spaces, state=state)
+        self.announce([policy_id])
+        return added
+
+    def _added(
+        self,
+        policy_id: str,
+        policy: Policy | PolicySpec,
+        *,
+        spaces: Spaces | None,
+        state: PolicyState | None,
+    ) -> Policy:
         if policy_id in self.policies:
             raise OptionError(f"the policy {policy_id!r} exists already: remove it first, or use another id")
         given = policy
@@ -158,7 +174,6 @@ class PolicyGroup:
         except BaseException:
             del self.policies[policy_id]
             raise
-        self.announce([policy_id])
         return added
 
     def remove(self, policy_id: str) -> Policy:
@@ -167,14 +182,15 @@ class PolicyGroup:
         Raises:
             OptionError: The id is unknown, or the policy is the last one.
         """
-        policy = self.get(policy_id)
-        if len(self.policies) == 1:
-            raise OptionError(f"{policy_id!r} is the last policy: add another one first")
-        del self.policies[policy_id]
-        del self.num_grad_updates[policy_id]
-        if isinstance(self._to_train, frozenset):
-            self._to_train -= {policy_id}
-        return policy
+        with self._turns.held():
+            policy = self.get(policy_id)
+            if len(self.policies) == 1:
+                raise OptionError(f"{policy_id!r} is the last policy: add another one first")
+            del self.policies[policy_id]
+            del self.num_grad_updates[policy_id]
+            if isinstance(self._to_train, frozenset):
+                self._to_train -= {policy_id}
+            return policy
 
     def _check_known(self, policy_ids: Iterable[str]) -> None:
         for policy_id in policy_ids:
@@ -339,8 +355,8 @@ class PolicyGroup:
             if policy.global_vars.timestep < self.timestep:
                 policy.on_global_var_update(self.get_global_vars())
             stats = policy.learn_on_batch(rows)
-        self.num_grad_updates[policy_id] += 1
-        return {**stats, **result, _UPDATES: self.num_grad_updates[policy_id]}
+            self.num_grad_updates[policy_id] += 1  # Here, because another thread may learn next.
+            return {**stats, **result, _UPDATES: self.num_grad_updates[policy_id]}
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return gradients and results with ``batch_count``, for policies that learn; changes nothing.

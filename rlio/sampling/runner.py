@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +30,7 @@ from rlio.sampling.progress import Progress, check_amount
 from rlio.sampling.runner_seeds import RunnerSeeds
 from rlio.support.described import Described
 from rlio.support.options import expected
+from rlio.support.turns import Turns
 
 __all__ = ["Runner"]
 
@@ -41,6 +42,9 @@ EpisodeT = TypeVar("EpisodeT")
 
 class Runner(Described, ABC, Generic[EpisodeT]):
     """Samples one source: a vector environment, multi-agent environments, or external loops.
+
+    Several threads may call a runner: their calls take turns. `stop` and `interrupt` do not wait for their
+    turn.
 
     Args:
         config: How to step and record; None uses the defaults.
@@ -73,6 +77,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
         self._progress = Progress.of_worker(worker_index)
         self._closed = self._warned = False
+        self._turns = Turns(type(self).__name__)
 
     # ---- hooks of subclasses ----
 
@@ -121,6 +126,10 @@ class Runner(Described, ABC, Generic[EpisodeT]):
     def _close(self) -> None:
         """Close the sampled source."""
 
+    def _between_calls(self) -> AbstractContextManager[object]:
+        """Keep other threads from sampling, while a state is taken or loaded."""
+        return self._turns.held()
+
     # ---- counters ----
 
     @property
@@ -161,11 +170,16 @@ class Runner(Described, ABC, Generic[EpisodeT]):
                 f"the {type(self).__name__} is stopped: make a new one, or sample before stop()"
             )
 
+    def interrupt(self) -> None:
+        """End a call of another thread after its current step, with a ClosedError; `stop` follows."""
+        self._closed = True
+
     def stop(self) -> None:
-        """Close the sampled source; a second call does nothing."""
-        if not self._closed:
+        """Close the sampled source; a second call does nothing. Interrupts a call of another thread."""
+        if self._turns.begin_close():
             self._closed = True
-            self._close()
+            with self._turns.after_calls(self.interrupt):
+                self._close()
 
     # ---- sampling ----
 
@@ -230,16 +244,17 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             ClosedError: The runner is stopped.
         """
         check_amount(num_timesteps, num_episodes)
-        self._explore(self.config.explore if explore is None else explore)
-        try:
-            chunks = self._sampled_chunks(
-                num_timesteps, num_episodes, at_random=random_actions, force_reset=force_reset
-            )
-        finally:
-            self._explore(self.config.explore)
-        if "on_sample_end" in self._hooks:
-            self.callbacks.on_sample_end(runner=self, samples=chunks)
-        return chunks
+        with self._turns.lock:
+            self._explore(self.config.explore if explore is None else explore)
+            try:
+                chunks = self._sampled_chunks(
+                    num_timesteps, num_episodes, at_random=random_actions, force_reset=force_reset
+                )
+            finally:
+                self._explore(self.config.explore)
+            if "on_sample_end" in self._hooks:
+                self.callbacks.on_sample_end(runner=self, samples=chunks)
+            return chunks
 
     # ---- handing out rows ----
 
@@ -302,8 +317,13 @@ class Runner(Described, ABC, Generic[EpisodeT]):
     def state_dict(self) -> JsonState:
         """Return seeds, counters and connector states as JSON.
 
-        The state does not include the environments; see `load_state_dict`.
+        The state does not include the environments; see `load_state_dict`. Waits for a call of another thread
+        that samples.
         """
+        with self._between_calls():
+            return self._state()
+
+    def _state(self) -> JsonState:
         state: JsonState = {
             "seed": self._seeds.seed,
             "restarts": self._seeds.restarts,
@@ -323,11 +343,11 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         """
         seeds = RunnerSeeds.from_state(state, worker_index=self.worker_index).after_restart()
         progress = Progress.from_state(state)
-        with ExitStack() as undo:
+        with self._between_calls(), ExitStack() as undo:
             self.load_connectors(state.get("connectors", {}), undo)
             self._start_over(seeds, progress, state)
             undo.pop_all()
-        self._seeds = seeds
+            self._seeds = seeds
 
     def _components(self) -> dict[str, Callable[[], Any]]:
         """Component name of `get_state` -> the function that makes the component."""
@@ -353,7 +373,8 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             OptionError: A component does not exist.
         """
         parts = self._components()
-        return {name: parts[name]() for name in select_components(parts, components, not_components)}
+        with self._between_calls():
+            return {name: parts[name]() for name in select_components(parts, components, not_components)}
 
     def set_state(self, state: PolicyState) -> None:
         """Load the components present in a `get_state` state.
@@ -366,7 +387,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         """
         if "metrics" in state:
             Counts.from_state(state["metrics"])
-        with ExitStack() as undo:
+        with self._between_calls(), ExitStack() as undo:
             for policy_id, own in state.get("policies", {}).items():
                 policy = self.policies.get(policy_id)
                 if policy is not None and accepts_weights(policy.weights_seq_no, own.get("weights_seq_no")):

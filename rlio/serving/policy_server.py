@@ -142,6 +142,8 @@ class PolicyServerInput(InputReader):
 
     Metrics include the episodes of remote clients, and only the rows of local ones.
 
+    Several threads may call it: see `rlio.InputReader`.
+
     Args:
         policy: Acts; bound to its spaces, unless ``spaces`` are given.
         spaces: (observation space, action space).

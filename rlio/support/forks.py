@@ -30,6 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 from rlio.errors import ClosedError, RlioError
+from rlio.support.turns import awaited
 
 __all__ = ["BackgroundThread", "Owner", "ReadAhead", "cached_property"]
 
@@ -203,18 +204,27 @@ class ReadAhead(Generic[T]):
                 self._interrupted = True
                 self._queue.stop()
 
-    def halt(self) -> list[T]:
-        """End the thread after the current item, and return the waiting items; nothing in a fork."""
+    def halt(self, wake: Callable[[], None] | None = None) -> list[T]:
+        """End the thread after the current item, and return the waiting items; nothing in a fork.
+
+        Args:
+            wake: Called if the current item is not made within some seconds: makes ``make`` return or raise.
+        """
         if self.is_lost:
             return []
-        self._end_thread()
+        self._end_thread(wake)
         return self._queue.clear()
 
-    def _end_thread(self) -> None:
+    def _end_thread(self, wake: Callable[[], None] | None = None) -> None:
         thread, self._thread = self._thread, None
-        if thread is not None and self._finalizer is not None:
-            self._finalizer.detach()
-            _end(self._queue, thread, self._owner, None)
+        if thread is None or self._finalizer is None:
+            return
+        self._finalizer.detach()
+        if wake is not None:
+            _end(self._queue, thread, self._owner, _LAST_SECONDS)
+            if thread.is_alive():
+                wake()
+        _end(self._queue, thread, self._owner, None)
 
 
 class _Raised:
@@ -237,6 +247,10 @@ class _Queue(Generic[T]):
 
     def fill(self) -> None:
         """Make items until ``make`` raises or the queue is stopped; runs in the thread."""
+        with awaited():
+            self._fill()
+
+    def _fill(self) -> None:
         while not self.stopped:
             try:
                 item = self._make()

@@ -46,6 +46,7 @@ from rlio.sampling.metrics import RolloutMetrics
 from rlio.sampling.policy_setup import PolicySetup
 from rlio.sampling.runners import WorkerPlace
 from rlio.support.options import checked_keywords
+from rlio.support.turns import Turns
 from rlio.worker import RolloutWorker
 
 __all__ = ["WorkerGroup"]
@@ -78,6 +79,9 @@ class WorkerGroup(InputReader):
     Call ``ray.init()`` first; otherwise Ray starts itself on this machine and listens to the network: see
     docs/distributed.md. Modules that workers import must be importable in their processes; functions and
     classes of a script are sent along.
+
+    Several threads may call it: their calls take turns. `set_weights`, `interrupt` and `close` do not wait
+    for their turn.
 
     Args:
         env: As for `RolloutWorker`: an id, or a function that makes environments; not an environment object.
@@ -142,6 +146,7 @@ class WorkerGroup(InputReader):
         )
         self.local_worker: RolloutWorker | None = None
         self._lock = threading.RLock()
+        self._thread_turns = Turns(type(self).__name__, self._lock)
         self._filters = JointFilters()
         self._earlier_incarnations: dict[str, int] = {}
         spec = WorkerSpec(env, policy, self._arguments, num_workers, self.seed, acknowledge)
@@ -232,8 +237,7 @@ class WorkerGroup(InputReader):
             EndOfData: The workers' inputs are exhausted.
             OptionError: ``n`` is below 1.
         """
-        with self._lock:
-            return super().sample(n, out=out)
+        return super().sample(n, out=out)
 
     def _next(self) -> Batch:
         pool = self._pool
