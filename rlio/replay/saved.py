@@ -1,14 +1,14 @@
-"""Live stores as folders: rows, open episodes and priorities, written atomically.
+"""Live stores as folders: rows, open episodes and priorities, replaced as a whole.
 
 Rows are saved with their links, as they lie in memory: writers and partly forgotten episodes are preserved.
-As for shards, a temporary folder is written, synced and renamed.
+``store.json`` names the subfolder with the newest arrays; see `rlio.storage.generations`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shutil
-import tempfile
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,23 +18,28 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, DataNotFound, RlioError, StateError, excerpt
-from rlio.log.spool import sync_folder
-from rlio.replay.cache_files import write_file
 from rlio.replay.draws import Draw
 from rlio.replay.ingest import Ingest
 from rlio.replay.manifests import Manifest
-from rlio.replay.memory import Arrays, FileArrays, copied
+from rlio.replay.memory import Arrays, FileArrays, copied, file_name
 from rlio.replay.rows import StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.dtypes import stored_dtype
 from rlio.schemas.schema import Schema
+from rlio.storage import Storage
+from rlio.storage.failures import explained
+from rlio.storage.generations import Generations
+from rlio.storage.local import sync_folder
 
 __all__ = ["SavedStore", "load_rows", "save_rows"]
 
 _MANIFEST: Final = "store.json"
 _PRIORITIES: Final = "priorities"
+_PREFIX: Final = "rows-"
 #: What the manifest says about itself. Version 1 has the kind alone.
-_DESCRIBE: Final = {"kind": "live", "version": 2, "rows": ROW_VERSION}
+#: The arrays of versions 1 and 2 lie beside the manifest.
+_DESCRIBE: Final = {"kind": "live", "version": 3, "rows": ROW_VERSION}
+_DESCRIBE_2: Final = {"kind": "live", "version": 2, "rows": ROW_VERSION}
 _DESCRIBE_1: Final = {"kind": "live"}
 # Units to copy at a time from a file of version 1.
 _CHUNK: Final = 4096
@@ -69,10 +74,10 @@ def save_rows(
     priorities: Mapping[str, NDArray[Any]] | None,
     span: tuple[int, int],
 ) -> None:
-    """Write the rows of a live store; replaces an existing folder.
+    """Write the rows of a live store; replaces those that a save before left there, and nothing else.
 
     Args:
-        folder: Folder to write; its parent exists.
+        folder: Folder to write; created as needed.
         rows: The ring.
         capacity: Capacity of the ring in rows.
         frames: The ``frames`` given to `RowTable`.
@@ -81,10 +86,11 @@ def save_rows(
 
     Raises:
         CacheError: The disk is full; an earlier store there is unchanged.
+        StoreError, PublishError: The folder cannot be written; likewise.
     """
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
-        with FileArrays(made, writable=True) as arrays:
+
+    def make(name: str) -> bytes:
+        with FileArrays(folder / name, writable=True) as arrays:
             state = {
                 "capacity": capacity,
                 "frames": frames,
@@ -92,33 +98,38 @@ def save_rows(
                 "priorities": {name: list(values.shape) for name, values in (priorities or {}).items()},
                 "dtypes": {name: values.dtype.str for name, values in (priorities or {}).items()},
                 "span": list(span),
+                "folder": name,
             }
-            for name, values in (priorities or {}).items():
+            for part, values in (priorities or {}).items():
                 flat = values.reshape(-1)
-                copied(arrays, f"{_PRIORITIES} {name}", max(flat.size, 1), flat)[: flat.size] = flat
+                copied(arrays, f"{_PRIORITIES} {part}", max(flat.size, 1), flat)[: flat.size] = flat
             arrays.flush()
             manifest = Manifest(describe=_DESCRIBE, arrays=arrays.sizes, state=state)
-        write_file(str(made / _MANIFEST), manifest.dump())
-        sync_folder(str(made))
-        _replace(made, folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+        with explained(str(folder)):
+            sync_folder(str(folder / name))
+        return manifest.dump()
+
+    before = _generations(folder).replace(make)
+    if before:
+        _remove_arrays_beside(folder, before)
 
 
-def _replace(made: Path, folder: Path) -> None:
-    """Replace a folder by another; between the two renames, neither has the name."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    made.rename(folder)
-    sync_folder(str(folder.parent))
-    shutil.rmtree(old, ignore_errors=True)
+def _generations(folder: Path) -> Generations:
+    return Generations(Storage.open(folder), _MANIFEST, prefix=_PREFIX)
+
+
+def _remove_arrays_beside(folder: Path, before: bytes) -> None:
+    """Remove the arrays of the replaced store, if they lie beside its manifest."""
+    with contextlib.suppress(CorruptData):  # A damaged manifest names nothing.
+        manifest = Manifest.load(before)
+        if manifest.describe in (_DESCRIBE_1, _DESCRIBE_2):
+            for name in manifest.arrays:
+                with contextlib.suppress(FileNotFoundError):  # Another save was quicker.
+                    os.unlink(folder / file_name(name))
 
 
 def load_rows(folder: Path, *, arrays: Arrays) -> SavedStore:
-    """Read what `save_rows` wrote.
+    """Read what `save_rows` wrote; if others save there meanwhile, all of it is of one save.
 
     Args:
         folder: Folder of the saved store.
@@ -130,26 +141,40 @@ def load_rows(folder: Path, *, arrays: Arrays) -> SavedStore:
         StateError: The saved store has another version, which does not record which rows follow each other.
     """
     if not (folder / _MANIFEST).exists():
-        # A save may have been killed between its two renames.
+        # A save of version 2 may have been killed between its two renames.
         kept = folder.with_name(f".{folder.name}.old")
         if not (kept / _MANIFEST).exists():
             raise DataNotFound("there is no saved store: check the path", uri=str(folder))
         folder = kept
-    manifest = Manifest.load((folder / _MANIFEST).read_bytes())
+    generations = _generations(folder)
+
+    def load(content: bytes) -> SavedStore:
+        manifest = Manifest.load(content)
+        if manifest.describe == _DESCRIBE:
+            name = str(manifest.state.get("folder"))
+            if not generations.is_name(name):
+                raise CorruptData(f"the saved store names the folder {excerpt(name)}", uri=str(folder))
+            return _load(manifest, folder / name, arrays)
+        return _load(manifest, folder, arrays)
+
+    return generations.read(load)
+
+
+def _load(manifest: Manifest, folder: Path, arrays: Arrays) -> SavedStore:
     state = manifest.state
-    if manifest.describe not in (_DESCRIBE, _DESCRIBE_1):
+    if manifest.describe not in (_DESCRIBE, _DESCRIBE_2, _DESCRIBE_1):
         raise StateError(
-            f"the saved store is {dict(manifest.describe)}, but this version of rlio reads {_DESCRIBE}: load "
-            "it with the version that saved it",
+            f"the saved store is {excerpt(dict(manifest.describe))}, but this version of rlio reads "
+            f"{_DESCRIBE}: load it with the version that saved it",
             uri=str(folder),
         )
     try:
         with FileArrays(folder, sizes=manifest.arrays) as files:
             options = {"capacity": state["capacity"], "frames": state["frames"], "arrays": arrays}
-            if manifest.describe == _DESCRIBE:
-                ring = StoreRows.restored(files, state["store"], **options)
-            else:
+            if manifest.describe == _DESCRIBE_1:
                 ring = _restored_from_1(files, state, folder, **options)
+            else:
+                ring = StoreRows.restored(files, state["store"], **options)
             priorities = {
                 name: _loaded(files, name, state["dtypes"][name], shape)
                 for name, shape in state["priorities"].items()
