@@ -28,10 +28,12 @@ import numpy as np
 
 from rlio.errors import CorruptData, OptionError, RlioError, StateError, excerpt
 from rlio.policies.checkpoint import load_state, save_state
+from rlio.policies.torch_arrays import is_optimizer, load_optimizer
 from rlio.replay.samplers import PrioritisedSampler
 from rlio.replay.store import ReplayStore
 from rlio.storage import Storage
 from rlio.storage.generations import Generations
+from rlio.support.states import restore_generator
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -249,7 +251,9 @@ def _restore(name: str, kind: _Kind, part: Any, state: Any) -> None:
     """
     try:
         if kind == "generator":
-            part.bit_generator.state = state
+            restore_generator(part.bit_generator, state, of=f"the state of the part {excerpt(name)}")
+        elif kind == "state_dict" and is_optimizer(part):
+            load_optimizer(part, state)
         elif kind == "priorities":
             first, last = state["span"]
             part.restore(state["priorities"], (first, last))

@@ -35,8 +35,9 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves, map_structure, unflatten
 from rlio.envs.multi_agent import AgentId
-from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
+from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.support.options import checked_keywords
+from rlio.support.states import fitting
 
 __all__ = ["Indices", "MultiAgentEpisode"]
 
@@ -521,7 +522,7 @@ class MultiAgentEpisode:
         Raises:
             StateError: The state is not a MultiAgentEpisode's.
         """
-        try:
+        with fitting("this is not the state of a MultiAgentEpisode: it"):
             agents = {described["id"]: described for described in state["agents"]}
             lookback = state["lookback"]
             return cls(
@@ -533,8 +534,6 @@ class MultiAgentEpisode:
                 **{name: state[name] for name in _NUMBERS},
                 lookback=None if lookback is None else cls.from_state(lookback),
             )
-        except (KeyError, TypeError) as error:
-            raise StateError(f"this is not the state of a MultiAgentEpisode: {error!r}") from error
 
 
 # ---- looking up ----
