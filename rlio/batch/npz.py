@@ -29,7 +29,7 @@ from rlio.errors import CorruptData, UnsafeData, excerpt
 
 __all__ = ["is_certified", "pack_arrays", "read_array", "unpack_arrays", "write_arrays_to"]
 
-# The archive's comment: the CRC-32 of all bytes before its length, which are the last two of the archive.
+# The archive's comment: the CRC-32 of all bytes before it.
 _SEAL: Final = b"crc32 %08x"
 _SEALED: Final = re.compile(rb"crc32 [0-9a-f]{8}")
 _SEAL_BYTES: Final = len(_SEAL % 0)
@@ -65,16 +65,15 @@ def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """The bytes of an ``.npz`` file of ``arrays``, which certify themselves: see `is_certified`."""
     buffer = io.BytesIO()
     write_arrays_to(buffer, arrays)
-    end = buffer.seek(-2, io.SEEK_END)
-    seal = _SEAL % zlib.crc32(buffer.getbuffer()[:end])
-    buffer.write(len(seal).to_bytes(2, "little") + seal)
+    buffer.seek(-2, io.SEEK_END)  # The length of the comment.
+    buffer.write(_SEAL_BYTES.to_bytes(2, "little"))
+    buffer.write(_SEAL % zlib.crc32(buffer.getbuffer()))
     return buffer.getvalue()
 
 
 def is_certified(data: bytes) -> bool:
     """Whether ``data`` is a whole result of `pack_arrays`, unchanged."""
-    seal = data[-_SEAL_BYTES:]
-    return seal == _SEAL % zlib.crc32(memoryview(data)[: -_SEAL_BYTES - 2])
+    return data[-_SEAL_BYTES:] == _SEAL % zlib.crc32(memoryview(data)[:-_SEAL_BYTES])
 
 
 def unpack_arrays(data: bytes, *, uri: str) -> dict[str, NDArray[Any]]:

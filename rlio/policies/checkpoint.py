@@ -2,8 +2,8 @@
 
 ``arrays.npz`` is stored first and is whole by itself: it also has the text, as the array ``state``, and ends
 with a checksum. It replaces the earlier one in one step, so with any number of savers, and if one of them
-dies, the newest ``arrays.npz`` is one state. ``state.json`` is the text to look at; it counts if it names the
-checksum of the arrays. One that does not belongs to another save.
+dies, the newest ``arrays.npz`` is one state. ``state.json`` has the text too, to look at, and names the
+checksum of its arrays: one that names another belongs to another save.
 
 Example:
     >>> import numpy as np
@@ -214,10 +214,13 @@ def unpack_state(raw: bytes | None, data: bytes, *, uri_of: Callable[[str], str]
             )
         text = None  # Another save has stored its arrays since, and not yet its text, or never.
     arrays = unpack_arrays(data, uri=uri_of(_ARRAYS))
+    if _TEXT in arrays:
+        own = _parsed(arrays[_TEXT].tobytes(), uri_of(_ARRAYS))
+        if text is not None and text["state"] != own["state"]:
+            raise CorruptData("the text was changed after it was stored: save again", uri=uri_of(_STATE))
+        text = own
     if text is None:
-        if _TEXT not in arrays:
-            raise CorruptData("these arrays are no state, and have no state.json", uri=uri_of(_ARRAYS))
-        text = _parsed(arrays[_TEXT].tobytes(), uri_of(_ARRAYS))
+        raise CorruptData("these arrays are no state, and have no state.json", uri=uri_of(_ARRAYS))
     try:
         state = _restored(text["state"], arrays)
         if not isinstance(state, dict):

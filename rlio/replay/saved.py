@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -30,12 +31,14 @@ from rlio.storage import Storage
 from rlio.storage.failures import explained
 from rlio.storage.generations import Generations
 from rlio.storage.local import sync_folder
+from rlio.support.states import value_in, whole_number, whole_numbers
 
 __all__ = ["SavedStore", "load_rows", "save_rows"]
 
 _MANIFEST: Final = "store.json"
 _PRIORITIES: Final = "priorities"
 _PREFIX: Final = "rows-"
+_WHAT: Final = "the saved store"
 #: What the manifest says about itself. Version 1 has the kind alone.
 #: The arrays of versions 1 and 2 lie beside the manifest.
 _DESCRIBE: Final = {"kind": "live", "version": 3, "rows": ROW_VERSION}
@@ -104,10 +107,12 @@ def save_rows(
                 flat = values.reshape(-1)
                 copied(arrays, f"{_PRIORITIES} {part}", max(flat.size, 1), flat)[: flat.size] = flat
             arrays.flush()
-            manifest = Manifest(describe=_DESCRIBE, arrays=arrays.sizes, state=state)
+            sizes = arrays.sizes
+        with FileArrays(folder / name, sizes=sizes) as written:
+            checksums = {part: _checksum(written, part, size) for part, size in sizes.items()}
         with explained(str(folder)):
             sync_folder(str(folder / name))
-        return manifest.dump()
+        return Manifest(describe=_DESCRIBE, arrays=sizes, state={**state, "crc32": checksums}).dump()
 
     before = _generations(folder).replace(make)
     if before:
@@ -160,6 +165,10 @@ def load_rows(folder: Path, *, arrays: Arrays) -> SavedStore:
     return generations.read(load)
 
 
+def _checksum(files: FileArrays, name: str, size: int) -> int:
+    return zlib.crc32(files.array(name, (size,), np.uint8).data)
+
+
 def _load(manifest: Manifest, folder: Path, arrays: Arrays) -> SavedStore:
     state = manifest.state
     if manifest.describe not in (_DESCRIBE, _DESCRIBE_2, _DESCRIBE_1):
@@ -170,21 +179,30 @@ def _load(manifest: Manifest, folder: Path, arrays: Arrays) -> SavedStore:
         )
     try:
         with FileArrays(folder, sizes=manifest.arrays) as files:
-            options = {"capacity": state["capacity"], "frames": state["frames"], "arrays": arrays}
+            if manifest.describe == _DESCRIBE:
+                for name, size in manifest.arrays.items():
+                    if _checksum(files, name, size) != state["crc32"][name]:
+                        raise CorruptData(
+                            f"the array {excerpt(name)} of the saved store is damaged: save it again",
+                            uri=str(folder / file_name(name)),
+                        )
+            capacity = whole_number(state, "capacity", of=_WHAT)
+            frames = None if state["frames"] is None else whole_number(state, "frames", of=_WHAT)
+            options: dict[str, Any] = {"capacity": capacity, "frames": frames, "arrays": arrays}
             if manifest.describe == _DESCRIBE_1:
                 ring = _restored_from_1(files, state, folder, **options)
             else:
                 ring = StoreRows.restored(files, state["store"], **options)
             priorities = {
                 name: _loaded(files, name, state["dtypes"][name], shape)
-                for name, shape in state["priorities"].items()
+                for name, shape in value_in(state, "priorities", dict, of=_WHAT).items()
             }
-        first, last = state["span"]
-        return SavedStore(ring, state["capacity"], state["frames"], priorities or None, (first, last))
-    except (LookupError, TypeError, ValueError) as error:
-        if isinstance(error, RlioError):
+        first, last = whole_numbers(state, "span", 2, of=_WHAT)
+        return SavedStore(ring, capacity, frames, priorities or None, (first, last))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, RlioError) and not (isinstance(error, StateError) and error.uri is None):
             raise
-        raise CorruptData(f"the saved store is damaged: {error!r}", uri=str(folder)) from error
+        raise CorruptData(f"the saved store is damaged: {excerpt(repr(error))}", uri=str(folder)) from error
 
 
 def _loaded(files: FileArrays, name: str, dtype: str, shape: list[int]) -> NDArray[Any]:
