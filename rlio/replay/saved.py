@@ -198,6 +198,8 @@ def _load(manifest: Manifest, folder: Path, arrays: Arrays) -> SavedStore:
                 for name, shape in value_in(state, "priorities", dict, of=_WHAT).items()
             }
         first, last = whole_numbers(state, "span", 2, of=_WHAT)
+        if not 0 <= first <= last <= first + capacity:
+            raise ValueError(f"priorities of the rows {first} to {last}")
         return SavedStore(ring, capacity, frames, priorities or None, (first, last))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, RlioError) and not (isinstance(error, StateError) and error.uri is None):
@@ -207,9 +209,11 @@ def _load(manifest: Manifest, folder: Path, arrays: Arrays) -> SavedStore:
 
 def _loaded(files: FileArrays, name: str, dtype: str, shape: list[int]) -> NDArray[Any]:
     """One array of priorities."""
-    size = math.prod(shape)
-    stored = files.array(f"{_PRIORITIES} {name}", (max(size, 1),), stored_dtype(dtype))
-    return stored[:size].reshape(shape)
+    size, kind = math.prod(shape), stored_dtype(dtype)
+    place = f"{_PRIORITIES} {name}"
+    if min(shape, default=0) < 0 or max(size, 1) * kind.itemsize != files.sizes[place]:
+        raise ValueError(f"{name} of the shape {shape}")
+    return files.array(place, (max(size, 1),), kind)[:size].reshape(shape)
 
 
 # ---- version 1, whose files hold rows without writers and without links ----

@@ -144,6 +144,8 @@ class Steps:
         ends = np.cumsum(arrays.array("steps chunks", (chunks,), np.int64))
         self.stop = int(ends[-1])
         self._appends.extend([0, *ends[:-1].tolist()])
+        if missing := {pid for pid, head in heads.items() if head} - state["rows"].keys():
+            raise ValueError(f"no steps of {sorted(missing)}")
         for pid, size in state["rows"].items():
             sizes = arrays.array(f"steps sizes {pid}", (self.stop,), np.int64)
             if sizes.min() < 0 or sizes.sum() != size:
