@@ -155,11 +155,16 @@ def _values_in(state: JsonState, key: str, shape: tuple[int, ...]) -> NDArray[np
     """
     with fitting(f"a state of {_STATISTICS}"):
         found = np.array(state[key])
-        if found.shape != shape or (found.size and found.dtype.kind not in "iuf"):
+        if found.shape != shape or not _are_numbers(state[key]):
             raise StateError(
                 f"the {key} of {_STATISTICS} is {excerpt(state[key])}: expected shape {shape}, of numbers"
             )
         return found.astype(np.float64)
+
+
+def _are_numbers(values: Any) -> bool:
+    """Whether nested lists hold numbers only. NumPy would take a bool among floats."""
+    return all(map(_are_numbers, values)) if isinstance(values, list) else type(values) in (int, float)
 
 
 class MeanStdFilter(Connector):

@@ -660,7 +660,8 @@ class TorchPolicy(Policy):
         import torch
 
         updates, generator = state_part(state, "updates", int), state_part(state, "generator", np.ndarray)
-        optimizer = None if self._optimizer is None else state_to(state_part(state, "optimizer", dict))
+        with fitting(f"{POLICY_STATE}['optimizer']"):
+            optimizer = None if self._optimizer is None else state_to(state_part(state, "optimizer", dict))
         super().set_state(state)
         self.updates = updates
         with fitting(f"{POLICY_STATE}['generator']"):

@@ -169,7 +169,7 @@ class _Sampler(InputReader):
         for pid in rows:
             tail, head = whole_numbers(rows, pid, 2, of="state['position']['rows']")
             now = ours["rows"].get(pid, [0, 0])
-            if now[0] > tail or now[1] < head:
+            if not now[0] <= tail <= head <= now[1]:
                 raise StateError(
                     f"the state was saved over rows {tail} to {head - 1} of policy {excerpt(pid)}, but the "
                     f"store has rows {now[0]} to {now[1] - 1}: load the store that was saved with the state",
