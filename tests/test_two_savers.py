@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,13 @@ import numpy as np
 import pytest
 from crash_shim import DIED, Call, dying_at, failing, impatient, intercepted
 from fsspec.implementations.memory import MemoryFileSystem
-from further import further
+from further import further, on_servers
+from servers import Server
 
 import rlio
 from rlio.errors import CorruptData, DataNotFound, RlioError
 from rlio.policies.checkpoint import load_components, load_state, save_components, save_state
-from rlio.storage import generations
+from rlio.storage import Storage, generations
 from rlio.storage.remote import RemoteFolder
 
 #: Every how many calls something happens. `make test-all` begins with each of the first calls.
@@ -164,7 +166,7 @@ def tidy(folder: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "start"), POINTS)
 def test_a_save_between_any_two_calls_of_another_leaves_one_whole_save(
-    tmp_path: Path, kind: str, start: int
+    tmp_path: Path, kind: str, start: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both savers returned, and nothing could be loaded."""
     save, load = LOCAL[kind]
@@ -186,6 +188,7 @@ def test_a_save_between_any_two_calls_of_another_leaves_one_whole_save(
         if calls[0] < point:
             break
     assert point > 20
+    assert not caplog.records  # No file was taken from its saver, and stored again.
 
 
 @pytest.mark.parametrize(("kind", "start"), POINTS)
@@ -400,6 +403,10 @@ def test_a_save_that_fails_leaves_the_earlier_one(tmp_path: Path, kind: str, sta
                 except (RlioError, OSError):
                     expected = {1, 2}  # 2: only the call that makes it durable failed.
             assert load(tmp_path) in expected
+            if calls[point - 1 : point] == ["write"]:
+                # What was written before is removed.
+                assert files_of(tmp_path).count("X") <= 1
+                assert not list(tmp_path.rglob("*.tmp"))
             if len(calls) < point:
                 break
             save(tmp_path, 3)
@@ -420,6 +427,35 @@ def test_an_interrupt_right_after_the_commit_does_not_remove_what_was_saved(tmp_
     with intercepted(handle), pytest.raises(KeyboardInterrupt):
         save_all(tmp_path, 2)
     assert load_all(tmp_path) == 2
+
+
+@pytest.mark.parametrize("scheme", on_servers("ftp", "s3", "azure", "sftp"))
+def test_savers_and_loaders_of_a_real_store_find_one_whole_save(
+    scheme: str, serve: Callable[[str], Server]
+) -> None:
+    server = serve(scheme)
+    uri, options = server.fresh_root(), {"storage_options": server.options}
+    rlio.save_checkpoint(uri, number=0, array=np.zeros(9), **options)
+
+    def save(number: int) -> None:
+        for _ in range(2):
+            rlio.save_checkpoint(uri, number=number, array=np.full(9, number), **options)
+
+    def load() -> set[int]:
+        found = rlio.load_checkpoint(uri, **options)
+        return {found["number"], *found["array"].tolist()}
+
+    with ThreadPoolExecutor(2) as pool:
+        savers = [pool.submit(save, number) for number in (1, 2)]
+        while not all(saver.done() for saver in savers):
+            assert len(load()) == 1
+        for saver in savers:
+            saver.result()
+    assert load() in ({1}, {2})
+    rlio.save_checkpoint(uri, number=3, array=np.full(9, 3), **options)
+    assert load() == {3}
+    folders = Storage.open(uri, storage_options=server.options).folders("")
+    assert len([name for name in folders if name != "_tmp"]) == 1
 
 
 # ---- names ----

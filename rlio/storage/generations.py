@@ -11,8 +11,8 @@ the commit, in one step. The last commit counts, whole. No generation is changed
 
 A generation that the small object does not name may be removed if it was committed earlier, or if its saver
 is dead. A saver holds a lock (flock) on the folder that it makes, so on a local disk the next save finds and
-removes what a killed one left. Stores and network filesystems have no such lock: there, what was replaced is
-removed at once, and what no save has named within a day, with the first save after that day.
+removes what a killed one left. Stores and network filesystems have no such lock: there, the next save after a
+day removes it.
 
 A reader whose generation was removed reads the small object again.
 
@@ -34,7 +34,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
@@ -54,6 +53,8 @@ T = TypeVar("T")
 # Longer than the last two calls of a save take, with their retries; S3 dates an upload by its beginning.
 _GRACE: Final = 24 * 3600.0
 _ATTEMPTS: Final = 100
+#: Where there are no locks: folder and prefix -> the generations that this process has committed there.
+_committed: Final[dict[tuple[str, str], set[str]]] = {}
 
 
 class Generations:
@@ -92,11 +93,11 @@ class Generations:
             PublishError: The small object could not be stored.
             StoreError: The store failed.
         """
-        before = self._content()
         with self._begun() as name:
             committing = False
             try:
                 content = make(name)
+                before = self._content()
                 committing = True
                 self._storage.put(self._newest, content)
             except BaseException:
@@ -106,7 +107,7 @@ class Generations:
                         self._remove_unless_current(name)
                 raise
         try:
-            self._collect(before)
+            self._collect(before, name)
         except RlioError as error:
             logger.warning("an earlier save remains in %s until the next save: %s", self._storage.uri, error)
         if self._storage.is_local:
@@ -159,16 +160,22 @@ class Generations:
 
     # ---- removing ----
 
-    def _collect(self, before: bytes) -> None:
+    def _collect(self, before: bytes, made: str) -> None:
         """Remove every generation that can never be current again.
 
         Args:
             before: The small object's content from before a commit: what it names was committed earlier.
+            made: The generation of the commit.
         """
-        for name in self._storage.folders("", self._prefix):
-            if not self.is_name(name):
-                continue
-            if name.encode() in before:
+        names = [name for name in self._storage.folders("", self._prefix) if self.is_name(name)]
+        mine: set[str] = set()
+        if not self._has_locks:
+            # Of two savers that commit at once, neither knows the other's: each removes its own later.
+            mine = _committed.setdefault((self._storage.uri, self._prefix), set())
+            mine.add(made)
+            mine.intersection_update(names)
+        for name in names:
+            if name in mine or name.encode() in before:
                 self._remove_unless_current(name)
                 continue
             with self._locked(name) as abandoned:
@@ -177,13 +184,8 @@ class Generations:
 
     def _remove_unless_current(self, name: str) -> None:
         """Remove a generation whose saver does not commit any more, unless it has committed it last."""
-        if name.encode() in self._content():
-            return
-        if self._storage.is_local:
-            shutil.rmtree(self._path(name), ignore_errors=True)
-        else:
-            for path, _ in self._storage.list(name):
-                self._storage.remove(path)
+        if name.encode() not in self._content():
+            self._storage.remove_folder(name)
 
     def _is_old(self, name: str) -> bool:
         """Whether nothing was stored in a generation within the last day, by the store's own clock."""

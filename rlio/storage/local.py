@@ -20,6 +20,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import stat
 import sys
 import time
@@ -200,6 +201,10 @@ class LocalFolder:
         *folders, name = path.split("/")
         with contextlib.suppress(FileNotFoundError), self.folder(folders) as folder:
             os.unlink(folder.at(name), dir_fd=folder.fd)
+
+    def remove_folder(self, folder: str, limit: int) -> None:
+        """Remove a folder with everything in it; what cannot be removed remains."""
+        shutil.rmtree(os.path.join(self.root, folder), ignore_errors=True)
 
     def modified(self, path: str) -> float | None:
         """When the file was last written, in seconds since the epoch by its filesystem's clock."""
