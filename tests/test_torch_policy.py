@@ -329,6 +329,25 @@ def test_weights_may_have_any_name(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["model.npz"]
 
 
+def test_an_export_that_fails_leaves_the_earlier_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that died while torch wrote left half a module."""
+
+    def fails(module: Any, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise RuntimeError("the disk is full")
+
+    policy = bound(Discrete(2))
+    policy.export_model(tmp_path / "model.pt", format="torchscript")
+    before = (tmp_path / "model.pt").read_bytes()
+    monkeypatch.setattr(torch.jit, "save", fails)
+    with pytest.raises(OptionError):
+        policy.export_model(tmp_path / "model.pt", format="torchscript")
+    assert (tmp_path / "model.pt").read_bytes() == before
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
 def test_checkpoints_hold_no_pickle_and_damage_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     with pytest.raises(DataNotFound):

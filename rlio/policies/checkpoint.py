@@ -14,12 +14,13 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ __all__ = [
     "pack_state",
     "read_arrays",
     "read_scratch",
+    "replacing_file",
     "save_components",
     "save_state",
     "select_components",
@@ -272,16 +274,22 @@ def select_components(
     return {name: part for name, part in state.items() if name in wanted and name not in not_components}
 
 
-def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write ``arrays`` to the local file ``path`` as ``.npz``, completely or not at all."""
+@contextlib.contextmanager
+def replacing_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Another path, whose file replaces the local file ``path`` at the end: completely, or not at all."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        with partial.open("wb") as file:
-            write_arrays_to(file, arrays)
+        yield partial
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write ``arrays`` to the local file ``path`` as ``.npz``, completely or not at all."""
+    with replacing_file(path) as partial, partial.open("wb") as file:
+        write_arrays_to(file, arrays)
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:

@@ -690,6 +690,8 @@ class TorchPolicy(Policy):
             return
         import torch
 
+        from rlio.policies.checkpoint import replacing_file
+
         if self.is_recurrent:
             raise OptionError("a recurrent module is not exported as 'torchscript': use 'npz'")
         batch = [self.observation_space.sample() for _ in range(2)]
@@ -701,7 +703,8 @@ class TorchPolicy(Policy):
                 traced = torch.jit.trace(  # type: ignore[no-untyped-call] # torch does not type it
                     self._acting_module(), (example,), strict=False
                 )
-                torch.jit.save(traced, os.fspath(path))
+                with replacing_file(path) as partial:
+                    torch.jit.save(traced, os.fspath(partial))
         except (RuntimeError, ValueError, TypeError) as error:
             raise OptionError(f"torch cannot write this module as TorchScript: {error}") from error
 
