@@ -20,6 +20,7 @@ from rlio.readers.cold_pass import ColdPass
 from rlio.readers.read_options import ReadOptions, check_batch_size
 from rlio.readers.stored_pass import StoredPass
 from rlio.replay.positions import check_offset, own_batch_size
+from rlio.support.states import value_in, whole_number
 
 __all__ = ["GrowingPass", "SnapshotPass"]
 
@@ -242,14 +243,14 @@ class GrowingPass:
                 "grow=True; load it into a reader without grow, and pass the snapshot of that time as at=",
                 uri=self._uri,
             )
-        saved = position["options"]["epochs"]
+        saved = value_in(position, "options", dict).get("epochs")
         if saved != self.options.epochs:
             raise StateError(
                 f"the state was saved with epochs={excerpt(saved)}, and this reader has "
                 f"{self.options.epochs}: open the data with the same options",
                 uri=self._uri,
             )
-        check_offset(position, self.options, total=int(position["position"]) + 1)
+        check_offset(position, self.options, total=whole_number(position, "position") + 1)
         running = self._running
         if running is not None and running.dataset.snapshot() == position["at"]:
             _seek_within(running, position)
@@ -281,7 +282,7 @@ class GrowingPass:
 
 def _epochs_of(position: JsonState) -> int:
     """How many epochs the pass over the epoch of a position reads in all."""
-    epoch, offset = int(position["epoch"]), int(position["position"])
+    epoch, offset = (whole_number(position, key) for key in ("epoch", "position"))
     # An epoch at its beginning, except the first, has not been listed yet.
     return epoch + 1 if offset or not epoch else epoch
 

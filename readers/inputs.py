@@ -53,6 +53,7 @@ from rlio.replay.order import ORDER_VERSION, Permutation, share
 from rlio.replay.positions import check_position, choose_seed
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
+from rlio.support.states import seed_in, whole_number
 
 __all__ = [
     "Cursor",
@@ -438,12 +439,11 @@ def _cut(rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[int]:
 
 def index_in(position: JsonState, key: str, count: int | None = None) -> int:
     """``position[key]``, checked to be a whole number, at least 0 and below ``count``."""
-    value = position.get(key)
-    if type(value) is not int or value < 0 or (count is not None and value >= max(count, 1)):
-        limit = "" if count is None else f" below {count}"
+    value = whole_number(position, key)
+    if count is not None and value >= max(count, 1):
         raise StateError(
-            f"state['position'][{key!r}] is {excerpt(value)}; expected a whole number from 0{limit}: the "
-            "data changed after the state was saved, or the state is damaged"
+            f"state['position'][{key!r}] is {value}; expected a whole number below {count}: the data changed "
+            "after the state was saved"
         )
     return value
 
@@ -555,7 +555,7 @@ class StoredReader(InputReader):
         check_position(position, self._fingerprint, self.options, uri=self._source)
         if self.options.shuffle and position["seed"] != self._seed:
             # Both seeds were drawn from the OS: continue with the state's.
-            self._seed = index_in(position, "seed")
+            self._seed = seed_in(position)
             self._cursor.close()
             self._cursor = self._make_cursor(self._seed, self._failures)
         self._cursor.seek(position["at"])

@@ -13,6 +13,7 @@ from rlio.errors import EndOfData, OptionError, StateError
 from rlio.reader import InputReader, JsonState
 from rlio.replay.joint_gather import RowSource
 from rlio.support.forks import cached_property
+from rlio.support.states import whole_number
 
 __all__ = ["MOST_AHEAD", "MixSource"]
 
@@ -156,12 +157,20 @@ class MixSource:
             return {"state": self._waiting[0].origin, "served": self._waiting[0].served}
         return {"state": self.reader.state_dict(), "served": 0}
 
-    def seek(self, position: JsonState) -> None:
-        """Move to a saved position."""
+    def seek(self, position: JsonState, start: JsonState | None = None) -> None:
+        """Move to a saved position.
+
+        Args:
+            position: The position.
+            start: The saved state that the source rewinds to, loaded first to see that it fits; None: none.
+        """
         self._waiting.clear()
         self._rewinds = False
+        served = whole_number(position, "served", of=f"the state of source {self.name!r}")
+        if start is not None:
+            self.reader.load_state_dict(start)
+        self.start = start
         self.reader.load_state_dict(position["state"])
-        served = int(position["served"])
         if not served:
             return
         # A batch that was read ahead may be longer than the source's own batches.

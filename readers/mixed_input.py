@@ -38,6 +38,7 @@ from rlio.replay.order import Permutation
 from rlio.support.calls import call_each
 from rlio.support.forks import cached_property
 from rlio.support.options import in_own_spelling
+from rlio.support.states import flag_in, value_in, whole_numbers
 
 __all__ = ["MixedInput"]
 
@@ -489,8 +490,9 @@ class MixedInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         names = [source.name for source in self._sources]
+        states = value_in(position, "sources", dict)
         # States of 4d4987e store the names only as the keys of "sources".
-        stored = position.get("names", list(position["sources"]))
+        stored = position.get("names", list(states))
         checks = [("names", stored, names), ("order", position["order"], self._order)]
         if self._function is None:
             checks.append(("weights", position["weights"], self._whole))
@@ -500,25 +502,40 @@ class MixedInput(InputReader):
                     f"state['position'][{key!r}] is {excerpt(found)}, expected {excerpt(expected)}: make the "
                     "mixture with the sources, weights and seed of the one that saved the state"
                 )
-        for name in ("counts", "credits", "weights"):
-            numbers = position[name]
-            if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-                raise StateError(f"state['position'][{name!r}] is {excerpt(numbers)}: expected whole numbers")
+        counts, owed, weights, served = (
+            whole_numbers(position, key, len(names)) for key in ("counts", "credits", "weights", "served")
+        )
+        ended = value_in(position, "ended", list)
+        if len(ended) != len(names) or not all(isinstance(one, bool) for one in ended):
+            raise StateError(
+                f"state['position']['ended'] is {excerpt(ended)}: expected a bool of each source"
+            )
+        starts = [None] * len(names)
+        if self.end == "rewind":
+            starts = value_in(position, "starts", list)
+            if [one is None for one in starts] != [source.start is None for source in self._sources]:
+                raise StateError(
+                    f"state['position']['starts'] is {excerpt(starts)}: expected the states of the sources "
+                    "that are replayable"
+                )
+        if min(*counts, *served, *weights) < 0 or sum(owed) != 0:
+            raise StateError(
+                f"state['position'] has counts {excerpt(counts)}, credits {excerpt(owed)}, served rows "
+                f"{excerpt(served)} and weights {excerpt(weights)}: expected credits that add up to 0, and "
+                "otherwise no number below 0"
+            )
         self._block, self._alone = None, 0
         for i, source in enumerate(self._sources):
-            source.seek(position["sources"][source.name])
-            source.served = int(position["served"][i])
-            source.ended = bool(position["ended"][i])
-            if self.end == "rewind":
-                source.start = position["starts"][i]
-        self._whole = list(position["weights"])
+            source.seek(states[source.name], starts[i])
+            source.served, source.ended = served[i], ended[i]
+        self._whole = weights
         # The next result of the function is compared with the restored whole weights.
         self._raw = []
         alive = self._alive()
         if any(alive):
-            self._schedule = Schedule(alive, order=self._order, credits=position["credits"])
-            self._schedule.counts = list(position["counts"])
-        self._multi_agent = bool(position["multi_agent"])
+            self._schedule = Schedule(alive, order=self._order, credits=owed)
+            self._schedule.counts = counts
+        self._multi_agent = flag_in(position, "multi_agent")
 
     def interrupt(self) -> None:
         """Interrupt the sources; see `InputReader`."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlio.batch import Batch, MultiAgentBatch, concat_samples
-from rlio.errors import OptionError, excerpt
+from rlio.errors import OptionError, StateError, excerpt
 from rlio.reader import InputReader, JsonState, Unit
 
 if TYPE_CHECKING:
@@ -97,7 +97,13 @@ class SamplerInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         state = position["runner"]
-        if self._columnar is not None and state is not None:
+        if (state is None) != (self._columnar is None):
+            raise StateError(
+                f"state['position']['runner'] is {excerpt(state)}, and this reader's runner "
+                f"{'has no state' if self._columnar is None else 'needs one'}: load it into a reader of the "
+                "same kind of runner"
+            )
+        if self._columnar is not None:
             self._columnar.load_state_dict(state)
 
     def interrupt(self) -> None:

@@ -27,6 +27,7 @@ from rlio.batch import Batch, count_units
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.reader import Endless, InputReader, InputReaderAround, JsonState
 from rlio.replay.order import ORDER_VERSION, Permutation
+from rlio.support.states import seed_in, whole_number
 
 __all__ = ["ShuffledInput"]
 
@@ -148,9 +149,11 @@ class ShuffledInput(InputReaderAround):
                 f"state['position']['n'] is {excerpt(position['n'])}, but this reader has {self.n}: make it "
                 "with the same windows"
             )
+        seed = seed_in(position)
+        window, index = (whole_number(position, key) for key in ("window", "index"))
         super()._seek(position)
-        self.seed = int(position["seed"])
-        self._begin(int(position["window"]), int(position["index"]))
+        self.seed = seed
+        self._begin(window, index)
 
     def _endless(self) -> Endless | None:
         found = self.child._endless()

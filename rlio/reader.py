@@ -32,9 +32,10 @@ from rlio.batch import (
     count_units,
     split_units,
 )
-from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError, excerpt
+from rlio.errors import ClosedError, EndOfData, OptionError, StateError, excerpt
 from rlio.readers.read_options import check_batch_size
 from rlio.support.described import Described
+from rlio.support.states import fitting, value_in, whole_number
 from rlio.support.turns import Turns
 from rlio.writer import ClosedByWith
 
@@ -346,24 +347,12 @@ class InputReader(Restorable, ClosedByWith):
                     f"state[{key!r}] is {excerpt(state.get(key))} but this reader needs {value!r}: "
                     "load it into the reader and version that saved it"
                 )
-        try:
-            position, skip, dropped = dict(state["position"]), int(state["skip"]), int(state["dropped"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StateError(
-                f"the state of {type(self).__name__} is {excerpt(state)}: expected a dict as 'position' and "
-                "whole numbers as 'skip' and 'dropped'"
-            ) from error
+        position = dict(value_in(state, "position", dict, of="state"))
+        skip, dropped = (whole_number(state, key, of="state") for key in ("skip", "dropped"))
         self._rests = None
         self.dropped = dropped
-        try:
+        with fitting(f"state['position'] of {type(self).__name__}"):
             self._seek(position)
-        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            if isinstance(error, RlioError):
-                raise
-            raise StateError(
-                f"state['position'] of {type(self).__name__} lacks a value, or holds an unexpected one "
-                f"({error!r}): {excerpt(position)}"
-            ) from error
         if dropped:
             logger.warning(
                 "%s: %d %s in all were read but not served, and are dropped: they cannot be read again",

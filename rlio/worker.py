@@ -26,7 +26,7 @@ from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
 from rlio.envs.make import EnvLike
-from rlio.errors import DataNotFound, OptionError, excerpt
+from rlio.errors import DataNotFound, OptionError, StateError, excerpt
 from rlio.policies.checkpoint import load_components, save_components, select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.policy_spec import Spaces, as_specs
@@ -48,6 +48,7 @@ from rlio.sampling.runners import AnyRunner, WorkerPlace, make_runner, sub_envs
 from rlio.sampling.worker_input import WorkerInput
 from rlio.serving.network import find_free_port, get_host, get_node_ip
 from rlio.support.options import checked_keywords, expected, expected_mapping
+from rlio.support.states import fitting
 from rlio.writer import OutputWriter
 
 __all__ = ["RolloutWorker"]
@@ -609,7 +610,10 @@ class RolloutWorker(InputReader):
             StateError: The state does not fit.
             OptionError: A name cannot be imported.
         """
-        with self._turns_of_threads.held(), self._loading() if "position" in state else nullcontext():
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state is {excerpt(state)}: expected the dict that get_state() returned")
+        loading = self._loading() if "position" in state else nullcontext()
+        with self._turns_of_threads.held(), loading, fitting("the worker's state"):
             self._set_state(state)
 
     def _set_state(self, state: Mapping[str, Any]) -> None:

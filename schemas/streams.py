@@ -1,8 +1,9 @@
 """Assigns rows to streams: the ``_stream`` column and the footer's table of streams.
 
 A stream is the rows of one policy with one (eps_id, agent_index, env_id), in order; without ``eps_id`` it
-ends where an episode ends. Without ``agent_index``, the column ``agent_id`` tells agents apart. In data of merged writers, ``_writer`` is a part of the key, because writers may
-have used the same ids. Streams are numbered per shard, in the order of their first rows.
+ends where an episode ends. Without ``agent_index``, the column ``agent_id`` tells agents apart. In data of
+merged writers, ``_writer`` is a part of the key, because writers may have used the same ids. Streams are
+numbered per shard, in the order of their first rows.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `python tests/saved_stores.py FOLDER` saves each of `STORES` into FOLDER. The folders under
 tests/golden/saved-stores were written at commit 4d4987e: their files do not say which rows follow each other.
+Those under tests/golden/saved-stores-2 were written at commit dd0ca8f, as was tests/golden/checkpoint-1, by
+`save_checkpoint`, here: their arrays lie beside ``store.json``.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from counter_env import episode
 
+import rlio
 from rlio import MultiAgentBatch, ReplayStore, SampleBatch
+from rlio.replay.samplers import PrioritisedSampler
 
-__all__ = ["STORES", "numbered", "with_infos"]
+__all__ = ["STORES", "numbered", "sampler_of", "with_infos"]
 
 
 def numbered(eps_id: int, rewards: list[float], *, first: int = 0, ends: bool = True) -> SampleBatch:
@@ -128,15 +133,30 @@ STORES: dict[str, Callable[[], ReplayStore]] = {
 }
 
 
+def sampler_of(store: ReplayStore) -> PrioritisedSampler:
+    """A sampler that has drawn once, and learned the priorities of what it drew."""
+    sampler = store.prioritised(batch_size=8, seed=0)
+    batch = sampler.sample()
+    assert isinstance(batch, SampleBatch)
+    sampler.update_priorities(batch["batch_indexes"], batch["rewards"])
+    return sampler
+
+
+def save_checkpoint(folder: Path) -> None:
+    """A part of every kind that this module can make."""
+    store = whole_episodes()
+    values: dict[str, Any] = {"step": 7, "array": np.arange(4.0), "tensor": torch.arange(2)}
+    rng = np.random.default_rng(3)
+    rlio.save_checkpoint(folder, buffer=store, sampler=sampler_of(store), rng=rng, **values)
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, make in STORES.items():
-        store: Any = make()
-        sampler = store.prioritised(batch_size=8, seed=0) if name == "whole_episodes" else None
-        if sampler is not None:
-            batch = sampler.sample()
-            sampler.update_priorities(batch["batch_indexes"], batch["rewards"])
+        store = make()
+        sampler = sampler_of(store) if name == "whole_episodes" else None
         store.save(folder / name, priorities=sampler)
+    save_checkpoint(folder / "checkpoint")
 
 
 if __name__ == "__main__":

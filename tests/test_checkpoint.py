@@ -16,6 +16,7 @@ import torch
 from crash_shim import DIED, dying_at, intercepted
 from further import further
 from gymnasium.spaces import Box, Discrete
+from saved_stores import STORES, sampler_of
 
 import rlio
 from rlio.errors import CorruptData, DataNotFound, OptionError, StateError
@@ -265,3 +266,25 @@ def test_what_does_not_fit_is_refused_by_name(root: Path, tmp_path: Path) -> Non
     assert rlio.load_checkpoint(tmp_path / "c", store=rlio.ReplayStore).keys() == {"step", "store"}
     with pytest.raises(StateError):
         rlio.load_checkpoint(tmp_path / "c", reader=rlio.DatasetReader(root, shuffle=True))
+
+
+def test_a_checkpoint_of_format_1_is_loaded_and_replaced(tmp_path: Path) -> None:
+    """As commit dd0ca8f saved it: the folder of a store has the name of the part."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(Path(__file__).with_name("golden") / "checkpoint-1", folder)
+    rng = np.random.default_rng(0)
+    found = rlio.load_checkpoint(folder, buffer=rlio.ReplayStore, rng=rng)
+    assert rng.random() == np.random.default_rng(3).random()
+    store, expected = found.pop("buffer"), STORES["whole_episodes"]()
+    assert_same(
+        store.uniform(batch_size=50, seed=1).sample(), expected.uniform(batch_size=50, seed=1).sample()
+    )
+    sampler, twin = store.prioritised(batch_size=8), sampler_of(expected)
+    rlio.load_checkpoint(folder, sampler=sampler)
+    assert_same(sampler.sample(), twin.sample())
+    assert torch.equal(found.pop("tensor"), torch.arange(2))
+    np.testing.assert_equal(found, {"step": 7, "array": np.arange(4.0)})
+    (before,) = (path for path in folder.iterdir() if path.is_dir())
+    rlio.save_checkpoint(folder, step=8)
+    assert rlio.load_checkpoint(folder) == {"step": 8}
+    assert not before.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import zlib
 from pathlib import Path
@@ -22,6 +23,7 @@ from rlio.replay.n_step import NStep
 from rlio.replay.sequences import Sequences
 
 GOLDEN = Path(__file__).with_name("golden") / "saved-stores"
+GOLDEN_2 = Path(__file__).with_name("golden") / "saved-stores-2"
 
 #: One of each kind of unit.
 DRAWS = {
@@ -280,3 +282,18 @@ def test_a_store_of_an_earlier_version_whose_rows_do_not_say_what_follows_is_ref
     with pytest.raises(StateError) as raised:
         ReplayStore.load(GOLDEN / name)
     assert raised.value.uri == str(GOLDEN / name)
+
+
+@pytest.mark.parametrize("name", ["two_writers", "agents"])
+def test_a_store_whose_arrays_lie_beside_its_manifest_is_loaded_and_replaced(
+    name: str, tmp_path: Path
+) -> None:
+    """As commit dd0ca8f saved it."""
+    folder = tmp_path / "saved"
+    shutil.copytree(GOLDEN_2 / name, folder)
+    (folder / "mine.array").write_text("not a part of the store")
+    store = STORES[name]()
+    assert everything(ReplayStore.load(folder)) == everything(store)
+    assert len(list(folder.glob("*.array"))) > 1
+    assert everything(loaded(store, folder)) == everything(store)
+    assert [path.name for path in folder.glob("*.array")] == ["mine.array"]

@@ -269,7 +269,7 @@ def test_damaged_priorities_of_a_saved_store_are_an_error_of_the_state_and_its_r
 ) -> None:
     made = live()
     made.save(tmp_path / "store", priorities=updated(made.prioritised(seed=0)))
-    (file,) = (tmp_path / "store").glob(f"priorities*{array}*")
+    (file,) = (tmp_path / "store").glob(f"**/priorities*{array}*")
     data = file.read_bytes()
     if damage == "flipped":
         file.write_bytes(data[:3] + bytes([data[3] ^ 4]) + data[4:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,46 @@ def test_weights_of_another_module_are_refused_and_nothing_is_changed() -> None:
     with pytest.raises(StateError, match="shape"):
         policy.set_weights({name: np.zeros(7) for name in before})
     assert all(np.array_equal(before[name], value) for name, value in policy.get_weights().items())
+
+
+def test_weights_may_have_any_name(tmp_path: Path) -> None:
+    """`numpy.savez` takes the names of arrays as keywords, beside its own: file, allow_pickle."""
+
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.file = torch.nn.Parameter(torch.rand(3, 2))
+            self.allow_pickle = torch.nn.Parameter(torch.rand(2))
+
+        def forward(self, obs: torch.Tensor) -> torch.Tensor:
+            return obs @ self.file + self.allow_pickle
+
+    policy, other = (bound(Discrete(2), module=Odd()) for _ in range(2))
+    policy.export_model(tmp_path / "model.npz")
+    other.import_model(tmp_path / "model.npz")
+    expected, found = policy.get_weights(), other.get_weights()
+    assert found.keys() == {"file", "allow_pickle"}
+    assert all(np.array_equal(value, expected[name]) for name, value in found.items())
+    assert os.listdir(tmp_path) == ["model.npz"]
+
+
+def test_an_export_that_fails_leaves_the_earlier_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that died while torch wrote left half a module."""
+
+    def fails(module: Any, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise RuntimeError("the disk is full")
+
+    policy = bound(Discrete(2))
+    policy.export_model(tmp_path / "model.pt", format="torchscript")
+    before = (tmp_path / "model.pt").read_bytes()
+    monkeypatch.setattr(torch.jit, "save", fails)
+    with pytest.raises(OptionError):
+        policy.export_model(tmp_path / "model.pt", format="torchscript")
+    assert (tmp_path / "model.pt").read_bytes() == before
+    assert os.listdir(tmp_path) == ["model.pt"]
 
 
 def test_checkpoints_hold_no_pickle_and_damage_is_found(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ from rlio.batch.nested import leaves, path_text
 from rlio.connectors.spaces import samples_of, space_like
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.reader import JsonState
+from rlio.support.states import fitting
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -106,8 +107,8 @@ class Connector(ABC):
         Raises:
             StateError: The state does not fit this connector.
         """
-        if state:
-            raise StateError(f"{type(self).__name__} has no state but was given {excerpt(sorted(state))}")
+        if not isinstance(state, Mapping) or state:
+            raise StateError(f"{type(self).__name__} has no state but was given {excerpt(state)}")
 
 
 #: A connector, or a function of a batch of values.
@@ -179,6 +180,8 @@ class Pipeline:
         Raises:
             StateError: The state belongs to other connectors.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state of a pipeline is {excerpt(state)}: expected a dict by position")
         for position in state:
             if position not in map(str, range(len(self))):
                 raise StateError(
@@ -186,7 +189,8 @@ class Pipeline:
                 )
         for i, connector in enumerate(self.connectors):
             if str(i) in state:
-                connector.load_state_dict(state[str(i)])
+                with fitting(f"the state of connector {i}"):
+                    connector.load_state_dict(state[str(i)])
 
 
 class ObservationPipeline(Pipeline):

@@ -34,6 +34,7 @@ from rlio.connectors.spaces import nested_space
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, SchemaError, StateError, excerpt
 from rlio.reader import JsonState
+from rlio.support.states import fitting, value_in, whole_number
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from rlio.policies.policy import Policy
 
 __all__ = ["MeanStdFilter", "RunningStat"]
+
+_STATISTICS = "running statistics"
 
 
 class RunningStat:
@@ -138,21 +141,34 @@ class RunningStat:
             StateError: ``state`` is not such a state, or has another shape.
         """
         made = cls(shape)
-        try:
-            n = state["n"]
-            mean, m2 = (np.array(state[key], np.float64) for key in ("mean", "m2"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"running statistics need n, mean and m2, but found {excerpt(state)}") from error
-        if not isinstance(n, int) or n < 0 or mean.shape != shape or m2.shape != shape:
-            raise StateError(
-                f"found running statistics of {excerpt(n)} values of shape {mean.shape}: expected shape "
-                f"{shape}"
-            )
-        made.n, made.mean, made._m2 = n, mean, m2
+        made.n = whole_number(state, "n", of=f"a state of {_STATISTICS}")
+        made.mean, made._m2 = (_values_in(state, key, shape) for key in ("mean", "m2"))
+        if (made._m2 < 0.0).any():
+            raise StateError(f"the m2 of {_STATISTICS} is {excerpt(state['m2'])}: expected sums of squares")
         return made
 
     def __repr__(self) -> str:
         return f"RunningStat(n={self.n}, shape={self.shape})"
+
+
+def _values_in(state: JsonState, key: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Numbers of saved statistics; text and None are none, though NumPy would convert them.
+
+    Raises:
+        StateError: They have another shape, or are no numbers.
+    """
+    with fitting(f"a state of {_STATISTICS}"):
+        found = np.array(state[key])
+        if found.shape != shape or not _are_numbers(state[key]):
+            raise StateError(
+                f"the {key} of {_STATISTICS} is {excerpt(state[key])}: expected shape {shape}, of numbers"
+            )
+        return found.astype(np.float64)
+
+
+def _are_numbers(values: Any) -> bool:
+    """Whether nested lists hold numbers only. NumPy would take a bool among floats."""
+    return all(map(_are_numbers, values)) if isinstance(values, list) else type(values) in (int, float)
 
 
 class MeanStdFilter(Connector):
@@ -328,8 +344,8 @@ class MeanStdFilter(Connector):
         shapes = [stat.shape for stat in self._running]
         loaded = []
         for key in ("running", "buffer"):
-            stats = state.get(key)
-            if not isinstance(stats, list) or len(stats) != len(shapes):
+            stats = value_in(state, key, list, of="a filter's state")
+            if len(stats) != len(shapes):
                 raise StateError(
                     f"a filter's state needs {key!r}, statistics of {len(shapes)} leaves, but found "
                     f"{excerpt(stats)}"

@@ -62,6 +62,7 @@ from rlio.schemas.folded import Folded, unfold
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import cached_property
 from rlio.support.options import check_seconds
+from rlio.support.states import text_in, value_in, whole_numbers
 
 __all__ = ["FollowPass", "Taken"]
 
@@ -613,21 +614,21 @@ class FollowPass:
                 f"({_ORDER}): load the state into a reader with the same options"
             )
         check_options(position.get("options"), self._fingerprint, uri=self._storage.uri)
-        rows = dict(position["rows"])
+        rows = dict(value_in(position, "rows", dict))
         for writer, row in rows.items():
             if not is_writer_id(writer) or type(row) is not int or not 0 <= row <= MAX_ROW:
                 raise StateError(
                     f"state['position']['rows'] has row {excerpt(row)} of writer {excerpt(writer)}"
                 )
-        turn, chunk = position["turn"], position["chunk"]
+        turn, chunk = text_in(position, "turn"), position["chunk"]
         if chunk is not None:
-            until, served = map(int, chunk)
+            until, served = whole_numbers(position, "chunk", 2)
             if turn not in rows or until <= rows[turn] or served < 1:
                 raise StateError(
                     f"state['position']['chunk'] is {excerpt(chunk)}, after row {excerpt(rows.get(turn))}"
                 )
             chunk = (until, served)
-        self._go_back(_Mark(rows, str(turn), chunk, 0))
+        self._go_back(_Mark(rows, turn, chunk, 0))
 
     def _mark(self) -> _Mark:
         return _Mark(dict(self._rows), self._turn, self._position_in_chunk(), self.skipped)

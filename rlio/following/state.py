@@ -14,6 +14,7 @@ from rlio.dataset.names import MAX_ROW, is_writer_id
 from rlio.errors import StateError, excerpt
 from rlio.reader import JsonState
 from rlio.replay.order import rank_of
+from rlio.support.states import fitting, seed_in, text_in, value_in, whole_number
 
 __all__ = ["FollowState", "merge_states"]
 
@@ -82,7 +83,7 @@ class FollowState:
             "draws": self.draws,
             "drawn": self.drawn,
             "turn": self.turn,
-            "draw": self.draw,
+            **({} if self.draw is None else {"draw": self.draw}),
             "writers": {
                 writer: [row, self.missed.get(writer, 0), self.ring.get(writer)]
                 for writer, row in sorted(self.rows.items())
@@ -102,16 +103,17 @@ class FollowState:
                 "the state into the version of rlio that saved it"
             )
         state = cls(
-            seed=_whole(saved, "seed"),
-            slots=_whole(saved, "slots"),
-            ranks=tuple(int(rank) for rank in saved["ranks"]),
-            world=_whole(saved, "world"),
-            draws=_whole(saved, "draws"),
-            drawn=_whole(saved, "drawn"),
-            turn=str(saved["turn"]),
-            draw=saved.get("draw"),
+            seed=seed_in(saved),
+            slots=whole_number(saved, "slots"),
+            ranks=tuple(value_in(saved, "ranks", list)),
+            world=whole_number(saved, "world"),
+            draws=whole_number(saved, "draws"),
+            drawn=whole_number(saved, "drawn"),
+            turn=text_in(saved, "turn"),
+            draw=value_in(saved, "draw", dict) if "draw" in saved else None,
         )
-        for writer, (row, missed, first) in dict(saved["writers"]).items():
+        state._check_ranks()
+        for writer, (row, missed, first) in value_in(saved, "writers", dict).items():
             numbers = (row, missed, row if first is None else first)
             whole = all(type(number) is int for number in numbers)
             if (
@@ -130,6 +132,18 @@ class FollowState:
                 state.ring[writer] = first
         return state
 
+    def _check_ranks(self) -> None:
+        if (
+            any(type(rank) is not int for rank in self.ranks)
+            or list(self.ranks) != sorted(set(self.ranks))
+            or not 0 <= min(self.ranks, default=-1) <= max(self.ranks) < self.world <= self.slots
+        ):
+            raise StateError(
+                f"state['position'] is of the ranks {excerpt(list(self.ranks))} of {self.world}, with "
+                f"{self.slots} slots: expected numbers below that of the ranks, which is at most that of the "
+                "slots"
+            )
+
     def share(self, rank: int, world: int, *, uri: str) -> FollowState:
         """The state of one of ``world`` ranks.
 
@@ -138,9 +152,9 @@ class FollowState:
         """
         if (self.ranks, self.world) == ((rank,), world):
             return self
-        if set(self.ranks) != set(range(self.world)):
+        if len(self.ranks) != self.world:
             raise StateError(
-                f"the state is that of rank {', '.join(map(str, self.ranks))} of {self.world}, and this "
+                f"the state is that of rank {', '.join(map(str, self.ranks[:10]))} of {self.world}, and this "
                 f"reader is rank {rank} of {world}: merge the states of all ranks with "
                 "rlio.FollowingReplay.merge_states(), for any number of ranks",
                 uri=uri,
@@ -204,22 +218,18 @@ def merge_states(states: Sequence[JsonState]) -> JsonState:
     for number, state in enumerate(states):
         if not isinstance(state, Mapping) or state.get("reader") != _READER:
             raise StateError(f"state {number} is {excerpt(state)}: expected one of FollowingReplay")
-        try:
+        with fitting(f"state {number}"):
             found.append(FollowState.from_json(state["position"]))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, StateError):
-                raise
-            raise StateError(
-                f"state {number} lacks a value, or holds an unexpected one: {error!r}"
-            ) from error
     first = found[0]
     if len({(state.world, state.slots) for state in found}) > 1:
         raise StateError("the states come from groups with different numbers of ranks or slots")
     if any(state.draw != first.draw for state in found):
         raise StateError("the states come from readers that draw differently (n_step, filter, ...)")
     ranks = sorted(rank for state in found for rank in state.ranks)
-    if ranks != list(range(first.world)):
-        raise StateError(f"found states of the ranks {ranks} of {first.world}: pass each rank's state once")
+    if len(ranks) != first.world or len(set(ranks)) != len(ranks):
+        raise StateError(
+            f"found states of the ranks {excerpt(ranks)} of {first.world}: pass each rank's state once"
+        )
     merged = replace(
         first,
         ranks=tuple(ranks),
@@ -238,12 +248,5 @@ def merge_states(states: Sequence[JsonState]) -> JsonState:
     return {
         **states[0],
         "position": merged.to_json(),
-        "dropped": sum(int(state["dropped"]) for state in states),
+        "dropped": sum(whole_number(state, "dropped", of="state") for state in states),
     }
-
-
-def _whole(saved: Mapping[str, Any], key: str) -> int:
-    value = saved.get(key)
-    if type(value) is not int or not 0 <= value < 2**64:
-        raise StateError(f"state['position'][{key!r}] is {excerpt(value)}: expected a whole number from 0")
-    return value

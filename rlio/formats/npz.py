@@ -10,21 +10,20 @@ read, because they would be pickled.
 
 from __future__ import annotations
 
-import math
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from io import BytesIO
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import to_numpy
 from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves
-from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
+from rlio.batch.npz import read_array, read_header
+from rlio.errors import SchemaError, UnsafeData, excerpt
 from rlio.formats.episode_files import EpisodeFilesSink, rows_of
 from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
@@ -96,7 +95,7 @@ class NpzTable(Table):
             if name in shapes:
                 raise SchemaError("found two arrays of this name: expected each name once", column=name)
             with archive.open(info) as member:
-                shapes[name] = _header(member)[0]
+                shapes[name] = read_header(member)[0]
         return shapes
 
     def _arrays(self, number: int, names: Collection[str]) -> dict[str, NDArray[Any]]:
@@ -123,7 +122,7 @@ class NpzTable(Table):
                     "if you trust the file"
                 )
             with archive.open(info) as member:
-                found[name] = _array(member.read(info.file_size + 1), name)
+                found[name] = read_array(member, info.file_size, name)
         return found
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
@@ -137,28 +136,6 @@ class NpzTable(Table):
     def close(self) -> None:
         """Forget the file that was decoded last."""
         self._kept = (-1, {})
-
-
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = npy.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-        raise CorruptData(f"an array has version {version} of NumPy's format, expected 1 or 2")
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
-    return found
-
-
-def _array(data: bytes, name: str) -> NDArray[Any]:
-    """The array of an ``.npy``, which has as many bytes as its header says."""
-    stream = BytesIO(data)
-    shape, is_fortran, dtype = _header(stream)
-    if dtype.hasobject:
-        raise UnsafeData(f"the array {excerpt(name)} is pickled: expected numbers or text")
-    start = stream.tell()
-    if len(data) - start != math.prod(shape) * dtype.itemsize:
-        raise CorruptData(f"the array {excerpt(name)} has {len(data) - start} bytes for the shape {shape}")
-    values = np.frombuffer(data, dtype, offset=start)
-    return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
 
 
 class NpzSink(EpisodeFilesSink[SampleBatch]):

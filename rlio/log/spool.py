@@ -38,6 +38,7 @@ from rlio.log.wal import Sync
 from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import make_folders, sync_descriptor, write_whole
+from rlio.storage.local import on_network as on_network
 from rlio.storage.local import sync_folder as sync_folder
 
 try:
@@ -72,36 +73,6 @@ _SUB_FOLDER: Final = re.compile(r"[0-9a-f]{16}")
 _LEFTOVER: Final = re.compile(r"[^/]*\.tmp")
 _MAX_OWNER_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 100
-
-# Here flock may have no effect, or files may vanish with the network, so logs go elsewhere.
-_NETWORK = frozenset(
-    [
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse.blobfuse",
-        "fuse.ceph",
-        "fuse.gcsfuse",
-        "fuse.glusterfs",
-        "fuse.goofys",
-        "fuse.juicefs",
-        "fuse.rclone",
-        "fuse.s3fs",
-        "fuse.sshfs",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "smb3",
-        "smbfs",
-        "wekafs",
-    ]
-)
-
 
 SpoolLike: TypeAlias = "Literal['auto'] | str | os.PathLike[str] | Spool | None"
 
@@ -654,26 +625,6 @@ def _is_memory(storage: Storage) -> bool:
     from fsspec.implementations.memory import MemoryFileSystem
 
     return isinstance(storage.fs, MemoryFileSystem)
-
-
-def on_network(path: str) -> bool:
-    """Whether a local path lies on a network filesystem, according to /proc."""
-    try:
-        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return False
-    real = os.path.realpath(path)
-    best, kind = -1, ""
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, types = left.split(" "), right.split(" ")
-        if len(fields) < 5 or not types[0]:
-            continue
-        mount = fields[4].encode("latin-1", "replace").decode("unicode_escape")
-        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= best:
-            best, kind = len(mount), types[0]
-    return kind in _NETWORK
 
 
 _held: weakref.WeakSet[LogFolder] = weakref.WeakSet()

@@ -1,5 +1,10 @@
 """Stores states: arrays as ``arrays.npz``, the rest as ``state.json``, without pickle.
 
+``arrays.npz`` is stored first and is whole by itself: it also has the text, as the array ``state``, and ends
+with a checksum. It replaces the earlier one in one step, so with any number of savers, and if one of them
+dies, the newest ``arrays.npz`` is one state. ``state.json`` has the text too, to look at, and names the
+checksum of its arrays: one that names another belongs to another save.
+
 Example:
     >>> import numpy as np
     >>> save_state("memory://checkpoint-example", {"weights": {"w": np.zeros(3)}, "updates": 7})
@@ -10,13 +15,12 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
 import os
-import zipfile
+import uuid
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,22 +28,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import is_tensor
+from rlio.batch.npz import is_certified, pack_arrays, unpack_arrays, write_arrays_to
 from rlio.errors import CorruptData, DataNotFound, OptionError, StateError, excerpt
 from rlio.storage import Storage
-from rlio.storage.paths import TMP_DIR
+from rlio.storage.local import remove_unfinished
 
 __all__ = [
     "load_components",
     "load_state",
-    "pack_arrays",
     "pack_state",
     "read_arrays",
     "read_scratch",
-    "remove_empty",
+    "replacing_file",
     "save_components",
     "save_state",
     "select_components",
-    "unpack_arrays",
     "unpack_state",
     "write_arrays",
     "write_scratch",
@@ -48,6 +51,8 @@ __all__ = [
 T = TypeVar("T")
 
 _ARRAYS, _STATE = "arrays.npz", "state.json"
+# The array that holds the text; those of the state are called a0, a1 and so on.
+_TEXT = "state"
 _FORMAT = 0
 _COMPONENTS_VERSION = 1
 # Keys of one-entry objects that stand for values JSON does not have: arrays and tensors by name, mappings
@@ -61,7 +66,7 @@ def save_state(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store ``state`` in ``folder``, replacing an earlier one.
+    """Store ``state`` in ``folder``, replacing an earlier one: whole, whoever else saves or loads there.
 
     Args:
         folder: A path or any fsspec URL.
@@ -75,17 +80,10 @@ def save_state(
     """
     text, data = pack_state(state)
     storage = Storage.open(folder, storage_options=storage_options)
-    # state.json certifies the arrays and is put last: a reader detects a pair that does not match.
     storage.put(_ARRAYS, data)
     storage.put(_STATE, text)
-    remove_empty(storage)
-
-
-def remove_empty(storage: Storage) -> None:
-    """Remove the folder for incomplete objects, which users would otherwise see beside the state."""
     if storage.is_local:
-        with contextlib.suppress(OSError):  # Another process is storing its state there.
-            os.rmdir(os.path.join(storage.root, TMP_DIR))
+        remove_unfinished(storage.root)  # Users would otherwise see them beside the state.
 
 
 def load_state(
@@ -98,7 +96,23 @@ def load_state(
         CorruptData: The stored state is damaged, or is not from `save_state`.
     """
     storage = Storage.open(folder, storage_options=storage_options)
-    return unpack_state(storage.read(_STATE), storage.read(_ARRAYS), uri_of=storage.uri_of)
+    text = _read_if_there(storage, _STATE)
+    try:
+        data = storage.read(_ARRAYS)
+    except DataNotFound as error:
+        if text is None:
+            raise
+        raise CorruptData(
+            f"{_STATE} is there without {_ARRAYS}: copy both files, or save again", uri=storage.uri
+        ) from error
+    return unpack_state(text, data, uri_of=storage.uri_of)
+
+
+def _read_if_there(storage: Storage, name: str) -> bytes | None:
+    try:
+        return storage.read(name)
+    except DataNotFound:
+        return None
 
 
 def save_components(
@@ -164,42 +178,71 @@ def pack_state(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
         StateError: ``state`` holds a value that is neither an array nor JSON.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    described = _described(state, arrays, "state")
+    try:
+        text = {"format": _FORMAT, "state": _described(state, arrays, "state")}
+        arrays[_TEXT] = np.frombuffer(_dumped(text), np.uint8)
+    except StateError:
+        raise
+    except (RecursionError, ValueError) as error:  # ValueError: a whole number of thousands of digits.
+        raise StateError(
+            f"the state nests too deeply, contains itself, or has a number that is too long: {error}"
+        ) from error
     data = pack_arrays(arrays)
-    text = {"format": _FORMAT, "arrays_crc32": zlib.crc32(data), "state": described}
-    return json.dumps(text, sort_keys=True, allow_nan=False).encode(), data
+    return _dumped(text | {"arrays_crc32": zlib.crc32(data)}), data
 
 
-def unpack_state(raw: bytes, data: bytes, *, uri_of: Callable[[str], str]) -> dict[str, Any]:
+def _dumped(text: Mapping[str, Any]) -> bytes:
+    return json.dumps(text, sort_keys=True, allow_nan=False).encode()
+
+
+def unpack_state(raw: bytes | None, data: bytes, *, uri_of: Callable[[str], str]) -> dict[str, Any]:
     """Unpack the state that `pack_state` packed.
 
     Args:
-        raw: Bytes of ``state.json``.
+        raw: Bytes of ``state.json``; None: there is none.
         data: Bytes of ``arrays.npz``.
         uri_of: File name -> its URI, for messages.
 
     Raises:
         CorruptData: The bytes are damaged, or are not from `pack_state`.
     """
-    try:
-        text = json.loads(raw)
-        if text["format"] != _FORMAT or not isinstance(text["state"], dict):
-            raise ValueError(f"format {excerpt(text['format'])}, expected {_FORMAT}")
-        crc32 = text["arrays_crc32"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptData(f"this is not a stored state: {error!r}", uri=uri_of(_STATE)) from error
-    if zlib.crc32(data) != crc32:
-        raise CorruptData(
-            "the arrays are not those that state.json was stored with: save the state again",
-            uri=uri_of(_ARRAYS),
-        )
+    text = None if raw is None else _parsed(raw, uri_of(_STATE))
+    if text is None or text.get("arrays_crc32") != zlib.crc32(data):
+        if not is_certified(data):
+            raise CorruptData(
+                "the arrays are not those that state.json was stored with, nor a whole state by themselves: "
+                "save the state again",
+                uri=uri_of(_ARRAYS),
+            )
+        text = None  # Another save has stored its arrays since, and not yet its text, or never.
     arrays = unpack_arrays(data, uri=uri_of(_ARRAYS))
+    if _TEXT in arrays:
+        own = _parsed(arrays[_TEXT].tobytes(), uri_of(_ARRAYS))
+        if text is not None and text["state"] != own["state"]:
+            raise CorruptData("the text was changed after it was stored: save again", uri=uri_of(_STATE))
+        text = own
+    if text is None:
+        raise CorruptData("these arrays are no state, and have no state.json", uri=uri_of(_ARRAYS))
     try:
         state = _restored(text["state"], arrays)
-    except (ValueError, KeyError) as error:
-        raise CorruptData(f"the arrays do not fit the state: {error!r}", uri=uri_of(_ARRAYS)) from error
-    assert isinstance(state, dict)
+        if not isinstance(state, dict):
+            raise TypeError(f"the state is {excerpt(state)}")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CorruptData(
+            f"the arrays do not fit the state: {excerpt(repr(error))}", uri=uri_of(_ARRAYS)
+        ) from error
     return state
+
+
+def _parsed(raw: bytes, uri: str) -> dict[str, Any]:
+    """The text of a state, with a dict as ``state``."""
+    try:
+        text: dict[str, Any] = json.loads(raw)
+        if text["format"] != _FORMAT or not isinstance(text["state"], dict):
+            raise ValueError(f"format {excerpt(text['format'])}, expected {_FORMAT}")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CorruptData(f"this is not a stored state: {excerpt(repr(error))}", uri=uri) from error
+    return text
 
 
 def select_components(
@@ -231,16 +274,22 @@ def select_components(
     return {name: part for name, part in state.items() if name in wanted and name not in not_components}
 
 
-def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write ``arrays`` to the local file ``path`` as ``.npz``, completely or not at all."""
+@contextlib.contextmanager
+def replacing_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Another path, whose file replaces the local file ``path`` at the end: completely, or not at all."""
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        with partial.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type] # the stub takes the keywords for allow_pickle
+        yield partial
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write ``arrays`` to the local file ``path`` as ``.npz``, completely or not at all."""
+    with replacing_file(path) as partial, partial.open("wb") as file:
+        write_arrays_to(file, arrays)
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
@@ -259,39 +308,20 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     return unpack_arrays(data, uri=uri)
 
 
-def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """The bytes of an ``.npz`` file of ``arrays``."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type] # the stub takes the keywords for allow_pickle
-    return buffer.getvalue()
-
-
-def unpack_arrays(data: bytes, *, uri: str) -> dict[str, NDArray[Any]]:
-    """The arrays in the bytes of an ``.npz`` file, by name; nothing is unpickled.
-
-    Raises:
-        CorruptData: The bytes have another format, or are damaged.
-    """
-    try:
-        loaded = np.load(io.BytesIO(data), allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise ValueError("it is a single array")
-        with loaded as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise CorruptData(f"this is not a .npz file of arrays: {error!r}", uri=uri) from error
-
-
 def _described(value: Any, arrays: dict[str, NDArray[Any]], place: str) -> Any:
     """``value`` as JSON. Moves its arrays into ``arrays``, and refers to them by number."""
-    if isinstance(value, np.ndarray) and value.dtype != object:
+    if (
+        isinstance(value, np.ndarray)
+        and not value.dtype.hasobject
+        and not isinstance(value, np.ma.MaskedArray)  # Its mask would be lost.
+    ):
         return {_ARRAY: _numbered(value, arrays)}
     if is_tensor(value):
         try:
             return {_TENSOR: _numbered(value.detach().cpu().numpy(), arrays)}
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:
             raise StateError(f"{place} is a tensor that NumPy cannot hold: {error}; convert it") from error
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
         return _described(value.item(), arrays, place)
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and key not in _SPECIAL for key in value):
@@ -319,7 +349,12 @@ def _numbered(array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
     return name
 
 
-def _restored(value: Any, arrays: Any) -> Any:
+def _restored(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """The value that `_described` described; it may have any form.
+
+    Raises:
+        ValueError, LookupError, TypeError: `_described` did not describe it.
+    """
     if isinstance(value, list):
         return [_restored(part, arrays) for part in value]
     if not isinstance(value, dict):
@@ -329,6 +364,8 @@ def _restored(value: Any, arrays: Any) -> Any:
         return {key: _restored(part, arrays) for key, part in value.items()}
     stored = value[kind]
     if kind == _ITEMS:
+        if not all(isinstance(key, (str, int)) for key, _ in stored):
+            raise TypeError(f"keys of {excerpt(stored)}")
         return {key: _restored(part, arrays) for key, part in stored}
     if kind == _FLOAT:
         return float(stored)

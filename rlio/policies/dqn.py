@@ -241,5 +241,6 @@ class DQN(TorchPolicy):
 
     @under_lock
     def set_state(self, state: PolicyState) -> None:
+        target = state_part(state, "target", dict)
         super().set_state(state)
-        load_arrays(self._target, state_part(state, "target", dict), "target's weights")
+        load_arrays(self._target, target, "target's weights")

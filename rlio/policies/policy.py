@@ -21,7 +21,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from rlio.batch.arrays import object_column
 from rlio.batch.nested import map_structure, unflatten
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.policies.weights import GlobalVars, Gradients, Weights
+from rlio.support.states import fitting, value_in, whole_number
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from rlio.policies.policy_spec import PolicySpec
 
 __all__ = ["Gradients", "Policy", "PolicyOutput", "PolicyState", "Stats", "Weights", "state_part"]
+
+#: Name of a state in messages.
+POLICY_STATE: Final = "the policy's state"
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -394,10 +398,14 @@ class Policy(ABC):
         Raises:
             StateError: The state is not of such a policy.
         """
-        self.set_weights(state_part(state, "weights", dict))
-        self.weights_seq_no = state_part(state, "weights_seq_no", int)
+        weights_seq_no, told = state_part(state, "weights_seq_no", int), None
         if "global_vars" in state:  # States of earlier versions have none.
-            self.on_global_var_update(GlobalVars.from_json(state_part(state, "global_vars", dict)))
+            told = GlobalVars.from_json(state_part(state, "global_vars", dict))
+        with fitting(POLICY_STATE):
+            self.set_weights(state_part(state, "weights", dict))
+        self.weights_seq_no = weights_seq_no
+        if told is not None:
+            self.on_global_var_update(told)
 
     def save(
         self,
@@ -491,11 +499,14 @@ class Policy(ABC):
 
 
 def state_part(state: PolicyState, key: str, kind: type) -> Any:
-    """``state[key]``, checked to be a ``kind``."""
-    value = state.get(key)
-    if not isinstance(value, kind):
-        raise StateError(f"the policy's state needs {key!r} ({kind.__name__}), but it has {excerpt(value)}")
-    return value
+    """``state[key]``, checked to be a ``kind``; an int is a whole number from 0.
+
+    Raises:
+        StateError: It is absent, or something else.
+    """
+    if kind is int:
+        return whole_number(state, key, of=POLICY_STATE)
+    return value_in(state, key, kind, of=POLICY_STATE)
 
 
 def _one_row(space: gym.Space[Any], value: Any) -> Any:

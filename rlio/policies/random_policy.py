@@ -23,7 +23,8 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import unflatten
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
-from rlio.policies.policy import Policy, PolicyOutput, PolicyState, RecurrentState, state_part
+from rlio.policies.policy import POLICY_STATE, Policy, PolicyOutput, PolicyState, RecurrentState, state_part
+from rlio.support.states import restore_generator
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -98,8 +99,9 @@ class RandomPolicy(Policy):
 
     def set_state(self, state: PolicyState) -> None:
         self._bound()
+        rng = state_part(state, "rng", dict)
         super().set_state(state)
-        self._rng.bit_generator.state = state_part(state, "rng", dict)
+        restore_generator(self._rng.bit_generator, rng, of=f"{POLICY_STATE}['rng']")
 
 
 def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> Any:

@@ -27,11 +27,12 @@ from rlio.batch.arrays import take_leaf
 from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.envs.leaves import leaves_of
-from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
+from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.policies.distributions import Distribution, distribution_for
 from rlio.policies.fitting import Fit
 from rlio.policies.gradients import average_gradients
 from rlio.policies.policy import (
+    POLICY_STATE,
     Gradients,
     Policy,
     PolicyOutput,
@@ -42,7 +43,16 @@ from rlio.policies.policy import (
     state_part,
 )
 from rlio.policies.postprocessing import GAE, NStep, adjust_nstep, compute_gae
-from rlio.policies.torch_arrays import arrays_of, load_arrays, load_gradients, state_of, state_to, writable
+from rlio.policies.torch_arrays import (
+    arrays_of,
+    load_arrays,
+    load_gradients,
+    load_optimizer,
+    state_of,
+    state_to,
+    writable,
+)
+from rlio.support.states import fitting
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -649,14 +659,15 @@ class TorchPolicy(Policy):
     def set_state(self, state: PolicyState) -> None:
         import torch
 
+        updates, generator = state_part(state, "updates", int), state_part(state, "generator", np.ndarray)
+        with fitting(f"{POLICY_STATE}['optimizer']"):
+            optimizer = None if self._optimizer is None else state_to(state_part(state, "optimizer", dict))
         super().set_state(state)
-        self.updates = state_part(state, "updates", int)
-        self._generator.set_state(torch.as_tensor(state_part(state, "generator", np.ndarray).copy()))
+        self.updates = updates
+        with fitting(f"{POLICY_STATE}['generator']"):
+            self._generator.set_state(torch.as_tensor(generator.copy()))
         if self._optimizer is not None:
-            try:
-                self._optimizer.load_state_dict(state_to(state_part(state, "optimizer", dict)))
-            except (KeyError, ValueError, TypeError) as error:
-                raise StateError(f"the optimizer's state does not fit: {error}") from error
+            load_optimizer(self._optimizer, optimizer)
 
     # ---- export ----
 
@@ -679,6 +690,8 @@ class TorchPolicy(Policy):
             return
         import torch
 
+        from rlio.policies.checkpoint import replacing_file
+
         if self.is_recurrent:
             raise OptionError("a recurrent module is not exported as 'torchscript': use 'npz'")
         batch = [self.observation_space.sample() for _ in range(2)]
@@ -690,7 +703,8 @@ class TorchPolicy(Policy):
                 traced = torch.jit.trace(  # type: ignore[no-untyped-call] # torch does not type it
                     self._acting_module(), (example,), strict=False
                 )
-                torch.jit.save(traced, os.fspath(path))
+                with replacing_file(path) as partial:
+                    torch.jit.save(traced, os.fspath(partial))
         except (RuntimeError, ValueError, TypeError) as error:
             raise OptionError(f"torch cannot write this module as TorchScript: {error}") from error
 

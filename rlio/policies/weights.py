@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import OptionError, StateError, excerpt
+from rlio.errors import OptionError
+from rlio.support.states import value_in, whole_number
 
 if TYPE_CHECKING:
     from rlio.policies.policy import Policy
 
 __all__ = ["GlobalVars", "Gradients", "Weights", "accepts_weights", "update_weights"]
+
+_UPDATES = "num_grad_updates_per_policy"
+_WHAT = "the state of global vars"
 
 Weights: TypeAlias = dict[str, NDArray[Any]]
 #: Gradients of a loss, by the names of the weights.
@@ -53,19 +57,13 @@ class GlobalVars:
         """Read what `to_json` described.
 
         Raises:
-            StateError: A field is missing, or is not a number.
+            StateError: A field is missing, or is not a whole number.
         """
-        timestep, updates = described.get("timestep"), described.get("num_grad_updates_per_policy")
-        if (
-            not isinstance(timestep, int)
-            or not isinstance(updates, Mapping)
-            or not all(isinstance(value, int) for value in updates.values())
-        ):
-            raise StateError(
-                f"global vars are {excerpt(dict(described))}: expected 'timestep' (int) and "
-                "'num_grad_updates_per_policy' (policy id -> int)"
-            )
-        return cls(timestep, dict(updates))
+        updates = value_in(described, _UPDATES, dict, of=_WHAT)
+        return cls(
+            whole_number(described, "timestep", of=_WHAT),
+            {name: whole_number(updates, name, of=_WHAT) for name in updates},
+        )
 
 
 def accepts_weights(current: int, weights_seq_no: int | None) -> bool:

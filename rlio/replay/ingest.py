@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
+from rlio.errors import excerpt
 from rlio.replay.table import Prepared, RowTable
 from rlio.schemas.observations import successors
 from rlio.schemas.schema import PolicySchema
@@ -191,7 +192,11 @@ class Ingest:
         Raises:
             TypeError, ValueError: ``written`` has another form.
         """
-        self.open = OrderedDict((tuple(key), OpenEpisode(row, t, at)) for key, row, t, at in written)
+        self.open = OrderedDict()
+        for key, row, t, at in written:
+            if not (isinstance(key, list) and type(row) is type(at) is int and row >= 0 and at >= 0):
+                raise TypeError(f"an open episode {excerpt([key, row, t, at])}")
+            self.open[tuple(key)] = OpenEpisode(row, t, at)
 
 
 def _key(streams: StreamTable, number: int, writer: str) -> tuple[Hashable, ...]:

@@ -76,8 +76,10 @@ class Manifest:
         try:
             fields = json.loads(body)
             made = cls(describe=fields["describe"], arrays=fields["arrays"], state=fields["state"])
+            if not all(type(size) is int and size >= 0 for size in made.arrays.values()):
+                raise ValueError("sizes of arrays")
             found = fields["layout"], fields["byteorder"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptData(
                 f"a manifest has an unknown form: {excerpt(body)}; build the store again"
             ) from error

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from rlio.errors import StateError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.schemas.schema import canonical_json
+from rlio.support.states import seed_in, whole_number
 
 __all__ = [
     "UnitRange",
@@ -118,7 +119,14 @@ def check_position(
                 + (_OTHER_ORDER if key == "order" else "open the same data with the same options"),
                 uri=uri,
             )
-    if options.seed is not None and options.shuffle and position["seed"] != options.seed:
+    if not options.shuffle:
+        if position.get("seed") is not None:
+            raise StateError(
+                f"state['position']['seed'] is {excerpt(position['seed'])}, but the recorded order has none: "
+                "load the state into the reader that saved it",
+                uri=uri,
+            )
+    elif options.seed not in (None, seed_in(position)):
         raise StateError(
             f"state['position']['seed'] is {position['seed']} but this reader has {options.seed}: pass the "
             "same seed",
@@ -132,8 +140,9 @@ def check_offset(position: Mapping[str, Any], options: ReadOptions, *, total: in
     Raises:
         StateError: They do not exist.
     """
-    epoch, offset, last = int(position["epoch"]), int(position["position"]), options.epochs
-    if not 0 <= offset < max(total, 1) or epoch < 0 or (last is not None and epoch > last):
+    epoch, offset = (whole_number(position, key) for key in ("epoch", "position"))
+    last = options.epochs
+    if offset >= max(total, 1) or (last is not None and epoch > last):
         raise StateError(
             f"state['position'] is unit {offset} of epoch {epoch}, but an epoch has {total} units and the "
             f"reader has {'endless' if last is None else last} epochs: open the same data with the same "

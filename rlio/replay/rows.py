@@ -33,6 +33,7 @@ from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.steps import StepLog, bounds_of
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import PolicySchema, Schema
+from rlio.support.states import flag_in
 
 __all__ = ["AddedRows", "StoreRows"]
 
@@ -247,12 +248,16 @@ class StoreRows:
             CorruptData, KeyError, TypeError, ValueError: ``state`` is not a result of `dump`.
         """
         schema = Schema.from_text(state["schema"])
+        if state["policies"].keys() != schema.policies.keys():
+            raise ValueError(f"policies {list(state['policies'])}, and a schema of {list(schema.policies)}")
         ordered = Schema({pid: schema.policies[pid] for pid in state["policies"]}, schema.multi_agent)
         made = cls(ordered, capacity=capacity, arrays=arrays, ring=True, frames=frames)
         for pid, own in state["policies"].items():
             made.tables[pid].restore(_Prefixed(stored, f"{pid} "), own)
             made.ingests[pid].open_from_json(own["open"])
-        made._whole = {pid for pid, own in state["policies"].items() if own["whole"]}
+        made._whole = {
+            pid for pid, own in state["policies"].items() if flag_in(own, "whole", of="the saved store")
+        }
         heads = {pid: table.head for pid, table in made.tables.items()}
         made.steps.added.restore(stored, state["steps"], heads)
         made._forget_steps()

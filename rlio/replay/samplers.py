@@ -26,6 +26,7 @@ from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
 from rlio.replay.priority_files import read_priorities, write_priorities
 from rlio.replay.table import RowTable, slots_of
+from rlio.support.states import restore_generator, seed_in, value_in, whole_number, whole_numbers
 from rlio.support.turns import Turns
 
 if TYPE_CHECKING:
@@ -188,15 +189,17 @@ class _Sampler(InputReader):
                     f"{excerpt(ours[key])}: open the same data with the same options",
                     uri=self.store.uri,
                 )
-        for pid, (tail, head) in dict(position["rows"]).items():
+        rows = value_in(position, "rows", dict)
+        for pid in rows:
+            tail, head = whole_numbers(rows, pid, 2, of="state['position']['rows']")
             now = ours["rows"].get(pid, [0, 0])
-            if now[0] > tail or now[1] < head:
+            if not now[0] <= tail <= head <= now[1]:
                 raise StateError(
-                    f"the state was saved over rows {tail} to {head - 1} of policy {pid!r}, but the store "
-                    f"has rows {now[0]} to {now[1] - 1}: load the store that was saved with the state",
+                    f"the state was saved over rows {tail} to {head - 1} of policy {excerpt(pid)}, but the "
+                    f"store has rows {now[0]} to {now[1] - 1}: load the store that was saved with the state",
                     uri=self.store.uri,
                 )
-        self.seed = int(position["seed"])
+        self.seed = seed_in(position)
 
 
 class UniformSampler(_Sampler):
@@ -278,8 +281,9 @@ class UniformSampler(_Sampler):
         return self._state() | {"drawn": self.drawn}
 
     def _seek(self, position: JsonState) -> None:
+        drawn = whole_number(position, "drawn")
         self._check_state(position)
-        self.drawn = int(position["drawn"])
+        self.drawn = drawn
         self._order = UniformDraws(self.seed)
         self._block, self._ahead = None, 1
 
@@ -546,9 +550,10 @@ class PrioritisedSampler(_Sampler):
                 uri=self.store.uri,
             )
         self._check_state(position)
-        self._rng.bit_generator.state = position["rng"]
         # States of 4d4987e do not hold the number of draws: skip the comparison.
-        self._expected = int(position["drawn"]) if "drawn" in position else None
+        expected = whole_number(position, "drawn") if "drawn" in position else None
+        restore_generator(self._rng.bit_generator, position.get("rng"), of="state['position']['rng']")
+        self._expected = expected
 
     def _check_priorities(self, drawn: int) -> None:
         """Warn once if a state was loaded without the priorities that belong to it."""

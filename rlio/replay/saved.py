@@ -1,14 +1,14 @@
-"""Live stores as folders: rows, open episodes and priorities, written atomically.
+"""Live stores as folders: rows, open episodes and priorities, replaced as a whole.
 
 Rows are saved with their links, as they lie in memory: writers and partly forgotten episodes are preserved.
-As for shards, a temporary folder is written, synced and renamed.
+``store.json`` names the subfolder with the newest arrays; see `rlio.storage.generations`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shutil
-import tempfile
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,23 +19,30 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, DataNotFound, RlioError, StateError, excerpt
-from rlio.log.spool import sync_folder
-from rlio.replay.cache_files import write_file
 from rlio.replay.draws import Draw
 from rlio.replay.ingest import Ingest
 from rlio.replay.manifests import Manifest
-from rlio.replay.memory import Arrays, FileArrays, copied
+from rlio.replay.memory import Arrays, FileArrays, copied, file_name
 from rlio.replay.rows import StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.dtypes import stored_dtype
 from rlio.schemas.schema import Schema
+from rlio.storage import Storage
+from rlio.storage.failures import explained
+from rlio.storage.generations import Generations
+from rlio.storage.local import sync_folder
+from rlio.support.states import value_in, whole_number, whole_numbers
 
 __all__ = ["SavedStore", "load_rows", "save_rows"]
 
 _MANIFEST: Final = "store.json"
 _PRIORITIES: Final = "priorities"
+_PREFIX: Final = "rows-"
+_WHAT: Final = "the saved store"
 #: What the manifest says about itself. Version 1 has the kind alone.
-_DESCRIBE: Final = {"kind": "live", "version": 2, "rows": ROW_VERSION}
+#: The arrays of versions 1 and 2 lie beside the manifest.
+_DESCRIBE: Final = {"kind": "live", "version": 3, "rows": ROW_VERSION}
+_DESCRIBE_2: Final = {"kind": "live", "version": 2, "rows": ROW_VERSION}
 _DESCRIBE_1: Final = {"kind": "live"}
 # Units to copy at a time from a file of version 1.
 _CHUNK: Final = 4096
@@ -59,6 +66,10 @@ class SavedStore(NamedTuple):
     kept: dict[str, Any] | None
 
 
+class _DamagedPriorities(CorruptData):
+    """The rows are whole, and their priorities are not."""
+
+
 def save_rows(
     folder: Path,
     rows: StoreRows,
@@ -67,10 +78,10 @@ def save_rows(
     frames: int | None,
     kept: Mapping[str, Any] | None,
 ) -> None:
-    """Write the rows of a live store; replaces an existing folder.
+    """Write the rows of a live store; replaces those that a save before left there, and nothing else.
 
     Args:
-        folder: Folder to write; its parent exists.
+        folder: Folder to write; created as needed.
         rows: The ring.
         capacity: Capacity of the ring in rows.
         frames: The ``frames`` given to `RowTable`.
@@ -78,47 +89,54 @@ def save_rows(
 
     Raises:
         CacheError: The disk is full; an earlier store there is unchanged.
+        StoreError, PublishError: The folder cannot be written; likewise.
     """
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    priorities = {} if kept is None else kept["priorities"]
-    try:
-        with FileArrays(made, writable=True) as arrays:
+    priorities: dict[str, NDArray[Any]] = {} if kept is None else kept["priorities"]
+
+    def make(name: str) -> bytes:
+        with FileArrays(folder / name, writable=True) as arrays:
             state = {
                 "capacity": capacity,
                 "frames": frames,
                 "store": rows.dump(arrays),
-                "priorities": {name: list(values.shape) for name, values in priorities.items()},
-                "dtypes": {name: values.dtype.str for name, values in priorities.items()},
+                "priorities": {part: list(values.shape) for part, values in priorities.items()},
+                "dtypes": {part: values.dtype.str for part, values in priorities.items()},
                 "span": [0, 0] if kept is None else kept["span"],
                 "of": None if kept is None else kept["of"],
-                "crc32": {name: zlib.crc32(values.tobytes()) for name, values in priorities.items()},
+                "folder": name,
             }
-            for name, values in priorities.items():
+            for part, values in priorities.items():
                 flat = values.reshape(-1)
-                copied(arrays, _file_of(name), flat.size, flat)[:] = flat
+                copied(arrays, _file_of(part), max(flat.size, 1), flat)[: flat.size] = flat
             arrays.flush()
-            manifest = Manifest(describe=_DESCRIBE, arrays=arrays.sizes, state=state)
-        write_file(str(made / _MANIFEST), manifest.dump())
-        sync_folder(str(made))
-        _replace(made, folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+            sizes = arrays.sizes
+        with FileArrays(folder / name, sizes=sizes) as written:
+            checksums = {part: _checksum(written, part, size) for part, size in sizes.items()}
+        with explained(str(folder)):
+            sync_folder(str(folder / name))
+        return Manifest(describe=_DESCRIBE, arrays=sizes, state={**state, "crc32": checksums}).dump()
+
+    before = _generations(folder).replace(make)
+    if before:
+        _remove_arrays_beside(folder, before)
 
 
-def _replace(made: Path, folder: Path) -> None:
-    """Replace a folder by another; between the two renames, neither has the name."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    made.rename(folder)
-    sync_folder(str(folder.parent))
-    shutil.rmtree(old, ignore_errors=True)
+def _generations(folder: Path) -> Generations:
+    return Generations(Storage.open(folder), _MANIFEST, prefix=_PREFIX)
+
+
+def _remove_arrays_beside(folder: Path, before: bytes) -> None:
+    """Remove the arrays of the replaced store, if they lie beside its manifest."""
+    with contextlib.suppress(CorruptData):  # A damaged manifest names nothing.
+        manifest = Manifest.load(before)
+        if manifest.describe in (_DESCRIBE_1, _DESCRIBE_2):
+            for name in manifest.arrays:
+                with contextlib.suppress(FileNotFoundError):  # Another save was quicker.
+                    os.unlink(folder / file_name(name))
 
 
 def load_rows(folder: Path, *, arrays: Arrays, priorities: bool = True) -> SavedStore:
-    """Read what `save_rows` wrote.
+    """Read what `save_rows` wrote; if others save there meanwhile, all of it is of one save.
 
     Args:
         folder: Folder of the saved store.
@@ -132,74 +150,108 @@ def load_rows(folder: Path, *, arrays: Arrays, priorities: bool = True) -> Saved
             which rows follow each other.
     """
     if not (folder / _MANIFEST).exists():
-        # A save may have been killed between its two renames.
+        # A save of version 2 may have been killed between its two renames.
         kept = folder.with_name(f".{folder.name}.old")
         if not (kept / _MANIFEST).exists():
             raise DataNotFound("there is no saved store: check the path", uri=str(folder))
         folder = kept
-    manifest = Manifest.load((folder / _MANIFEST).read_bytes())
-    state = manifest.state
-    if manifest.describe not in (_DESCRIBE, _DESCRIBE_1):
+    generations = _generations(folder)
+
+    def load(content: bytes) -> SavedStore:
+        manifest = Manifest.load(content)
+        if manifest.describe == _DESCRIBE:
+            name = str(manifest.state.get("folder"))
+            if not generations.is_name(name):
+                raise CorruptData(f"the saved store names the folder {excerpt(name)}", uri=str(folder))
+            return _load(manifest, folder / name, arrays, priorities=priorities)
+        return _load(manifest, folder, arrays, priorities=priorities)
+
+    try:
+        return generations.read(load)
+    except _DamagedPriorities as error:  # Only here: `read` tries again if others save meanwhile.
         raise StateError(
-            f"the saved store is {dict(manifest.describe)}, but this version of rlio reads {_DESCRIBE}: load "
-            "it with the version that saved it",
+            f"the saved priorities are damaged: {error}; load the store without them (priorities=False)",
+            uri=str(folder),
+        ) from error
+
+
+def _checksum(files: FileArrays, name: str, size: int) -> int:
+    return zlib.crc32(files.array(name, (size,), np.uint8).data)
+
+
+def _check(files: FileArrays, manifest: Manifest, folder: Path) -> None:
+    """Compare arrays with their checksums, which versions 1 and 2 do not have."""
+    if manifest.describe != _DESCRIBE:
+        return
+    for name, size in files.sizes.items():
+        if _checksum(files, name, size) != manifest.state["crc32"][name]:
+            raise CorruptData(
+                f"the array {excerpt(name)} of the saved store is damaged: save it again",
+                uri=str(folder / file_name(name)),
+            )
+
+
+def _load(manifest: Manifest, folder: Path, arrays: Arrays, *, priorities: bool) -> SavedStore:
+    state = manifest.state
+    if manifest.describe not in (_DESCRIBE, _DESCRIBE_2, _DESCRIBE_1):
+        raise StateError(
+            f"the saved store is {excerpt(dict(manifest.describe))}, but this version of rlio reads "
+            f"{_DESCRIBE}: load it with the version that saved it",
             uri=str(folder),
         )
     try:
-        names = {_file_of(name) for name in state["priorities"]}
-        sizes = {name: size for name, size in manifest.arrays.items() if name not in names}
+        of_priorities = {_file_of(name) for name in value_in(state, "priorities", dict, of=_WHAT)}
+        sizes = {name: size for name, size in manifest.arrays.items() if name not in of_priorities}
         with FileArrays(folder, sizes=sizes) as files:
-            options = {"capacity": state["capacity"], "frames": state["frames"], "arrays": arrays}
-            if manifest.describe == _DESCRIBE:
-                ring = StoreRows.restored(files, state["store"], **options)
-            else:
+            _check(files, manifest, folder)
+            capacity = whole_number(state, "capacity", of=_WHAT)
+            frames = None if state["frames"] is None else whole_number(state, "frames", of=_WHAT)
+            options: dict[str, Any] = {"capacity": capacity, "frames": frames, "arrays": arrays}
+            if manifest.describe == _DESCRIBE_1:
                 ring = _restored_from_1(files, state, folder, **options)
-        sizes = {name: manifest.arrays[name] for name in names} if priorities else {}
-        found = _kept(folder, sizes, state) if sizes else None
-        return SavedStore(ring, state["capacity"], state["frames"], found)
-    except (LookupError, TypeError, ValueError) as error:
-        if isinstance(error, RlioError):
+            else:
+                ring = StoreRows.restored(files, state["store"], **options)
+        kept = _kept(manifest, folder, capacity) if priorities and of_priorities else None
+        return SavedStore(ring, capacity, frames, kept)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, RlioError) and not (isinstance(error, StateError) and error.uri is None):
             raise
-        raise CorruptData(f"the saved store is damaged: {error!r}", uri=str(folder)) from error
+        raise CorruptData(f"the saved store is damaged: {excerpt(repr(error))}", uri=str(folder)) from error
 
 
-def _kept(folder: Path, sizes: Mapping[str, int], state: Mapping[str, Any]) -> dict[str, Any]:
-    """The priorities, as `PrioritisedSampler.restore` takes them.
-
-    Raises:
-        StateError: They are damaged.
-    """
+def _kept(manifest: Manifest, folder: Path, capacity: int) -> dict[str, Any]:
+    """The priorities, as `PrioritisedSampler.restore` takes them."""
+    state = manifest.state
     try:
+        sizes = {_file_of(name): manifest.arrays[_file_of(name)] for name in state["priorities"]}
         with FileArrays(folder, sizes=sizes) as files:
+            _check(files, manifest, folder)
             found = {
                 name: _loaded(files, name, state["dtypes"][name], shape)
                 for name, shape in state["priorities"].items()
             }
-    except CorruptData as error:
-        raise _damaged(str(error), folder) from error
-    for name, checksum in state.get("crc32", {}).items():
-        if zlib.crc32(found[name].tobytes()) != checksum:
-            raise _damaged(f"{excerpt(name)} does not fit its checksum", folder)
-    kept = {"priorities": found, "span": state["span"]}
-    return kept | ({} if state.get("of") is None else {"of": state["of"]})
+        first, last = whole_numbers(state, "span", 2, of=_WHAT)
+        if not 0 <= first <= last <= first + capacity:
+            raise ValueError(f"priorities of the rows {first} to {last}")
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _DamagedPriorities(excerpt(str(error)), uri=str(folder)) from error
+    return {"priorities": found, "span": [first, last]} | (
+        {} if state.get("of") is None else {"of": state["of"]}
+    )
 
 
 def _loaded(files: FileArrays, name: str, dtype: str, shape: list[int]) -> NDArray[Any]:
     """One array of priorities."""
-    stored = files.array(_file_of(name), (math.prod(shape),), stored_dtype(dtype))
-    return stored.reshape(shape)
+    size, kind = math.prod(shape), stored_dtype(dtype)
+    place = _file_of(name)
+    if min(shape, default=0) < 0 or max(size, 1) * kind.itemsize != files.sizes[place]:
+        raise ValueError(f"{name} of the shape {shape}")
+    return files.array(place, (max(size, 1),), kind)[:size].reshape(shape)
 
 
 def _file_of(name: str) -> str:
     """The stored name of an array of priorities."""
     return f"{_PRIORITIES} {name}"
-
-
-def _damaged(what: str, folder: Path) -> StateError:
-    return StateError(
-        f"the saved priorities are damaged: {what}; load the store without them (priorities=False)",
-        uri=str(folder),
-    )
 
 
 # ---- version 1, whose files hold rows without writers and without links ----

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlio.replay.memory import Arrays, copied
 from rlio.replay.numbers import Numbers
+from rlio.support.states import whole_number
 
 __all__ = ["StepLog", "Steps", "bounds_of", "ranges"]
 
@@ -133,14 +134,22 @@ class Steps:
             arrays: The arrays that `dump` wrote.
             state: The result of `dump`.
             heads: Policy id -> logical number of the next row in its table.
+
+        Raises:
+            CorruptData, KeyError, TypeError, ValueError: ``state`` is not a result of `dump`.
         """
-        if not state["chunks"]:
+        chunks = whole_number(state, "chunks", of="the saved steps")
+        if not chunks:
             return
-        ends = np.cumsum(arrays.array("steps chunks", (state["chunks"],), np.int64))
+        ends = np.cumsum(arrays.array("steps chunks", (chunks,), np.int64))
         self.stop = int(ends[-1])
         self._appends.extend([0, *ends[:-1].tolist()])
+        if missing := {pid for pid, head in heads.items() if head} - state["rows"].keys():
+            raise ValueError(f"no steps of {sorted(missing)}")
         for pid, size in state["rows"].items():
             sizes = arrays.array(f"steps sizes {pid}", (self.stop,), np.int64)
+            if sizes.min() < 0 or sizes.sum() != size:
+                raise ValueError(f"steps of {sizes.sum()} rows, not {size}")
             self._rows[pid] = Numbers(arrays.array(f"steps rows {pid}", (size,), np.int64))
             self._bounds[pid] = Numbers(bounds_of(sizes, first=heads[pid] - size))
 

@@ -598,17 +598,17 @@ class ReplayStore(Described):
     # ---- keeping a live store ----
 
     def save(self, path: str | os.PathLike[str], *, priorities: PrioritisedSampler | None = None) -> None:
-        """Write a live store to a folder, atomically; replaces an existing store.
+        """Write a live store to a folder; replaces an earlier store there as a whole, also beside others.
 
         Args:
-            path: The folder, on a local disk; its parent exists.
+            path: The folder, on a local disk; other files in it are not touched.
             priorities: A sampler of this store whose priorities to save with the rows. The first sampler that
                 `prioritised` makes of the loaded store continues with them; it must have the same options.
 
         Raises:
             OptionError: The store is of a data set, which needs no saving; or the sampler is of another
                 store.
-            CacheError: The disk is full.
+            CacheError, PublishError, StoreError: The disk is full or fails; the earlier store is unchanged.
         """
         self.check_open()
         if not self.live:

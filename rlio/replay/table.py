@@ -27,6 +27,7 @@ from rlio.replay.memory import Arrays, copied
 from rlio.replay.texts import TextHeap, encoded
 from rlio.schemas.schema import Leaf
 from rlio.support.forks import cached_property
+from rlio.support.states import whole_number
 
 __all__ = ["ROW_VERSION", "Plan", "Prepared", "RowTable", "slots_of"]
 
@@ -334,10 +335,10 @@ class RowTable:
             CacheError: There is no memory.
             KeyError, TypeError, ValueError: ``state`` is not a result of `dump`.
         """
-        self.tail, self.head = map(int, state["rows"])
-        lowest = {name: int(state["frames"][name][0]) for name in self._pools}
+        self.tail, self.head = _span_of(state["rows"], self.capacity)
+        lowest = {}
         for name, pool in self._pools.items():
-            pool.head = int(state["frames"][name][1])
+            lowest[name], pool.head = _span_of(state["frames"][name], pool.capacity)
         for name, (values, kept) in self._kept(lowest).items():
             self._arrays.reserve(name, min(kept.stop, len(values)))
             stored = arrays.array(name, (len(kept), *values.shape[1:]), values.dtype)
@@ -345,7 +346,7 @@ class RowTable:
                 values[there] = stored[here]
         slots = self._slots(np.arange(self.tail, self.head))
         for name, heap in self._texts.items():
-            heap.restore(arrays, slots, int(state["texts"][name]))
+            heap.restore(arrays, slots, whole_number(state["texts"], name, of="the texts"))
         marks = arrays.array("marks", (state["marks"], 1 + len(self._pools)), np.int64).tolist()
         self._marks.extend((first, dict(zip(self._pools, low, strict=True))) for first, *low in marks)
 
@@ -506,6 +507,18 @@ class RowTable:
         """A copy of a packed column of the given rows."""
         found: NDArray[Any] = self._rows[physical][self._slots(rows)]
         return found
+
+
+def _span_of(written: Any, capacity: int) -> tuple[int, int]:
+    """The first number and the one after the last of what a ring held, from its saved form.
+
+    Raises:
+        TypeError, ValueError: It is something else, or more than the ring holds.
+    """
+    first, last = written
+    if type(first) is not int or type(last) is not int or not 0 <= first <= last <= first + capacity:
+        raise ValueError(f"{first} to {last} in a ring of {capacity}")
+    return first, last
 
 
 def slots_of(rows: range, capacity: int) -> list[range]:

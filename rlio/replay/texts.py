@@ -144,6 +144,8 @@ class TextHeap:
         sizes = arrays.array(f"{self._name} sizes", (len(slots),), np.int64)
         stored = arrays.array(self._name, (total,), np.uint8)
         ends = np.cumsum(sizes, dtype=np.int64).tolist()
+        if min(sizes.tolist(), default=0) < 0 or (ends and ends[-1] != total):
+            raise ValueError(f"texts of {ends[-1]} bytes, not {total}")
         for start in range(0, len(slots), _SOME):
             cuts = zip([0, *ends][start : start + _SOME], ends[start : start + _SOME], strict=False)
             self.append(slots[start : start + _SOME], [stored[a:b].tobytes() for a, b in cuts])

@@ -35,6 +35,7 @@ from rlio.policies.policy import Policy, RecurrentState
 from rlio.policies.random_policy import RandomPolicy
 from rlio.reader import JsonState
 from rlio.sampling.config import RolloutConfig
+from rlio.support.states import value_in
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -239,8 +240,8 @@ class Actor:
         Raises:
             StateError: The state belongs to other connectors.
         """
-        self.observations.load_state_dict(state["observation"])
-        self.actions.load_state_dict(state["action"])
+        for pipeline, key in ((self.observations, "observation"), (self.actions, "action")):
+            pipeline.load_state_dict(value_in(state, key, dict, of="the connectors' state"))
 
     # ---- inputs of the policy ----
 

@@ -440,13 +440,12 @@ class EnvRunner(Runner[Episode]):
             "metrics": self.metrics.state_dict,
         }
 
-    def set_state(self, state: PolicyState) -> None:
-        """Load the components present in a `get_state` state; see `Runner.set_state`."""
+    def _set_state(self, state: PolicyState) -> None:
         parts = {name: part for name, part in state.items() if name in ("runner", "metrics")}
         parts["connectors"] = {name: state[name] for name in self._pipelines if name in state}
         if "policy" in state:
             parts["policies"] = {DEFAULT_POLICY_ID: state["policy"]}
-        super().set_state(parts)
+        super()._set_state(parts)
 
     @property
     def _pipelines(self) -> dict[str, Pipeline]:

@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import DEFAULT_POLICY_ID
-from rlio.errors import OptionError, StateError, excerpt
+from rlio.errors import OptionError, excerpt
 from rlio.reader import JsonState
 from rlio.sampling.callbacks import RunningEpisode
+from rlio.support.states import whole_number
 
 if TYPE_CHECKING:
     from rlio.sampling.logged_evaluation import Judged
@@ -166,14 +167,9 @@ class Counts:
         """Return the counts in a `MetricsCollector.state_dict`.
 
         Raises:
-            StateError: A count is missing or not an integer.
+            StateError: A count is missing, or is not a whole number.
         """
-        for name in cls.__slots__:
-            if not isinstance(state.get(name), int):
-                raise StateError(
-                    f"the metrics' state needs {name!r} (int), but it has {excerpt(state.get(name))}"
-                )
-        return cls(**{name: state[name] for name in cls.__slots__})
+        return cls(*(whole_number(state, name, of="the metrics' state") for name in cls.__slots__))
 
     def plus(self, other: Counts) -> Counts:
         """Return the sum of both."""

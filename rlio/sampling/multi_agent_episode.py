@@ -35,8 +35,9 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves, map_structure, unflatten
 from rlio.envs.multi_agent import AgentId
-from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
+from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.support.options import checked_keywords
+from rlio.support.states import fitting, flag_in, text_in, whole_number
 
 __all__ = ["Indices", "MultiAgentEpisode"]
 
@@ -500,7 +501,7 @@ class MultiAgentEpisode:
         """The whole episode as nested dicts and lists of arrays and JSON values; see `save_state`."""
         return {
             "id": self.id_,
-            **{name: getattr(self, name) for name in _NUMBERS},
+            **{name: getattr(self, name) for name in (*_NUMBERS, *_FLAGS)},
             "agents": [
                 {
                     "id": agent,
@@ -521,20 +522,21 @@ class MultiAgentEpisode:
         Raises:
             StateError: The state is not a MultiAgentEpisode's.
         """
-        try:
+        with fitting("this is not the state of a MultiAgentEpisode: it"):
             agents = {described["id"]: described for described in state["agents"]}
             lookback = state["lookback"]
+            policy_ids = {agent: text_in(each, "policy_id", of=_STATE) for agent, each in agents.items()}
             return cls(
                 state["id"],
                 {agent: _from_state(each["episode"], state["id"], agent) for agent, each in agents.items()},
                 env_ts={agent: each["env_ts"] for agent, each in agents.items()},
-                policy_ids={agent: each["policy_id"] for agent, each in agents.items()},
-                agent_indexes={agent: each["index"] for agent, each in agents.items()},
-                **{name: state[name] for name in _NUMBERS},
+                policy_ids=policy_ids,
+                agent_indexes={
+                    agent: whole_number(each, "index", of=_STATE) for agent, each in agents.items()
+                },
+                **_numbers(state, _NUMBERS),
                 lookback=None if lookback is None else cls.from_state(lookback),
             )
-        except (KeyError, TypeError) as error:
-            raise StateError(f"this is not the state of a MultiAgentEpisode: {error!r}") from error
 
 
 # ---- looking up ----
@@ -628,16 +630,17 @@ def _episode_of(rows: SampleBatch, agent: AgentId, id_: int | str | None) -> Epi
 
 # ---- state ----
 
-_NUMBERS = ("env_t_started", "env_t", "terminated", "truncated")
+_STATE = "the state of a MultiAgentEpisode"
+_NUMBERS = ("env_t_started", "env_t")
+_FLAGS = ("terminated", "truncated")
 _COLUMNS = ("observations", "actions", "rewards", "infos")
-_OWN_NUMBERS = ("terminated", "truncated", "t_started")
 
 
 def _state_of(episode: Episode) -> dict[str, Any]:
     return {
         **{name: _column_state(getattr(episode, name)) for name in _COLUMNS},
         "extra_outputs": {name: _column_state(column) for name, column in episode.extra_outputs.items()},
-        **{name: getattr(episode, name) for name in _OWN_NUMBERS},
+        **{name: getattr(episode, name) for name in ("t_started", *_FLAGS)},
     }
 
 
@@ -657,8 +660,14 @@ def _from_state(state: Mapping[str, Any], id_: int | str, agent: AgentId) -> Epi
         agent_id=agent,
         extra_outputs={name: _column_of(column) for name, column in state["extra_outputs"].items()},
         **{name: _column_of(state[name]) for name in _COLUMNS},
-        **{name: state[name] for name in _OWN_NUMBERS},
+        **_numbers(state, ("t_started",)),
     )
+
+
+def _numbers(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Whole numbers of a state, by name, and how the episode ended."""
+    flags = {name: flag_in(state, name, of=_STATE) for name in _FLAGS}
+    return flags | {name: whole_number(state, name, of=_STATE) for name in names}
 
 
 def _column_of(described: Any) -> Any:

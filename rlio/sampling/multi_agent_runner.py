@@ -45,7 +45,7 @@ from rlio.sampling.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.sampling.multi_agent_episode import MultiAgentEpisode
 from rlio.sampling.multi_agent_loop import MultiAgentLoop
 from rlio.sampling.policy_group import MappingFn
-from rlio.sampling.progress import Progress, shares_of, whole_number
+from rlio.sampling.progress import Progress, runner_number, shares_of
 from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
 
@@ -503,7 +503,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._mapping.load_connector_states(states)
 
     def _start_over(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
-        env_steps = whole_number(state, "env_steps")
+        env_steps = runner_number(state, "env_steps")
         self._loop.forget()
         self._progress.take_over(progress)
         self._loop.env_steps = env_steps

@@ -35,6 +35,7 @@ from rlio.policies.sgd import do_minibatch_sgd
 from rlio.policies.weights import GlobalVars, update_weights
 from rlio.sampling.callbacks import Callbacks, overridden
 from rlio.support.options import checked_keywords
+from rlio.support.states import fitting, value_in
 from rlio.support.turns import Turns
 
 __all__ = ["MappingFn", "PoliciesToTrain", "PolicyGroup", "check_mapping"]
@@ -504,7 +505,7 @@ class PolicyGroup:
                 unchanged.
             OptionError: A name cannot be imported. The group is unchanged.
         """
-        with ExitStack() as undo:
+        with ExitStack() as undo, fitting("the policies' state"):
             self._set_state(state, undo)
             return undo.pop_all().close
 
@@ -528,8 +529,11 @@ class PolicyGroup:
     def _set_policy(self, policy_id: str, described: Any, undo: ExitStack) -> None:
         if not isinstance(described, Mapping) or not isinstance(described.get("state"), Mapping):
             raise StateError(
-                f"the state of the policy {policy_id!r} is {excerpt(described)}: expected spec and state"
+                f"the state of the policy {excerpt(policy_id)} is {excerpt(described)}: expected spec and "
+                "state"
             )
+        if described.get("spec") is not None:
+            value_in(described, "spec", dict, of=f"the state of the policy {excerpt(policy_id)}")
         if policy_id in self.policies:
             with self._held(policy_id) as policy:
                 undo.callback(self._restore, policy_id, policy.get_state())

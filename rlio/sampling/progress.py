@@ -14,14 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import OptionError, StateError, excerpt
+from rlio.errors import OptionError, StateError
 from rlio.reader import JsonState
 from rlio.sampling.trajectories import piece_starts
+from rlio.support.states import whole_number
 
-__all__ = ["Progress", "check_amount", "shares_of", "whole_number"]
+__all__ = ["Progress", "check_amount", "runner_number", "shares_of"]
 
 # Each worker has 2^40 fragments of its own, so unroll ids of different workers never collide.
 _UNROLLS_A_WORKER = 1 << 40
+# Far from what int64 can hold, also after many restarts.
+_MOST_COUNTED = 1 << 62
 # A runner that loads a state skips this many ids, which the saving runner may have used since.
 _UNROLLS_A_RESTART = 1 << 28
 
@@ -55,7 +58,7 @@ class Progress:
             StateError: A key is missing or not an integer.
         """
         timesteps, unrolls, dropped = (
-            whole_number(state, key) for key in ("timesteps", "unrolls", "steps_dropped")
+            runner_number(state, key) for key in ("timesteps", "unrolls", "steps_dropped")
         )
         return cls(timesteps, unrolls + _UNROLLS_A_RESTART, dropped)
 
@@ -98,19 +101,20 @@ def check_amount(num_timesteps: int | None, num_episodes: int | None) -> None:
             raise OptionError(f"{name}={number}: expected at least 1")
 
 
-def whole_number(state: JsonState, key: str) -> int:
-    """Return the integer under ``key`` in a runner's state.
+def runner_number(state: JsonState, key: str) -> int:
+    """Return the whole number under ``key`` in a runner's state.
 
     Raises:
-        StateError: The key is missing, or its value is not an integer.
+        StateError: The key is missing, or its value is not a whole number.
     """
-    value = state.get(key)
-    if not isinstance(value, int):
+    try:
+        most = None if key == "seed" else _MOST_COUNTED  # NumPy's seed sequences take numbers of any size.
+        return whole_number(state, key, most=most, of="the runner's state")
+    except StateError as error:
         raise StateError(
-            f"the runner's state needs {key!r} (int), but it has {excerpt(value)}; if an earlier version "
-            "saved it, restore the rest into a new worker: not_components=['position']"
-        )
-    return value
+            f"{error}; if an earlier version saved it, restore the rest into a new worker: "
+            "not_components=['position']"
+        ) from None
 
 
 def shares_of(episodes: int, num_envs: int) -> list[int]:

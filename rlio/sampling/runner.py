@@ -30,6 +30,7 @@ from rlio.sampling.progress import Progress, check_amount
 from rlio.sampling.runner_seeds import RunnerSeeds
 from rlio.support.described import Described
 from rlio.support.options import expected
+from rlio.support.states import fitting
 from rlio.support.turns import Turns
 
 __all__ = ["Runner"]
@@ -343,7 +344,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         """
         seeds = RunnerSeeds.from_state(state, worker_index=self.worker_index).after_restart()
         progress = Progress.from_state(state)
-        with self._between_calls(), ExitStack() as undo:
+        with self._between_calls(), ExitStack() as undo, fitting("the runner's state"):
             self.load_connectors(state.get("connectors", {}), undo)
             self._start_over(seeds, progress, state)
             undo.pop_all()
@@ -385,6 +386,10 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         Raises:
             StateError: The state belongs to other policies or connectors. The runner is unchanged.
         """
+        with fitting("the runner's state"):
+            self._set_state(state)
+
+    def _set_state(self, state: PolicyState) -> None:
         if "metrics" in state:
             Counts.from_state(state["metrics"])
         with self._between_calls(), ExitStack() as undo:

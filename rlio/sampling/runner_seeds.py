@@ -19,7 +19,7 @@ import numpy as np
 
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.reader import JsonState
-from rlio.sampling.progress import whole_number
+from rlio.sampling.progress import runner_number
 
 __all__ = ["RunnerSeeds"]
 
@@ -61,7 +61,7 @@ class RunnerSeeds:
         Raises:
             StateError: A key is missing or not an integer.
         """
-        return cls(whole_number(state, "seed"), worker_index, whole_number(state, "restarts"))
+        return cls(runner_number(state, "seed"), worker_index, runner_number(state, "restarts"))
 
     def after_restart(self) -> RunnerSeeds:
         """Return the seeds of a runner that loads this runner's state."""

@@ -16,6 +16,7 @@ from email.message import Message
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from rlio.batch.npz import unpack_arrays
 from rlio.errors import (
     ClosedError,
     CorruptData,
@@ -26,7 +27,6 @@ from rlio.errors import (
     SchemaError,
     excerpt,
 )
-from rlio.policies.checkpoint import unpack_arrays
 from rlio.policies.policy import Policy
 from rlio.policies.weights import GlobalVars, update_weights
 from rlio.sampling.external_episodes import ExternalEpisodes

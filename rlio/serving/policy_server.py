@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import Columns
+from rlio.batch.npz import pack_arrays
 from rlio.envs.external import ExternalEnv
 from rlio.errors import (
     ClosedError,
@@ -52,7 +53,6 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
-from rlio.policies.checkpoint import pack_arrays
 from rlio.policies.policy import Policy
 from rlio.reader import InputReader, JsonState
 from rlio.sampling.callbacks import CallbacksLike

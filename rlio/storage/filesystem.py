@@ -338,6 +338,11 @@ class Storage:
         check_path(path, uri=self.uri)
         self._attempt(path, lambda: self._backend.remove(path))
 
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder with everything in it; no other process may still write there."""
+        check_path(folder, uri=self.uri)
+        self._attempt(folder, lambda: self._backend.remove_folder(folder, self.limits.listed_names))
+
     def modified(self, path: str) -> float | None:
         """When the object was stored, in seconds by the store's own clock; None if the store does not say.
 

@@ -20,21 +20,32 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import stat
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from rlio.errors import UnsafeData, excerpt
 from rlio.storage.paths import TMP_DIR, Entry
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock.
+    fcntl = None  # type: ignore[assignment]  # To mypy a module is never None.
 
 __all__ = [
     "LocalFolder",
     "PendingFile",
     "make_folders",
+    "on_network",
+    "remove_unfinished",
     "sync_descriptor",
     "sync_folder",
+    "try_lock",
     "warn_of_links",
     "write_whole",
 ]
@@ -49,6 +60,38 @@ _READ = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | getattr(os, "O_BINARY", 0)
 
 
+# Here flock may have no effect, and files may vanish with the network.
+_NETWORK = frozenset(
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse.blobfuse",
+        "fuse.ceph",
+        "fuse.gcsfuse",
+        "fuse.glusterfs",
+        "fuse.goofys",
+        "fuse.juicefs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "smbfs",
+        "wekafs",
+    ]
+)
+
+# Where a filesystem has no locks, an unfinished file of the last day counts as being written.
+_GRACE = 24 * 3600.0
+_ATTEMPTS = 100
 # Syncing this many bytes takes some milliseconds, in the background.
 _SYNC_BYTES = 4 << 20
 
@@ -159,6 +202,10 @@ class LocalFolder:
         with contextlib.suppress(FileNotFoundError), self.folder(folders) as folder:
             os.unlink(folder.at(name), dir_fd=folder.fd)
 
+    def remove_folder(self, folder: str, limit: int) -> None:
+        """Remove a folder with everything in it; what cannot be removed remains."""
+        shutil.rmtree(os.path.join(self.root, folder), ignore_errors=True)
+
     def modified(self, path: str) -> float | None:
         """When the file was last written, in seconds since the epoch by its filesystem's clock."""
         *folders, name = path.split("/")
@@ -250,17 +297,31 @@ class PendingFile:
 
     def __init__(self, root: str, *, sync: bool = True) -> None:
         self._folder = LocalFolder(root, sync=sync)
-        self._name = f"{uuid.uuid4().hex}.tmp"
+        self._name = ""
         self._unsynced = 0
         #: The first error. After it, `write` does nothing and `commit` raises.
         self.failure: OSError | None = None
         self._fd = -1
         try:
-            with self._folder.folder([TMP_DIR], create=True) as tmp:
-                self._fd = os.open(tmp.at(self._name), _CREATE, 0o666, dir_fd=tmp.fd)
+            self._create()
         except BaseException:
             self.discard()  # Closing the folder may have failed.
             raise
+
+    def _create(self) -> None:
+        """Create and lock the file; until then, `remove_unfinished` may remove folder and file."""
+        for left in reversed(range(_ATTEMPTS)):
+            self._name = f"{uuid.uuid4().hex}.tmp"
+            try:
+                with self._folder.folder([TMP_DIR], create=True) as tmp:
+                    self._fd = os.open(tmp.at(self._name), _CREATE, 0o666, dir_fd=tmp.fd)
+            except FileNotFoundError:
+                if left and os.path.isdir(self._folder.root):
+                    continue
+                raise
+            if not left or (try_lock(self._fd) is not False and os.fstat(self._fd).st_nlink):
+                return
+            self._close()
 
     def write(self, data: memoryview) -> None:
         """Append ``data``; syncs now and then, to leave little for `commit`."""
@@ -423,3 +484,66 @@ def make_folders(path: str, *, mode: int = 0o777, sync: bool = True) -> None:
                 PermissionError
             ):  # A parent may allow creating folders, but not reading it.
                 sync_folder(os.path.dirname(folder))
+
+
+def try_lock(fd: int) -> bool | None:
+    """Lock an open file or folder until it is closed, or this process dies.
+
+    Returns:
+        False: another process has the lock, or another descriptor of this one. None: there are no locks here.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # The filesystem has none.
+        return None
+    return True
+
+
+def remove_unfinished(root: str) -> None:
+    """Remove files that dead processes left unfinished in a root, and their folder if it is then empty.
+
+    A process that is still writing one holds its lock.
+    """
+    trusts_locks = not on_network(root)
+    # Whatever cannot be removed now remains for the next call.
+    with contextlib.suppress(OSError, UnsafeData):
+        with LocalFolder(root, sync=False).folder([TMP_DIR]) as tmp:
+            for name in os.listdir(tmp.path if tmp.fd is None else tmp.fd):
+                if name.endswith(".tmp"):
+                    _remove_abandoned(tmp, name, trusts_locks=trusts_locks)
+        os.rmdir(os.path.join(root, TMP_DIR))
+
+
+def _remove_abandoned(tmp: _Folder, name: str, *, trusts_locks: bool) -> None:
+    with contextlib.suppress(FileNotFoundError):  # Its process has renamed it, or another has removed it.
+        fd = os.open(tmp.at(name), _READ, dir_fd=tmp.fd)
+        try:
+            locked = try_lock(fd) if trusts_locks else None
+            if os.fstat(fd).st_mtime < time.time() - _GRACE if locked is None else locked:
+                tmp.discard(name)
+        finally:
+            os.close(fd)
+
+
+def on_network(path: str) -> bool:
+    """Whether a local path lies on a network filesystem, according to /proc."""
+    try:
+        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+    real = os.path.realpath(path)
+    best, kind = -1, ""
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, types = left.split(" "), right.split(" ")
+        if len(fields) < 5 or not types[0]:
+            continue
+        mount = fields[4].encode("latin-1", "replace").decode("unicode_escape")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= best:
+            best, kind = len(mount), types[0]
+    return kind in _NETWORK

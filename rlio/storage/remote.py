@@ -212,6 +212,22 @@ class RemoteFolder:
                 raise
         self._clients.invalidate_cache()
 
+    def remove_folder(self, folder: str, limit: int) -> None:
+        """Remove the objects below ``folder``, and on stores that have folders, the empty ones too."""
+        if self.lists_flat:
+            for path, _ in self.entries(folder, limit):
+                self.remove(path)
+            return
+        for name, is_folder in self.children(folder, limit):
+            if is_folder:
+                self.remove_folder(f"{folder}/{name}", limit)
+            else:
+                self.remove(f"{folder}/{name}")
+        # Clients share no error class, and an empty folder that remains does no harm.
+        with contextlib.suppress(Exception):
+            self._clients.call("rmdir", self.full(folder))
+        self._made.clear()
+
     def modified(self, path: str) -> float | None:
         """When the object was stored, in seconds by the store's clock; None if the store does not say."""
         full = self.full(path)

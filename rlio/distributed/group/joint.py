@@ -77,8 +77,10 @@ class JointFilters:
         Raises:
             StateError: The state is of different filters.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state of filters is {excerpt(state)}: expected a dict by policy id")
         counts = {policy_id: len(filters) for policy_id, filters in like.items()} if state else {}
-        if not isinstance(state, Mapping) or counts != {
+        if counts != {
             policy_id: len(parts) if isinstance(parts, list) else None for policy_id, parts in state.items()
         }:
             raise StateError(f"the state has filters of {excerpt(state)}, but workers have {counts}")

@@ -46,6 +46,7 @@ from rlio.sampling.metrics import RolloutMetrics
 from rlio.sampling.policy_setup import PolicySetup
 from rlio.sampling.runners import WorkerPlace
 from rlio.support.options import checked_keywords
+from rlio.support.states import value_in, whole_number
 from rlio.support.turns import Turns
 from rlio.worker import RolloutWorker
 
@@ -548,8 +549,12 @@ class WorkerGroup(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         pool = self._pool
-        incarnations = {str(index): int(number) for index, number in position["incarnations"].items()}
-        seed, waiting, newest = (int(position[key]) for key in ("seed", "waiting", "weights_seq_no"))
+        numbers = value_in(position, "incarnations", dict)
+        incarnations: dict[str, int] = {
+            index: value_in(numbers, index, int, of="state['position']['incarnations']") for index in numbers
+        }
+        seed = whole_number(position, "seed", most=None)
+        waiting, newest = (whole_number(position, key) for key in ("waiting", "weights_seq_no"))
         metrics = JointMetrics()
         metrics.load_state_dict(position["lifetime"])
         with self._lock:
