@@ -126,9 +126,10 @@ class OffPolicyEvaluator:
         kept: dict[str, Column] = {Columns.REWARDS: read_rewards(rows)}
         obs, actions = read_nested(rows, Columns.OBS), read_nested(rows, Columns.ACTIONS)
         if self.estimation.weighs:
-            densities = self.target.has_densities(actions)
-            logp = read_log_probabilities(rows, densities=densities)
-            kept[LOG_RATIOS] = self.target.log_probabilities(obs, actions) - logp
+            # First, because it refuses rows of other spaces: what the log says of those means nothing.
+            judged = self.target.log_probabilities(obs, actions)
+            logged = read_log_probabilities(rows, densities=self.target.has_densities(actions))
+            kept[LOG_RATIOS] = judged - logged
         else:
             kept[LOG_RATIOS] = np.zeros(len(rows))
         if self.estimation.fits:
