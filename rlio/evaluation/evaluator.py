@@ -27,6 +27,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import Column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
+from rlio.batch.probabilities import read_log_probabilities
 from rlio.dataset.dataset import Dataset
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
@@ -35,7 +36,6 @@ from rlio.evaluation.evidence import LOG_RATIOS, Evidence
 from rlio.evaluation.logged_rows import (
     LoggedRows,
     StepNumbers,
-    read_log_probabilities,
     read_nested,
     read_rewards,
     rows_of,

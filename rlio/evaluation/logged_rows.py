@@ -1,16 +1,15 @@
 """`LoggedRows`: the checked columns of a batch that estimators use.
 
-This module refuses rows without probabilities of their actions, and impossible values.
+This module refuses rows without the columns that estimators need, and impossible values.
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> read_log_probabilities(SampleBatch(action_prob=[0.5, 0.25]), densities=False).round(2).tolist()
-    [-0.69, -1.39]
+    >>> read_rewards(SampleBatch(rewards=[0, 1])).tolist()
+    [0.0, 1.0]
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,10 +20,9 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import Column, to_numpy
 from rlio.batch.columns import AGENT_ID, Columns
 from rlio.batch.nested import map_structure
-from rlio.batch.probabilities import ROUNDING, contradicting
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 
-__all__ = ["NO_AGENT", "LoggedRows", "StepNumbers", "read_log_probabilities", "rows_of"]
+__all__ = ["NO_AGENT", "LoggedRows", "StepNumbers", "read_nested", "read_rewards", "rows_of"]
 
 #: Agent of rows that name none.
 NO_AGENT: Final = -1
@@ -162,111 +160,6 @@ def rows_of(batch: Batch, policy_id: str | None) -> SampleBatch:
             f"policy_id={excerpt(policy_id)}, but the rows are of one policy without a name: omit policy_id"
         )
     return batch.unpad() if batch.zero_padded else batch
-
-
-def read_log_probabilities(batch: SampleBatch, *, densities: bool) -> NDArray[np.float64]:
-    """Return the log of the probability of each action: ``action_logp``, or log of ``action_prob``.
-
-    Args:
-        batch: The rows.
-        densities: Whether values may be above 1.
-
-    Returns:
-        (N,) float64, all finite.
-
-    Raises:
-        MissingColumn: Both columns are absent.
-        SchemaError: A value is NaN, zero or above 1, or the two columns contradict each other.
-    """
-    names = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
-    found = {name: _read_numbers(batch, name) for name in names if name in batch}
-    if not found:
-        raise MissingColumn(
-            "rows do not say how likely their actions were: record with a policy whose extra columns are "
-            "action_logp or action_prob, add the column (rlio.MappedInput), or use the direct method, "
-            "which does not need it",
-            column=Columns.ACTION_LOGP,
-        )
-    logs = {name: _logs_of(name, values) for name, values in found.items()}
-    for name, logp in logs.items():
-        _check_range(batch, logp, name, densities)
-    if len(found) == 2:
-        _check_agreement(batch, found[Columns.ACTION_LOGP], found[Columns.ACTION_PROB])
-    name, logp = next(iter(logs.items()))
-    for bad, why in (
-        (logp == np.inf, "is infinite"),
-        (logp == -np.inf, "is zero, but the action was taken: the column is wrong, or is of another policy"),
-    ):
-        if bad.any():
-            raise SchemaError(f"the probability of the action in {_row(batch, bad)} {why}", column=name)
-    return logp
-
-
-def _row(batch: SampleBatch, wrong: NDArray[np.bool_]) -> str:
-    """Where the first of the ``wrong`` rows is: readers cut a data set into batches of their own size."""
-    row = int(wrong.argmax())
-    keys = [
-        f"{name} {excerpt(to_numpy(batch[name])[row].item())}"
-        for name in (Columns.EPS_ID, Columns.T)
-        if name in batch
-    ]
-    return f"row {row} of the batch" + (f" ({', '.join(keys)})" if keys else "")
-
-
-def _read_numbers(batch: SampleBatch, name: str) -> NDArray[Any]:
-    values = map_structure(to_numpy, batch[name])
-    if isinstance(values, np.ndarray) and values.shape == (len(batch),) and values.dtype.kind in "iuf":
-        return values
-    found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else "a nested column"
-    raise SchemaError(
-        f"found {found}: expected one number per row, real numbers of shape ({len(batch)},)", column=name
-    )
-
-
-def _logs_of(name: str, values: NDArray[Any]) -> NDArray[np.float64]:
-    numbers = values.astype(np.float64)
-    if name == Columns.ACTION_LOGP:
-        return numbers
-    if (numbers < 0).any():
-        raise SchemaError(
-            f"{numbers.min():.4g} is not a probability: if these are logs, name the column action_logp",
-            column=name,
-        )
-    with np.errstate(divide="ignore"):
-        return np.log(numbers)
-
-
-def _check_range(batch: SampleBatch, logp: NDArray[np.float64], name: str, densities: bool) -> None:
-    if np.isnan(logp).any():
-        where = _row(batch, np.isnan(logp))
-        raise SchemaError(f"the probability of the action in {where} is NaN", column=name)
-    if not densities and len(logp) and logp.max() > ROUNDING:
-        most = np.exp(min(logp.max(), 700.0))
-        raise SchemaError(
-            f"the action in {_row(batch, logp == logp.max())} has the probability {most:.4g}, "
-            "above 1: the column has densities of continuous actions that were rounded later, not "
-            "probabilities of the logged actions",
-            column=name,
-        )
-
-
-def _check_agreement(batch: SampleBatch, logp: NDArray[Any], prob: NDArray[Any]) -> None:
-    wrong = contradicting(logp, prob)
-    rows = np.flatnonzero(wrong)
-    if len(rows):
-        first = rows[0]
-        raise SchemaError(
-            f"action_logp and action_prob contradict each other in {len(rows)} of {len(logp)} rows of the "
-            f"batch, rows {', '.join(map(str, rows[:5]))}{', ...' if len(rows) > 5 else ''}: in "
-            f"{_row(batch, wrong)}, action_logp is {logp[first]:.6g}, but the log of action_prob "
-            f"{prob[first]:.6g} is {_log(prob[first]):.6g}. Remove the wrong column, for example with "
-            "rlio.MappedInput",
-            column=Columns.ACTION_LOGP,
-        )
-
-
-def _log(prob: Any) -> float:
-    return math.log(prob) if prob > 0 else -math.inf
 
 
 def read_rewards(batch: SampleBatch) -> NDArray[np.float64]:

@@ -23,46 +23,42 @@ Example:
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.batch.arrays import object_column
 from rlio.batch.columns import RECORDED, STATE_OUT_PREFIX, Columns
-from rlio.batch.nested import map_structure, path_text
+from rlio.batch.nested import map_structure
 from rlio.connectors.connector import Streams
-from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
 from rlio.policies.policy import Policy
 from rlio.sampling.actor import STATE_BEFORE_PREFIX, Acted, Actor
 from rlio.sampling.agent_rows import NEXT_T, AgentRows
 from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
+from rlio.sampling.given_values import (
+    OF_THE_CHOICE,
+    check_choice,
+    check_flag,
+    column_of,
+    finite_reward,
+    value_of,
+)
 from rlio.sampling.metrics import MetricsCollector
 from rlio.sampling.progress import Progress
-from rlio.sampling.row_store import nested
 
-if TYPE_CHECKING:
-    import gymnasium as gym
-
-__all__ = ["LOGGED", "ExternalEpisodes", "is_in_range"]
+__all__ = ["LOGGED", "ExternalEpisodes"]
 
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
 _RECORDED: Final = RECORDED | {LOGGED}
-# These columns describe the policy's choice, so they are unknown for actions that the policy did not choose.
-_OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
-# Rewards are summed in float64, but batches hold float32.
-_MOST_REWARD: Final = float(np.finfo(np.float32).max)
 _STATES: Final = (STATE_BEFORE_PREFIX, STATE_OUT_PREFIX)
 
 
@@ -149,8 +145,7 @@ class ExternalEpisodes:
         self.explore = explore
         self.progress: Progress = Progress.of_worker(worker_index)
         self.changed: threading.Condition = threading.Condition(threading.RLock())
-        self._observation_leaves = leaves_of(policy.observation_space)
-        self._action_leaves = leaves_of(policy.action_space)
+        self._spaces = policy.spaces
         self.actor: Actor = Actor(policy, *policy.spaces)
         self._rows = AgentRows(policy.observation_space, policy.action_space, infos=infos)
         self._infos = infos
@@ -184,8 +179,12 @@ class ExternalEpisodes:
 
         Raises:
             OptionError: An episode with this name is running.
+            SchemaError: The name is not a str, or the flag not a bool.
             ClosedError: The runner is stopped.
         """
+        check_flag("training_enabled", training_enabled)
+        if not isinstance(episode_id, str | None):
+            raise SchemaError(f"episode_id={excerpt(episode_id)}: expected a str, or None to make one")
         name = uuid.uuid4().hex if episode_id is None else episode_id
         with self.changed:
             self._check_open()
@@ -236,7 +235,8 @@ class ExternalEpisodes:
         """
         if self._known is not None:
             _check_known(columns, self._known)
-        acted = _one(self._action_leaves, action, Columns.ACTIONS)
+        check_choice(columns, self._spaces[1])
+        acted = value_of(self._spaces[1], action, Columns.ACTIONS)
         self._ask(episode_id, observation, acted, columns)
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
@@ -244,9 +244,11 @@ class ExternalEpisodes:
 
         Raises:
             OptionError: No such episode is running, or it has no pending action.
-            SchemaError: The reward is not a finite number.
+            SchemaError: The reward is not a finite number, or the info not a mapping.
         """
-        number = _finite(reward)
+        number = finite_reward(reward)
+        if not isinstance(info, Mapping | None):
+            raise SchemaError(f"info={excerpt(info)}: expected a mapping, or None", column=Columns.INFOS)
         with self.changed:
             episode = self._episode(episode_id)
             if episode.row is None:
@@ -271,9 +273,10 @@ class ExternalEpisodes:
 
         Raises:
             OptionError: No such episode is running.
-            SchemaError: The observation does not fit the space.
+            SchemaError: The observation does not fit the space, or ``truncated`` is not a bool.
         """
-        seen = None if observation is None else _one(self._observation_leaves, observation, Columns.OBS)
+        check_flag("truncated", truncated)
+        seen = None if observation is None else value_of(self._spaces[0], observation, Columns.OBS)
         with self.changed:
             episode = self._episode(episode_id)
             self._withdraw(episode)
@@ -379,7 +382,7 @@ class ExternalEpisodes:
         return len(self._episodes)
 
     def _ask(self, episode_id: str, observation: Any, logged: Any, columns: Mapping[str, Any]) -> Any:
-        obs = _one(self._observation_leaves, observation, Columns.OBS)
+        obs = value_of(self._spaces[0], observation, Columns.OBS)
         with self.changed:
             episode = self._episode(episode_id)
             if episode in self._waiting:
@@ -413,6 +416,8 @@ class ExternalEpisodes:
 
     def _episode(self, episode_id: str) -> _Episode:
         self._check_open()
+        if not isinstance(episode_id, str):
+            raise SchemaError(f"episode_id={excerpt(episode_id)}: expected the str that start returned")
         try:
             return self._episodes[episode_id]
         except KeyError:
@@ -638,79 +643,6 @@ def _integers_of(episodes: list[_Episode]) -> dict[str, Any]:
     }
 
 
-def _one(specs: list[Leaf], value: Any, column: str) -> Any:
-    """Copy one value of a space into a batch of one."""
-    found = []
-    for leaf in specs:
-        part = leaf_of(value, leaf.path)
-        if leaf.is_object:
-            if isinstance(leaf.space, Text) and not leaf.space.contains(part):
-                raise _misfit(leaf, excerpt(part), column)
-            made = object_column([part])
-        else:
-            made = _array(leaf, part, column)[None]
-        found.append(made)
-    return nested(specs, found)
-
-
-def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:
-    """Copy a leaf's value into its dtype; raises SchemaError if the dtype cannot hold the value."""
-    try:
-        given = np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
-    except ValueError as error:
-        raise _misfit(leaf, f"{excerpt(part)}, which is not an array", column) from error
-    whole = given.dtype.kind in "iu" and leaf.dtype.kind in "iu"
-    if given.shape != leaf.shape or not (whole or np.can_cast(given.dtype, leaf.dtype, "same_kind")):
-        raise _misfit(leaf, f"{given.dtype} {given.shape}", column)
-    if given.dtype == leaf.dtype:
-        made = np.array(given)
-    else:
-        with np.errstate(over="ignore"):
-            made = given.astype(leaf.dtype)
-        # Lists of Python numbers become int64 and float64. Smaller types are accepted if they hold the
-        # values.
-        kept = made == given if whole else np.isfinite(made) | ~np.isfinite(given)
-        if not np.all(kept):
-            raise _misfit(leaf, f"{excerpt(given.tolist())}, which {leaf.dtype} cannot hold", column)
-    if not is_in_range(leaf.space, made):
-        raise _misfit(leaf, excerpt(made.tolist()), column)
-    return made
-
-
-def is_in_range(space: gym.Space[Any], values: NDArray[Any]) -> bool:
-    """Whether all ``values``, (..., *shape of the space), are values of a discrete space.
-
-    True for other spaces: observations outside a Box's bounds are common and harmless, because they are never
-    used as indices.
-    """
-    if isinstance(space, (Discrete, MultiDiscrete)):
-        count = space.n if isinstance(space, Discrete) else space.nvec
-        return bool(np.all((values >= space.start) & (values - space.start < count)))
-    if isinstance(space, MultiBinary):
-        return bool(np.all((values == 0) | (values == 1)))
-    return True
-
-
-def _finite(reward: Any) -> float:
-    try:
-        number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not abs(number) <= _MOST_REWARD:
-        raise SchemaError(
-            f"the loop gave the reward {excerpt(reward)}: expected a number that float32 holds",
-            column=Columns.REWARDS,
-        )
-    return number
-
-
-def _misfit(leaf: Leaf, found: str, column: str) -> SchemaError:
-    return SchemaError(
-        f"the loop gave {found}, but {excerpt(str(leaf.space))} expects {leaf.dtype} {leaf.shape}",
-        column="/".join(filter(None, (column, path_text(leaf.path)))),
-    )
-
-
 def _joined(parts: list[Any]) -> Any:
     """Concatenate batches of one."""
     return map_structure(lambda *found: np.concatenate(found), *parts)
@@ -728,16 +660,7 @@ def _check_known(given: Mapping[str, Any], known: Mapping[str, NDArray[Any]]) ->
                 f"log_action() got a column that the policy does not have: expected some of {sorted(known)}",
                 column=name,
             )
-        dtype, shape = known[name].dtype, known[name].shape[1:]
-        try:
-            found = np.asarray(value)
-        except ValueError as error:
-            raise SchemaError(f"log_action() got {excerpt(value)}: {error}", column=name) from error
-        if found.shape != shape or not np.can_cast(found.dtype, dtype, "same_kind"):
-            raise SchemaError(
-                f"log_action() got {found.dtype} {found.shape}, but the policy has {dtype} {shape}",
-                column=name,
-            )
+        column_of(value, known[name], name)
 
 
 def _is_sound(episode: _Episode, known: Mapping[str, NDArray[Any]]) -> bool:
@@ -752,7 +675,7 @@ def _is_sound(episode: _Episode, known: Mapping[str, NDArray[Any]]) -> bool:
 
 def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
     """Write the known data of a logged action into row ``i`` of the policy's columns."""
-    for name in _OF_THE_CHOICE:
+    for name in OF_THE_CHOICE:
         if name in columns and columns[name].dtype.kind == "f":
             columns[name][i] = np.nan
     for name, value in _implied(known).items():
