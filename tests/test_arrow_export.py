@@ -365,3 +365,17 @@ def test_data_frames_are_of_their_libraries() -> None:
     assert isinstance(data.to_pandas(), pd.DataFrame)
     assert isinstance(data.to_polars(), pl.DataFrame)
     assert isinstance(data.to_arrow(), pa.Table)
+
+
+@pytest.mark.parametrize(
+    ("method", "package"), [("to_pandas", "pandas"), ("to_polars", "polars"), ("to_hf", "datasets")]
+)
+def test_a_frame_without_its_library_is_refused_before_the_rows_are_read(
+    method: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows were read first, which may take minutes."""
+    data = rlio.open_dataset(store(cartpole_like()))
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(type(data), "to_arrow", lambda *_, **__: pytest.fail("the rows were read"))
+    with pytest.raises(MissingExtra, match="pip install"):
+        getattr(data, method)()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -696,6 +697,28 @@ def test_the_picture_has_the_interval_and_the_bound_of_each_estimate(
         assert bound is None or ([place, place], bound) in drawn
     assert "80% interval" in done.output
     assert "for sure" in done.output
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("picture.foo", "expected one of the endings"),
+        ("nowhere/picture.png", "there is no folder"),
+        (".", "it is a folder"),
+        ("picture.png", "matplotlib is not installed: run  pip install 'rlio[plot]'"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_judged(
+    path: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said after the estimates, which may take long, and instead of them."""
+    if "installed" in message:
+        for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.chdir(tmp_path)  # There is no data set, and no policy: nothing was opened.
+    done = run_command("data", "--gamma", "1", "--policy", "nothing:there", "--plot", path)
+    assert done.exit_code == 2
+    assert message in done.stderr
 
 
 def test_a_command_takes_rows_as_episodes_and_policies_without_exploration(recorded: TorchPolicy) -> None:

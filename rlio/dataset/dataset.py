@@ -164,7 +164,7 @@ class Dataset(DatasetSnapshot):
         from rlio.dataset.arrow_export import pandas_frame
 
         return pandas_frame(
-            self.to_arrow(
+            lambda: self.to_arrow(
                 columns=columns,
                 filter=filter,
                 policy=policy,
@@ -192,7 +192,7 @@ class Dataset(DatasetSnapshot):
         from rlio.dataset.arrow_export import polars_frame
 
         return polars_frame(
-            self.to_arrow(
+            lambda: self.to_arrow(
                 columns=columns,
                 filter=filter,
                 policy=policy,
@@ -334,7 +334,7 @@ class Dataset(DatasetSnapshot):
         from rlio.dataset.arrow_export import hf_dataset
 
         return hf_dataset(
-            self.to_arrow(
+            lambda: self.to_arrow(
                 columns=columns,
                 filter=filter,
                 policy=policy,
