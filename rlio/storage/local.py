@@ -25,6 +25,12 @@ import sys
 import uuid
 from collections.abc import Iterator
 from itertools import islice
+from typing import Final
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock.
+    fcntl = None  # type: ignore[assignment]  # To mypy a module is never None.
 
 from rlio.errors import UnsafeData, excerpt
 from rlio.storage.paths import TMP_DIR, Entry
@@ -51,6 +57,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | getattr(os, "O_BIN
 
 # Syncing this many bytes takes some milliseconds, in the background.
 _SYNC_BYTES = 4 << 20
+# How often a new file may be collected before it is locked. Some filesystems tell no numbers of links.
+_ATTEMPTS: Final = 10
 
 
 class LocalFolder:
@@ -165,6 +173,27 @@ class LocalFolder:
         with self.folder(folders) as folder:
             return os.stat(folder.at(name), dir_fd=folder.fd, follow_symlinks=False).st_mtime
 
+    @contextlib.contextmanager
+    def hold_unfinished(self, path: str) -> Iterator[bool | None]:
+        """Hold the file of a `PendingFile` whose process is gone; yields whether it is held.
+
+        False: a process writes it, or it is gone. None: that is unknown, for want of locks or of permission.
+        """
+        *folders, name = path.split("/")
+        with contextlib.ExitStack() as stack:
+            held: bool | None
+            try:
+                folder = stack.enter_context(self.folder(folders))
+                with folder.refusing_links(name):
+                    fd = os.open(folder.at(name), _READ, dir_fd=folder.fd)
+                stack.callback(os.close, fd)
+                held = _try_to_lock(fd)
+            except (FileNotFoundError, NotADirectoryError):
+                held = False
+            except PermissionError:
+                held = None
+            yield held
+
     def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]:
         """Names directly in ``folder``, at most ``most``, each with whether it is a folder."""
         if folder and not self._is_plain_folder(folder):
@@ -240,6 +269,9 @@ class LocalFolder:
 class PendingFile:
     """A file that is written piece by piece, and appears whole and durable on `commit`.
 
+    Its process holds a lock on it (flock) until then: `gc` leaves it alone, however long it takes, and
+    removes it once the process is gone.
+
     Args:
         root: Absolute path of the data set's folder.
         sync: Make the file and its name durable.
@@ -250,14 +282,19 @@ class PendingFile:
 
     def __init__(self, root: str, *, sync: bool = True) -> None:
         self._folder = LocalFolder(root, sync=sync)
-        self._name = f"{uuid.uuid4().hex}.tmp"
+        self._name = ""
         self._unsynced = 0
         #: The first error. After it, `write` does nothing and `commit` raises.
         self.failure: OSError | None = None
         self._fd = -1
         try:
             with self._folder.folder([TMP_DIR], create=True) as tmp:
-                self._fd = os.open(tmp.at(self._name), _CREATE, 0o666, dir_fd=tmp.fd)
+                for left in reversed(range(_ATTEMPTS)):
+                    self._name = f"{uuid.uuid4().hex}.tmp"
+                    self._fd = os.open(tmp.at(self._name), _CREATE, 0o666, dir_fd=tmp.fd)
+                    if _lock_new(self._fd) or not left:
+                        break
+                    self._close()
         except BaseException:
             self.discard()  # Closing the folder may have failed.
             raise
@@ -314,6 +351,30 @@ class PendingFile:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         os.close(fd)
+
+
+def _lock_new(fd: int) -> bool:
+    """Lock a file that was just made; False if `gc` took it for a dead process's and removed it before."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # Waits while `gc` holds it, which is for one removal.
+    except OSError:  # There are no locks here; `gc` goes by the file's age.
+        return True
+    return os.fstat(fd).st_nlink > 0
+
+
+def _try_to_lock(fd: int) -> bool | None:
+    """Lock a file unless another process does; None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 class _Folder:
