@@ -24,6 +24,8 @@ __all__ = ["default_data", "main", "measure"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, or take what was measured, and show it."""
     options = _options(arguments)
+    if options.plot is not None:
+        import matplotlib  # noqa: F401 # without it, nothing is measured in vain
     if options.from_json is not None:
         run = Run.from_json(json.loads(options.from_json.read_text(encoding="utf-8")))
     else:

@@ -99,16 +99,20 @@ class DatasetReader(InputReader):
         storage_options: For fsspec.
         limits: Limits on the data's demands: memory, names, depth.
         normalise: Brings columns to one range, as float32, by statistics of the whole data set
-            (`Dataset.stats`). "mean_std" (mean 0, standard deviation 1) or "min_max" (-1 to 1): for ``obs``
-            and ``new_obs``. Or a dict of columns to these; or statistics of this or other data, for ``obs``
-            by "mean_std"; or their ``normaliser(...)``. With ``grow`` or ``follow``, only the last two. The
-            state names the statistics, and loads only with equal ones. None: values as recorded.
+            (`Dataset.stats`). "mean_std" (mean 0, standard deviation 1) or "min_max" (-1 to 1): for the
+            floats of ``obs`` and ``new_obs``. Or a dict of columns, or parts (``obs/position``), to these;
+            arrays of integers (choices, pictures) in a nested column only if they are named themselves. Or
+            statistics of this or other data, for the floats of ``obs`` by "mean_std"; or their
+            ``normaliser(...)``. With ``grow`` or ``follow``, only the last two. The state names the
+            statistics, and loads only with equal ones. None: values as recorded.
         batch_size: Rows (sequences, episodes, joint steps) of a batch; see above for None.
         epochs: Passes over the data; None: endless.
         shuffle: Whether the order is a seeded permutation, different in each epoch; otherwise as recorded.
         seed: Seed of the order. None draws one from the OS, logs it and keeps it in the state.
         shard: (rank, world): which part of the rows is read; see above.
-        columns: Names of the columns to read, also those of ``derive``; None: all.
+        columns: Names of the columns to read, or of parts of nested ones (``obs/position``: ``obs`` is then a
+            dict of these), also those of ``derive``; None: all. Other columns are not decoded. ``new_obs``
+            brings ``new_obs_valid``, if some final observation may be missing.
         on_error: What to do with damaged rows: "raise", or "skip", which counts them in `skipped` and logs.
         drop_last: Whether to drop the last batch if it is shorter than ``batch_size``.
         n_step: n-step transitions. ``rewards`` are discounted sums over up to ``n_step`` rows; ``new_obs``

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self, Unpack, runtime_checkable
 import numpy as np
 
 from rlio.batch import SampleBatch, concat_samples
-from rlio.batch.columns import Columns
+from rlio.batch.columns import Columns, with_possible_validity
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, SchemaError
 from rlio.formats.format import Format
@@ -244,7 +244,7 @@ class _EpisodeTable:
     def __init__(self, source: EpisodeSource, options: ReadOptions) -> None:
         self._episodes = source
         self._asked = options.columns
-        self._wanted = None if options.columns is None else frozenset(options.columns)
+        self._wanted = None if options.columns is None else with_possible_validity(options.columns)
         self._uniform = Uniform(unlike=options.unlike)
         #: Rows before each episode, and all rows.
         self._starts = [0, *accumulate(source.lengths)]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import Columns
 from rlio.batch.join import UNLIKE, Unlike
+from rlio.batch.nested import leaves
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
@@ -419,6 +420,13 @@ class MixedInput(InputReader):
         if self.columns == "intersect" and met:
             for name in set(rows).difference(frozenset.intersection(*met), self._kept):
                 del rows[name]
+            if Columns.NEXT_OBS not in rows:
+                rows.pop(Columns.NEXT_OBS_VALID, None)
+        # In every batch, as other columns: without it, all rows of a source have their new_obs.
+        told = any(Columns.NEXT_OBS_VALID in columns for columns in met)
+        if told and Columns.NEXT_OBS in rows and Columns.NEXT_OBS_VALID not in rows:
+            _, leaf = leaves(rows[Columns.NEXT_OBS])[0]
+            rows[Columns.NEXT_OBS_VALID] = np.ones(leaf.shape[: 1 + rows.time_major], bool)
 
     def _say_left_out(self) -> None:
         """Log, once, the columns that some sources lack."""

@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import object_column
-from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_sequence
+from rlio.batch.columns import (
+    DEFAULT_POLICY_ID,
+    STATE_IN_PREFIX,
+    Columns,
+    is_per_sequence,
+    with_possible_validity,
+)
 from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.step_columns import check_other_names
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
@@ -127,7 +133,7 @@ def wanted_columns(columns: list[str] | None) -> frozenset[str] | None:
     """The columns to decode for the requested ``columns``; None: all."""
     if columns is None:
         return None
-    wanted = set(columns)
+    wanted = set(with_possible_validity(columns))
     if Columns.DONES in wanted:
         wanted |= {Columns.TERMINATEDS, Columns.TRUNCATEDS}
     if wanted & {Columns.TERMINATEDS, Columns.TRUNCATEDS}:

@@ -64,11 +64,13 @@ class StoredPass(StorePass):
         self.dataset = dataset
         self.cache: Kept = cache
         common_columns(dataset, missing=missing, wanted=options.columns)
+        known = {name for names in dataset.columns.values() for name in names}
+        kept = draw.needs(known) if cache == "memory" else None
         store = ReplayStore.open(
             dataset,
             cache=cache,
-            # Other draws need more columns. A store on disk is shared by all readers of the data.
-            columns=options.columns if cache == "memory" and not draw.looks_around else None,
+            # A store on disk is shared by all readers of the data.
+            columns=None if kept is None else sorted(kept),
             missing=missing,
             on_error=options.on_error,
             wait=False,

@@ -418,10 +418,11 @@ def torchrl_storage(
             "found a live store, whose rows move, expected a store of recorded data: keep live rows "
             "in a buffer of TorchRL, and join both in a ReplayBufferEnsemble"
         )
+    storage = _storage_class()
     units = store.units(Draw(policy=policy, columns=None if columns is None else frozenset(columns)))
     if policy is None and len(store.tables) > 1:
         raise OptionError(f"found the policies {excerpt(sorted(store.tables))}: pass policy=")
-    return _storage_class()(units, layout)
+    return storage(units, layout)
 
 
 @cache

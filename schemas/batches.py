@@ -14,7 +14,7 @@ from rlio.batch.nested import Path
 from rlio.errors import CorruptData, SchemaError
 from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.frame_pools import Frames
-from rlio.schemas.schema import PolicySchema, rebuild
+from rlio.schemas.schema import PolicySchema, is_named, rebuild
 from rlio.schemas.shard_file import DecodedGroup
 
 __all__ = ["to_batch", "to_folded"]
@@ -25,7 +25,8 @@ def to_batch(group: DecodedGroup, *, columns: Collection[str] | None = None) -> 
 
     Args:
         group: The group; the batch takes over its arrays.
-        columns: Logical columns, in any order; None: all. The batch has them in the order of the schema.
+        columns: Logical columns, or parts of them, in any order; None: all. The batch has them in the order
+            of the schema.
     """
     return unfold([to_folded(group, columns=columns)])
 
@@ -54,8 +55,9 @@ def _policy_batch(
     """Return the rows of one policy."""
     made: dict[str, Any] = {}
     frames: dict[tuple[str, Path], Frames] = {}
-    for column, leaves in policy.columns.items():
-        if columns is None or column in columns:
+    for column, every in policy.columns.items():
+        leaves = [leaf for leaf in every if is_named(leaf, columns)]
+        if leaves:
             made[column] = rebuild([(leaf.path, group.values(leaf, rows)) for leaf in leaves])
             frames |= {
                 (column, leaf.path): group.frames[leaf.physical]

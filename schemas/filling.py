@@ -10,7 +10,7 @@ import numpy as np
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.schema import Leaf, Schema, rebuild
+from rlio.schemas.schema import Leaf, Schema, is_named, rebuild
 
 __all__ = ["Filling", "joint_columns"]
 
@@ -18,7 +18,7 @@ __all__ = ["Filling", "joint_columns"]
 def joint_columns(
     schemas: Iterable[Schema], policy: str, columns: Collection[str] | None = None
 ) -> dict[str, list[Leaf]]:
-    """Return every column of a policy in any schema -> its leaves; only those in ``columns``, if given.
+    """Return every column of a policy in any schema -> its leaves; if given, only what ``columns`` name.
 
     If some schemas lack ``new_obs``, which is then filled, adds ``new_obs_valid``.
     """
@@ -26,8 +26,8 @@ def joint_columns(
     found: dict[str, list[Leaf]] = {}
     for part in parts:
         for column, leaves in part.items():
-            if columns is None or column in columns:
-                found.setdefault(column, leaves)
+            if named := [leaf for leaf in leaves if is_named(leaf, columns)]:
+                found.setdefault(column, named)
     valid = Columns.NEXT_OBS_VALID
     if Columns.NEXT_OBS in found and not all(Columns.NEXT_OBS in part for part in parts):
         found.setdefault(valid, [Leaf(valid, (), valid, ColumnSpec("|b1", (), "scalar"))])
@@ -42,7 +42,7 @@ class Filling:
 
     Args:
         schemas: The schemas of all writers.
-        columns: The wanted logical columns; None: all.
+        columns: The wanted logical columns, or parts of them; None: all.
     """
 
     def __init__(self, schemas: Iterable[Schema], *, columns: Collection[str] | None) -> None:

@@ -46,7 +46,7 @@ from rlio.errors import CorruptData, RlioError, SchemaError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import MAX_TEXT_BYTES, check_containers, dump_column, load_column, parse_json
 from rlio.schemas.row_groups import ATTRIBUTES, unpadded
-from rlio.schemas.schema import Leaf, PolicySchema, Schema, rebuild
+from rlio.schemas.schema import Leaf, PolicySchema, Schema, is_named, rebuild
 
 __all__ = [
     "MAX_LINE_BYTES",
@@ -283,7 +283,7 @@ def decode_line(
     Args:
         line: The bytes of the line, without the line end; they may be hostile.
         schemas: Returns the schema of the hash in the line.
-        columns: Logical columns to decode; None: all.
+        columns: Logical columns, or parts of them (``obs/camera``), to decode; None: all.
         uri: URI of the file, for messages.
         record: Number of the line, for messages.
         limits: The most that the line may ask for: its bytes, its rows, and their decoded size.
@@ -404,8 +404,8 @@ class _Part(NamedTuple):
         """Return the batch."""
         made = {}
         for column, leaves in self.policy.columns.items():
-            if columns is None or column in columns:
-                tree = rebuild([(leaf.path, leaf) for leaf in leaves])
+            if any(is_named(leaf, columns) for leaf in leaves):
+                tree = rebuild([(leaf.path, leaf if is_named(leaf, columns) else None) for leaf in leaves])
                 written = self.written["columns"][column]
                 made[column] = _load(written, tree, column, self._count(column), limits)
         attributes = _read_attributes(self.written.get("attributes", {}))
@@ -436,17 +436,26 @@ def _sequences(written: Any, policy: PolicySchema, rows: int, limits: Limits) ->
 
 
 def _load(written: Any, tree: Any, column: str, count: int, limits: Limits) -> Any:
-    """Return a column from its nested lists and objects, which must nest like the schema's leaves."""
+    """Return a column from its nested lists and objects, which must nest like the schema's leaves.
+
+    Parts of the ``tree`` that are None are left out; a column, or part, of which nothing is left is None.
+    """
+    if tree is None:
+        return None
     if isinstance(tree, dict):
         if not isinstance(written, dict) or written.keys() != tree.keys():
             raise CorruptData(f"expected the keys {sorted(tree)}, found {excerpt(written)}", column=column)
-        return {
+        parts = {
             key: _load(written[key], part, f"{column}/{key}", count, limits) for key, part in tree.items()
         }
+        return {key: part for key, part in parts.items() if part is not None} or None
     if isinstance(tree, tuple):
         if not isinstance(written, list) or len(written) != len(tree):
             raise CorruptData(f"expected {len(tree)} columns, found {excerpt(written)}", column=column)
-        return tuple(_load(written[i], part, f"{column}/{i}", count, limits) for i, part in enumerate(tree))
+        found = tuple(_load(written[i], part, f"{column}/{i}", count, limits) for i, part in enumerate(tree))
+        return (
+            None if any(part is None for part in found) else found
+        )  # Of a tuple, all places are named, or none.
     assert isinstance(tree, Leaf)
     try:
         return load_column(written, tree.spec, rows=count, limits=limits)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +28,16 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, path_text, unflatten
-from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt, raise_at
+from rlio.errors import (
+    CorruptData,
+    MissingColumn,
+    OptionError,
+    SchemaConflict,
+    SchemaError,
+    UnsafeData,
+    excerpt,
+    raise_at,
+)
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.json_values import dump_value
@@ -42,8 +51,12 @@ __all__ = [
     "PolicySchema",
     "Schema",
     "canonical_json",
+    "column_of_name",
+    "is_in",
+    "is_named",
     "leaf_name",
     "rebuild",
+    "with_validity",
 ]
 
 #: Version 0 may change until the first tagged release.
@@ -98,6 +111,39 @@ class PolicySchema:
         for leaf in self.leaves:
             grouped.setdefault(leaf.column, []).append(leaf)
         return grouped
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """What may be named to read a part of the data: each column, and each part of a nested one."""
+        parts = (
+            leaf_name(leaf.column, leaf.path[:n])
+            for leaf in self.leaves
+            for n in range(1, len(leaf.path) + 1)
+        )
+        return frozenset((*self.columns, *parts))
+
+    def check_whole_tuples(self, names: Collection[str]) -> None:
+        """Refuse ``names`` that choose some places of a tuple: the others would move up.
+
+        Raises:
+            OptionError: They do.
+        """
+        chosen = {
+            (leaf.column, *leaf.path[:n])
+            for leaf in self.leaves
+            if is_named(leaf, names)
+            for n in range(len(leaf.path) + 1)
+        }
+        for leaf in self.leaves:
+            for n, token in enumerate(leaf.path):
+                before = leaf.column, *leaf.path[:n]
+                if isinstance(token, int) and before in chosen and (*before, token) not in chosen:
+                    whole = leaf_name(leaf.column, leaf.path[:n])
+                    raise OptionError(
+                        f"columns={excerpt(sorted(names))}: {excerpt(whole)} is a tuple, of which only "
+                        f"some parts are named, and the others would move up: name the whole, {whole!r}",
+                        column=leaf.column,
+                    )
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[str, np.dtype[Any], tuple[int, ...]]]:
@@ -294,14 +340,14 @@ class Schema:
         return replace(self, policies=policies)
 
     def check_columns(self, columns: Collection[str], *, uri: str | None) -> None:
-        """Refuse logical columns that no policy has.
+        """Refuse columns, or parts of columns, that no policy has.
 
         Raises:
             MissingColumn: No policy has one of ``columns``.
         """
         known = {column for policy in self.policies.values() for column in policy.columns}
         for name in columns:
-            if name not in known:
+            if name not in known and not any(name in policy.names for policy in self.policies.values()):
                 raise MissingColumn(
                     f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=uri, column=name
                 )
@@ -456,6 +502,36 @@ class Schema:
             raise CorruptData(
                 f"not a schema: {excerpt(repr(error))}; found {excerpt(text)}", uri=uri
             ) from error
+
+
+def is_named(leaf: Leaf, names: Collection[str] | None) -> bool:
+    """Whether ``names`` has a leaf: by its column, or by a part of the column (``obs/camera``); None: all."""
+    return is_in(leaf.column, leaf.path, names)
+
+
+def is_in(column: str, path: Path, names: Collection[str] | None) -> bool:
+    """`is_named` for the leaf of a column at a path."""
+    if names is None or column in names:
+        return True
+    return any(leaf_name(column, path[:n]) in names for n in range(1, len(path) + 1))
+
+
+def with_validity(policies: Iterable[PolicySchema], names: Collection[str]) -> Collection[str]:
+    """Return the ``names``, plus ``new_obs_valid`` if they have ``new_obs`` and some rows may lack it.
+
+    Without that column, the zeros of a missing final observation would pass for an observation.
+    """
+    tells = Columns.NEXT_OBS_VALID not in names and any(
+        Columns.NEXT_OBS_VALID in policy.columns
+        and any(is_named(leaf, names) for leaf in policy.columns.get(Columns.NEXT_OBS, ()))
+        for policy in policies
+    )
+    return (*names, Columns.NEXT_OBS_VALID) if tells else names
+
+
+def column_of_name(name: str) -> str:
+    """The column of a name such as ``obs/camera``, of a part of a nested column; or of the column itself."""
+    return name.partition("/")[0].replace("~1", "/").replace("~0", "~")
 
 
 def canonical_json(value: Any) -> str:

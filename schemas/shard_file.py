@@ -39,7 +39,7 @@ from rlio.schemas.observations import MISSING, STORED, SplitStack, resolve_links
 from rlio.schemas.parquet import GroupInfo
 from rlio.schemas.parquet_metadata import MAGIC, read_footer
 from rlio.schemas.parquet_statistics import Bounds, read_bounds
-from rlio.schemas.schema import Leaf, Schema
+from rlio.schemas.schema import Leaf, Schema, is_named
 from rlio.schemas.streams import Streams
 from rlio.schemas.text_columns import check_texts
 from rlio.schemas.zstd_frames import inflate
@@ -222,7 +222,7 @@ class ShardFile:
 
         Args:
             index: Number of the group.
-            columns: Logical columns to decode; None: all.
+            columns: Logical columns, or parts of them (``obs/camera``), to decode; None: all.
             batches: Whether to decode the starts of written batches.
 
         Raises:
@@ -290,7 +290,8 @@ class ShardFile:
         if columns is None:
             return leaves
         self.schema.check_columns(columns, uri=self.uri)
-        return [leaf for leaf in leaves if leaf.column in set(columns)]
+        names = frozenset(columns)
+        return [leaf for leaf in leaves if is_named(leaf, names)]
 
     def _decode(
         self, index: int, info: GroupInfo, data: bytes, wanted: list[Leaf], batches: bool

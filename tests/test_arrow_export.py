@@ -150,7 +150,7 @@ def test_no_new_obs_is_null_and_a_missing_one_is_told() -> None:
 
 def test_new_obs_is_filled_although_obs_is_not_asked_for() -> None:
     table = rlio.open_dataset(store(cartpole_like())).to_arrow(columns=["new_obs"])
-    assert table.column_names == ["new_obs"]
+    assert table.column_names == ["new_obs", "new_obs_valid"]  # The last one is missing.
     assert np.array_equal(np.array(table["new_obs"].to_pylist(), np.float32), cartpole_like()["new_obs"])
 
 
@@ -365,3 +365,17 @@ def test_data_frames_are_of_their_libraries() -> None:
     assert isinstance(data.to_pandas(), pd.DataFrame)
     assert isinstance(data.to_polars(), pl.DataFrame)
     assert isinstance(data.to_arrow(), pa.Table)
+
+
+@pytest.mark.parametrize(
+    ("method", "package"), [("to_pandas", "pandas"), ("to_polars", "polars"), ("to_hf", "datasets")]
+)
+def test_a_frame_without_its_library_is_refused_before_the_rows_are_read(
+    method: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows were read first, which may take minutes."""
+    data = rlio.open_dataset(store(cartpole_like()))
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(type(data), "to_arrow", lambda *_, **__: pytest.fail("the rows were read"))
+    with pytest.raises(MissingExtra, match="pip install"):
+        getattr(data, method)()

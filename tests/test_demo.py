@@ -1,6 +1,7 @@
 """The main job: `rlio demo`, at a fraction of its size."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +69,24 @@ def test_the_command_prints_one_table(tmp_path: Path) -> None:
         assert text in " ".join(result.output.split())
     header = json.loads((tmp_path / "001" / "cartpole" / "_rlio.json").read_text())
     assert header == {"format": 0}
+
+
+def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_the_demo_without_matplotlib_finishes_without_the_plot_and_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It trained for minutes, and then exited with 2 and without its table."""
+    without_matplotlib(monkeypatch)
+    tiny = {**SHORTER, "record_steps": 1_000, "tuning_updates": 1, "episodes": 2}
+    monkeypatch.setattr("rlio.cli.demo._QUICK", tiny)
+    result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "mixed" in said
+    assert "plot none: matplotlib is not installed: run pip install 'rlio[plot]'" in said
+    assert not (tmp_path / "001" / "returns.png").exists()
+    assert "matplotlib is not installed" in caplog.text  # Before it trains, too.

@@ -6,11 +6,13 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from fractions import Fraction
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_array_equal
 
 from rlio import AsyncInput, ExternalEnv, ExternalRunner, RandomPolicy, RolloutConfig, SamplerInput
@@ -223,23 +225,35 @@ def test_a_callback_that_fails_leaves_no_row_open_and_no_episode_behind(name: st
     assert not episodes.episodes_running
 
 
-def test_one_loops_wrong_column_is_no_other_loops_error() -> None:
-    for columns in ({"nonsense": 1.0}, {"action_logp": "x"}, {"action_logp": [1.0, 2.0]}):
-        episodes = made()
-        names = [episodes.start() for _ in range(2)]
-        bad, told = in_thread(lambda: episodes.log_action(names[0], [0.0, 0.0], 1, **columns))  # noqa: B023
-        good, action = in_thread(lambda: episodes.get_action(names[1], [1.0, 0.0]))  # noqa: B023
-        until_waiting(episodes, 2)
-        episodes.serve()
-        bad.join(5)
-        good.join(5)
-        assert isinstance(told[0], SchemaError)
-        assert int(action[0]) in range(50)
-        for name in names:
-            episodes.end(name, [1.0, 1.0])
-        assert_array_equal(episodes.take()["obs"], [[1.0, 0.0]])
-        with pytest.raises(SchemaError):  # The policy's columns are known by now.
-            episodes.log_action(episodes.start(), [0.0, 0.0], 1, **columns)
+class WithQ(RandomPolicy):
+    """Has a further column."""
+
+    def compute_actions(self, obs: Any, *args: Any, **options: Any) -> Any:
+        actions, state, extras = super().compute_actions(obs, *args, **options)
+        return actions, state, {**extras, "q": np.zeros(len(actions), np.float32)}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"nonsense": 1.0}, {"q": "x"}, {"q": [1.0, 2.0]}, {"q": 1e39}, {"q": np.nan}, {"q": True}],
+    ids=str,
+)
+def test_one_loops_wrong_column_is_no_other_loops_error(columns: dict[str, Any]) -> None:
+    episodes = made(policy=WithQ())
+    names = [episodes.start() for _ in range(2)]
+    bad, told = in_thread(lambda: episodes.log_action(names[0], [0.0, 0.0], 1, **columns))
+    good, action = in_thread(lambda: episodes.get_action(names[1], [1.0, 0.0]))
+    until_waiting(episodes, 2)
+    episodes.serve()
+    bad.join(5)
+    good.join(5)
+    assert isinstance(told[0], SchemaError)
+    assert int(action[0]) in range(50)
+    for name in names:
+        episodes.end(name, [1.0, 1.0])
+    assert_array_equal(episodes.take()["obs"], [[1.0, 0.0]])
+    with pytest.raises(SchemaError):  # The policy's columns are known by now.
+        episodes.log_action(episodes.start(), [0.0, 0.0], 1, **columns)
 
 
 @pytest.mark.parametrize("known", [{"action_logp": -0.5}, {"action_prob": np.exp(-0.5)}], ids=str)
@@ -247,27 +261,74 @@ def test_of_a_logged_actions_probability_and_its_logarithm_one_is_enough(known: 
     episodes = made(immediate=True)
     name = episodes.start()
     episodes.log_action(name, [0.0, 0.0], 1, **known)
-    episodes.log_action(name, [0.0, 0.0], 1, action_logp=-1.0, action_prob=0.25)  # as it is said
+    episodes.log_action(name, [0.0, 0.0], 1, action_logp=-1.0, action_prob=0.36788)  # as it is said
     episodes.log_action(name, [0.0, 0.0], 1)
     episodes.end(name)
     batch = episodes.take()
     assert batch["action_logp"].tolist() == pytest.approx([-0.5, -1.0, np.nan], nan_ok=True)
-    assert batch["action_prob"].tolist() == pytest.approx([np.exp(-0.5), 0.25, np.nan], nan_ok=True)
+    assert batch["action_prob"].tolist() == pytest.approx([np.exp(-0.5), 0.36788, np.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"action_logp": -1.0, "action_prob": 0.25}, {"action_logp": 0.5}, {"action_prob": 1.5},
+     {"action_prob": 0.0}, {"action_prob": -0.5}, {"action_logp": np.nan}, {"action_logp": -np.inf},
+     {"action_logp": "x"}, {"action_logp": [1.0, 2.0]}, {"action_logp": True}],
+    ids=str,
+)  # fmt: skip
+def test_a_loop_cannot_log_an_impossible_probability(columns: dict[str, Any]) -> None:
+    """It was recorded, and off-policy evaluation counts by it."""
+    episodes = made(immediate=True)
+    name = episodes.start()
+    with pytest.raises(SchemaError, match="action_"):
+        episodes.log_action(name, [0.0, 0.0], 1, **columns)
+    episodes.end(name)
+    assert left_in(episodes) == [0, 0, 0]
 
 
 # ---- only what the spaces hold ----
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e39, 10**400, "1", None, [1.0, 2.0]])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        *(float("nan"), float("inf"), 1e39, 10**400, "1", None, [1.0, 2.0], [[1.0], [2.0, 3.0]], {"a": 1.0}),
+        *(1j, b"1", np.array("1"), np.zeros((1, 1)), np.zeros(0), [[1.0]], np.datetime64("2020"), object()),
+    ],
+)
 def test_a_reward_is_a_finite_number(reward: Any) -> None:
     episodes = made(immediate=True)
     name = episodes.start()
     episodes.get_action(name, [0.0, 0.0])
     with pytest.raises(SchemaError, match="reward"):
         episodes.log_returns(name, reward)
-    episodes.log_returns(name, np.float32(0.5))
+    with pytest.raises(SchemaError, match="info"):
+        episodes.log_returns(name, 1.0, [1])  # type: ignore[arg-type] # it is refused
+    for number in (
+        np.float32(0.5),
+        np.array([0.5]),
+        np.array(0.5),
+        [0.5],
+        torch.tensor([0.5]),
+        Fraction(1, 2),
+    ):
+        episodes.log_returns(name, number)  # type: ignore[arg-type] # of one number
     episodes.end(name)
-    assert episodes.take()["rewards"].tolist() == [0.5]
+    assert episodes.take()["rewards"].tolist() == [3.0]
+
+
+def test_names_and_flags_of_an_episode_are_what_they_say() -> None:
+    episodes = made(immediate=True)
+    for name in (3, ["e"], b"e"):
+        with pytest.raises(SchemaError, match="episode_id"):
+            episodes.start(name)  # type: ignore[arg-type] # it is refused
+        with pytest.raises(SchemaError, match="episode_id"):
+            episodes.get_action(name, [0.0, 0.0])  # type: ignore[arg-type] # it is refused
+    with pytest.raises(SchemaError, match="training_enabled"):
+        episodes.start(training_enabled="no")  # type: ignore[arg-type] # it is refused
+    with pytest.raises(SchemaError, match="truncated"):
+        episodes.end(episodes.start("e"), truncated=1)  # type: ignore[arg-type] # it is refused
+    assert episodes.episodes_running == 1
 
 
 @pytest.mark.parametrize(
@@ -277,8 +338,16 @@ def test_a_reward_is_a_finite_number(reward: Any) -> None:
         (gym.spaces.MultiDiscrete([2, 3]), [[1, 2]], [[2, 0], [0, -1], [1]]),
         (gym.spaces.MultiBinary(2), [[0, 1], [True, False]], [[0, 2], [-1, 0]]),
         (gym.spaces.Box(0, 255, (2,), np.uint8), [[0, 255]], [[0, 256], [-1, 0], [0.5, 1.0]]),
-        (gym.spaces.Box(-9, 9, (1,), np.float32), [[1], [float("inf")]], [[1e39], [10**400]]),
+        (
+            gym.spaces.Box(-9, 9, (1,), np.float32),
+            [[1], [-9]],
+            [[1e39], [10**400], [9.5], [np.nan], [np.inf]],
+        ),
+        (gym.spaces.Box(-np.inf, 9, (1,), np.float32), [[1], [-np.inf]], [[9.5], [np.nan]]),
+        (gym.spaces.Box(0, 9, (1,), np.int8), [[1]], [[-1], [10], [300]]),
         (gym.spaces.Text(3), ["abc"], ["abcd", 3, {"a": 1}]),
+        (gym.spaces.Sequence(gym.spaces.Discrete(3)), [(1, 2), ()], [(3,), 1, "x", None, ((1,),)]),
+        (gym.spaces.OneOf([gym.spaces.Discrete(2)]), [(0, 1)], [(1, 1), (0, 2), 0, ("0", 1), None]),
     ],
 )
 def test_values_go_into_a_space_that_holds_them(space: Any, good: list[Any], bad: list[Any]) -> None:
@@ -292,7 +361,7 @@ def test_values_go_into_a_space_that_holds_them(space: Any, good: list[Any], bad
     for value in bad:
         with pytest.raises(SchemaError, match="obs"):
             episodes.get_action(episodes.start(), value)
-    if not isinstance(space, gym.spaces.Text):
+    if space.shape is not None:  # A policy can act in it.
         episodes = made(spaces=(OBS, space), immediate=True)
         for value in bad:
             with pytest.raises(SchemaError, match="actions"):

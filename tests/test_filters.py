@@ -17,6 +17,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import rlio
 from rlio.batch import SampleBatch
 from rlio.errors import MissingColumn, OptionError, SchemaError
 from rlio.replay.filters import Ref, RowFilter
@@ -818,3 +819,78 @@ def test_the_filters_of_the_pages_are_filters() -> None:
     assert "rewards > 0" in texts
     for text in texts:
         assert RowFilter.parse(text).text
+
+
+# ---- filters of objects ----
+
+
+@pytest.fixture(scope="module")
+def with_infos(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Eight rows in four row groups; one row has an empty info, and the last one a key of its own."""
+    root = str(tmp_path_factory.mktemp("infos"))
+    infos: list[Any] = [
+        {
+            "success": bool(i % 2),
+            "n": i,
+            "mode": "early" if i < 4 else "late",
+            "deep": {"x": [0, np.float32(i)]},
+        }
+        for i in range(8)
+    ]
+    infos[3] = {}
+    infos[7]["rare"] = 7
+    with rlio.ParquetWriter(root, roll=rlio.Roll(max_rows=2)) as writer:
+        for i in range(0, 8, 2):
+            writer.write(SampleBatch(t=np.arange(i, i + 2), infos=np.array(infos[i : i + 2], object)))
+    return root
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ('infos["success"]', [1, 5, 7]),
+        ('not infos["success"]', [0, 2, 3, 4, 6]),
+        ('infos["success"] == True', [1, 5, 7]),
+        ('infos["success"] == False', [0, 2, 4, 6]),
+        ('infos["n"] >= 4 and infos["n"] < 6.5', [4, 5, 6]),
+        ('infos["n"] != 4', [0, 1, 2, 3, 5, 6, 7]),
+        ('infos["n"] in (1, 7)', [1, 7]),
+        ('infos["n"] not in (1, 7)', [0, 2, 3, 4, 5, 6]),
+        ('infos.n * 2 + 1 > 12', [6, 7]),
+        ('infos["mode"] == "late"', [4, 5, 6, 7]),
+        ('infos["mode"] < "late"', [0, 1, 2]),
+        ('infos["deep"]["x"][1] > 4', [5, 6, 7]),
+        ('isnan(infos["n"])', [3]),
+        ('infos["rare"] == 7', [7]),
+        ('infos["absent"] == "x"', []),
+        ('infos["absent"] == 0 or infos["absent"] or t == 0', [0]),
+    ],
+)  # fmt: skip
+def test_filters_read_keys_of_infos(with_infos: str, cache: Any, text: str, rows: list[int]) -> None:
+    """A row without the key is as with NaN, also in a row group in which no row has it."""
+    with rlio.DatasetReader(with_infos, filter=text, cache=cache, epochs=1, columns=["t"]) as reader:
+        found = [t for batch in reader for t in batch["t"].tolist()]
+    assert found == rows
+    assert rlio.open_dataset(with_infos).to_arrow(columns=["t"], filter=text)["t"].to_pylist() == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("infos", "a key, such as infos"),
+        ("infos > 1", "a key, such as infos"),
+        ('infos["d"] == 1', "of one kind"),
+        ('infos["mixed"] == 1', "of one kind"),
+        ('infos["mode"] > 1', "compares a text with a number"),
+        ('infos["mode"] + 1 > 1', "calculates with a text"),
+        ('infos["n"]', "a number, for a condition"),
+    ],
+)
+def test_filters_refuse_objects_that_cannot_be_compared(tmp_path: Path, text: str, message: str) -> None:
+    infos = [{"d": {"x": 1}, "mixed": 1, "mode": "a", "n": 1}, {"d": {}, "mixed": "x", "mode": "b"}]
+    with rlio.ParquetWriter(tmp_path) as writer:
+        writer.write(SampleBatch(t=np.arange(2), infos=np.array(infos, object)))
+    for cache in ("none", "memory"):
+        with pytest.raises(OptionError, match=message):
+            rlio.DatasetReader(tmp_path, filter=text, cache=cache, epochs=1).sample()

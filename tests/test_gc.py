@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,9 @@ import rlio
 from rlio.dataset.names import ShardName, shard_path
 from rlio.errors import OptionError
 from rlio.maintenance.gc import GcReport
+from rlio.storage import local as local_module
 from rlio.storage.filesystem import Storage
+from rlio.storage.local import PendingFile
 
 # The package's name is the function's.
 gc_module = import_module("rlio.maintenance.gc")
@@ -292,6 +298,140 @@ def test_unfinished_files_go_when_they_are_old(tmp_path: Path) -> None:
     report = rlio.maintenance.gc(root)
     assert (kinds(report), report.waiting) == ({"unfinished": 2}, 3)
     assert {path.name for path in (tmp_path / "_tmp").iterdir()} == {f"{n:032x}.tmp" for n in range(3)}
+
+
+# ---- beside live writers ----
+
+
+@pytest.mark.parametrize("grace", [0.0, 1e-9, 60.0])
+def test_gc_never_removes_the_unfinished_file_of_a_live_writer(
+    tmp_path: Path, grace: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The writer had to write the shard again, and said so."""
+    roll = rlio.Roll(max_rows=100_000, max_seconds=None)
+    with rlio.ParquetWriter(tmp_path, roll=roll, spool=None) as writer:
+        while not list(tmp_path.glob("_tmp/*.tmp")):
+            writer.write(numbered(30_000))
+        (begun,) = tmp_path.glob("_tmp/*.tmp")
+        set_age(tmp_path, "_tmp/*", 30 * DAY)
+        report = rlio.maintenance.gc(tmp_path, grace=grace)
+        assert (report.removed, report.waiting) == ((), 1)
+        assert rlio.maintenance.gc(tmp_path, grace=grace, dry_run=True).removed == ()
+        assert begun.exists()
+    assert "again" not in caplog.text
+    assert len(rlio.open_dataset(tmp_path)) == writer.rows_received
+
+
+def test_gc_without_grace_removes_the_unfinished_file_of_a_writer_that_was_killed(tmp_path: Path) -> None:
+    store_small(numbered(3), root=str(tmp_path))
+    held, ready = multiprocessing.get_context("fork").Pipe()
+    pid = os.fork()
+    if pid == 0:
+        pending = PendingFile(str(tmp_path), sync=False)
+        pending.write(memoryview(b"half"))
+        ready.send(True)
+        time.sleep(60)
+        os._exit(1)
+    try:
+        assert held.recv()
+        assert rlio.maintenance.gc(tmp_path, grace=0).waiting == 1
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert kinds(rlio.maintenance.gc(tmp_path, grace=0)) == {"unfinished": 1}
+    assert list((tmp_path / "_tmp").iterdir()) == []
+
+
+def test_a_file_that_gc_takes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_small(numbered(3), root=str(tmp_path))
+    real, removed = local_module.try_lock, []
+
+    def late(fd: int) -> bool | None:
+        monkeypatch.setattr(local_module, "try_lock", real)
+        removed.extend(rlio.maintenance.gc(tmp_path, grace=0).removed)
+        return real(fd)
+
+    monkeypatch.setattr(local_module, "try_lock", late)
+    Storage.open(tmp_path).put("data/object", b"whole")
+    assert [one.kind for one in removed] == ["unfinished"]
+    assert (tmp_path / "data/object").read_bytes() == b"whole"
+    assert list((tmp_path / "_tmp").iterdir()) == []
+
+
+def test_writers_and_a_gc_without_grace_do_not_disturb_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, done = str(tmp_path), threading.Event()
+    store_small(numbered(3), root=root)
+
+    def write(writer: str) -> None:
+        with rlio.ParquetWriter(root, writer_id=writer, spool=None) as output:
+            for _ in range(40):
+                output.write(numbered(5))
+                output.flush()
+
+    def collect() -> None:
+        while not done.is_set():
+            rlio.maintenance.gc(root, grace=0)
+
+    with ThreadPoolExecutor(3) as pool:
+        collecting = pool.submit(collect)
+        try:
+            for task in [pool.submit(write, writer) for writer in ("w1", "w2")]:
+                task.result()
+        finally:
+            done.set()
+        collecting.result()
+    assert "again" not in caplog.text
+    assert len(load(root)) == 3 + 2 * 200
+
+
+@pytest.mark.parametrize("why", ["memory", "network", "no locks"])
+def test_unfinished_files_stay_for_a_day_where_nobody_knows_who_writes_them(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = fresh_root() if why == "memory" else str(tmp_path)
+    storage = Storage.open(root)
+    store_small(*pieces(numbered(12), 3), root=root)
+    if why == "network":
+        monkeypatch.setattr(gc_module, "on_network", lambda _: True)
+    if why == "no locks":
+        monkeypatch.setattr(local_module, "fcntl", None)
+    path = f"_tmp/{7:032x}.tmp"
+    storage.put(path, b"half")
+    rlio.maintenance.compact(root)
+    report = rlio.maintenance.gc(root, grace=0)
+    assert (kinds(report), report.waiting) == ({"covered": 4}, 1)
+    assert storage.exists(path)
+    if why != "memory":
+        set_age(tmp_path, "_tmp/*", DAY - 60)
+        assert rlio.maintenance.gc(root, grace=0).waiting == 1
+        set_age(tmp_path, "_tmp/*", DAY + 60)
+        assert kinds(rlio.maintenance.gc(root, grace=0)) == {"unfinished": 1}
+        assert list((tmp_path / "_tmp").iterdir()) == []
+    monkeypatch.setattr(Storage, "modified", lambda self, path: None)
+    storage.put(path, b"half")
+    (kept,) = rlio.maintenance.gc(root, grace=0).kept if why == "memory" else [None]
+    assert kept is None or "remove it if nobody writes it" in kept.reason
+
+
+def test_a_gc_that_loses_its_probe_to_another_one_puts_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = store_small(*pieces(numbered(12), 3))
+    rlio.maintenance.compact(root)
+    real, lost = Storage.modified, []
+
+    def modified(self: Storage, path: str) -> float | None:
+        if path.startswith("_tmp/") and not lost:
+            lost.append(path)
+            self.remove(path)
+        return real(self, path)
+
+    monkeypatch.setattr(Storage, "modified", modified)
+    assert rlio.maintenance.gc(root).waiting == 4
+    assert len(lost) == 1
+    assert files(root, "_tmp") == {}
 
 
 # ---- clocks ----

@@ -125,6 +125,26 @@ def test_rows_that_cannot_be_stored_are_kept_and_stored_later(tmp_path: Path) ->
 # ---- what is written ----
 
 
+def test_a_nan_in_json_loses_its_sign_and_payload_as_the_docs_say_and_compressed_columns_keep_it(
+    tmp_path: Path,
+) -> None:
+    """docs/format.md 4.5 and 5, docs/guarantees.md."""
+    bits = np.array([0xFFC01234, 0x7FC00001, 0x3F800000], np.uint32)
+    column = bits.view(np.float32)
+    infos = np.array([{"x": column}, {}, {}], object)
+    batch = SampleBatch(plain=column, packed=column, infos=infos)
+    standard = [0x7FC00000, 0x7FC00000, 0x3F800000]
+    with rlio.JsonWriter(tmp_path / "json", compress_columns=["packed"]) as writer:
+        writer.write(batch)
+    with rlio.ParquetWriter(tmp_path / "parquet") as writer:
+        writer.write(batch)
+    for root, plain in ((tmp_path / "json", standard), (tmp_path / "parquet", bits.tolist())):
+        found = read_back(root)
+        assert found["plain"].view(np.uint32).tolist() == plain
+        assert found["packed"].view(np.uint32).tolist() == bits.tolist()
+        assert found["infos"][0]["x"].view(np.uint32).tolist() == standard
+
+
 def test_one_write_is_one_line_behind_the_provenance(tmp_path: Path) -> None:
     space = gym.spaces.Discrete(3)
     with rlio.JsonWriter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -242,7 +243,7 @@ def test_importance_sampling_over_a_million_transitions_counts_each() -> None:
         (without("rewards"), MissingColumn, "no rewards"),
         (logged(action_prob=np.full(10, 1.7)), SchemaError, "densities"),
         (logged(action_logp=np.full(10, 0.3)), SchemaError, "densities"),
-        (logged(action_prob=np.arange(10) / 10), SchemaError, "row 0 of the batch is zero"),
+        (logged(action_prob=np.arange(10) / 10), SchemaError, "row 0 of the batch .* is zero"),
         (logged(action_prob=np.full(10, -0.7)), SchemaError, "action_logp"),
         (logged(action_prob=np.full(10, np.nan)), SchemaError, "is NaN"),
         (logged(rewards=np.full(10, np.nan)), SchemaError, "is nan"),
@@ -256,6 +257,74 @@ def test_rows_that_say_nothing_of_another_policy_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         evaluate_offline(batch, likelihoods(0.8), gamma=1.0)
+
+
+HALF = {"action_logp": np.log(np.full(10, 0.5))}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        # What RLlib has recorded (ray-project/ray#37447): every logp is 0, that is probability 1.
+        ({"action_logp": np.zeros(10)}, r"in 10 of 10 rows.*row 0 of the batch \(eps_id 0, t 0\)"),
+        ({"action_logp": np.zeros(10)}, r"action_logp is 0, but the log of action_prob 0\.5 is -0\.69"),
+        ({"action_logp": np.where(np.arange(10) == 7, -0.7, np.log(0.5))}, "in 1 of 10 rows.*row 7"),
+        ({"action_logp": np.log(0.5) + np.float32([0, 0, 3e-3, 0, 0, 0, 0, 0, 0, 0])}, "row 2"),
+        ({"action_logp": np.where(np.arange(10) == 3, -50.0, np.log(0.5))}, "row 3"),
+        ({"action_logp": np.full(10, -1.0), "action_prob": np.zeros(10, np.float32)}, "contradict"),
+        ({"action_logp": np.full(10, -20.0), "action_prob": np.zeros(10, np.float32)}, "contradict"),
+        # The second column is checked as well.
+        (HALF | {"action_prob": np.full(10, np.nan)}, "row 0.* is NaN"),
+        (HALF | {"action_prob": np.full(10, 1.5)}, "densities"),
+        (HALF | {"action_prob": np.full(10, -0.5)}, "not a probability"),
+        (HALF | {"action_prob": np.full((10, 2), 0.5)}, "one number per row"),
+        (HALF | {"action_prob": np.array(["0.5"] * 10)}, "numbers"),
+        ({"action_prob": np.full(10, 0.5, complex)}, "numbers"),
+        ({"action_prob": {"a": np.full(10, 0.5)}}, "nested"),
+    ],
+)
+def test_evaluation_refuses_logs_that_contradict_the_probabilities(
+    columns: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SchemaError, match=message):
+        evaluate_offline(logged(**columns), likelihoods(0.8), gamma=1.0)
+
+
+@pytest.mark.parametrize(
+    ("logp", "prob"),
+    [
+        (np.log(np.float32(0.3)), np.float32(0.3)),
+        (np.float32(-80.3), np.exp(np.float32(-80.3))),
+        (-100.0, np.exp(np.float32(-100.0))),  # a subnormal number has few digits
+        (-120.0, np.float32(0.0)),  # underflow
+        (np.float32(-90.0), np.float32(0.0)),  # where subnormal numbers are flushed to 0, as on a GPU
+        (np.float16(-8.5), np.float16(np.exp(-8.5))),
+        (np.float16(-11.0), np.float16(0)),
+        (-800.0, 0.0),
+    ],
+)
+def test_evaluation_takes_logs_and_probabilities_that_differ_by_rounding(logp: Any, prob: Any) -> None:
+    """The log counts: a probability may have been rounded to 0, and its log not."""
+    columns = {"action_logp": np.full(10, logp), "action_prob": np.full(10, prob)}
+    found = evaluate_offline(logged(**columns), likelihoods(0.5), gamma=1.0, estimators=["wis"], bandit=True)
+    assert found["wis"].v_target.value == pytest.approx(4.5)
+
+
+def test_densities_beside_their_logs_may_overflow_and_be_above_1() -> None:
+    target = Target(lambda obs, actions: np.zeros(10), action_space=Box(0, 1e-40, (1,), np.float64))
+    for logp, prob in ((np.float32(0.5), np.exp(np.float32(0.5))), (np.float32(92.0), np.float32(np.inf))):
+        rows = logged(actions=np.zeros(10), action_logp=np.full(10, logp), action_prob=np.full(10, prob))
+        evaluate_offline(rows, target, gamma=1.0, bandit=True)
+    for logp, prob in ((0.5, 0.5), (80.0, np.float32(np.inf))):
+        rows = logged(actions=np.zeros(10), action_logp=np.full(10, logp), action_prob=np.full(10, prob))
+        with pytest.raises(SchemaError, match="contradict"):
+            evaluate_offline(rows, target, gamma=1.0, bandit=True)
+
+
+def test_probabilities_of_nested_discrete_actions_are_at_most_1() -> None:
+    rows = logged(actions=(np.arange(10) % 2, np.zeros(10, np.int64)), action_prob=np.full(10, 1.5))
+    with pytest.raises(SchemaError, match="densities"):
+        evaluate_offline(rows, lambda obs, actions: np.zeros(10), gamma=1.0)
 
 
 def test_a_step_that_came_twice_does_not_stand_for_one_that_is_missing() -> None:
@@ -628,6 +697,28 @@ def test_the_picture_has_the_interval_and_the_bound_of_each_estimate(
         assert bound is None or ([place, place], bound) in drawn
     assert "80% interval" in done.output
     assert "for sure" in done.output
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("picture.foo", "expected one of the endings"),
+        ("nowhere/picture.png", "there is no folder"),
+        (".", "it is a folder"),
+        ("picture.png", "matplotlib is not installed: run  pip install 'rlio[plot]'"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_judged(
+    path: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said after the estimates, which may take long, and instead of them."""
+    if "installed" in message:
+        for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.chdir(tmp_path)  # There is no data set, and no policy: nothing was opened.
+    done = run_command("data", "--gamma", "1", "--policy", "nothing:there", "--plot", path)
+    assert done.exit_code == 2
+    assert message in done.stderr
 
 
 def test_a_command_takes_rows_as_episodes_and_policies_without_exploration(recorded: TorchPolicy) -> None:

@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rlio.batch import SampleBatch, concat_samples
-from rlio.errors import MissingColumn, OptionError, StateError
+from rlio.errors import MissingColumn, OptionError, SchemaError, StateError
 from rlio.policies.actor_critic import ActorCritic
 from rlio.policies.behaviour_cloning import BehaviourCloning
 from rlio.policies.dqn import DQN
@@ -181,6 +181,26 @@ def test_the_loss_of_an_actor_critic_is_that_of_ppo_and_of_a2c() -> None:
             "kl": (ratio - 1 - np.log(ratio)).mean(),
         }.items():
             assert np.isclose(stats[name], value, atol=1e-5), name
+
+
+@pytest.mark.parametrize("unknown", [np.nan, -np.inf, np.inf])
+def test_ppo_refuses_a_row_whose_logp_is_unknown_and_keeps_its_weights(unknown: float) -> None:
+    """NaN is what an `ExternalRunner` records for actions that the loop chose; all weights became NaN."""
+    rng, logp = np.random.default_rng(0), np.log(np.full(6, 0.5, np.float32))
+    rows = {
+        "obs": rng.normal(size=(6, 3)).astype(np.float32),
+        "actions": rng.integers(0, 2, 6),
+        "action_logp": np.where(np.arange(6) == 4, np.float32(unknown), logp),
+        "advantages": rng.normal(size=6).astype(np.float32),
+        "value_targets": np.zeros(6, np.float32),
+    }
+    policy = bound(ActorCritic(hidden=(4,)))
+    before = policy.get_weights()
+    with pytest.raises(SchemaError, match=r"row 4 of 6.*action_logp"):
+        policy.learn_on_batch(SampleBatch(rows))
+    for name, array in policy.get_weights().items():
+        np.testing.assert_array_equal(array, before[name])
+    bound(ActorCritic(hidden=(4,), clip_param=None)).learn_on_batch(SampleBatch(rows))  # A2C has no ratio.
 
 
 def test_rows_of_an_actor_critic_count_by_their_weights() -> None:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import gymnasium as gym
@@ -18,7 +19,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from rlio import AsyncInput, RandomPolicy, RolloutConfig, SampleBatch, concat_samples
-from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError
+from rlio.errors import ClosedError, CorruptData, EndOfData, EnvError, OptionError, SchemaError
 from rlio.policies.weights import GlobalVars
 from rlio.serving import PolicyClient, PolicyServerInput
 from rlio.serving.policy_protocol import batch_from_bytes, batch_to_bytes, from_json, to_json
@@ -98,7 +99,7 @@ def rows(number: int, count: int = 3, **other: Any) -> SampleBatch:
         (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: 9999999999\n\n", b"{}", 413),
         (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: " + b"9" * 5000 + b"\n\n", b"{}", 413),
         (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: 9\n\n", b"{}", 0),
-        (b"GET /v1/get_spaces HTTP/1.1\nTOKEN\n", b"", 501),
+        (b"GET /v1/get_spaces HTTP/1.1\nTOKEN\n", b"", 405),
     ],
 )  # fmt: skip
 def test_requests_begin_and_end_where_they_say(served: Any, head: bytes, body: bytes, status: int) -> None:
@@ -305,6 +306,338 @@ def test_infos_and_lists_arrive_as_they_were_sent(served: Any) -> None:
     assert batch["obs"].tolist() == [[0, 255, 7]]
     assert_array_equal(batch["infos"][0]["big"], big)
     assert np.isnan(batch["infos"][0]["lost"])
+
+
+# ---- only what the spaces hold: each field of each request ----
+
+NAN = to_json(np.float32([0.0, np.nan]))
+INSIDE = gym.spaces.Dict(
+    place=gym.spaces.Box(-1, 1, (2,), np.float32),
+    legs=gym.spaces.Sequence(gym.spaces.Box(-1, 1, (1,), np.float32)),
+    stack=gym.spaces.Sequence(gym.spaces.Box(-1, 1, (2,), np.float32), stack=True),
+    graph=gym.spaces.Graph(gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(3)),
+    either=gym.spaces.OneOf([gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (1,), np.float32)]),
+)
+SEEN: dict[str, Any] = {
+    "place": [0.5, 0], "legs": [[0.5]], "stack": [[0, 1]],
+    "graph": [[[0.5], [1]], [2], [[0, 1]]], "either": [1, [0.5]],
+}  # fmt: skip
+STEERED = gym.spaces.Box(-1, 1, (1,), np.float32)
+DEEP = json.loads("[" * 70 + "]" * 70)
+LOGGED_STEP = {"episode_id": "e", "observation": SEEN, "action": [0.5]}
+
+
+def posted(server: PolicyServerInput, command: str, body: Any, method: str = "POST") -> tuple[int, Any]:
+    """Status and JSON of the answer to a request."""
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=5)
+    with contextlib.closing(connection):
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, f"/v1/{command}", text, {"Authorization": f"Bearer {server.token}"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[PolicyServerInput]:
+    """A server whose episode ``e`` runs, and has acted once."""
+    config = RolloutConfig(rollout_fragment_length=1, record_infos=True)
+    server = PolicyServerInput(RandomPolicy(), spaces=(INSIDE, STEERED), config=config, timeout=5)
+    episodes = server.runner.episodes
+    episodes.start("e")
+    thread = threading.Thread(target=episodes.get_action, args=("e", SEEN))
+    thread.start()
+    until(lambda: episodes.serve(0.01) or bool(episodes._known))
+    thread.join()
+    yield server
+    server.close()
+
+
+def seen(**other: Any) -> dict[str, Any]:
+    return {"episode_id": "e", "observation": SEEN | other}
+
+
+def chosen(**columns: Any) -> dict[str, Any]:
+    return LOGGED_STEP | {"columns": columns}
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "message"),
+    [
+        ("get_action", seen(place=NAN), "obs/place"),
+        ("get_action", seen(place=[5.0, 0]), "5.0"),
+        ("get_action", seen(place=to_json(np.float32([0, np.inf]))), "obs/place"),
+        ("get_action", seen(legs=[[5.0]]), "obs/legs"),
+        ("get_action", seen(legs=[[0.5, 0.5]]), "obs/legs"),
+        ("get_action", seen(legs=5), "obs/legs"),
+        ("get_action", seen(legs=None), "obs/legs"),
+        ("get_action", seen(legs=to_json(np.array(np.nan))), "obs/legs"),
+        ("get_action", seen(legs=[[0.5, [1]]]), "obs/legs"),
+        ("get_action", seen(stack=[[0, 5]]), "obs/stack"),
+        ("get_action", seen(stack=[[0]]), "obs/stack"),
+        ("get_action", seen(stack={"a": 1}), "obs/stack"),
+        ("get_action", seen(graph=[[[5]], None, None]), "obs/graph"),
+        ("get_action", seen(graph=[[[0.5]], [3], [[0, 0]]]), "obs/graph"),
+        ("get_action", seen(graph=[[[0.5]], [2], [[0, 1]]]), "obs/graph"),
+        ("get_action", seen(graph=[[[0.5]], [2], None]), "obs/graph"),
+        ("get_action", seen(graph=[[[0.5]], [2], [[0], [0, 0]]]), "obs/graph"),
+        ("get_action", seen(graph="x"), "obs/graph"),
+        ("get_action", seen(either=[2, 0]), "obs/either"),
+        ("get_action", seen(either=[True, [0.5]]), "obs/either"),
+        ("get_action", seen(either=[0, 2]), "obs/either"),
+        ("get_action", seen(either=0), "obs/either"),
+        ("get_action", {"episode_id": "e", "observation": {**SEEN, "more": 1}}, "more"),
+        ("get_action", {"episode_id": "e"}, "observation"),
+        ("get_action", {"episode_id": "e", "observatoin": SEEN}, "observatoin"),
+        ("get_action", {"episode_id": ["e"], "observation": SEEN}, "episode_id"),
+        ("end_episode", seen(place=[-5.0, 0]), "obs/place"),
+        ("end_episode", {"episode_id": "e", "observatoin": SEEN}, "observatoin"),
+        ("end_episode", {"episode_id": "e", "truncated": [True]}, "truncated"),
+        ("log_action", LOGGED_STEP | {"action": [5.0]}, "actions"),
+        ("log_action", LOGGED_STEP | {"action": to_json(np.float32([np.nan]))}, "actions"),
+        ("log_action", LOGGED_STEP | {"observation": SEEN | {"place": NAN}}, "obs/place"),
+        ("log_action", {"episode_id": "e", "observation": SEEN}, "action"),
+        ("log_action", LOGGED_STEP | {"columns": []}, "columns"),
+        ("log_action", LOGGED_STEP | {"columns": 0}, "columns"),
+        ("log_action", LOGGED_STEP | {"columns": to_json(np.float32([np.nan]))}, "columns"),
+        ("log_action", chosen(observation=1), "observation"),
+        ("log_action", chosen(self=1), "self"),
+        ("log_action", chosen(episode_id="e"), "episode_id"),
+        ("log_action", chosen(action=1), "action"),
+        ("log_action", chosen(vf_preds=1.0), "vf_preds"),
+        ("log_action", chosen(action_logp=1e39), "action_logp"),
+        ("log_action", chosen(action_logp=[0.0]), "action_logp"),
+        ("log_action", chosen(action_logp=[[0.0], [0.0, 1.0]]), "action_logp"),
+        ("log_action", chosen(action_logp=True), "action_logp"),
+        ("log_action", chosen(action_logp=to_json(np.nan)), "action_logp"),
+        ("log_action", chosen(action_prob=-1.0), "action_prob"),
+        ("log_action", chosen(action_prob=0.0), "action_prob"),
+        ("log_action", chosen(action_prob=to_json(np.inf)), "action_prob"),
+        ("log_action", chosen(action_logp=0.0, action_prob=0.5), "contradict"),
+        ("log_returns", {"episode_id": "e", "reward": {"a": 1}}, "reward"),
+        ("log_returns", {"episode_id": "e", "reward": to_json(np.nan)}, "reward"),
+        ("log_returns", {"episode_id": "e", "reward": None}, "reward"),
+        ("log_returns", {"episode_id": "e"}, "reward"),
+        ("log_returns", {"episode_id": "e", "reward": 1, "info": NAN}, "info"),
+        ("log_returns", {"episode_id": "e", "reward": 1, "info": []}, "info"),
+        ("log_returns", {"episode_id": "e", "reward": 1, "info": {"a": DEEP}}, "levels"),
+        ("log_returns", {"episode_id": "e", "reward": 1, "rewards": 1}, "rewards"),
+        ("start_episode", {"episode": "f"}, "episode"),
+        ("start_episode", {"training_enabled": "yes"}, "training_enabled"),
+        ("get_spaces", {"observation": 1}, "observation"),
+        ("get_weights", {"version": 1}, "version"),
+        ("get_weights", b"[]", "object"),
+    ],
+)  # fmt: skip
+def test_a_request_with_a_field_that_does_not_fit_is_a_400_that_names_it(
+    strict: PolicyServerInput, command: str, told: Any, message: str
+) -> None:
+    """Most of these reached the learner, or were a 500; and nothing of them is kept."""
+    status, answer = posted(strict, command, told)
+    assert (status, answer["error"]) == (400, "SchemaError"), answer
+    assert message in answer["message"]
+    assert len(strict.runner.episodes._rows) == 1
+    assert strict.runner.episodes._episodes["e"].reward == 0
+
+
+def test_values_of_ragged_spaces_arrive_as_the_space_has_them(served: Any) -> None:
+    """JSON has lists alone; they stayed lists, which no such space contains."""
+    server = served(spaces=(INSIDE, STEERED))
+    thread = threading.Thread(target=server.sample)
+    thread.start()
+    assert posted(server, "start_episode", {"episode_id": "e"})[0] == 200
+    assert posted(server, "get_action", seen(graph=[[], None, None], legs=[], stack=[]))[0] == 200
+    assert posted(server, "log_action", chosen(action_logp=-0.5))[0] == 200
+    assert posted(server, "end_episode", seen())[0] == 200
+    thread.join()
+    batch = server.sample()
+    for column in ("obs", "new_obs"):
+        for row in batch.rows():
+            leaves = {name: row[column][name] for name in SEEN}
+            assert INSIDE.contains({**leaves, "place": np.asarray(leaves["place"])}), leaves
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/get_spaces", 405), ("PUT", "/v1/get_spaces", 405), ("POST", "/get_spaces", 404),
+     ("POST", "get_spaces", 404), ("POST", "/v1/get_spaces?x=1", 404)],
+)  # fmt: skip
+def test_requests_that_are_no_commands_get_a_status_and_json(
+    served: Any, method: str, path: str, status: int
+) -> None:
+    head = f"{method} {path} HTTP/1.1\nTOKENContent-Length: 2\n\n".encode()
+    found, answer = said(served(), head, b"{}")
+    assert found == status
+    told = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert set(told) == {"error", "message"}
+
+
+def test_a_request_of_another_version_of_http_is_a_400(served: Any) -> None:
+    status, answer = said(served(), b"POST /v1/get_spaces HTTP/9.0\nTOKENContent-Length: 2\n\n", b"{}")
+    assert (status, json.loads(answer.partition(b"\r\n\r\n")[2])["error"]) == (400, "SchemaError")
+
+
+BOXES = gym.spaces.Box(-1, 1, (2,), np.float32), STEERED
+
+
+def reported(count: int = 3, **other: Any) -> SampleBatch:
+    """Rows of a `PolicyClient` in `BOXES`."""
+    columns = {
+        "obs": np.zeros((count, 2), np.float32), "new_obs": np.zeros((count, 2), np.float32),
+        "actions": np.zeros((count, 1), np.float32), "logged_action": np.zeros(count, bool),
+        "action_logp": np.zeros(count, np.float32), "action_prob": np.ones(count, np.float32),
+        "vf_preds": np.zeros(count, np.float32), "q": np.zeros((count, 3), np.float32),
+    }  # fmt: skip
+    return rows(0, count, **(columns | other))
+
+
+def third(value: float, shape: tuple[int, ...] = (), otherwise: float = 0.0) -> np.ndarray:
+    made = np.full((3, *shape), otherwise, np.float32)
+    made[2] = value
+    return made
+
+
+LAST = np.array([False, False, True])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"obs": third(5.0, (2,))}, r"row 2.*\[column obs\]"),
+        ({"obs": third(np.nan, (2,))}, r"row 2.*\[column obs\]"),
+        ({"new_obs": third(-5.0, (2,))}, r"row 2.*\[column new_obs\]"),
+        ({"new_obs": third(np.inf, (2,))}, r"row 2.*\[column new_obs\]"),
+        ({"new_obs": third(np.nan, (2,)), "new_obs_valid": ~LAST}, "zeros.*new_obs"),
+        ({"new_obs_valid": {"a": ~LAST}}, "new_obs_valid"),
+        ({"actions": third(5.0, (1,)), "logged_action": LAST}, "actions"),
+        ({"actions": third(5.0, (1,)), "logged_action": None}, "actions"),
+        ({"actions": third(np.nan, (1,))}, "actions"),
+        ({"actions": third(np.inf, (1,))}, "actions"),
+        ({"t": np.array([0, 1, -1])}, r"below 0.*row 2.*\[column t\]"),
+        ({"rewards": {"a": np.zeros(3, np.float32)}}, "rewards"),
+        ({"terminateds": {"a": LAST}}, "terminateds"),
+        ({"eps_id": {"a": np.zeros(3, np.int64)}}, "eps_id"),
+        ({"logged_action": np.zeros(3)}, "logged_action"),
+        ({"logged_action": {"a": LAST}}, "logged_action"),
+        ({"vf_preds": third(np.nan)}, "vf_preds"),
+        ({"q": third(np.nan, (3,))}, r"\[column q\]"),
+        ({"action_logp": third(np.nan)}, "action_logp"),
+        ({"action_prob": third(0.5, otherwise=1.0)}, "contradict"),
+        ({"action_prob": third(np.nan, otherwise=1.0)}, "action_prob"),
+        ({"action_logp": third(-np.inf), "action_prob": None}, "action_logp"),
+    ],
+)  # fmt: skip
+def test_reported_rows_outside_the_space_are_refused_and_named(
+    served: Any, other: dict[str, Any], message: str
+) -> None:
+    server = served(spaces=BOXES)
+    server.answer("report_samples", batch_to_bytes(reported()))
+    with pytest.raises(SchemaError, match=message):
+        server.answer("report_samples", batch_to_bytes(reported(**other)))
+    assert server._reported.rows == 3
+
+
+def test_reported_rows_may_have_what_a_client_records(served: Any) -> None:
+    """A Gaussian policy acts outside of the bounds; nobody knows how likely a logged action was."""
+    server = served(spaces=BOXES)
+    unknown = third(np.nan)
+    for other in (
+        {"actions": third(1.5, (1,))},
+        {"logged_action": LAST, "action_logp": unknown, "action_prob": third(np.nan, otherwise=1.0)},
+        {"new_obs_valid": ~LAST},
+        {"q": third(-np.inf, (3,))},
+        {"action_logp": third(2.0), "action_prob": third(float(np.exp(2.0)), otherwise=1.0)},
+    ):
+        server.answer("report_samples", batch_to_bytes(reported(**other)))
+    assert server._reported.rows == 15
+
+
+def test_reported_probabilities_of_discrete_actions_are_at_most_1(served: Any) -> None:
+    server = served()
+    more = {"action_logp": np.full(3, 0.5, np.float32)}
+    with pytest.raises(SchemaError, match=r"above 1.*action_logp"):
+        server.answer("report_samples", batch_to_bytes(rows(1, **more)))
+
+
+@pytest.mark.parametrize("mode", ["remote", "local"])
+def test_a_client_takes_a_reward_of_one_number_and_refuses_others_with_our_errors(
+    served: Any, mode: Any
+) -> None:
+    """float() of them raised TypeError, and of (1,) warned."""
+    server = served(config=RolloutConfig(rollout_fragment_length=1, record_infos=True))
+    policy = RandomPolicy() if mode == "local" else None
+    with PolicyClient(server.url, server.token, inference_mode=mode, policy=policy) as client:
+        server.runner.episodes._immediate = True
+        name = client.start_episode()
+        client.get_action(name, [0.0, 0.0])
+        client.log_returns(name, np.array([0.5]))
+        client.log_returns(name, np.float32(0.25))
+        for reward in (
+            {"a": 1.0},
+            None,
+            "1",
+            [1.0, 2.0],
+            np.zeros((1, 1)),
+            np.nan,
+            1j,
+            10**400,
+            np.array("1"),
+        ):
+            with pytest.raises(SchemaError, match="reward"):
+                client.log_returns(name, reward)
+        for info in ([1], "x", 3, {"a": {1, 2}}, *([{1: 2}] if mode == "remote" else [])):
+            with pytest.raises(SchemaError, match="info"):
+                client.log_returns(name, 1.0, info)  # type: ignore[arg-type] # it is refused
+        deep: list[Any] = []
+        for _ in range(100_000):
+            deep = [deep]
+        for bad in ({"a": {1, 2}}, {1: 0.5}, deep, 1j, None):
+            with pytest.raises(SchemaError):
+                client.get_action(name, bad)
+        for other in (["e"], 3, {}):
+            with pytest.raises((SchemaError, OptionError), match="episode"):
+                client.get_action(other, [0.0, 0.0])  # type: ignore[arg-type] # it is refused
+            with pytest.raises(SchemaError, match="episode_id"):
+                client.start_episode(other)  # type: ignore[arg-type] # it is refused
+        with pytest.raises(SchemaError, match="training_enabled"):
+            client.start_episode(training_enabled="no")  # type: ignore[arg-type] # it is refused
+        with pytest.raises(SchemaError, match="truncated"):
+            client.end_episode(name, truncated="no")  # type: ignore[arg-type] # it is refused
+        client.end_episode(name, [0.0, 1.0])
+    batch = server.sample()
+    assert batch["rewards"].tolist() == [0.75]
+
+
+def test_a_client_of_something_else_says_that_it_is_no_policy_server() -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{other.server_address[1]}"
+        client = PolicyClient(url, "12345678")
+        for call in (client.start_episode, lambda: client.get_action("e", [0.0])):
+            with pytest.raises(CorruptData, match="PolicyServerInput"):
+                call()
+        with pytest.raises(CorruptData, match="PolicyServerInput"):
+            PolicyClient(url, "12345678", inference_mode="local", policy=RandomPolicy())
+        client.close()
+        other.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("value", [None, "1", True, float("nan"), 0])
+def test_limits_of_a_server_are_numbers_above_0(value: Any) -> None:
+    """None was taken, and each request was then a 500."""
+    with pytest.raises(OptionError, match="request_bytes"):
+        ServerLimits(request_bytes=value)
 
 
 # ---- clients that vanish ----

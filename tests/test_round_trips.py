@@ -170,7 +170,10 @@ def test_observations_stored_once_come_back_to_the_bit(
         root = store(batch[:cut], batch[cut:])
     assert_identical(load(root, batch_size=5), batch)
     only = load(root, columns=["new_obs"])
-    assert_identical(only, SampleBatch(new_obs=batch["new_obs"]))
+    flag = {"new_obs_valid": batch["new_obs_valid"]} if "new_obs_valid" in batch else {}
+    assert_identical(only, SampleBatch({"new_obs": batch["new_obs"], **flag}))
+    part = load(root, columns=["new_obs/b"])
+    assert_identical(part, SampleBatch({"new_obs": {"b": batch["new_obs"]["b"]}, **flag}))
 
 
 def interleaved(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_batches import numbered
 
-from rlio import MultiAgentBatch, SampleBatch
+from rlio import MultiAgentBatch, ParquetWriter, SampleBatch
 from rlio.errors import CorruptData, SchemaConflict, SchemaError
-from rlio.schemas.schema import STORED_NEXT_OBS, Schema, rebuild
+from rlio.schemas.schema import STORED_NEXT_OBS, Schema, canonical_json, rebuild
 
 
 @given(st.lists(st.text(st.sampled_from("ab/~@.01"), max_size=4), min_size=1, max_size=6, unique=True))
@@ -36,6 +38,20 @@ def test_a_schema_is_its_text_and_its_hash() -> None:
     assert Schema.of(numbered(3)).hash != schema.hash
 
 
+def test_a_schema_is_named_by_a_blake2b_of_8_bytes_and_not_by_the_start_of_a_longer_one(
+    tmp_path: Path,
+) -> None:
+    """docs/format.md 2, as another language would implement it."""
+    with ParquetWriter(tmp_path) as writer:
+        writer.write(numbered(3))
+    (file,) = (tmp_path / "_schema").iterdir()
+    assert file.stem == hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+    assert file.stem != hashlib.blake2b(file.read_bytes()).hexdigest()[:16]
+    text = Path(__file__).parents[1].joinpath("docs/format.md").read_text()
+    assert "hashlib.blake2b(text, digest_size=8)" in text
+    assert "first 8 bytes of its BLAKE2b" not in text
+
+
 @pytest.mark.parametrize(("columns", "rows"), [(1, 65536), (1024, 1024), (1 << 20, 1), (3 << 20, 1)])
 def test_a_row_group_is_a_power_of_two_of_rows_and_at_most_8_mib(columns: int, rows: int) -> None:
     schema = Schema.of(SampleBatch(x=np.broadcast_to(np.float64(0), (2, columns))))
@@ -56,6 +72,8 @@ def test_policies_that_disagree_have_physical_names_of_their_own() -> None:
     names = {pid: p.columns["obs"][0].physical for pid, p in Schema.of(batch).policies.items()}
     assert names["a"] == names["c"] != names["b"]
     assert all(len(name) == 12 and name.startswith("obs@") for name in names.values())
+    spec = canonical_json(Schema.of(batch).columns[names["b"]].to_json()).encode()
+    assert names["b"] == f"obs@{hashlib.blake2b(spec, digest_size=4).hexdigest()}"  # docs/format.md 2.2
     assert Schema.from_text(Schema.of(batch).text) == Schema.of(batch)
 
 

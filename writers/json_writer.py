@@ -41,7 +41,8 @@ class JsonWriter(DatasetWriter):
 
     `write` logs and collects lines. A background thread stores them as a whole shard when `roll` says so, at
     `flush` and at `close`. A batch is cut into several lines if it exceeds the limit of a line (64 MiB) or
-    ``roll.max_rows``; sequences, and batches of several policies, are not cut. If a writer on this machine
+    ``roll.max_rows``; sequences, and batches of several policies, are not cut. A NaN loses its sign and
+    payload, except in ``compress_columns``: JSON has one NaN. If a writer on this machine
     died, the next writer that opens the root publishes the rows in its log; `rlio recover` does so too.
 
     Several threads may call it: see `rlio.OutputWriter`.

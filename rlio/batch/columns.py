@@ -3,6 +3,7 @@
 A batch may hold any other column. rlio gives a meaning to the columns listed here.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 
@@ -83,6 +84,15 @@ RECORDED: Final = TRAJECTORY | {
     Columns.ENV_SEED,
     Columns.WEIGHTS_SEQ_NO,
 }
+
+
+def with_possible_validity(columns: Iterable[str]) -> frozenset[str]:
+    """The ``columns`` to read, plus ``new_obs_valid`` if they have ``new_obs``, some of which may be missing.
+
+    For readers that do not know before they read whether there is such a column.
+    """
+    names = frozenset(columns)
+    return names | {Columns.NEXT_OBS_VALID} if Columns.NEXT_OBS in names else names
 
 
 def is_per_sequence(column: str) -> bool:

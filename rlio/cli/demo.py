@@ -7,6 +7,7 @@ that one on a mix of live and logged steps. Evaluates all of them on seeds that 
 from __future__ import annotations
 
 import io
+import logging
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +18,7 @@ import typer
 from numpy.typing import NDArray
 
 from rlio.cli.options import StorageOptions, parse_storage_options
-from rlio.cli.tables import new_plot, print_table, progress_bar
+from rlio.cli.tables import missing_plots, new_plot, print_table, progress_bar
 from rlio.dataset.commit import put_header
 from rlio.errors import OptionError
 from rlio.storage.filesystem import Storage
@@ -28,10 +29,20 @@ if TYPE_CHECKING:
 
 __all__ = ["DemoOptions", "DemoReport", "Row", "demo", "run_demo"]
 
+logger: logging.Logger = logging.getLogger("rlio")
+
 ENV = "CartPole-v1"
 _LEARNED = ("obs", "new_obs", "actions", "rewards", "terminateds")
 # Each part has its own seed, so none repeats another's episodes.
 _SEEDS = {"behaviour": 1, "recording": 2, "offline": 3, "tuning": 4, "evaluation": 5}
+
+_QUICK: dict[str, Any] = {
+    "train_steps": 1_600,
+    "record_steps": 5_000,
+    "offline_updates": 200,
+    "tuning_updates": 20,
+    "episodes": 20,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +97,7 @@ class DemoReport:
     Attributes:
         root: The data set.
         uri: The data set as shown to users: absolute, without secrets.
-        plot: URI of the plot.
+        plot: URI of the plot; None if matplotlib is not installed.
         rows: The table.
         recorded_steps: Steps in the data set.
         recorded_steps_per_s: Speed of recording, sampling included.
@@ -97,7 +108,7 @@ class DemoReport:
 
     root: str = ""
     uri: str = ""
-    plot: str = ""
+    plot: str | None = None
     rows: list[Row] = field(default_factory=list)
     recorded_steps: int = 0
     recorded_steps_per_s: float = 0.0
@@ -116,6 +127,9 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
     from rlio.policies.random_policy import RandomPolicy
 
     progress = progress or silent
+    why_no_plot = missing_plots()
+    if why_no_plot is not None:
+        logger.warning("the demo will have no plot: %s", why_no_plot)
     report = DemoReport()
     root = _fresh_folder(options)
     report.root = f"{root}/cartpole"
@@ -127,9 +141,10 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
     policy = _train_offline(report, options, progress)
     _tune(report, options, policy, progress)
     storage = Storage.open(root, storage_options=options.storage_options)
-    storage.put("returns.png", _plot(report))
     report.uri = storage.uri_of("cartpole")
-    report.plot = storage.uri_of("returns.png")
+    if why_no_plot is None:
+        storage.put("returns.png", _plot(report))
+        report.plot = storage.uri_of("returns.png")
     return report
 
 
@@ -334,14 +349,7 @@ def demo(
     torch.set_num_threads(1)
     options = DemoOptions(out=out, seed=seed, storage_options=parse_storage_options(storage_options))
     if quick:
-        options = replace(
-            options,
-            train_steps=1_600,
-            record_steps=5_000,
-            offline_updates=200,
-            tuning_updates=20,
-            episodes=20,
-        )
+        options = replace(options, **_QUICK)
     _show(run_demo(options, progress=partial(progress_bar, disable=False, leave=True, mininterval=0.5)))
 
 
@@ -371,4 +379,6 @@ def _show(report: DemoReport) -> None:
         f"{report.bytes_per_step:.1f} bytes a step ({report.raw_bytes_per_step:.0f} in memory)",
         highlight=False,
     )
-    console.print(f"data set  {report.uri}\nplot      {report.plot}", highlight=False, soft_wrap=True)
+    console.print(f"data set  {report.uri}", highlight=False, soft_wrap=True)
+    plot = report.plot if report.plot is not None else f"none: {missing_plots()}"
+    console.print(f"plot      {plot}", highlight=False, soft_wrap=True, markup=False)

@@ -13,7 +13,7 @@ import typer
 
 from rlio.cli.failures import print_json
 from rlio.cli.options import Json, StorageOptions, Uri, parse_storage_options
-from rlio.cli.tables import new_plot, print_table
+from rlio.cli.tables import check_plot, new_plot, print_table
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def evaluate(
     from rlio.evaluation.fitted_q import FittedQ
     from rlio.evaluation.intervals import IntervalOptions
 
+    if plot is not None:
+        check_plot(plot)
     if set(estimators or ()) & {"dm", "dr", "wdr"}:
         import torch
 

@@ -5,13 +5,16 @@ Tables are never cut: they take their full width in a pipe, and become lines on 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from rlio.errors import MissingExtra
+from rlio.errors import MissingExtra, OptionError, excerpt
+from rlio.support.extras import needs
 
-__all__ = ["new_plot", "print_table", "progress_bar"]
+__all__ = ["check_plot", "missing_plots", "new_plot", "print_table", "progress_bar"]
 
 #: A width in characters that no table reaches.
 _UNBOUNDED = 100_000
@@ -65,12 +68,41 @@ def new_plot(*, width: float) -> tuple[Any, Any]:
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    try:
+    with needs("matplotlib", "plot"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "plot") from error
 
     figure = Figure(figsize=(width, 4), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.add_subplot()
+
+
+def missing_plots() -> str | None:
+    """Why `new_plot` would fail, with the pip line; None if it works. Ask before the work that is plotted."""
+    try:
+        new_plot(width=1)
+    except MissingExtra as error:
+        return str(error)
+    return None
+
+
+def check_plot(path: Path) -> None:
+    """Check that a plot can be saved as ``path``, before the work that is plotted.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        OptionError: The extension names no known format, or the folder cannot be written to.
+    """
+    known = new_plot(width=1)[0].canvas.get_supported_filetypes()
+    ending = path.suffix.removeprefix(".").lower()
+    if ending and ending not in known:
+        why = f"expected one of the endings {', '.join(f'.{name}' for name in sorted(known))}"
+    elif path.is_dir():
+        why = "it is a folder: name a file in it"
+    elif not path.parent.is_dir():
+        why = f"there is no folder {excerpt(str(path.parent))}: make it first"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "it cannot be written: name another file"
+    else:
+        return
+    raise OptionError(f"--plot {excerpt(str(path))}: {why}")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,14 +49,18 @@ def record_batches(
     return pa.RecordBatchReader.from_batches(plan.shows(plan.layout.empty()).schema, read())
 
 
-def pandas_frame(table: pa.Table) -> pandas.DataFrame:
+def pandas_frame(read: Callable[[], pa.Table]) -> pandas.DataFrame:
     """Return a table as a pandas frame. A row of several values is a read-only view of the value's shape.
+
+    Args:
+        read: Makes the table, which may take long: called once it is known that pandas is installed.
 
     Raises:
         MissingExtra: pandas is not installed.
     """
     with needs("pandas", "pandas"):
         import pandas
+    table = read()
     # pyarrow would make nested arrays of rows with several axes.
     columns = {
         name: _rows_of(column) if pa.types.is_fixed_size_list(column.type) else column.to_pandas()
@@ -65,21 +69,21 @@ def pandas_frame(table: pa.Table) -> pandas.DataFrame:
     return pandas.DataFrame(columns)
 
 
-def polars_frame(table: pa.Table) -> polars.DataFrame:
-    """Return a table as a Polars data frame.
+def polars_frame(read: Callable[[], pa.Table]) -> polars.DataFrame:
+    """Return a table as a Polars data frame; ``read`` as in `pandas_frame`.
 
     Raises:
         MissingExtra: Polars is not installed.
     """
     with needs("polars", "polars"):
         import polars
-    frame = polars.from_arrow(table)
+    frame = polars.from_arrow(read())
     assert isinstance(frame, polars.DataFrame)  # Only an array would give a Series.
     return frame
 
 
-def hf_dataset(table: pa.Table) -> datasets.Dataset:
-    """Return a table as a Hugging Face data set over the same memory.
+def hf_dataset(read: Callable[[], pa.Table]) -> datasets.Dataset:
+    """Return a table as a Hugging Face data set over the same memory; ``read`` as in `pandas_frame`.
 
     Raises:
         MissingExtra: datasets is not installed.
@@ -87,7 +91,7 @@ def hf_dataset(table: pa.Table) -> datasets.Dataset:
     with needs("datasets", "hf"):
         import datasets
         from datasets.table import InMemoryTable
-    return datasets.Dataset(InMemoryTable(table))
+    return datasets.Dataset(InMemoryTable(read()))
 
 
 def _rows_of(column: pa.ChunkedArray) -> NDArray[Any]:

@@ -251,9 +251,12 @@ def _arrays(batch: SampleBatch, layout: Layout) -> dict[str, NDArray[Any]]:
     firsts = _sequence_starts(batch)
     for column in layout.columns:
         if column.column not in nested:
-            if column.column not in batch:
+            if column.column not in batch and column.column == Columns.NEXT_OBS_VALID:
+                nested[column.column] = {(): np.ones(batch.count, bool)}  # As the README says of its absence.
+            elif column.column not in batch:
                 raise MissingColumn(f"the batch has only {sorted(batch.keys())}", column=column.column)
-            nested[column.column] = dict(leaves(batch[column.column]))
+            else:
+                nested[column.column] = dict(leaves(batch[column.column]))
         values = to_numpy(nested[column.column][column.path])
         if firsts is not None and is_per_sequence(column.column):
             spread = np.zeros((batch.count, *values.shape[1:]), values.dtype)

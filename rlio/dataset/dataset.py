@@ -117,7 +117,8 @@ class Dataset(DatasetSnapshot):
         ``seq_lens`` and ``state_in_k``; the other rows hold zeros.
 
         Args:
-            columns: Logical columns to read (``obs`` for all of its leaves); None: all.
+            columns: Logical columns to read (``obs`` for all of its leaves, ``obs/position`` for one); None:
+                all. ``new_obs`` brings ``new_obs_valid``, if some final observation may be missing.
             filter: The rows to read, as for `rlio.DatasetReader`: a text such as ``"rewards > 0"``, or a
                 function of a batch. Skips the row groups that the footer bounds rule out.
             policy: The policy whose rows to read. None: the rows of all policies, with the column
@@ -164,7 +165,7 @@ class Dataset(DatasetSnapshot):
         from rlio.dataset.arrow_export import pandas_frame
 
         return pandas_frame(
-            self.to_arrow(
+            lambda: self.to_arrow(
                 columns=columns,
                 filter=filter,
                 policy=policy,
@@ -192,7 +193,7 @@ class Dataset(DatasetSnapshot):
         from rlio.dataset.arrow_export import polars_frame
 
         return polars_frame(
-            self.to_arrow(
+            lambda: self.to_arrow(
                 columns=columns,
                 filter=filter,
                 policy=policy,
@@ -218,7 +219,8 @@ class Dataset(DatasetSnapshot):
 
         Args:
             rows: Numbers in the order of the data set, from 0; negative ones count from the end.
-            columns: Logical columns; None: all, without those that have a row a sequence.
+            columns: Logical columns, or parts (``obs/position``), as for `to_arrow`; None: all, without those
+                that have a row a sequence.
             missing: What to do with columns that only some writers have: "error", "drop" or "fill".
 
         Raises:
@@ -294,9 +296,9 @@ class Dataset(DatasetSnapshot):
         the same rows reads; after rows were added, trimmed or compacted, it computes again.
 
         Args:
-            columns: Logical columns with numbers. None: all of these except the ones that name rows
-                (``eps_id``, ``agent_index``, ``env_id``, ``env_seed``, ``unroll_id``), and ``new_obs``, which
-                repeats ``obs``.
+            columns: Logical columns with numbers, or parts of them (``obs/position``). None: all columns
+                with numbers except the ones that name rows (``eps_id``, ``agent_index``, ``env_id``,
+                ``env_seed``, ``unroll_id``), and ``new_obs``, which repeats ``obs``.
             policy: With several policies, the one whose rows count.
             missing: What to do with columns that only some writers have: "error", "drop", or "fill": their
                 zeros count.
@@ -334,7 +336,7 @@ class Dataset(DatasetSnapshot):
         from rlio.dataset.arrow_export import hf_dataset
 
         return hf_dataset(
-            self.to_arrow(
+            lambda: self.to_arrow(
                 columns=columns,
                 filter=filter,
                 policy=policy,

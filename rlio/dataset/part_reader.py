@@ -36,7 +36,7 @@ from rlio.replay.filter_pushdown import check_filter, filter_options, passing
 from rlio.replay.filters import RowFilter
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
-from rlio.schemas.schema import Schema
+from rlio.schemas.schema import Schema, column_of_name
 from rlio.storage.filesystem import Storage
 
 __all__ = ["PartReader", "Plan", "Rows", "plan_of", "split"]
@@ -156,16 +156,33 @@ def plan_of(
         _check_chooses_rows(dataset, chosen, joint=joint and policy is None)
         check_filter(row_filter, schemas, pids[0])
         searched = filter_options(dataset, row_filter, missing=missing, on_error=options.on_error)
+    leaves_of = {pid: joint_columns(schemas, pid, chosen.columns) for pid in pids}
+    told = next(
+        (own[Columns.NEXT_OBS_VALID] for own in leaves_of.values() if Columns.NEXT_OBS_VALID in own), []
+    )
+    for own in leaves_of.values():
+        if told and Columns.NEXT_OBS in own:  # Without the column, all are valid: tables fill it.
+            own.setdefault(Columns.NEXT_OBS_VALID, told)
     layout = _shared_layout(
-        {pid: Layout.of_leaves(joint_columns(schemas, pid, chosen.columns)) for pid in pids},
+        {pid: Layout.of_leaves(own) for pid, own in leaves_of.items()},
         joint=joint and policy is None,
         uri=dataset.uri,
     )
     if options.columns is not None and joint:  # The columns that identify joint steps are read but not shown.
-        given = {*options.columns, Columns.NEXT_OBS_VALID}
+        given = {column_of_name(name) for name in options.columns} | {
+            *options.columns,
+            Columns.NEXT_OBS_VALID,
+        }
         layout = replace(layout, columns=tuple(c for c in layout.columns if c.column in given))
+    has = {
+        name
+        for schema in schemas
+        for pid in pids
+        if pid in schema.policies
+        for name in schema.policies[pid].names
+    }
     for name in options.columns or () if missing != "drop" else ():
-        if name not in layout.logical:
+        if name not in has:
             raise MissingColumn(
                 f"policy {excerpt(pids[0])} has only {', '.join(sorted(layout.logical))}",
                 uri=dataset.uri,

@@ -15,7 +15,7 @@ from rlio.dataset import listing
 from rlio.dataset.names import SCHEMA_DIR
 from rlio.errors import CorruptData, SchemaConflict, UnsafeData
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.schema import Schema
+from rlio.schemas.schema import Schema, is_named
 from rlio.storage.filesystem import Storage
 
 __all__ = ["check_agreement", "read_schemas"]
@@ -102,7 +102,7 @@ def check_agreement(
     Args:
         schemas: Hash -> schema.
         uri: The root, for the message.
-        columns: Logical columns to check; None: all.
+        columns: Logical columns, or parts of them, to check; None: all.
 
     Raises:
         SchemaConflict: Two schemas differ; the message names both.
@@ -111,7 +111,7 @@ def check_agreement(
     for name, schema in sorted(schemas.items()):
         for pid, policy in schema.policies.items():
             for leaf in policy.leaves:
-                if columns is not None and leaf.column not in columns:
+                if not is_named(leaf, columns):
                     continue
                 other, spec = seen.setdefault((pid, leaf.column, leaf.path), (name, leaf.spec))
                 if (spec.dtype, spec.shape) != (leaf.spec.dtype, leaf.spec.shape):

@@ -25,6 +25,7 @@ from rlio.reader import Unit
 from rlio.readers.read_options import ReadOptions
 from rlio.schemas.filling import Filling
 from rlio.schemas.folded import Folded, unfold
+from rlio.schemas.schema import column_of_name, with_validity
 from rlio.storage.filesystem import Storage
 from rlio.storage.open_files import OpenFiles
 from rlio.support.forks import BackgroundThread
@@ -313,9 +314,10 @@ class SegmentReader:
         columns = self.options.columns
         if columns is None or self.options.filling is None:
             return columns
-        has = [column for policy in shard.schema.policies.values() for column in policy.columns]
+        policies = shard.schema.policies.values()
         # If all wanted columns are filled, one other column is read to count the rows, and dropped.
-        found = [column for column in columns if column in has]
+        found = [name for name in columns if any(name in policy.names for policy in policies)]
+        has = [column for policy in policies for column in policy.columns]
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
     def _lose(self, segment: Segment, group: int, rows: int, error: CorruptData | DataNotFound) -> None:
@@ -399,7 +401,7 @@ def _check_columns(dataset: DatasetSnapshot, columns: list[str] | None) -> None:
     """Refuse ``columns`` that lack the columns that identify the units."""
     if columns is None:
         return
-    states = [name for name in columns if is_per_sequence(name)]
+    states = [name for name in columns if is_per_sequence(column_of_name(name))]
     if states and Columns.SEQ_LENS not in columns:
         raise OptionError(
             f"columns={columns}: {states[0]} has one row per sequence; add 'seq_lens', or leave it out"
@@ -425,9 +427,16 @@ def with_step_columns(dataset: DatasetSnapshot, columns: list[str]) -> list[str]
 def group_options(
     dataset: DatasetSnapshot, options: ReadOptions, missing: Literal["error", "drop", "fill"]
 ) -> GroupOptions:
-    """Return what to read of each group, under the rule for missing columns; see `common_columns`."""
-    shared = common_columns(dataset, missing=missing, wanted=options.columns)
-    chosen = options.columns if missing == "fill" else shared
+    """Return what to read of each group, under the rule for missing columns; see `common_columns`.
+
+    Columns with ``new_obs`` bring ``new_obs_valid`` if a schema has it: see `with_validity`.
+    """
+    wanted = options.columns
+    if wanted is not None:
+        policies = [policy for schema in dataset.schemas.values() for policy in schema.policies.values()]
+        wanted = list(with_validity(policies, wanted))
+    shared = common_columns(dataset, missing=missing, wanted=wanted)
+    chosen = wanted if missing == "fill" else shared
     filling = Filling(dataset.schemas.values(), columns=chosen)
     return GroupOptions(
         columns=chosen,

@@ -441,13 +441,14 @@ def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] 
     Args:
         dataset: The data set.
         missing: "error", "drop" or "fill".
-        wanted: The columns that the user asked for; None: all.
+        wanted: The columns, or parts of columns (``obs/camera``), that the user asked for; None: all.
 
     Returns:
         ``wanted``, or, with "drop", those that all writers have; None: all.
 
     Raises:
-        OptionError: ``missing`` is not one of the three, or no column remains.
+        OptionError: ``missing`` is not one of the three, no column remains, or ``wanted`` names only some
+            parts of a tuple.
         MissingColumn: No writer has a wanted column.
         SchemaConflict: Only some writers have a column, and ``missing`` is "error"; or two writers give a
             column different types.
@@ -458,7 +459,9 @@ def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] 
     by_policy: dict[str, list[tuple[str, set[str]]]] = {}
     for name, schema in sorted(dataset.schemas.items()):
         for pid, policy in schema.policies.items():
-            by_policy.setdefault(pid, []).append((name, set(policy.columns)))
+            names = set(policy.columns) if wanted is None else set(policy.names)
+            by_policy.setdefault(pid, []).append((name, names))
+            policy.check_whole_tuples(wanted or ())
     known = {column for found in by_policy.values() for _, columns in found for column in columns}
     for column in wanted or ():
         if column not in known:

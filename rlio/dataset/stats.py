@@ -19,10 +19,10 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
-from rlio.batch.nested import leaves, unflatten
+from rlio.batch.nested import Path, leaves, unflatten
 from rlio.dataset.part_reader import Missing, PartReader, plan_of, split
 from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
@@ -38,7 +38,7 @@ from rlio.readers.read_options import ReadOptions
 from rlio.replay.cache_files import user_folder
 from rlio.schemas.column import TEXTS
 from rlio.schemas.filling import joint_columns
-from rlio.schemas.schema import Leaf, canonical_json, leaf_name
+from rlio.schemas.schema import Leaf, canonical_json, column_of_name, is_in, is_named, leaf_name
 
 __all__ = ["LeafStats", "Normalise", "Normaliser", "Stats", "read_stats"]
 
@@ -52,7 +52,7 @@ _SAMPLE_BYTES: Final = 64 << 20
 # Values that are processed at once: they fit the processor's cache.
 _CHUNK_VALUES: Final = 1 << 17
 # Grows with every change of the numbers or of their file.
-_VERSION: Final = 2
+_VERSION: Final = 3
 # Numbers that name rows, and the column that repeats another one.
 _LEFT_OUT: Final = frozenset(
     (
@@ -101,6 +101,7 @@ class Stats(Mapping[str, LeafStats]):
         rows: Rows of the data set.
         quantile_rows: Rows from which the quantiles were computed.
         columns: Name -> (logical column, path in it).
+        dtypes: Name -> dtype of the values.
     """
 
     def __init__(
@@ -108,11 +109,13 @@ class Stats(Mapping[str, LeafStats]):
         found: Mapping[str, LeafStats],
         *,
         columns: Mapping[str, tuple[str, tuple[str | int, ...]]],
+        dtypes: Mapping[str, np.dtype[Any]],
         rows: int,
         quantile_rows: int,
     ) -> None:
         self._found = dict(found)
         self.columns: dict[str, tuple[str, tuple[str | int, ...]]] = dict(columns)
+        self.dtypes: dict[str, np.dtype[Any]] = dict(dtypes)
         self.rows: int = rows
         self.quantile_rows: int = quantile_rows
 
@@ -142,9 +145,10 @@ class Stats(Mapping[str, LeafStats]):
         Args:
             method: "mean_std": to mean 0 and standard deviation 1. "min_max": to -1 for the least value and 1
                 for the greatest.
-            columns: Logical columns; None: ``obs``.
+            columns: Columns, or parts of nested ones (``obs/position``), as in `Normaliser.of_stats`; None:
+                the floats of ``obs``.
         """
-        return Normaliser.of_stats(self, dict.fromkeys(columns or (Columns.OBS,), method))
+        return Normaliser.of_stats(self, method if columns is None else dict.fromkeys(columns, method))
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form, without NaN (None in its place)."""
@@ -155,6 +159,7 @@ class Stats(Mapping[str, LeafStats]):
                 name: {
                     "column": self.columns[name][0],
                     "path": list(self.columns[name][1]),
+                    "dtype": self.dtypes[name].str,
                     "shape": list(leaf.count.shape),
                     **{
                         field.name: [
@@ -171,7 +176,7 @@ class Stats(Mapping[str, LeafStats]):
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Self:
         """Read the form of `to_json`; raises KeyError, TypeError or ValueError for anything else."""
-        found, columns = {}, {}
+        found, columns, dtypes = {}, {}, {}
         for name, leaf in written["leaves"].items():
             arrays = {
                 # NumPy makes NaN of None.
@@ -181,8 +186,13 @@ class Stats(Mapping[str, LeafStats]):
                 for field in fields(LeafStats)
             }
             found[name], columns[name] = LeafStats(**arrays), (str(leaf["column"]), tuple(leaf["path"]))
+            dtypes[name] = np.dtype(str(leaf["dtype"]))
         return cls(
-            found, columns=columns, rows=int(written["rows"]), quantile_rows=int(written["quantile_rows"])
+            found,
+            columns=columns,
+            dtypes=dtypes,
+            rows=int(written["rows"]),
+            quantile_rows=int(written["quantile_rows"]),
         )
 
 
@@ -236,6 +246,27 @@ def _wanted(dataset: DatasetSnapshot, columns: Sequence[str] | None, policy: str
     """
     if isinstance(columns, str):
         raise OptionError(f"columns={excerpt(columns)}: expected a list of names, or None")
+    if not columns:
+        every = [leaf for own in _columns(dataset, policy).values() for leaf in own]
+        left = [leaf for leaf in every if leaf.column not in _LEFT_OUT and not is_per_sequence(leaf.column)]
+        return [leaf for leaf in left if _is_numeric(leaf)]
+    found: dict[str, Leaf] = {}
+    for name in columns:
+        named = _named(dataset, name, policy)
+        if any(is_per_sequence(leaf.column) or not _is_numeric(leaf) for leaf in named):
+            raise OptionError(
+                f"the column {excerpt(name)} has no number a step: leave it out", uri=dataset.uri
+            )
+        found |= {leaf.name: leaf for leaf in named}
+    return list(found.values())
+
+
+def _columns(dataset: DatasetSnapshot, policy: str | None) -> dict[str, list[Leaf]]:
+    """The columns of a policy, or of the only one, and their leaves.
+
+    Raises:
+        OptionError: There are no rows, or several policies and none is named.
+    """
     schemas = list(dataset.schemas.values())
     policies = sorted({pid for schema in schemas for pid in schema.policies})
     if not policies or not len(dataset):
@@ -245,20 +276,25 @@ def _wanted(dataset: DatasetSnapshot, columns: Sequence[str] | None, policy: str
             f"policy={excerpt(policy)}: statistics are those of one policy: pass one of {excerpt(policies)}",
             uri=dataset.uri,
         )
-    known = joint_columns(schemas, policy or policies[0])
-    for name in columns or ():
-        if name not in known:
-            raise MissingColumn(
-                f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}",
-                uri=dataset.uri,
-                column=name,
-            )
-        if is_per_sequence(name) or any(not _is_numeric(leaf) for leaf in known[name]):
-            raise OptionError(
-                f"the column {excerpt(name)} has no number a step: leave it out", uri=dataset.uri
-            )
-    chosen = columns or [name for name in known if name not in _LEFT_OUT and not is_per_sequence(name)]
-    return [leaf for name in dict.fromkeys(chosen) for leaf in known[name] if _is_numeric(leaf)]
+    return joint_columns(schemas, policy or policies[0])
+
+
+def _named(dataset: DatasetSnapshot, name: str, policy: str | None) -> list[Leaf]:
+    """The leaves of a column, or of a part of one.
+
+    Raises:
+        OptionError: As in `_columns`.
+        MissingColumn: There is no such column.
+    """
+    known = _columns(dataset, policy)
+    found = [leaf for leaves in known.values() for leaf in leaves if is_named(leaf, (name,))]
+    if not found:
+        raise MissingColumn(
+            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}",
+            uri=dataset.uri,
+            column=name,
+        )
+    return found
 
 
 def _is_numeric(leaf: Leaf) -> bool:
@@ -273,11 +309,10 @@ def _computed(
     missing: Missing,
     on_error: Literal["raise", "skip"],
 ) -> Stats:
-    read = dict.fromkeys(leaf.column for leaf in wanted)
-    if Columns.NEXT_OBS in read and any(
-        Columns.NEXT_OBS_VALID in p.columns for s in dataset.schemas.values() for p in s.policies.values()
-    ):
-        read[Columns.NEXT_OBS_VALID] = None
+    # Of a tuple, all parts are read; new_obs brings new_obs_valid.
+    read = dict.fromkeys(
+        leaf.column if any(isinstance(part, int) for part in leaf.path) else leaf.name for leaf in wanted
+    )
     options = ReadOptions(columns=list(read), on_error=on_error)
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=None, writers=False)
     moments = {leaf.name: _Moments(leaf.spec.shape) for leaf in wanted}
@@ -297,6 +332,7 @@ def _computed(
     return Stats(
         {name: found.stats(quantiles[name]) for name, found in moments.items()},
         columns={leaf.name: (leaf.column, leaf.path) for leaf in wanted},
+        dtypes={leaf.name: leaf.spec.numpy for leaf in wanted},
         rows=rows,
         quantile_rows=sample.rows,
     )
@@ -460,53 +496,81 @@ def _save(path: str, stats: Stats) -> None:
 # ---- normalising ----
 
 
+class _Array(NamedTuple):
+    """An array of numbers in a column, at a path; its name is ``obs/position``."""
+
+    name: str
+    column: str
+    path: Path
+    dtype: np.dtype[Any]
+
+
 @dataclass(frozen=True)
 class _Scale:
-    """What brings the values of a leaf to the wanted range: (value - offset) / scale."""
+    """What brings the values of an array to the wanted range: (value - offset) / scale."""
 
     offset: NDArray[np.float64]
     scale: NDArray[np.float64]
+    column: str
+    path: Path
 
 
 class Normaliser:
     """Normalises columns of batches: ``normaliser(batch)``. Made by `Stats.normaliser` or `of`.
 
     ``new_obs`` follows ``obs``. Values become float32. A value that is constant in the data becomes 0. The
-    zeros in padded rows stay zeros.
+    zeros in padded rows stay zeros. Other parts of nested columns stay as they are.
 
     Attributes:
-        columns: Logical column -> "mean_std" or "min_max".
+        columns: Column, or part of one (``obs/position``) -> "mean_std" or "min_max".
         digest: 16 hex digits that identify the numbers; readers keep it in their states.
     """
 
     def __init__(self, columns: Mapping[str, Method], scales: Mapping[str, _Scale]) -> None:
         self.columns: dict[str, Method] = dict(columns)
         self._scales = dict(scales)
+        #: Logical column -> the names of its scales.
+        self._names: dict[str, set[str]] = {}
+        for name, one in scales.items():
+            self._names.setdefault(one.column, set()).add(name)
         numbers = {name: [one.offset.tolist(), one.scale.tolist()] for name, one in self._scales.items()}
         self.digest: str = hashlib.blake2b(canonical_json(numbers).encode(), digest_size=8).hexdigest()
 
     @classmethod
-    def of_stats(cls, stats: Stats, columns: Mapping[str, Method]) -> Self:
+    def of_stats(
+        cls, stats: Stats, columns: Mapping[str, Method] | Method, *, read: Collection[str] | None = None
+    ) -> Self:
         """Return a normaliser of columns, each by its method.
 
+        Args:
+            stats: The statistics.
+            columns: Column, or part of one -> method. Of a nested one, the arrays of floats are normalised.
+                An array of integers must be named itself. A method alone is for the floats of ``obs``.
+            read: The columns, or parts, that are read; None: all.
+
         Raises:
-            MissingColumn: The statistics lack a column.
-            OptionError: A method is unknown, a column is ``new_obs``, or it has a value without statistics.
+            MissingColumn: The statistics lack a column, or nothing of it is read.
+            OptionError: A method is unknown, a column is ``new_obs``, has no floats to normalise, or has a
+                value without statistics.
         """
+        by_default = isinstance(columns, str)
+        named = {Columns.OBS: columns} if isinstance(columns, str) else columns
         scales: dict[str, _Scale] = {}
-        for column, method in columns.items():
+        for name, method in named.items():
             if method not in _METHODS:
                 raise OptionError(
                     f"normalise={excerpt(method)}: expected one of {', '.join(map(repr, _METHODS))}"
                 )
-            if column == Columns.NEXT_OBS:
-                raise OptionError("normalise: new_obs follows obs; name obs alone")
-            names = [name for name, (own, _) in stats.columns.items() if own == column]
-            if not names:
-                raise MissingColumn(f"the statistics have the columns {', '.join(stats)}", column=column)
-            for name in names:
-                scales[name] = _scale(stats[name], method, name)
-        return cls(columns, scales)
+            found = [
+                _Array(leaf, *at, stats.dtypes[leaf])
+                for leaf, at in stats.columns.items()
+                if is_in(*at, (name,))
+            ]
+            if not found:
+                raise MissingColumn(f"the statistics have the columns {', '.join(stats)}", column=name)
+            for array in _chosen(name, found, read=read, by_default=by_default):
+                scales[array.name] = _scale(stats[array.name], method, array)
+        return cls(named, scales)
 
     @classmethod
     def of(
@@ -520,11 +584,11 @@ class Normaliser:
         """Return the normaliser that the option ``normalise`` of a reader means.
 
         Args:
-            value: A method, for ``obs``; or column -> method; or statistics, for ``obs`` by "mean_std"; or a
-                `Normaliser`.
+            value: A method, for the floats of ``obs``; or column, or part of one -> method; or statistics,
+                for the floats of ``obs`` by "mean_std"; or a `Normaliser`.
             dataset: The data that is read; it has the statistics for the first two. None: not known yet.
             policy: The policy whose rows are read.
-            columns: The columns that are read; None: all.
+            columns: The columns, or parts, that are read; None: all.
 
         Raises:
             OptionError: ``value`` is none of these; or rows of several agents are read together.
@@ -532,26 +596,43 @@ class Normaliser:
         """
         if dataset is not None and policy is None and any(s.multi_agent for s in dataset.schemas.values()):
             raise OptionError("normalise is for the rows of one policy: pass policy=...", uri=dataset.uri)
-        if isinstance(value, Normaliser | Stats):
-            made = value if isinstance(value, Normaliser) else value.normaliser()
-        else:
-            assert dataset is not None  # The reader refuses a method without data.
-            chosen = {Columns.OBS: value} if isinstance(value, str) else value
-            if not isinstance(chosen, Mapping) or not chosen or not set(chosen.values()) <= set(_METHODS):
-                raise OptionError(
-                    f"normalise={excerpt(value)}: expected 'mean_std' or 'min_max', a dict of columns to "
-                    "these, Dataset.stats(...), or its normaliser(...)"
-                )
-            stats = read_stats(
-                dataset, list(chosen), policy=policy, missing="error", on_error="raise", cache_folder=None
+        if isinstance(value, Normaliser):
+            value._check_read(columns)
+            return value
+        if isinstance(value, Stats):
+            return cls.of_stats(value, "mean_std", read=columns)
+        assert dataset is not None  # The reader refuses a method without data.
+        named: Any = {Columns.OBS: value} if isinstance(value, str) else value
+        if not isinstance(named, Mapping) or not named or not set(named.values()) <= set(_METHODS):
+            raise OptionError(
+                f"normalise={excerpt(value)}: expected 'mean_std' or 'min_max', a dict of columns to "
+                "these, Dataset.stats(...), or its normaliser(...)"
             )
-            made = cls.of_stats(stats, chosen)
-        for name in made.columns if columns is not None else ():
-            if name not in (columns or ()):
+        methods: dict[str, Method] = {}
+        for name, method in named.items():  # Only what is normalised needs statistics.
+            found = [
+                _Array(leaf.name, leaf.column, leaf.path, leaf.spec.numpy)
+                for leaf in _named(dataset, name, policy)
+                if _is_numeric(leaf)
+            ]
+            for array in _chosen(name, found, read=columns, by_default=isinstance(value, str)):
+                methods[array.name] = method
+        stats = read_stats(
+            dataset, list(methods), policy=policy, missing="error", on_error="raise", cache_folder=None
+        )
+        return cls.of_stats(stats, methods)
+
+    def _check_read(self, columns: Collection[str] | None) -> None:
+        """Refuse columns that are not read.
+
+        Raises:
+            MissingColumn: One is not among ``columns``.
+        """
+        for name, one in self._scales.items():
+            if not is_in(one.column, one.path, columns):
                 raise MissingColumn(
-                    f"normalise names a column that columns={columns} leaves out", column=name
+                    f"normalise names a column that columns={list(columns or ())} leaves out", column=name
                 )
-        return made
 
     def __repr__(self) -> str:
         return f"Normaliser({self.columns}, {self.digest})"
@@ -567,12 +648,13 @@ class Normaliser:
             raise SchemaError("normalise is for the rows of one policy: pass policy=...")
         made = batch.copy(shallow=True)
         padding = _padding(batch)
-        for column in (*self.columns, Columns.NEXT_OBS):
-            source = Columns.OBS if column == Columns.NEXT_OBS else column
-            if column in batch and source in self.columns:
-                made[column] = self.apply(source, batch[column])
-                for _, leaf in leaves(made[column]) if padding is not None else ():
-                    leaf[padding] = 0
+        for source in self._names:
+            for column in (source, Columns.NEXT_OBS) if source == Columns.OBS else (source,):
+                if column in batch:
+                    made[column] = self.apply(source, batch[column])
+                    for path, leaf in leaves(made[column]) if padding is not None else ():
+                        if leaf_name(source, path) in self._scales:
+                            leaf[padding] = 0
         return made
 
     def apply(self, column: str, values: Any) -> Any:
@@ -584,13 +666,15 @@ class Normaliser:
         return self._each(column, values, lambda x, one: x * one.scale + one.offset)
 
     def _each(self, column: str, values: Any, calculate: Any) -> Any:
-        found = leaves(values)
+        found, missing = leaves(values), set(self._names.get(column, ()))
         made = []
         for path, leaf in found:
             name = leaf_name(column, path)
             one = self._scales.get(name)
             if one is None:
-                raise MissingColumn(f"the normalised columns are {', '.join(self._scales)}", column=name)
+                made.append(leaf)
+                continue
+            missing.discard(name)
             array = to_numpy(leaf)
             if array.shape[array.ndim - one.offset.ndim :] != one.offset.shape:
                 raise SchemaError(
@@ -598,6 +682,9 @@ class Normaliser:
                     column=name,
                 )
             made.append(calculate(array.astype(np.float64), one))
+        if missing or column not in self._names:
+            shown = f"the normalised columns are {', '.join(self._scales)}"
+            raise MissingColumn(shown, column=min(missing, default=column))
         return (
             made[0] if not isinstance(values, dict | tuple) else unflatten([path for path, _ in found], made)
         )
@@ -607,15 +694,50 @@ class Normaliser:
 Normalise: TypeAlias = Method | Mapping[str, Method] | Stats | Normaliser
 
 
-def _scale(leaf: LeafStats, method: Method, name: str) -> _Scale:
+def _chosen(
+    name: str, found: Sequence[_Array], *, read: Collection[str] | None, by_default: bool
+) -> list[_Array]:
+    """The arrays to normalise of a column, or a part of one, that is named.
+
+    Args:
+        name: The name.
+        found: Its arrays of numbers.
+        read: What is read; None: all.
+        by_default: Whether nobody has named the column.
+
+    Raises:
+        OptionError: Only integers would be normalised, which may be choices or pictures; or new_obs is named.
+        MissingColumn: None of it is read.
+    """
+    if column_of_name(name) == Columns.NEXT_OBS:
+        raise OptionError("normalise: new_obs follows obs; name obs, or a part of it, alone")
+    is_itself = len(found) == 1 and name in (found[0].name, found[0].column) and not by_default
+    chosen = [array for array in found if is_itself or array.dtype.kind == "f"]
+    if not chosen:
+        shown = ", ".join(f"{array.name} ({array.dtype})" for array in found) or "no numbers"
+        raise OptionError(
+            f"normalise: {name} has no floats, but {shown}. Integers may be choices or pictures: to "
+            "normalise them, name each, normalise={'obs/position': 'mean_std'}"
+        )
+    kept = [array for array in chosen if is_in(array.column, array.path, read)]
+    if not kept:
+        raise MissingColumn(
+            f"normalise names a column that columns={list(read or ())} leaves out", column=name
+        )
+    return kept
+
+
+def _scale(leaf: LeafStats, method: Method, array: _Array) -> _Scale:
     offset, scale = (leaf.mean, leaf.std) if method == "mean_std" else (leaf.min, leaf.max)
     if not (np.isfinite(offset) & np.isfinite(scale)).all():
-        raise OptionError(f"normalise: {name} has an element without any finite value: leave the column out")
+        raise OptionError(
+            f"normalise: {array.name} has an element without any finite value: leave the column out"
+        )
     if method == "min_max":
         offset, scale = (offset / 2 + scale / 2), (scale / 2 - offset / 2)
     # A constant has a scale of 0, or of the rounding error of its mean.
     constant = scale <= 1e-12 * np.maximum(np.abs(offset), 1e-300)
-    return _Scale(offset, np.where(constant, 1.0, scale))
+    return _Scale(offset, np.where(constant, 1.0, scale), array.column, array.path)
 
 
 def _padding(batch: SampleBatch) -> NDArray[np.bool_] | None:

@@ -41,6 +41,7 @@ __all__ = [
     "as_info",
     "as_reward",
     "as_rewards",
+    "cast_whole",
     "fitted",
     "in_numpy",
     "on_host",
@@ -96,19 +97,32 @@ def fitted(leaf: Leaf, value: Any, *, column: str, giver: str, rows: int | None 
         raise _misfit(leaf, found, shape, column, giver) from error
     if given.dtype == leaf.dtype and given.shape == shape:
         return given
-    whole = given.dtype.kind in "iu" and leaf.dtype.kind in "iu"
-    if given.shape != shape or not (whole or np.can_cast(given.dtype, leaf.dtype, "same_kind")):
+    if given.shape != shape or given.dtype == object:
         found = excerpt(value) if given.dtype == object else f"{given.dtype} {given.shape}"
         raise _misfit(leaf, found, shape, column, giver)
-    try:
-        with np.errstate(over="raise"):
-            made = given.astype(leaf.dtype)
-    except FloatingPointError:
-        made = None
-    if made is None or (whole and not np.array_equal(made, given)):
+    made = cast_whole(given, leaf.dtype)
+    if made is None:
         found = f"{excerpt(given.tolist())}, which {leaf.dtype} cannot hold"
         raise _misfit(leaf, found, shape, column, giver)
     return made
+
+
+def cast_whole(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """``given`` in ``dtype``; None if a number would change in kind, wrap, or become infinite.
+
+    Lists of Python numbers are int64 and float64: smaller dtypes are accepted if they hold the values.
+    """
+    if given.dtype == dtype:
+        return given
+    whole = given.dtype.kind in "iu" and dtype.kind in "iu"
+    if not (whole or np.can_cast(given.dtype, dtype, "same_kind")):
+        return None
+    try:
+        with np.errstate(over="raise"):
+            made = given.astype(dtype)
+    except FloatingPointError:
+        return None
+    return None if whole and not np.array_equal(made, given) else made
 
 
 def _fitted_objects(leaf: Leaf, value: Any, *, column: str, giver: str, rows: int | None) -> Any:
@@ -168,7 +182,7 @@ def on_host(leaves: Sequence[Leaf], values: Any) -> Any:
 
 
 def as_reward(value: Any, *, giver: str) -> float:
-    """One reward. An array or tensor of one element is a number, too.
+    """One reward. An array or tensor of shape () or (1,) is a number, too.
 
     Raises:
         SchemaError: ``value`` is not a number, or is finite but beyond float32.
@@ -186,7 +200,9 @@ def _number(value: Any) -> float:
     if isinstance(value, (str, bytes)):
         raise TypeError("a text")
     array = in_numpy(value)
-    item = array.item()  # Raises ValueError unless there is one element.
+    if array.shape not in ((), (1,)):
+        raise ValueError("not one number")
+    item = array.item()
     if isinstance(item, (str, bytes)):
         raise TypeError("a text")
     return float(item)
@@ -208,7 +224,7 @@ def as_rewards(values: Any, rows: int, *, giver: str) -> NDArray[Any]:
     found = _column(values, rows)
     if found is not None and found.dtype.kind in "biuf":
         # No reward is beyond float32 if the sum of all squares is not: one product, at each step.
-        if found.dtype != np.float64 or found.dot(found) <= _MOST_SQUARE:
+        if found.dtype != np.float64 or _product(found) <= _MOST_SQUARE:
             return found
         if np.all((np.abs(found) <= _MOST_REWARD) | ~np.isfinite(found)):
             return found
@@ -216,6 +232,11 @@ def as_rewards(values: Any, rows: int, *, giver: str) -> NDArray[Any]:
         f"{giver} gave the rewards {excerpt(values)}: expected {rows} numbers that float32 holds",
         column=Columns.REWARDS,
     )
+
+
+def _product(values: NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore"):
+        return float(values.dot(values))
 
 
 def as_flag(value: Any, *, column: str, giver: str) -> bool:

@@ -27,6 +27,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import Column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
+from rlio.batch.probabilities import read_log_probabilities
 from rlio.dataset.dataset import Dataset
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
@@ -35,7 +36,6 @@ from rlio.evaluation.evidence import LOG_RATIOS, Evidence
 from rlio.evaluation.logged_rows import (
     LoggedRows,
     StepNumbers,
-    read_log_probabilities,
     read_nested,
     read_rewards,
     rows_of,
@@ -126,9 +126,10 @@ class OffPolicyEvaluator:
         kept: dict[str, Column] = {Columns.REWARDS: read_rewards(rows)}
         obs, actions = read_nested(rows, Columns.OBS), read_nested(rows, Columns.ACTIONS)
         if self.estimation.weighs:
-            densities = self.target.has_densities(actions)
-            logp = read_log_probabilities(rows, densities=densities)
-            kept[LOG_RATIOS] = self.target.log_probabilities(obs, actions) - logp
+            # First, because it refuses rows of other spaces: what the log says of those means nothing.
+            judged = self.target.log_probabilities(obs, actions)
+            logged = read_log_probabilities(rows, densities=self.target.has_densities(actions))
+            kept[LOG_RATIOS] = judged - logged
         else:
             kept[LOG_RATIOS] = np.zeros(len(rows))
         if self.estimation.fits:

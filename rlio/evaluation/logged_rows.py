@@ -1,11 +1,11 @@
 """`LoggedRows`: the checked columns of a batch that estimators use.
 
-This module refuses rows without probabilities of their actions, and impossible values.
+This module refuses rows without the columns that estimators need, and impossible values.
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> read_log_probabilities(SampleBatch(action_prob=[0.5, 0.25]), densities=False).round(2).tolist()
-    [-0.69, -1.39]
+    >>> read_rewards(SampleBatch(rewards=[0, 1])).tolist()
+    [0.0, 1.0]
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from rlio.batch.arrays import Column, to_numpy
 from rlio.batch.columns import AGENT_ID, Columns
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
-from rlio.evaluation.target import ROUNDING
 
-__all__ = ["NO_AGENT", "LoggedRows", "StepNumbers", "read_log_probabilities", "rows_of"]
+__all__ = ["NO_AGENT", "LoggedRows", "StepNumbers", "read_nested", "read_rewards", "rows_of"]
 
 #: Agent of rows that name none.
 NO_AGENT: Final = -1
@@ -161,63 +160,6 @@ def rows_of(batch: Batch, policy_id: str | None) -> SampleBatch:
             f"policy_id={excerpt(policy_id)}, but the rows are of one policy without a name: omit policy_id"
         )
     return batch.unpad() if batch.zero_padded else batch
-
-
-def read_log_probabilities(batch: SampleBatch, *, densities: bool) -> NDArray[np.float64]:
-    """Return the log of the probability of each action: ``action_logp``, or log of ``action_prob``.
-
-    Args:
-        batch: The rows.
-        densities: Whether values may be above 1.
-
-    Returns:
-        (N,) float64, all finite.
-
-    Raises:
-        MissingColumn: Both columns are absent.
-        SchemaError: A value is NaN, zero or above 1.
-    """
-    names = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
-    name = next((name for name in names if name in batch), None)
-    if name is None:
-        raise MissingColumn(
-            "rows do not say how likely their actions were: record with a policy whose extra columns are "
-            "action_logp or action_prob, add the column (rlio.MappedInput), or use the direct method, "
-            "which does not need it",
-            column=Columns.ACTION_LOGP,
-        )
-    logp = to_numpy(batch[name]).astype(np.float64)
-    if name == Columns.ACTION_PROB:
-        if (logp < 0).any():
-            raise SchemaError(
-                f"{logp.min():.4g} is not a probability: if these are logs, name the column action_logp",
-                column=name,
-            )
-        with np.errstate(divide="ignore"):
-            logp = np.log(logp)
-    if logp.shape != (len(batch),):
-        raise SchemaError(f"shape {logp.shape}: expected one number per row, ({len(batch)},)", column=name)
-    _check_range(logp, name, densities)
-    return logp
-
-
-def _check_range(logp: NDArray[np.float64], name: str, densities: bool) -> None:
-    for bad, why in (
-        (np.isnan(logp), "is NaN"),
-        (logp == np.inf, "is infinite"),
-        (logp == -np.inf, "is zero, but the action was taken: the column is wrong, or is of another policy"),
-    ):
-        if bad.any():
-            row = int(bad.argmax())
-            raise SchemaError(f"the probability of the action in row {row} of the batch {why}", column=name)
-    if not densities and len(logp) and logp.max() > ROUNDING:
-        row = int(logp.argmax())
-        raise SchemaError(
-            f"the action in row {row} of the batch has the probability {np.exp(min(logp[row], 700.0)):.4g}, "
-            "above 1: the column has densities of continuous actions that were rounded later, not "
-            "probabilities of the logged actions",
-            column=name,
-        )
 
 
 def read_rewards(batch: SampleBatch) -> NDArray[np.float64]:

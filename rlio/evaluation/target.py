@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import row_count
 from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves
+from rlio.batch.probabilities import ROUNDING
+from rlio.envs.leaves import leaves_of
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.policies.policy import Policy
 
@@ -34,9 +37,6 @@ __all__ = ["DrawActions", "LogProbabilities", "Target", "as_target"]
 LogProbabilities: TypeAlias = Callable[[Any, Any], NDArray[np.float64]]
 #: (observations, generator) -> an action for each row.
 DrawActions: TypeAlias = Callable[[Any, np.random.Generator], Any]
-
-#: Largest effect of float32 rounding on the log of a probability.
-ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,14 @@ class Target:
         """Whether likelihoods of ``actions`` may be above 1, as densities of floats may be."""
         from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
-        if isinstance(self.action_space, Discrete | MultiBinary | MultiDiscrete):
+        discrete = Discrete, MultiBinary, MultiDiscrete
+        if self.action_space is not None and all(
+            isinstance(leaf.space, discrete) for leaf in leaves_of(self.action_space)
+        ):
             return False
-        return not (isinstance(actions, np.ndarray) and actions.dtype.kind in "iub")
+        return not all(
+            isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iub" for _, leaf in leaves(actions)
+        )
 
     def log_probabilities(self, obs: Any, actions: Any) -> NDArray[np.float64]:
         """Return the log of the probability, or density, of each action.

@@ -64,13 +64,14 @@ class ColumnMap:
     """What the columns of a table mean.
 
     Attributes:
-        columns: rlio's column -> the columns of the table that it consists of.
+        columns: rlio's column, or a part of one (``obs/position``) -> the columns of the table that it
+            consists of.
         episode: Columns whose value changes where an episode begins; (): none.
         terminated: Flag that marks the last row of a terminated episode; or whether all episodes terminated.
         truncated: Flag that marks the last row of a truncated episode; or whether all others were truncated;
             None: complete episodes that are not terminated are truncated.
         next_obs: `DERIVE`, the columns of ``new_obs``, or None.
-        dtypes: Column of rlio, or part of one (``obs.position``) -> dtype.
+        dtypes: Column of rlio, or part of one (``obs/position``) -> dtype.
         per_file: Whether episodes end with their file and ids are unique only within a file; None: not known.
         final_row: Whether the last row of an episode has only its final observation.
     """
@@ -112,7 +113,7 @@ class MappedSource:
         try:
             if not self._rows:
                 raise DataNotFound("found no rows")
-            columns = dict(mapping.columns)
+            columns = _nested(mapping.columns)
             if Columns.NEXT_OBS in columns and mapping.next_obs is not None:
                 raise OptionError("columns= and next_obs= both name new_obs: leave out one of them")
             if mapping.next_obs is not None and mapping.next_obs != DERIVE:
@@ -190,7 +191,9 @@ class MappedSource:
         if mapping.final_row and mapping.next_obs != DERIVE:
             raise OptionError("final_row=True needs next_obs='derive', which takes new_obs from that row")
         unknown = [
-            name for name in mapping.dtypes if name.partition(".")[0] not in (*self._specs, Columns.NEXT_OBS)
+            name
+            for name in mapping.dtypes
+            if _dotted(name).partition(".")[0] not in (*self._specs, Columns.NEXT_OBS)
         ]
         if unknown:
             raise OptionError(f"dtypes={excerpt(unknown)}: expected columns of rlio that are mapped")
@@ -268,7 +271,7 @@ class MappedSource:
     def _cast(self, array: NDArray[Any], name: str) -> NDArray[Any]:
         """Return the array in the requested dtype, as a copy."""
         own = name.replace(Columns.NEXT_OBS, Columns.OBS, 1) if name.startswith(Columns.NEXT_OBS) else name
-        dtypes = self._map.dtypes
+        dtypes = {_dotted(key): dtype for key, dtype in self._map.dtypes.items()}
         wanted = next((dtypes[key] for key in (name, own, own.partition(".")[0]) if key in dtypes), None)
         if wanted is None:
             try:
@@ -586,6 +589,33 @@ def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
     """The row after each, and zeros after the last of an episode."""
     found = np.concatenate([leaf[1:], zero_leaf(leaf, min(1, len(leaf)))])
     found[last] = 0
+    return found
+
+
+def _dotted(name: str) -> str:
+    """``obs/position`` as ``obs.position``, which is how this module joins names."""
+    return name.replace("/", ".")
+
+
+def _nested(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Specs by column: a name such as ``obs/position`` is a part of a nested column.
+
+    Raises:
+        OptionError: A column is named with and without parts.
+    """
+    found: dict[str, Any] = {}
+    for name, spec in columns.items():
+        top, *parents = name.split("/") if isinstance(name, str) else [name]
+        inner, key = found, top
+        for part in parents:
+            inner, key = inner.setdefault(key, {}), part
+            if not isinstance(inner, dict):
+                break
+        if not isinstance(inner, dict) or key in inner:
+            raise OptionError(
+                f"columns={excerpt(list(columns))}: {excerpt(name)} is named, and so is its whole or a part"
+            )
+        inner[key] = dict(spec) if isinstance(spec, Mapping) else spec
     return found
 
 

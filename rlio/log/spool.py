@@ -37,8 +37,7 @@ from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerp
 from rlio.log.wal import Sync
 from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
-from rlio.storage.local import make_folders, sync_descriptor, write_whole
-from rlio.storage.local import on_network as on_network
+from rlio.storage.local import make_folders, on_network, sync_descriptor, write_whole
 from rlio.storage.local import sync_folder as sync_folder
 
 try:
@@ -53,7 +52,6 @@ __all__ = [
     "SpoolLike",
     "find_logs",
     "first_row",
-    "on_network",
     "parse_spool",
     "spool_of",
     "spools_beside",

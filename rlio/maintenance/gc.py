@@ -9,6 +9,10 @@ An attempt is removed if, during the grace period, nothing was stored in it and 
 All of it is removed, except the seal of a sealed attempt: it shows a reader of that attempt that its rows are
 gone.
 
+An unfinished file is never removed while a process of this machine writes it, whatever the grace: the process
+holds a lock on the file. Stores that are not local, and network filesystems, do not tell which uploads run.
+There, and only there, unfinished files stay for a day even with a shorter grace.
+
 The grace period exists because a reader that listed the data set before a larger shard appeared may still
 read the covered shards. Ages are differences of the store's own times, compared with a small object that gc
 puts for this. The clock of this machine does not matter.
@@ -28,6 +32,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -54,6 +59,7 @@ from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
 from rlio.maintenance.merging import open_whole
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
+from rlio.storage.local import on_network
 from rlio.storage.parallel import each
 from rlio.storage.paths import TMP_DIR
 
@@ -65,6 +71,8 @@ Kind: TypeAlias = Literal["covered", "trimmed", "torn", "attempt", "unfinished",
 
 #: One day: longer than readers use a listing without listing again.
 _GRACE: Final = 24 * 3600.0
+#: Content of the object that tells the store's time.
+_PROBE: Final = b"What time is it?\n"
 _UNFINISHED: Final = re.compile(rf"{TMP_DIR}/[0-9a-f]{{32}}\.tmp")
 _INDEX: Final = re.compile(rf"{INDEX_DIR}/(?:[0-9]{{8}}|change)-[0-9a-f-]+\.json\.zst")
 
@@ -139,8 +147,8 @@ def gc(
     Args:
         uri: The data set: a path or any fsspec URL.
         grace: Seconds for which an object must have been unneeded. Keep it longer than readers run without
-            listing, and longer than the longest upload. 0 checks no ages: use it in tests, or if no other
-            process uses the data set.
+            listing. 0 checks no ages, but for unfinished files on stores without locks: use it in tests, or
+            if no process reads the data set, and no attempt at a part of a job runs.
         dry_run: Only report what would be removed; does not check covering shards.
         storage_options: Options for fsspec.
         progress: Shows the progress.
@@ -172,6 +180,7 @@ class _Candidate:
         since: Objects that made it unneeded. The grace period starts with the newest of them and of itself.
         covers: Shards that have its rows.
         is_only_copy: Whether it has rows that no other object has.
+        least_age: Seconds for which it stays even with a shorter grace.
     """
 
     path: str
@@ -180,6 +189,7 @@ class _Candidate:
     since: tuple[str, ...] = ()
     covers: tuple[ShardRef, ...] = ()
     is_only_copy: bool = False
+    least_age: float = 0.0
 
 
 @dataclass
@@ -196,13 +206,18 @@ class _Collection:
     def run(self, progress: Progress) -> GcReport:
         listing = list_shards(self.storage)
         candidates = [*self._shards(listing), *self._attempts(listing), *self._left_over()]
-        self.ages.look_up([path for one in candidates for path in (one.path, *one.since)])
+        aged = [one for one in candidates if max(one.least_age, self.ages.grace)]
+        self.ages.look_up([path for one in aged for path in (one.path, *one.since)])
         doomed = [candidate for candidate in candidates if self._may_go(candidate)]
         with progress("gc", len(doomed)) as advance:
-            paths = [] if self.dry_run else [candidate.path for candidate in doomed]
-            for _ in each(self.storage, self._remove, paths):
+            goes = self._is_removed if not self.dry_run else lambda _: True
+            for candidate, gone in zip(doomed, each(self.storage, goes, doomed), strict=True):
+                if gone:
+                    uri = self.storage.uri_of(candidate.path)
+                    self.removed.append(Collected(uri, candidate.kind, candidate.bytes))
+                else:
+                    self.waiting += 1
                 advance(1)
-        self.removed += [Collected(self.storage.uri_of(one.path), one.kind, one.bytes) for one in doomed]
         return GcReport(
             uri=self.storage.uri,
             grace=self.ages.grace,
@@ -263,24 +278,43 @@ class _Collection:
 
     def _left_over(self) -> Iterator[_Candidate]:
         """Yield unfinished files, and the indexes of early versions."""
-        kinds: dict[Kind, tuple[str, re.Pattern[str]]] = {
-            "unfinished": (TMP_DIR, _UNFINISHED),
-            "index": (INDEX_DIR, _INDEX),
-        }
-        for kind, (folder, pattern) in kinds.items():
-            for path, size in self.storage.list(folder):
-                if pattern.fullmatch(path):
-                    yield _Candidate(path, kind, size or 0)
+        for path, size in self.storage.list(INDEX_DIR):
+            if _INDEX.fullmatch(path):
+                yield _Candidate(path, "index", size or 0)
+        # Locks of other machines may not show there.
+        has_locks = self.storage.is_local and not on_network(self.storage.root)
+        for path, size in self.storage.list(TMP_DIR):
+            if not _UNFINISHED.fullmatch(path):
+                continue
+            with self.storage.hold_unfinished(path) as held:
+                is_written = held is False
+                is_left = (held and has_locks) or self._is_probe(path, size)
+            if is_written:
+                self.waiting += 1
+            else:
+                yield _Candidate(path, "unfinished", size or 0, least_age=0.0 if is_left else _GRACE)
+
+    def _is_probe(self, path: str, size: int | None) -> bool:
+        """Whether an object told a gc the time; a gc that runs puts it again."""
+        if size not in (None, len(_PROBE)):
+            return False
+        with contextlib.suppress(DataNotFound):
+            return self.storage.read_range(path, 0, len(_PROBE) + 1) == _PROBE
+        return False
 
     # ---- removal ----
 
     def _may_go(self, candidate: _Candidate) -> bool:
         """Whether an object is old enough and its rows have whole shards; else counts or reports it."""
-        age = self.ages.of(candidate.path, *candidate.since)
+        grace = max(candidate.least_age, self.ages.grace)
+        age = self.ages.of(candidate.path, *candidate.since) if grace else 0.0
         problem: str | None = None
         if age is None:
-            problem = "the store does not report its age; grace=0 checks no ages"
-        elif age < self.ages.grace:
+            problem = "the store does not report its age"
+            problem += (
+                "; remove it if nobody writes it" if candidate.least_age else "; grace=0 checks no ages"
+            )
+        elif age < grace:
             self.waiting += 1
             return False
         elif candidate.is_only_copy:
@@ -315,6 +349,16 @@ class _Collection:
             except CorruptData as error:
                 self.checked[ref] = str(error)
         return self.checked[ref]
+
+    def _is_removed(self, candidate: _Candidate) -> bool:
+        """Remove an object, unless a process has begun to write it."""
+        if candidate.kind != "unfinished":
+            self._remove(candidate.path)
+            return True
+        with self.storage.hold_unfinished(candidate.path) as held:
+            if held is not False:
+                self._remove(candidate.path)
+            return held is not False
 
     def _remove(self, path: str) -> None:
         """Remove one object. Checks its name again, because a removal cannot be undone."""
@@ -363,21 +407,22 @@ class _Ages:
 
     def look_up(self, paths: list[str]) -> None:
         """Request the store's time, and the times of all objects whose ages are needed."""
-        if self.grace == 0 or not paths:
+        if not paths:
             return
         self.probe = f"{TMP_DIR}/{uuid.uuid4().hex}.tmp"
-        self._storage.put(self.probe, b"What time is it?\n")
-        self._now = self._storage.modified(self.probe)
+        for last in (False, False, True):
+            self._storage.put(self.probe, _PROBE)
+            try:
+                self._now = self._storage.modified(self.probe)
+                break
+            except DataNotFound:  # A gc with grace=0 runs at the same time, and took it for left over.
+                if last:
+                    raise
         wanted = sorted(set(paths))
         self._stored = dict(zip(wanted, each(self._storage, self._time, wanted), strict=True))
 
     def of(self, path: str, *others: str) -> float | None:
-        """Return seconds since the newest of the objects was stored; None if the store has no times.
-
-        Without a grace period, every object is old enough.
-        """
-        if self.grace == 0:
-            return 0.0
+        """Return seconds since the newest of the objects was stored; None if the store has no times."""
         times = [self._stored[one] for one in (path, *others)]
         if self._now is None or None in times:
             return None

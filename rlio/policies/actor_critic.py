@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlio.batch.columns import Columns
-from rlio.errors import OptionError
+from rlio.errors import OptionError, SchemaError
 from rlio.policies.postprocessing import GAE
 from rlio.policies.torch_policy import MakeModule, MakeOptimizer, TorchPolicy
 
@@ -129,6 +129,7 @@ class ActorCritic(TorchPolicy):
         if self._clip_param is None:
             gains = logp * advantages
         else:
+            _check_known(tensors[Columns.ACTION_LOGP])
             ratio = moved.exp()
             bounded = ratio.clamp(1 - self._clip_param, 1 + self._clip_param)
             gains = torch.minimum(ratio * advantages, bounded * advantages)
@@ -144,3 +145,16 @@ class ActorCritic(TorchPolicy):
             # Never below 0, with a small variance: Schulman, "Approximating KL divergence" (2020).
             "kl": float(mean(moved.exp() - 1 - moved)),
         }
+
+
+def _check_known(logp: torch.Tensor) -> None:
+    """Refuse rows without a probability: their ratio, and then every weight, would be NaN."""
+    unknown = (~logp.isfinite()).nonzero()
+    if len(unknown):
+        row = int(unknown[0, 0])
+        raise SchemaError(
+            f"the action in row {row} of {len(logp)} has the log-probability {float(logp[row])}, so PPO has "
+            "no ratio for it: leave out such rows, for example those with logged_action, or pass "
+            "clip_param=None",
+            column=Columns.ACTION_LOGP,
+        )

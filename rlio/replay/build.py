@@ -6,23 +6,27 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from rlio.batch import Batch
 from rlio.batch.columns import Columns
 from rlio.dataset.dataset import Dataset
 from rlio.dataset.listing import Segment
-from rlio.dataset.segment_reader import SegmentReader, counting_of, group_options, own_size
-from rlio.dataset.snapshot import common_columns
+from rlio.dataset.segment_reader import GroupOptions, SegmentReader, counting_of, group_options, own_size
 from rlio.errors import ClosedError
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.rows import AddedRows, StoreRows
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
+from rlio.schemas.streams import STREAM_COLUMNS
 from rlio.support.forks import BackgroundThread
 
 __all__ = ["SegmentKey", "SegmentRows", "Source", "build", "key_of", "rows_of", "schema_of"]
+
+
+# They tell the rows of episodes apart, their order, and their ends; rewards link no rows.
+_LINKING: Final = tuple(name for name in STREAM_COLUMNS if name != Columns.REWARDS)
 
 
 class SegmentKey(NamedTuple):
@@ -47,6 +51,8 @@ class Source:
         dataset: The snapshot.
         missing: The rule for columns that only some writers have.
         on_error: What to do with damaged rows.
+        columns: The columns, or parts of them, that the store keeps; None: all. Others are decoded only if
+            they link the rows of an episode.
         given_up: Paths of shards that are listed but missing, which counts as damage.
         stop: Set it to stop the build.
         progress: Called with the number of rows added, or lost.
@@ -55,9 +61,20 @@ class Source:
     dataset: Dataset
     missing: Literal["error", "drop", "fill"]
     on_error: Literal["raise", "skip"]
+    columns: frozenset[str] | None
     given_up: set[str]
     stop: threading.Event
     progress: Callable[[int], object] = lambda rows: None
+
+    @property
+    def options(self) -> GroupOptions:
+        """What to read of each row group."""
+        names: list[str] | None = None
+        if self.columns is not None:
+            known = {name for columns in self.dataset.columns.values() for name in columns}
+            names = [*sorted(self.columns), *(n for n in _LINKING if n in known and n not in self.columns)]
+        read = ReadOptions(columns=names, on_error=self.on_error)
+        return group_options(self.dataset, read, self.missing)
 
 
 class SegmentRows(NamedTuple):
@@ -91,8 +108,7 @@ def schema_of(source: Source) -> Schema | None:
     schemas = list(source.dataset.schemas.values())
     if not schemas:
         return None
-    chosen = common_columns(source.dataset, missing=source.missing, wanted=None)
-    wanted = None if chosen is None else {*chosen, Columns.NEXT_OBS_VALID}
+    wanted = source.options.columns
     policies = {
         pid: PolicySchema(
             tuple(
@@ -162,8 +178,7 @@ def build(source: Source, segments: Sequence[Segment], rows: StoreRows) -> dict[
         ClosedError: ``source.stop`` was set.
     """
     dataset = source.dataset
-    options = group_options(dataset, ReadOptions(on_error=source.on_error), source.missing)
-    reader = SegmentReader(dataset, options, counting_of(dataset, None), given_up=source.given_up)
+    reader = SegmentReader(dataset, source.options, counting_of(dataset, None), given_up=source.given_up)
     decoded = batches_of(source, reader, segments)
     parts = {key_of(segment): SegmentRows() for segment in segments}
     # A background thread decodes one group ahead of this thread, which packs.

@@ -30,9 +30,8 @@ from typing import Final, Literal
 from filelock import FileLock
 
 from rlio.errors import CacheError, OptionError, RlioError, UnsafeData
-from rlio.log.spool import on_network
 from rlio.replay.memory import is_array_file
-from rlio.storage.local import sync_descriptor, write_whole
+from rlio.storage.local import on_network, sync_descriptor, write_whole
 
 __all__ = [
     "EXTENDING",

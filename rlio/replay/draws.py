@@ -25,7 +25,8 @@ from rlio.replay.numbers import Numbers
 from rlio.replay.sequences import Sequences, chain_rows, completed_sequences
 from rlio.replay.steps import Steps, ranges
 from rlio.replay.table import Plan, RowTable
-from rlio.schemas.schema import Leaf, PolicySchema, rebuild
+from rlio.schemas.schema import Leaf, PolicySchema, is_named, rebuild, with_validity
+from rlio.schemas.streams import WRITER
 from rlio.support.forks import cached_property
 
 __all__ = ["BATCH_INDEXES", "MASK", "Draw", "PolicyView", "RowRange", "RowUnits", "Units", "open_units"]
@@ -49,7 +50,8 @@ class Draw:
     """What a unit is, and which columns come with it.
 
     Attributes:
-        columns: Logical columns; None: all.
+        columns: Logical columns, or parts of them (``obs/camera``); None: all. Those with ``new_obs`` bring
+            ``new_obs_valid``, if the policy has it.
         n_step: Steps to look ahead; None: rows as they were recorded.
         sequences: How to cut episodes into sequences; None: not at all.
         episodes: Whether a unit is a whole episode.
@@ -101,10 +103,24 @@ class Draw:
         """Whether a unit is one row, or the transition that begins there."""
         return self.sequences is None and not self.episodes
 
-    @property
-    def looks_around(self) -> bool:
-        """Whether the draw reads columns or rows beyond those that it returns."""
-        return bool(self.filter or self.n_step or self.sequences or self.episodes or self.derive)
+    def needs(self, known: Collection[str]) -> frozenset[str] | None:
+        """What a store must keep of the columns ``known`` for the draw; None: all."""
+        if self.columns is None or (self.filter is not None and self.filter.columns is None):
+            return None
+        more = set() if self.filter is None else set(self.filter.columns or ())
+        if self.filter is not None and self.filter.split is not None:
+            more |= {WRITER}
+        if self.n_step is not None or self.derived(known):
+            more |= {
+                Columns.REWARDS,
+                Columns.TERMINATEDS,
+                Columns.TRUNCATEDS,
+                Columns.T,
+                Columns.NEXT_OBS_VALID,
+            }
+        if self.sequences is not None or self.episodes:
+            more |= {name for name in known if name.startswith(STATE_OUT_PREFIX)}
+        return self.columns | (more & set(known))
 
     def derived(self, known: Collection[str]) -> list[str]:
         """The columns to derive, also for the filter alone, if the data has the columns ``known``."""
@@ -232,14 +248,18 @@ class PolicyView:
         Raises:
             MissingColumn: The policy lacks a column.
         """
-        missing = sorted((draw.columns or set()) - set(self.policy.columns))
+        if draw.columns is None:
+            return self.table.leaves
+        missing = sorted(draw.columns - self.policy.names)
         if missing:
             raise MissingColumn(
                 f"no column {missing[0]!r} in policy {self.name!r}; its columns are "
                 f"{', '.join(sorted(self.policy.columns))}",
                 column=missing[0],
             )
-        return [leaf for leaf in self.table.leaves if draw.columns is None or leaf.column in draw.columns]
+        self.policy.check_whole_tuples(draw.columns)
+        names = with_validity((self.policy,), draw.columns)
+        return [leaf for leaf in self.table.leaves if is_named(leaf, names)]
 
     def single(self, column: str, why: str) -> Leaf:
         """The leaf of a packed column with one number a row.

@@ -9,6 +9,8 @@ from files and command lines safe. The operations mean:
 - Floats follow NumPy, in the precision of the columns: beside a float32 column, 0.1 means float32's 0.1. A
   NaN makes every comparison false except ``!=``; ``not rewards > 0`` and ``rewards <= 0`` therefore differ.
 - Texts compare by code points.
+- ``infos["success"]`` is the value of that key in each row's object: a number, bool or text. Where an object
+  lacks it, it is like a NaN: as a condition it is false, and so is every comparison except ``!=``.
 - ``dones`` means ``terminateds or truncateds``, and needs both columns.
 - ``episode_return >= quantile(0.9)`` compares with the quantile of all episodes: see `rlio.replay.draws`.
 
@@ -40,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.batch.arrays import is_tensor, to_numpy
+from rlio.batch.arrays import is_tensor, object_column, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
@@ -98,7 +100,8 @@ class RowFilter:
 
         A text may hold comparisons (also chained), ``in (1, 2)``, ``and``, ``or``, ``not`` (also ``& | ~``),
         ``+ - * /``, ``abs``, ``isnan``, ``isinf``, ``isfinite``, numbers, bools, texts; columns with indexes
-        (``obs[0, 2]``) and keys (``obs["position"][0]``, ``obs.position[0]``), and ``column("any name")``.
+        (``obs[0, 2]``) and keys (``obs["position"][0]``, ``obs.position[0]``), also of objects
+        (``infos["success"]``), and ``column("any name")``.
 
         Raises:
             OptionError: The text holds anything else, or is too long or too deeply nested.
@@ -581,7 +584,9 @@ def _references(node: ast.AST) -> dict[Ref, None]:
 
 def _holds(node: ast.expr, arrays: _Arrays) -> NDArray[np.bool_]:
     """Whether a condition holds, shape (rows,)."""
-    found = _calculated(node, arrays)
+    found, missing = _filled(_calculated(node, arrays))
+    if missing is not None:
+        found = np.zeros(len(missing), bool) if found is None else np.where(missing, False, found)
     if not isinstance(found, np.ndarray) or found.dtype != np.bool_:
         raise OptionError(
             f"the filter takes {excerpt(_text(node))}, a {_kind(found)}, for a condition: compare it with "
@@ -621,7 +626,14 @@ def _calculated(node: ast.expr, arrays: _Arrays) -> Any:
 
 
 def _numbers(node: ast.expr, arrays: _Arrays, *operands: ast.expr) -> list[Any]:
-    found = [_calculated(operand, arrays) for operand in operands]
+    found = []
+    for operand in operands:
+        value, missing = _filled(_calculated(operand, arrays))
+        if missing is not None and value is None:
+            value = np.full(len(missing), np.nan)
+        elif missing is not None and _kind(value) == "number":
+            value = np.where(missing, np.nan, value)
+        found.append(value)
     for value in found:
         if _kind(value) != "number":
             raise OptionError(
@@ -636,13 +648,26 @@ def _pairs(node: ast.Compare) -> list[tuple[ast.expr, ast.cmpop, ast.expr]]:
 
 
 def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, arrays: _Arrays) -> NDArray[np.bool_]:
-    a = _calculated(left, arrays)
+    a, lost = _filled(_calculated(left, arrays))
     among = (
         [one.value for one in right.elts if isinstance(one, ast.Constant)]
         if isinstance(right, ast.Tuple)
         else []
     )
-    b = among[0] if among else _calculated(right, arrays)
+    b, also = (among[0], None) if among else _filled(_calculated(right, arrays))
+    if lost is not None or also is not None:
+        gone = lost if also is None else also if lost is None else lost | also
+        assert gone is not None
+        otherwise = isinstance(op, ast.NotEq | ast.NotIn)  # As for NaN.
+        if a is None or b is None:
+            return np.full(len(gone), otherwise)
+        return np.where(gone, otherwise, _compared_known(left, op, right, a, b, among))
+    return _compared_known(left, op, right, a, b, among)
+
+
+def _compared_known(
+    left: ast.expr, op: ast.cmpop, right: ast.expr, a: Any, b: Any, among: list[Any]
+) -> NDArray[np.bool_]:
     if _kind(a) != _kind(b):
         where = excerpt(_text(ast.Compare(left, [op], [right])))
         raise OptionError(f"the filter compares a {_kind(a)} with a {_kind(b)} in {where}")
@@ -778,10 +803,18 @@ def _no_column(name: str, known: Iterable[str]) -> MissingColumn:
 
 def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
     """The values of a reference, shape (rows,); a view."""
-    leaf, index = _located(columns, ref)
+    leaf, steps = _located(columns, ref)
     array = _array(leaf)
     if not array.ndim:
         raise SchemaError("found a single value, expected one a row", column=ref.column)
+    if steps and array.dtype.kind == "O" and array.ndim == 1 and not any(type(x) is str for x in array):
+        return _of_objects(array, steps, ref)
+    index = tuple(step for step in steps if isinstance(step, int))
+    if len(index) < len(steps):
+        raise MissingColumn(
+            f"the filter reads {_written(ref)}, but the value there is an array, which has no keys",
+            column=ref.column,
+        )
     shape = array.shape[1:]
     if len(index) != len(shape) or not all(-n <= at < n for at, n in zip(index, shape, strict=True)):
         example = f"[{', '.join('0' * len(shape))}]" if shape else ""
@@ -793,8 +826,10 @@ def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
     objects = array.dtype.kind == "O" and not all(type(value) is str for value in array.tolist())
     if objects or array.dtype.kind not in "biufSUO":
         what = "objects" if objects else str(array.dtype)
+        hint = f"; name a key, such as {ref.column}['success']" if objects and not ref.path else ""
         raise OptionError(
-            f"the filter reads {_written(ref)}, which holds {what}: numbers, bools and texts can be compared",
+            f"the filter reads {_written(ref)}, which holds {what}: numbers, bools and texts can be compared"
+            f"{hint}",
             column=ref.column,
         )
     at: Any = (slice(None), *index)
@@ -806,8 +841,69 @@ def _written(ref: Ref) -> str:
     return ref.column + "".join(f"[{step!a}]" for step in ref.path)
 
 
-def _located(columns: Mapping[str, Any], ref: Ref) -> tuple[Any, tuple[int, ...]]:
-    """The leaf that a reference leads to, and the remaining indexes into its array."""
+def _of_objects(rows: NDArray[Any], steps: Path, ref: Ref) -> NDArray[Any]:
+    """The values at a place in the object of each row, shape (rows,); objects, with None, if some lack it."""
+    found = [_at(value, steps) for value in rows.tolist()]
+    known = [value for value in found if value is not None]
+    typed = _typed(known)
+    if known and typed is None:
+        raise OptionError(
+            f"the filter reads {_written(ref)}, which holds {excerpt(known)}: numbers, bools and texts can "
+            "be compared, those of one kind",
+            column=ref.column,
+        )
+    return typed if typed is not None and len(known) == len(found) else object_column(found)
+
+
+def _at(value: Any, steps: Path) -> Any:
+    """The value at some keys and indexes of an object, as Python's own; None if there is none."""
+    for step in steps:
+        if isinstance(value, str | bytes):
+            return None  # A letter of it is no value of its own.
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
+
+
+def _typed(values: Sequence[Any]) -> NDArray[Any] | None:
+    """Python's values as an array of one kind; None if they have several, or none that can be compared."""
+    kinds = set(map(type, values))
+    if not kinds:
+        return None
+    if kinds == {str}:
+        return object_column(values)
+    if kinds == {bool}:
+        return np.array(values)
+    if not kinds <= {bool, int, float}:
+        return None
+    try:
+        return np.array(values, np.float64 if float in kinds else np.int64)
+    except OverflowError:  # Integers of more than 64 bits.
+        return None
+
+
+def _filled(value: Any) -> tuple[Any, NDArray[np.bool_] | None]:
+    """Values of objects, typed, with any value where there is none, and where that is; others themselves.
+
+    The values are None if none is there, so that their kind is not known.
+    """
+    if not (isinstance(value, np.ndarray) and value.dtype.kind == "O"):
+        return value, None
+    missing = np.array([one is None for one in value], bool)
+    if len(value) and not missing.any():
+        return value, None
+    known = _typed(value[~missing].tolist())
+    if known is None:
+        return None, missing
+    filled = np.full(len(value), known[0], known.dtype)
+    filled[~missing] = known
+    return filled, missing
+
+
+def _located(columns: Mapping[str, Any], ref: Ref) -> tuple[Any, Path]:
+    """The leaf that a reference leads to, and the other steps: indexes into its array, or keys of objects."""
     if ref.column not in columns:
         raise _no_column(ref.column, columns)
     value, path = columns[ref.column], list(ref.path)
@@ -826,10 +922,4 @@ def _located(columns: Mapping[str, Any], ref: Ref) -> tuple[Any, tuple[int, ...]
                 column=ref.column,
             )
         value = parts[step]
-    indexes = tuple(step for step in path if isinstance(step, int))
-    if len(indexes) < len(path):
-        raise MissingColumn(
-            f"the filter reads {_written(ref)}, but the value there is an array, which has no keys",
-            column=ref.column,
-        )
-    return value, indexes
+    return value, tuple(path)

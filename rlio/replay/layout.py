@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlio.batch.columns import is_per_sequence
-from rlio.schemas.schema import Leaf, PolicySchema
+from rlio.schemas.schema import Leaf, PolicySchema, is_named
 from rlio.support.forks import cached_property
 
 __all__ = ["RowLayout"]
@@ -49,13 +49,13 @@ class RowLayout:
 
     @classmethod
     def of(cls, policy: PolicySchema, *, columns: Collection[str] | None = None) -> RowLayout:
-        """Lay out a policy's columns, or some of them.
+        """Lay out a policy's columns, or some of them, or of their parts.
 
         Leaves out columns with one value a sequence: the rows already contain the same information.
         """
         parts: dict[str, list[Leaf]] = {"packed": [], "wide": [], "texts": [], "empty": []}
         for leaf in policy.leaves:
-            if not is_per_sequence(leaf.column) and (columns is None or leaf.column in columns):
+            if not is_per_sequence(leaf.column) and is_named(leaf, columns):
                 parts[_place(leaf)].append(leaf)
         # Large values first: every column is then aligned without gaps.
         parts["packed"].sort(key=lambda leaf: (-leaf.spec.numpy.itemsize, leaf.physical))

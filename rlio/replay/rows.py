@@ -32,7 +32,7 @@ from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.steps import StepLog, bounds_of
 from rlio.replay.table import RowTable
-from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.schema import PolicySchema, Schema, is_named, with_validity
 from rlio.support.states import flag_in
 
 __all__ = ["AddedRows", "StoreRows"]
@@ -64,7 +64,7 @@ class StoreRows:
         arrays: Makes the arrays for the rows.
         ring: Replace the oldest rows by new ones.
         frames: See `RowTable`.
-        columns: Logical columns to keep, if they exist; None: all.
+        columns: Logical columns, or parts of them, to keep, if they exist; None: all.
         sealed: Add no rows.
     """
 
@@ -182,7 +182,7 @@ class StoreRows:
                 f"policy {pid!r} was recorded in sequences (seq_lens), but a store cuts sequences from "
                 "single steps: read these with cache='none'"
             )
-        wanted = None if self._columns is None else self._columns & set(policy.columns)
+        wanted = None if self._columns is None else with_validity((policy,), self._columns)
         arrays = _Prefixed(self._arrays, f"{pid} ")
         self.tables[pid] = self._table(
             RowLayout.of(policy, columns=wanted),
@@ -191,7 +191,8 @@ class StoreRows:
             arrays=RamArrays() if self._sealed and not arrays.size("rows") else arrays,
         )
         self.ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
-        self._policies[pid] = policy
+        kept = [leaf for leaf in policy.leaves if is_named(leaf, wanted)]
+        self._policies[pid] = policy if wanted is None else PolicySchema(tuple(kept), policy.spaces)
 
     def _take_in(self, fresh: Sequence[str], batch: MultiAgentBatch) -> None:
         """Make tables for new policies of a live store."""

@@ -219,8 +219,8 @@ class ReplayStore(Described):
             cache: Where to keep the rows: in "memory", or on "disk", in memory-mapped files of the cache
                 folder.
             cache_folder: The cache folder; None: ``RLIO_CACHE``, or the user's default. See `CacheFolder`.
-            columns: Columns to keep in memory; None: all. A store on disk keeps all, for every reader of the
-                data.
+            columns: Columns, or parts of nested ones (``obs/camera``), to keep in memory; None: all. Others
+                are not decoded, and cannot be drawn. A store on disk keeps all, for every reader of the data.
             missing: What to do with columns that only some writers have: "error", "drop" or "fill" them.
             on_error: What to do with damaged rows: "raise", or "skip" and count them.
             wait: Return only once all rows are loaded. If False, a background thread reads them and draws
@@ -281,9 +281,9 @@ class ReplayStore(Described):
         """Read every row."""
         missing = GoneShards(dataset.storage, on_error)
         while True:
-            source = Source(dataset, self._missing, on_error, missing.given_up, self._stop)
+            source = Source(dataset, self._missing, on_error, columns, missing.given_up, self._stop)
             try:
-                self._read(source, columns, progress)
+                self._read(source, progress)
                 return
             except ShardGone as gone:
                 missing.miss(gone)
@@ -291,7 +291,7 @@ class ReplayStore(Described):
                 if on_error == "raise":
                     dataset.check_complete()
 
-    def _read(self, source: Source, columns: frozenset[str] | None, progress: bool | None) -> None:
+    def _read(self, source: Source, progress: bool | None) -> None:
         """Read every row of a snapshot.
 
         Raises:
@@ -316,7 +316,7 @@ class ReplayStore(Described):
             if self._folder is not None:
                 rows, parts = open_cached(source, schema, self._folder)
             else:
-                rows = StoreRows(schema, capacity=len(dataset), arrays=RamArrays(), columns=columns)
+                rows = StoreRows(schema, capacity=len(dataset), arrays=RamArrays(), columns=source.columns)
                 parts = build(source, dataset.segments, rows)
         self._pieces, skipped = rows_of(parts, dataset.segments)
         self.skipped = skipped + lost

@@ -23,47 +23,44 @@ Example:
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.batch.arrays import object_column
 from rlio.batch.columns import RECORDED, STATE_OUT_PREFIX, Columns
-from rlio.batch.copies import own_copy
-from rlio.batch.nested import map_structure, path_text
+from rlio.batch.nested import map_structure
 from rlio.connectors.connector import Streams
-from rlio.envs.leaves import Leaf, leaf_of, leaves_of
-from rlio.envs.values import as_info, as_reward, fitted
+from rlio.envs.values import as_info
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
 from rlio.policies.policy import Policy
 from rlio.sampling.actor import STATE_BEFORE_PREFIX, Acted, Actor
 from rlio.sampling.agent_rows import NEXT_T, AgentRows
 from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
+from rlio.sampling.given_values import (
+    OF_THE_CHOICE,
+    check_choice,
+    check_flag,
+    column_of,
+    finite_reward,
+    value_of,
+)
 from rlio.sampling.metrics import MetricsCollector
 from rlio.sampling.progress import Progress
-from rlio.sampling.row_store import nested
 from rlio.support.turns import awaited
 
-if TYPE_CHECKING:
-    import gymnasium as gym
-
-__all__ = ["LOGGED", "ExternalEpisodes", "is_in_range"]
+__all__ = ["LOGGED", "ExternalEpisodes"]
 
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
 _RECORDED: Final = RECORDED | {LOGGED}
-# These columns describe the policy's choice, so they are unknown for actions that the policy did not choose.
-_OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
 _STATES: Final = (STATE_BEFORE_PREFIX, STATE_OUT_PREFIX)
 
 
@@ -150,8 +147,7 @@ class ExternalEpisodes:
         self.explore = explore
         self.progress: Progress = Progress.of_worker(worker_index)
         self.changed: threading.Condition = threading.Condition(threading.RLock())
-        self._observation_leaves = leaves_of(policy.observation_space)
-        self._action_leaves = leaves_of(policy.action_space)
+        self._spaces = policy.spaces
         self.actor: Actor = Actor(policy, *policy.spaces)
         self._rows = AgentRows(policy.observation_space, policy.action_space, infos=infos)
         self._infos = infos
@@ -185,8 +181,12 @@ class ExternalEpisodes:
 
         Raises:
             OptionError: An episode with this name is running.
+            SchemaError: The name is not a str, or the flag not a bool.
             ClosedError: The runner is stopped.
         """
+        check_flag("training_enabled", training_enabled)
+        if not isinstance(episode_id, str | None):
+            raise SchemaError(f"episode_id={excerpt(episode_id)}: expected a str, or None to make one")
         name = uuid.uuid4().hex if episode_id is None else episode_id
         with self.changed:
             self._check_open()
@@ -237,7 +237,8 @@ class ExternalEpisodes:
         """
         if self._known is not None:
             _check_known(columns, self._known)
-        acted = _one(self._action_leaves, action, Columns.ACTIONS)
+        check_choice(columns, self._spaces[1])
+        acted = value_of(self._spaces[1], action, Columns.ACTIONS)
         self._ask(episode_id, observation, acted, columns)
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
@@ -245,9 +246,12 @@ class ExternalEpisodes:
 
         Raises:
             OptionError: No such episode is running, or it has no pending action.
-            SchemaError: The reward is not a finite number.
+            SchemaError: The reward is not a finite number, or the info not a mapping.
         """
-        number, copied = _finite(reward), as_info(dict(info or {}), giver="the loop")
+        number = finite_reward(reward)
+        if not isinstance(info, Mapping | None):
+            raise SchemaError(f"info={excerpt(info)}: expected a mapping, or None", column=Columns.INFOS)
+        copied = as_info(dict(info or {}), giver="the loop")
         with self.changed:
             episode = self._episode(episode_id)
             if episode.row is None:
@@ -271,14 +275,15 @@ class ExternalEpisodes:
 
         Raises:
             OptionError: No such episode is running.
-            SchemaError: The observation does not fit the space.
+            SchemaError: The observation does not fit the space, or ``truncated`` is not a bool.
         """
-        seen = None if observation is None else _one(self._observation_leaves, observation, Columns.OBS)
+        check_flag("truncated", truncated)
+        seen = None if observation is None else value_of(self._spaces[0], observation, Columns.OBS)
         with self.changed:
             episode = self._episode(episode_id)
             self._withdraw(episode)
             running = episode.running
-            running.last_observation = observation
+            running.last_observation = None if seen is None else map_structure(lambda leaf: leaf[0], seen)
             try:
                 self._close_row(episode, seen, ended=(not truncated, truncated))
                 self._call("on_episode_end", running)
@@ -379,7 +384,7 @@ class ExternalEpisodes:
         return len(self._episodes)
 
     def _ask(self, episode_id: str, observation: Any, logged: Any, columns: Mapping[str, Any]) -> Any:
-        obs = _one(self._observation_leaves, observation, Columns.OBS)
+        obs = value_of(self._spaces[0], observation, Columns.OBS)
         with self.changed:
             episode = self._episode(episode_id)
             if episode in self._waiting:
@@ -387,7 +392,7 @@ class ExternalEpisodes:
                     f"episode {excerpt(episode_id)} already waits for an action, in another thread"
                 )
             episode.heard = time.monotonic()
-            episode.running.last_observation = observation
+            episode.running.last_observation = map_structure(lambda leaf: leaf[0], obs)
             self._close_row(episode, obs, ended=(False, False))
             episode.obs, episode.logged, episode.columns = obs, logged, columns
             answer: Future[Any] = Future()
@@ -413,6 +418,8 @@ class ExternalEpisodes:
 
     def _episode(self, episode_id: str) -> _Episode:
         self._check_open()
+        if not isinstance(episode_id, str):
+            raise SchemaError(f"episode_id={excerpt(episode_id)}: expected the str that start returned")
         try:
             return self._episodes[episode_id]
         except KeyError:
@@ -639,51 +646,6 @@ def _integers_of(episodes: list[_Episode]) -> dict[str, Any]:
     }
 
 
-def _one(specs: list[Leaf], value: Any, column: str) -> Any:
-    """Copy one value of a space into a batch of one."""
-    found = []
-    for leaf in specs:
-        part = leaf_of(value, leaf.path)
-        found.append(object_column([own_copy(_value(leaf, part, column))]) if leaf.is_object else
-                     np.array(_value(leaf, part, column))[None])  # fmt: skip
-    return nested(specs, found)
-
-
-def _value(leaf: Leaf, part: Any, column: str) -> Any:
-    """A leaf's value in its dtype; raises SchemaError if it is not a value of its space."""
-    made = fitted(leaf, part, column=column, giver="the loop")
-    is_text = leaf.is_object and isinstance(leaf.space, Text)
-    if (is_text and not leaf.space.contains(made)) or not (leaf.is_object or is_in_range(leaf.space, made)):
-        raise SchemaError(
-            f"the loop gave {excerpt(part)}: expected a value of {excerpt(str(leaf.space))}",
-            column="/".join(filter(None, (column, path_text(leaf.path)))),
-        )
-    return made
-
-
-def is_in_range(space: gym.Space[Any], values: NDArray[Any]) -> bool:
-    """Whether all ``values``, (..., *shape of the space), are values of a discrete space.
-
-    True for other spaces: observations outside a Box's bounds are common and harmless, because they are never
-    used as indices.
-    """
-    if isinstance(space, (Discrete, MultiDiscrete)):
-        count = space.n if isinstance(space, Discrete) else space.nvec
-        return bool(np.all((values >= space.start) & (values - space.start < count)))
-    if isinstance(space, MultiBinary):
-        return bool(np.all((values == 0) | (values == 1)))
-    return True
-
-
-def _finite(reward: Any) -> float:
-    number = as_reward(reward, giver="the loop")
-    if not math.isfinite(number):
-        raise SchemaError(
-            f"the loop gave the reward {excerpt(reward)}: expected a finite number", column=Columns.REWARDS
-        )
-    return number
-
-
 def _joined(parts: list[Any]) -> Any:
     """Concatenate batches of one."""
     return map_structure(lambda *found: np.concatenate(found), *parts)
@@ -701,16 +663,7 @@ def _check_known(given: Mapping[str, Any], known: Mapping[str, NDArray[Any]]) ->
                 f"log_action() got a column that the policy does not have: expected some of {sorted(known)}",
                 column=name,
             )
-        dtype, shape = known[name].dtype, known[name].shape[1:]
-        try:
-            found = np.asarray(value)
-        except ValueError as error:
-            raise SchemaError(f"log_action() got {excerpt(value)}: {error}", column=name) from error
-        if found.shape != shape or not np.can_cast(found.dtype, dtype, "same_kind"):
-            raise SchemaError(
-                f"log_action() got {found.dtype} {found.shape}, but the policy has {dtype} {shape}",
-                column=name,
-            )
+        column_of(value, known[name], name)
 
 
 def _is_sound(episode: _Episode, known: Mapping[str, NDArray[Any]]) -> bool:
@@ -725,7 +678,7 @@ def _is_sound(episode: _Episode, known: Mapping[str, NDArray[Any]]) -> bool:
 
 def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
     """Write the known data of a logged action into row ``i`` of the policy's columns."""
-    for name in _OF_THE_CHOICE:
+    for name in OF_THE_CHOICE:
         if name in columns and columns[name].dtype.kind == "f":
             columns[name][i] = np.nan
     for name, value in _implied(known).items():

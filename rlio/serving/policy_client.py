@@ -16,6 +16,7 @@ from email.message import Message
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from rlio.batch.columns import Columns
 from rlio.batch.npz import unpack_arrays
 from rlio.errors import (
     ClosedError,
@@ -30,7 +31,9 @@ from rlio.errors import (
 from rlio.policies.policy import Policy
 from rlio.policies.weights import GlobalVars, update_weights
 from rlio.sampling.external_episodes import ExternalEpisodes
+from rlio.sampling.given_values import finite_reward
 from rlio.schemas import space_from_json
+from rlio.schemas.json_values import dump_value
 from rlio.serving.policy_protocol import (
     PREFIX,
     REPORT_ID,
@@ -102,15 +105,17 @@ class PolicyClient:
         #: Reports that the server has not confirmed: (id, content).
         self._unsent: deque[tuple[str, bytes]] = deque()
         self._closed = False
+        self._records_infos = False
         self._episodes: ExternalEpisodes | None = None
         self._updated_at = -float("inf")
         if policy is not None:
-            spaces = self._call("get_spaces", {})
+            spaces = self._call("get_spaces", {}, "observation", "action")
             policy.bind(space_from_json(spaces["observation"]), space_from_json(spaces["action"]))
+            self._records_infos = spaces.get("infos", False) is True
             self._episodes = ExternalEpisodes(
                 policy,
                 explore=spaces.get("explore", True) is True,
-                infos=spaces.get("infos", False) is True,
+                infos=self._records_infos,
                 immediate=True,
             )
             self.update_policy_weights()
@@ -122,8 +127,8 @@ class PolicyClient:
         self._check_open()
         if self._episodes is not None:
             return self._episodes.start(episode_id, training_enabled=training_enabled)
-        told = self._call("start_episode", {"episode_id": episode_id, "training_enabled": training_enabled})
-        return str(told["episode_id"])
+        told = {"episode_id": episode_id, "training_enabled": training_enabled}
+        return str(self._call("start_episode", told, "episode_id")["episode_id"])
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
         """Report an observation and get the policy's action; see `ExternalEpisodes.get_action`.
@@ -135,8 +140,8 @@ class PolicyClient:
         if self._episodes is not None:
             self._update_if_old()
             return self._episodes.get_action(episode_id, observation)
-        told = self._call("get_action", {"episode_id": episode_id, "observation": to_json(observation)})
-        return from_json(told["action"])
+        told = {"episode_id": episode_id, "observation": observation}
+        return from_json(self._call("get_action", told, "action")["action"])
 
     def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None:
         """Report an observation and the action taken; see `ExternalEpisodes.log_action`."""
@@ -145,17 +150,26 @@ class PolicyClient:
             self._update_if_old()
             self._episodes.log_action(episode_id, observation, action, **columns)
             return
-        told = {"observation": to_json(observation), "action": to_json(action), "columns": to_json(columns)}
+        told = {"observation": observation, "action": action, "columns": columns}
         self._call("log_action", {"episode_id": episode_id, **told})
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
-        """Report a reward for the last action; see `ExternalEpisodes.log_returns`."""
+        """Report a reward for the last action; see `ExternalEpisodes.log_returns`.
+
+        Raises:
+            SchemaError: Also if the info has values that cannot be sent.
+        """
         self._check_open()
+        number = finite_reward(reward)
+        if not isinstance(info, Mapping | None):
+            raise SchemaError(f"info={excerpt(info)}: expected a mapping, or None", column=Columns.INFOS)
+        told = None if info is None else dict(info)
         if self._episodes is not None:
-            self._episodes.log_returns(episode_id, reward, info)
+            if told and self._records_infos:
+                _check_info(told)
+            self._episodes.log_returns(episode_id, number, told)
             return
-        told = {"reward": to_json(float(reward)), "info": None if info is None else to_json(dict(info))}
-        self._call("log_returns", {"episode_id": episode_id, **told})
+        self._call("log_returns", {"episode_id": episode_id, "reward": number, "info": told})
 
     def end_episode(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None:
         """Report the end of an episode; see `ExternalEpisodes.end`."""
@@ -164,7 +178,7 @@ class PolicyClient:
             self._episodes.end(episode_id, observation, truncated=truncated)
             self._report()
             return
-        told = {"observation": to_json(observation), "truncated": truncated}
+        told = {"observation": observation, "truncated": truncated}
         self._call("end_episode", {"episode_id": episode_id, **told})
 
     # ---- local inference ----
@@ -224,17 +238,18 @@ class PolicyClient:
 
     # ---- the wire ----
 
-    def _call(self, command: str, told: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, command: str, told: dict[str, Any], *answers: str) -> dict[str, Any]:
+        """Send a command with its fields; returns the answer, which has the fields ``answers``."""
         try:
-            body = json.dumps(told, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
+            body = json.dumps(to_json(told), allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
             raise SchemaError(f"{command}: {excerpt(told)} cannot be sent as JSON: {error}") from error
         content, _ = self._post(command, body, _JSON)
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):
             answer = None
-        if not isinstance(answer, dict):
+        if not isinstance(answer, dict) or not answer.keys() >= set(answers):
             raise CorruptData(f"{self._parts.netloc} answered {excerpt(content)}: is it a PolicyServerInput?")
         return answer
 
@@ -309,6 +324,14 @@ class PolicyClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_info(info: dict[str, Any]) -> None:
+    """Refuse an info that cannot be reported, before it costs the other rows of its report."""
+    try:
+        dump_value(info)
+    except SchemaError as error:
+        raise SchemaError(str(error), column=Columns.INFOS) from error
 
 
 def _number(headers: Message, name: str, netloc: str) -> int:

@@ -15,11 +15,16 @@ A command is a POST to ``/v1/<command>`` with the header ``Authorization: Bearer
 environment steps of all clients in ``X-Rlio-Timestep`` |
 | ``report_samples`` | two lines, not an object: a schema and a batch, as in JSON shards | ``{}`` |
 
-A value is nested like its space: objects for Dict, lists for Tuple. An array is a list of lists or, faster,
-``{"dtype": "<f4", "shape": [84, 84], "base64": "..."}`` in C order. JSON has no NaN and no infinity: arrays
-and numbers with such values are packed in this form, with the shape ``[]`` for a number. Rewards are finite
-numbers. An error is a status from 400 on and ``{"error": name of a class in rlio.errors, "message": str}``. A
-report may have the header ``X-Rlio-Report-Id``: a report with a known id is answered, but not taken again.
+Other fields are refused. ``episode_id`` of ``start_episode``, ``training_enabled``, ``columns``, ``info``,
+``truncated`` and the observation of ``end_episode`` may be left out, or null; others may not.
+
+A value is nested like its space: objects for Dict, lists for Tuple and Sequence, ``[index, value]`` for
+OneOf, ``[nodes, edges, edge_links]`` for Graph. It must be in the space: NaN, and numbers outside of a Box's
+bounds, are refused. An array is a list of lists or, faster, ``{"dtype": "<f4", "shape": [84, 84], "base64":
+"..."}`` in C order. JSON has no NaN and no infinity: arrays and numbers with such values are packed in this
+form, with the shape ``[]`` for a number. Rewards are finite numbers. An error is a status from 400 on and
+``{"error": name of a class in rlio.errors, "message": str}``. A report may have the header
+``X-Rlio-Report-Id``: a report with a known id is answered, but not taken again.
 
 Example:
     >>> import numpy as np
@@ -67,15 +72,25 @@ _ARRAY_KEYS: Final = {"dtype", "shape", "base64"}
 # Larger arrays are packed, because as text each element takes several times its bytes, and much time.
 _MOST_AS_TEXT: Final = 64
 _KINDS: Final = "biuf"
-# Lists of lists have as many levels as their array has axes, and NumPy allows 64.
-_MOST_LEVELS: Final = 100
+# Lists of lists have as many levels as their array has axes, and NumPy allows 64, as stored infos do.
+_MOST_LEVELS: Final = 64
 
 
 def to_json(value: Any) -> Any:
-    """Convert a nested value to JSON; see the module. Tensors are treated as arrays."""
+    """Convert a nested value to JSON; see the module. Tensors are treated as arrays.
+
+    Raises:
+        SchemaError: A key of a dict is not a str, which JSON would make of it; or a dict has exactly the keys
+            of a packed array.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value) or value.keys() == _ARRAY_KEYS:
+            raise SchemaError(
+                f"a dict has the keys {excerpt(list(value))}: expected keys of type str, and not just those "
+                f"of a packed array, {sorted(_ARRAY_KEYS)}"
+            )
         return {key: to_json(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_json(part) for part in value]

@@ -35,6 +35,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,7 +127,9 @@ class ServerLimits:
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is None and name == "episode_seconds":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise OptionError(f"ServerLimits({name}={excerpt(value)}): expected a number above 0")
 
 
@@ -309,24 +312,17 @@ class PolicyServerInput(InputReader):
         if command == "report_samples":
             self._report(batch_from_bytes(body), report_id)
             return _json({})
+        told = _fields(command, body)
         if command == "get_weights":
             return self._weights()
-        told = _object(body)
         if command == "get_spaces":
             observation, action = self.policy.spaces
             spaces = {"observation": space_to_json(observation), "action": space_to_json(action)}
             config = self.runner.config
             return _json({**spaces, "explore": config.explore, "infos": config.record_infos})
-        try:
-            do = _COMMANDS[command]
-        except KeyError:
-            raise UnknownName(
-                f"there is no command {excerpt(command)}: expected one of {', '.join(sorted(_COMMANDS))}, "
-                "get_spaces, get_weights or report_samples"
-            ) from None
         if command == "start_episode" and self.runner.episodes.episodes_running >= self.limits.episodes:
             raise EnvError(f"{self.limits.episodes} episodes run: end some, or raise ServerLimits.episodes")
-        return _json(do(self._loop, told))
+        return _json(_COMMANDS[command](self._loop, told))
 
     def _report(self, batch: SampleBatch, report_id: str | None) -> None:
         if report_id is not None and len(report_id) > _MOST_NAME:
@@ -378,25 +374,23 @@ def _start(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _get_action(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
-    return {"action": to_json(loop.get_action(_episode(told), from_json(told.get("observation"))))}
+    return {"action": to_json(loop.get_action(_episode(told), from_json(told["observation"])))}
 
 
 def _log_action(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
-    columns = told.get("columns") or {}
-    if not isinstance(columns, dict):
-        raise SchemaError(f"columns={excerpt(columns)}: expected an object of numbers by column")
-    observation, action = from_json(told.get("observation")), from_json(told.get("action"))
-    loop.log_action(_episode(told), observation, action, **from_json(columns))
+    columns = _mapping(told, "columns") or {}
+    for name in _OWN_NAMES & columns.keys():  # They would be taken for the method's own arguments.
+        raise SchemaError("log_action() got a column that the policy does not have", column=name)
+    observation, action = from_json(told["observation"]), from_json(told["action"])
+    loop.log_action(_episode(told), observation, action, **columns)
     return {}
 
 
 def _log_returns(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
-    reward, info = told.get("reward"), told.get("info")
+    reward, info = told["reward"], _mapping(told, "info")
     if not isinstance(reward, (int, float)) or isinstance(reward, bool):
         raise SchemaError(f"reward={excerpt(reward)}: expected a number")
-    if info is not None and not isinstance(info, dict):
-        raise SchemaError(f"info={excerpt(info)}: expected an object or null")
-    loop.log_returns(_episode(told), reward, from_json(info))
+    loop.log_returns(_episode(told), reward, info)
     return {}
 
 
@@ -413,6 +407,43 @@ _COMMANDS: Final[dict[str, Callable[[ExternalEnv, Mapping[str, Any]], dict[str, 
     "log_returns": _log_returns,
     "end_episode": _end,
 }
+#: Command -> its fields, those that it needs first.
+_FIELDS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "start_episode": ((), ("episode_id", "training_enabled")),
+    "get_action": (("episode_id", "observation"), ()),
+    "log_action": (("episode_id", "observation", "action"), ("columns",)),
+    "log_returns": (("episode_id", "reward"), ("info",)),
+    "end_episode": (("episode_id",), ("observation", "truncated")),
+    "get_spaces": ((), ()),
+    "get_weights": ((), ()),
+}
+_OWN_NAMES: Final = {"self", "episode_id", "observation", "action"}
+
+
+def _fields(command: str, body: bytes) -> dict[str, Any]:
+    """The fields of a command's request."""
+    if command not in _FIELDS:
+        raise UnknownName(
+            f"there is no command {excerpt(command)}: expected one of {', '.join(sorted(_FIELDS))} or "
+            "report_samples"
+        )
+    told = _object(body)
+    needed, further = _FIELDS[command]
+    missing, unknown = [name for name in needed if name not in told], told.keys() - {*needed, *further}
+    if missing or unknown:
+        wrong = f"has the unknown field {excerpt(min(unknown))}" if unknown else f"lacks {missing[0]}"
+        raise SchemaError(
+            f"{command} {wrong}: expected the fields {', '.join((*needed, *further)) or 'none'}"
+        )
+    return told
+
+
+def _mapping(told: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """An optional field that is an object; packed arrays are objects too until they are unpacked."""
+    value = from_json(told.get(name))
+    if not isinstance(value, dict | None):
+        raise SchemaError(f"{name}={excerpt(value)}: expected an object, or null")
+    return value
 
 
 def _flag(told: Mapping[str, Any], name: str, otherwise: bool) -> bool:
@@ -534,6 +565,8 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:
             return
         try:
+            if not self.path.startswith(PREFIX):
+                raise UnknownName(f"there is nothing at {excerpt(self.path)}: expected {PREFIX}<command>")
             command, report_id = self.path.removeprefix(PREFIX), self.headers.get(REPORT_ID)
             kind, content, headers = reader.answer(command, body, report_id)
         except RlioError as error:
@@ -586,6 +619,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that is not HTTP as expected here, in JSON; called by the base class."""
+        # The base class has 501 for methods, and 505 for versions: the client's error, not the server's.
+        status = {HTTPStatus.NOT_IMPLEMENTED: 405, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED: 400}.get(
+            HTTPStatus(code), int(code)
+        )
+        expected = f"expected POST {PREFIX}<command> of HTTP/1.1"
+        self.request_version = self.protocol_version  # Otherwise a request without one gets no status line.
+        self._refuse(status, "SchemaError", f"{excerpt(message or HTTPStatus(code).phrase)}: {expected}")
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("policy server: %s", format % args)

@@ -17,15 +17,16 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from gymnasium.spaces import Text
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
+from rlio.batch import Column, SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, path_text
+from rlio.batch.probabilities import read_log_probabilities
 from rlio.envs.leaves import Leaf, leaves_of
 from rlio.errors import SchemaError, excerpt
-from rlio.sampling.external_episodes import is_in_range
+from rlio.sampling.external_episodes import LOGGED
+from rlio.sampling.given_values import OF_THE_CHOICE, has_densities, inside, value_of
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -57,6 +58,7 @@ class ReportedRows:
             Columns.ACTIONS: leaves_of(action_space),
             Columns.NEXT_OBS: leaves_of(observation_space),
         }
+        self._has_densities = has_densities(action_space)
         self._batches: deque[SampleBatch] = deque()
         #: Bytes of the waiting batches.
         self.waiting_bytes: int = 0
@@ -104,19 +106,18 @@ class ReportedRows:
         """Check that rows fit the spaces, and have the same columns as earlier rows.
 
         Raises:
-            SchemaError: They do not; the message names the column.
+            SchemaError: They do not; the message names the column, and the row.
         """
         for name in (*self._leaves, *_NUMBERS):
             if name not in batch:
                 raise SchemaError("reported rows lack this column", column=name)
+        for name, dtype in _NUMBERS.items():
+            _plain(batch, name, dtype)
+        _check_each(~np.isfinite(batch[Columns.REWARDS]), "NaN or infinity", Columns.REWARDS)
+        _check_each(batch[Columns.T] < 0, "a step below 0", Columns.T)
         for name, specs in self._leaves.items():
             self._check_nested(name, specs, batch)
-        for name, dtype in _NUMBERS.items():
-            found = batch[name]
-            if found.dtype != dtype or found.ndim != 1:
-                raise _other(found, f"{dtype} and one number a row", name)
-        if not np.isfinite(batch[Columns.REWARDS]).all():
-            raise SchemaError("reported rows have NaN or infinity here", column=Columns.REWARDS)
+        self._check_choices(batch)
         self._check_further(batch)
 
     def _check_nested(self, name: str, specs: list[Leaf], batch: SampleBatch) -> None:
@@ -129,22 +130,34 @@ class ReportedRows:
             )
         known = np.ones(len(batch), bool)
         if name == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
-            known = batch[Columns.NEXT_OBS_VALID]
-            if known.dtype != bool or known.ndim != 1:
-                raise _other(known, "bool and one value a row", Columns.NEXT_OBS_VALID)
+            known = _plain(batch, Columns.NEXT_OBS_VALID, np.dtype(bool))
+        own = ~_logged(batch) if name == Columns.ACTIONS else np.zeros(len(batch), bool)
         for leaf, (path, array) in zip(specs, found, strict=True):
             column = "/".join(filter(None, (name, path_text(path))))
             if array.dtype != leaf.dtype or array.shape[1:] != leaf.shape:
                 raise _other(array, f"{leaf.dtype} {leaf.shape} for each", column)
-            of_space = (
-                all(map(leaf.space.contains, array[known]))
-                if isinstance(leaf.space, Text)
-                else is_in_range(leaf.space, array[known])
-            )
-            if not of_space:
-                raise SchemaError(
-                    f"reported rows have values outside {excerpt(str(leaf.space))}", column=column
-                )
+            if leaf.is_object:
+                _check_objects(leaf, array, known, column)
+                continue
+            wrong = _rows_with(~inside(leaf.space, array))
+            if leaf.dtype.kind == "f":
+                # A Gaussian policy's own actions exceed the bounds: only the environment gets clipped ones.
+                wrong = np.where(own, _rows_with(~np.isfinite(array)), wrong)
+            _check_each(wrong & known, f"values outside {excerpt(str(leaf.space))}", column)
+            _check_each(_rows_with(array != 0) & ~known, "an unknown observation that is not zeros", column)
+
+    def _check_choices(self, batch: SampleBatch) -> None:
+        """Check how likely actions were: nobody knows it for logged actions, whose values are NaN."""
+        given = {name: batch[name] for name in OF_THE_CHOICE if name in batch}
+        if not given:
+            return
+        columns = {name: _plain(batch, name, None) for name in given}
+        unknown = _logged(batch) & np.all([np.isnan(column) for column in columns.values()], axis=0)
+        rows = np.flatnonzero(~unknown)
+        read_log_probabilities(
+            SampleBatch({name: column[rows] for name, column in columns.items()}),
+            densities=self._has_densities,
+        )
 
     def _check_further(self, batch: SampleBatch) -> None:
         further = {}
@@ -153,6 +166,8 @@ class ReportedRows:
                 raise SchemaError("reported rows are not sequences: leave this column out", column=name)
             if name not in self._leaves and name not in _NUMBERS and name != Columns.NEXT_OBS_VALID:
                 further[name] = [(path, array.dtype, array.shape[1:]) for path, array in leaves(column)]
+                if name not in OF_THE_CHOICE:
+                    _check_numbers(name, column)
         if self._further is None:
             self._further = further
         if further.keys() != self._further.keys():
@@ -169,7 +184,48 @@ class ReportedRows:
                 )
 
 
-def _other(found: NDArray[Any], expected: str, column: str) -> SchemaError:
-    return SchemaError(
-        f"reported rows have {found.dtype} {found.shape[1:]}, expected {expected}", column=column
-    )
+def _plain(batch: SampleBatch, name: str, dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    """A column of one number a row, of this dtype, or of any float; raises SchemaError if it is not."""
+    found = batch[name]
+    is_array = isinstance(found, np.ndarray) and found.ndim == 1
+    if is_array and (found.dtype == dtype or (dtype is None and found.dtype.kind == "f")):
+        return np.asarray(found)
+    raise _other(found, f"{dtype or 'a float dtype'} and one number a row", name)
+
+
+def _logged(batch: SampleBatch) -> NDArray[np.bool_]:
+    """Which actions the loop chose; all, if rows do not say so."""
+    if LOGGED not in batch:
+        return np.ones(len(batch), bool)
+    return _plain(batch, LOGGED, np.dtype(bool))
+
+
+def _rows_with(wrong: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return np.asarray(np.any(wrong.reshape(len(wrong), -1), axis=1))
+
+
+def _check_each(wrong: NDArray[np.bool_], what: str, column: str) -> None:
+    if wrong.any():
+        raise SchemaError(f"reported rows have {what}, the first in row {wrong.argmax()}", column=column)
+
+
+def _check_objects(leaf: Leaf, values: NDArray[Any], known: NDArray[np.bool_], column: str) -> None:
+    """Check values of Text, Sequence, Graph or OneOf, and replace them by those of the space."""
+    for row in np.flatnonzero(known):
+        try:
+            values[row] = value_of(leaf.space, values[row], "")[0]
+        except SchemaError as error:
+            raise SchemaError(f"reported rows have in row {row}: {error}", column=column) from error
+
+
+def _check_numbers(name: str, column: Column) -> None:
+    for path, array in leaves(column):
+        if array.dtype.kind == "f":
+            whole_name = "/".join(filter(None, (name, path_text(path))))
+            _check_each(_rows_with(np.isnan(array)), "NaN", whole_name)
+
+
+def _other(found: Any, expected: str, column: str) -> SchemaError:
+    is_array = isinstance(found, np.ndarray)
+    what = f"{found.dtype} {found.shape[1:]}" if is_array else "a nested column"
+    return SchemaError(f"reported rows have {what}, expected {expected}", column=column)

@@ -16,11 +16,12 @@ Example:
 from __future__ import annotations
 
 import builtins
+import contextlib
 import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Self, TypeVar
@@ -342,6 +343,19 @@ class Storage:
         """Remove a folder with everything in it; no other process may still write there."""
         check_path(folder, uri=self.uri)
         self._attempt(folder, lambda: self._backend.remove_folder(folder, self.limits.listed_names))
+
+    @contextlib.contextmanager
+    def hold_unfinished(self, path: str) -> Iterator[bool | None]:
+        """Hold an unfinished file that no process writes, to remove it; yields whether it is held.
+
+        False: a process of this machine writes it, or it is gone. None: this store does not tell.
+        """
+        check_path(path, uri=self.uri)
+        if isinstance(self._backend, LocalFolder):
+            with self._backend.hold_unfinished(path) as held:
+                yield held
+        else:
+            yield None
 
     def modified(self, path: str) -> float | None:
         """When the object was stored, in seconds by the store's own clock; None if the store does not say.

@@ -212,6 +212,27 @@ class LocalFolder:
         with self.folder(folders) as folder:
             return os.stat(folder.at(name), dir_fd=folder.fd, follow_symlinks=False).st_mtime
 
+    @contextlib.contextmanager
+    def hold_unfinished(self, path: str) -> Iterator[bool | None]:
+        """Hold the file of a `PendingFile` whose process is gone; yields whether it is held.
+
+        False: a process writes it, or it is gone. None: that is unknown, for want of locks or of permission.
+        """
+        *folders, name = path.split("/")
+        with contextlib.ExitStack() as stack:
+            held: bool | None
+            try:
+                folder = stack.enter_context(self.folder(folders))
+                with folder.refusing_links(name):
+                    fd = os.open(folder.at(name), _READ, dir_fd=folder.fd)
+                stack.callback(os.close, fd)
+                held = try_lock(fd)
+            except (FileNotFoundError, NotADirectoryError):
+                held = False
+            except PermissionError:
+                held = None
+            yield held
+
     def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]:
         """Names directly in ``folder``, at most ``most``, each with whether it is a folder."""
         if folder and not self._is_plain_folder(folder):
@@ -286,6 +307,9 @@ class LocalFolder:
 
 class PendingFile:
     """A file that is written piece by piece, and appears whole and durable on `commit`.
+
+    Its process holds a lock on it (flock) until then: `gc` leaves it alone, however long it takes, and
+    removes it once the process is gone.
 
     Args:
         root: Absolute path of the data set's folder.

@@ -57,8 +57,9 @@ def read_dataset(
 
     Args:
         root: Folder of the data set: a path or any fsspec URL; or an open `rlio.Dataset`.
-        columns: Logical columns to read (``obs`` for all of its leaves); None: all.
-            ``select_columns`` of the result is pushed down too.
+        columns: Logical columns to read (``obs`` for all of its leaves, ``obs/position`` for one); None: all.
+            ``new_obs`` brings ``new_obs_valid``, if some final observation may be missing.
+            ``select_columns`` of the result is pushed down too, and reads exactly what it names.
         filter: Selects rows: a text such as ``"rewards > 0 and not terminateds"``, or a function of a batch
             (which Ray pickles). Row groups that the bounds in the footers exclude are not read; of the
             others, the filter's columns are read first.
