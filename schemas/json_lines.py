@@ -100,7 +100,11 @@ class LineHead(NamedTuple):
 
 
 def encode_line(
-    batch: SampleBatch | MultiAgentBatch, schema: Schema, *, compress_columns: Collection[str] = ()
+    batch: SampleBatch | MultiAgentBatch,
+    schema: Schema,
+    *,
+    compress_columns: Collection[str] = (),
+    first_row: int = 0,
 ) -> bytes:
     """Return the line of a batch, without a line end.
 
@@ -108,6 +112,7 @@ def encode_line(
         batch: Rows that fit the schema.
         schema: Schema of the writer's rows; its hash goes into the line.
         compress_columns: Logical columns to write as zstd blobs; names that the batch lacks are ignored.
+        first_row: Number of the first row in the batch that was written, for messages.
 
     Raises:
         SchemaError: The batch does not fit the schema. (LineTooLarge: it must be split.)
@@ -118,7 +123,7 @@ def encode_line(
     else:
         plain = unpadded(batch)
         parts = {DEFAULT_POLICY_ID: plain}
-    arrays = {pid: _flatten(part, schema, pid) for pid, part in parts.items()}
+    arrays = {pid: _flatten(part, schema, pid, first_row) for pid, part in parts.items()}
     _check_arrays(arrays, schema, compress_columns)
     written = {
         pid: b"%b%b" % (_attributes(part), _columns(arrays[pid], schema.policies[pid], compress_columns))
@@ -152,9 +157,9 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _flatten(batch: SampleBatch, schema: Schema, pid: str) -> dict[str, NDArray[Any]]:
+def _flatten(batch: SampleBatch, schema: Schema, pid: str, first_row: int) -> dict[str, NDArray[Any]]:
     """Return the arrays of one policy's rows by physical name."""
-    arrays = schema.policies[pid].flatten(batch, policy=pid)
+    arrays = schema.policies[pid].flatten(batch, policy=pid, first_row=first_row)
     if not arrays:
         raise SchemaError(f"policy {pid!r} has a batch without columns: leave it out")
     return arrays

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
-from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.column import ColumnSpec, FrameStack
-from rlio.schemas.json_values import dump_value
+from rlio.schemas.json_values import dump_value, plain_array
 from rlio.schemas.observations import detect_stack
 from rlio.support.forks import cached_property
 
@@ -142,8 +142,13 @@ class PolicySchema:
         """Return the array of a column that is not nested, from arrays by physical name."""
         return arrays[self.columns[column][0].physical]
 
-    def flatten(self, batch: SampleBatch, *, policy: str) -> dict[str, NDArray[Any]]:
+    def flatten(self, batch: SampleBatch, *, policy: str, first_row: int = 0) -> dict[str, NDArray[Any]]:
         """Check ``batch`` and return its arrays by physical name: views, and objects as JSON text.
+
+        Args:
+            batch: Rows of this policy.
+            policy: The policy's id, for messages.
+            first_row: Number of the first row in the batch that was written, for messages.
 
         Raises:
             MissingColumn: The batch lacks a column of this schema.
@@ -170,7 +175,7 @@ class PolicySchema:
                 if value.dtype == dtype and value.shape[1:] == shape:
                     arrays[name] = value
                     continue
-            self._flatten_column(column, value, wanted, arrays)
+            self._flatten_column(column, value, wanted, arrays, _Rows(policy, first_row))
         extra = sorted(set(batch.keys()) - set(names)) if len(names) != len(batch.keys()) else []
         if extra:
             raise SchemaError(
@@ -181,7 +186,7 @@ class PolicySchema:
         return arrays
 
     def _flatten_column(
-        self, column: str, value: Any, wanted: list[Leaf], arrays: dict[str, NDArray[Any]]
+        self, column: str, value: Any, wanted: list[Leaf], arrays: dict[str, NDArray[Any]], rows: _Rows
     ) -> None:
         """Add the checked leaves of one column to ``arrays``."""
         plain = len(wanted) == 1 and not wanted[0].path and not isinstance(value, dict | tuple)
@@ -198,10 +203,58 @@ class PolicySchema:
             if problem:
                 raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
-                _check_text("".join(array.tolist()), "text", leaf.name)
+                rows.check_texts(array, leaf.name)
             if leaf.spec.kind == "json":
-                array = object_column(map(dump_value, array))
+                array = rows.to_json(array, leaf.name)
             arrays[leaf.physical] = array
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a written batch whose texts and objects are checked; errors name the row.
+
+    Attributes:
+        policy: The policy's id.
+        first: Number of the first row.
+    """
+
+    policy: str
+    first: int
+
+    def check_texts(self, values: NDArray[Any], name: str) -> None:
+        """Refuse texts that have no UTF-8 form, because Parquet has no other."""
+        listed = values.tolist()
+        if _has_utf_8("".join(listed)):
+            return
+        row = next(number for number, text in enumerate(listed) if not _has_utf_8(text))
+        raise SchemaError(
+            f"{self._named(row)}: a text with half of a surrogate pair ({excerpt(listed[row])}): replace it, "
+            "or store bytes",
+            column=name,
+        )
+
+    def to_json(self, values: NDArray[Any], name: str) -> NDArray[Any]:
+        """Return the JSON texts of objects.
+
+        Raises:
+            SchemaError: An object has no stored form; the message names the row and the path in the object.
+        """
+        texts: list[str] = []
+        try:
+            texts.extend(map(dump_value, values))
+        except SchemaError:
+            try:
+                dump_value(values[len(texts)], name)
+            except SchemaError as error:
+                message = str(error).removesuffix(f" [column {error.column}]")
+                found = f"{self._named(len(texts))}: {message}"
+                raise SchemaError(found, column=error.column) from error.__cause__
+            raise
+        return object_column(texts)
+
+    def _named(self, row: int) -> str:
+        of = "" if self.policy == DEFAULT_POLICY_ID else f" of policy {excerpt(self.policy)}"
+        return f"row {self.first + row}{of}"
 
 
 @dataclass(frozen=True)
@@ -325,7 +378,10 @@ class Schema:
                 taken.add(leaf.physical)
         for name in (Columns.EPS_ID, Columns.T) if len(self.policies) > 1 else ():
             self._check_joint(name)
-        _check_text(self.text, "a name, or a description of a space,", None)
+        if not _has_utf_8(self.text):
+            raise SchemaError(
+                "a name, or a description of a space, holds half of a surrogate pair; replace it"
+            )
 
     def _check_joint(self, name: str) -> None:
         """Check that every policy has the column ``name``, because (eps_id, t) identifies a joint step."""
@@ -500,19 +556,18 @@ def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
 def _array(item: Any, column: str) -> NDArray[Any]:
     """Return a leaf as an array."""
     try:
-        return to_numpy(item)
-    except TypeError as error:  # NumPy has no dtype for some tensors, such as bfloat16.
+        array = to_numpy(item)
+    except (TypeError, RuntimeError) as error:  # NumPy has no form of some tensors, such as bfloat16.
         raise SchemaError(f"found {item.dtype}: {error}; cast it before writing", column=column) from error
+    return plain_array(array, column)
 
 
-def _check_text(text: str, what: str, column: str | None) -> None:
-    """Refuse text that has no UTF-8 form, because Parquet has no other."""
+def _has_utf_8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError as error:
-        raise SchemaError(
-            f"{what} holds half of a surrogate pair ({error}); replace it, or store bytes", column=column
-        ) from error
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_nesting(value: Any, column: str) -> None:

@@ -67,11 +67,13 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
         if len(plain) > most:
             waiting = [plain[start : start + most] for start in range(0, len(plain), most)]
         waiting.reverse()
-        lines = []
+        lines: list[tuple[bytes, int]] = []
+        rows = 0
         while waiting:
             part = waiting.pop()
             try:
-                lines.append((self._line(part, schema), len(part)))
+                lines.append((self._line(part, schema, first_row=rows), len(part)))
+                rows += len(part)
             except LineTooLarge:
                 halves = _halves(part)
                 if halves is None:
@@ -113,8 +115,9 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
             )
         )
 
-    def _line(self, batch: Batch, schema: Schema) -> bytes:
-        return _packed(encode_line(batch, schema, compress_columns=self._compress_columns), self._compressor)
+    def _line(self, batch: Batch, schema: Schema, *, first_row: int = 0) -> bytes:
+        line = encode_line(batch, schema, compress_columns=self._compress_columns, first_row=first_row)
+        return _packed(line, self._compressor)
 
 
 def _shard(lines: list[tuple[bytes, int]], schema: Schema, *, level: int | None, provenance: str) -> NewShard:
