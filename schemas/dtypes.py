@@ -33,7 +33,7 @@ def stored_dtype(text: object) -> np.dtype[Any]:
 
 @lru_cache(maxsize=256)
 def is_stored(dtype: np.dtype[Any]) -> bool:
-    """Whether the ``str`` of ``dtype`` gives it back: not so for fields, and for dtypes of other libraries."""
+    """Whether the ``str`` of ``dtype`` gives it back: not so for fields and dtypes of other libraries."""
     try:
         return stored_dtype(dtype.str) == dtype
     except ValueError:

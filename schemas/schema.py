@@ -30,7 +30,7 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.schemas.column import ColumnSpec, FrameStack
+from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack
 from rlio.schemas.json_values import dump_value, plain_array
 from rlio.schemas.observations import detect_stack
 from rlio.support.forks import cached_property
@@ -62,6 +62,7 @@ _RESERVED_ENDS = ("#older", ".list.element")
 # One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
 _GROUP_BYTES = 8 << 20
 _MAX_GROUP_ROWS = 1 << 16
+_MAX_POLICY_CHARACTERS = 512
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class PolicySchema:
             for leaf in self.leaves
             if not is_per_sequence(leaf.column) and leaf.column != Columns.NEXT_OBS_VALID
         ]
+
+    @cached_property
+    def texts(self) -> list[Leaf]:
+        """Leaves with a text or an object per row."""
+        return [leaf for leaf in self.per_row if leaf.spec.kind in TEXTS]
 
     @cached_property
     def per_sequence(self) -> list[Leaf]:
@@ -367,7 +373,16 @@ class Schema:
                 f"{len(self.columns)} columns of {len(self.policies)} policies: at most {most.columns} and "
                 f"{most.policies}; join columns into arrays"
             )
+        if self.group_row_bytes > most.group_bytes:
+            raise SchemaError(
+                f"rows of {self.group_row_bytes} bytes: at most {most.group_bytes}; store references"
+            )
         for pid, policy in self.policies.items():
+            if len(pid) > _MAX_POLICY_CHARACTERS:
+                raise SchemaError(
+                    f"policy {excerpt(pid)}: an id has at most {_MAX_POLICY_CHARACTERS} characters, because "
+                    "the table of episodes repeats it"
+                )
             taken: set[str] = set()
             for leaf in policy.leaves:
                 if self.columns[leaf.physical] != leaf.spec or leaf.physical in taken:
@@ -382,6 +397,10 @@ class Schema:
             raise SchemaError(
                 "a name, or a description of a space, holds half of a surrogate pair; replace it"
             )
+        try:
+            most.check_json(self.text, "a schema")
+        except UnsafeData as error:
+            raise SchemaError(f"{error}; store fewer columns, or smaller spaces") from error
 
     def _check_joint(self, name: str) -> None:
         """Check that every policy has the column ``name``, because (eps_id, t) identifies a joint step."""
@@ -423,6 +442,14 @@ class Schema:
         """Bytes of a row in a batch, of the policy with the largest rows; texts are estimated."""
         parts = (sum(leaf.spec.row_bytes for leaf in p.leaves) for p in self.policies.values())
         return max(parts, default=0)
+
+    @property
+    def group_row_bytes(self) -> int:
+        """Bytes of a row in a row group in memory: the columns of one policy, and three of structure.
+
+        Writers and readers compare rows of this size with `Limits.group_bytes`.
+        """
+        return 12 + self.row_bytes
 
     @property
     def folded_row_bytes(self) -> int:

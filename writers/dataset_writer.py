@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlio.batch import Batch
-from rlio.errors import LedgerError, PublishError, RlioError
+from rlio.errors import LedgerError, PublishError, RlioError, SchemaError
 from rlio.log.new_writer import open_publisher
 from rlio.log.publisher import Publisher
 from rlio.log.recovery import WriterLog, recover_before_writing, recover_interrupted
 from rlio.log.spool import SpoolLike, parse_spool
-from rlio.log.wal import Sync
+from rlio.log.wal import Buffer, Sync
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
@@ -152,14 +152,27 @@ class DatasetWriter(OutputWriter):
         encoder = self._encoder
         log = self._publisher.log
         if log is not None:
-            frames = [(encoder.to_frame(part), encoder.rows_of(part)) for part in parts]
             about = {**encoder.header, "shard_rows": encoder.shard_rows, "schema": schema.text}
-            log.append(frames, header=about)
+            log.append(self._frames(parts), header=about)
             self._publisher.expect(schema)
         for part in parts:
             encoder.append(part)
             self._publisher.received += encoder.rows_of(part)
         self._timer.start()
+
+    def _frames(self, parts: list[Any]) -> list[tuple[Sequence[Buffer], int]]:
+        """The parts as frames of the log.
+
+        Raises:
+            SchemaError: They have no such form; nothing of the batch is taken.
+        """
+        encoder = self._encoder
+        try:
+            return [(encoder.to_frame(part), encoder.rows_of(part)) for part in parts]
+        except RlioError:
+            raise
+        except Exception as error:  # For example Arrow's, for texts of over 2 GiB.
+            raise SchemaError(f"the batch cannot be logged: {error!r}; write smaller batches") from error
 
     def _make_room(self) -> None:
         """Publish first if the log or the memory has no room for the rows.

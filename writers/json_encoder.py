@@ -9,6 +9,8 @@ import zstandard
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import Columns
+from rlio.errors import UnsafeData
+from rlio.limits import DEFAULT_LIMITS
 from rlio.log.publisher import NewShard, Publisher
 from rlio.log.wal import Buffer, Frame
 from rlio.schemas.json_lines import LineTooLarge, encode_line, encode_provenance
@@ -18,6 +20,9 @@ from rlio.writers.encoder import Encoder
 from rlio.writers.roll import Roll
 
 __all__ = ["JsonEncoder"]
+
+# Readers refuse shards of more than four million lines.
+_MAX_LINES = 1_000_000
 
 
 class JsonEncoder(Encoder[tuple[bytes, int]]):
@@ -97,7 +102,7 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
         return self._bytes + len(part[0]) <= self.roll.max_bytes
 
     def _is_full(self) -> bool:
-        return self._bytes >= self.roll.max_bytes
+        return self._bytes >= self.roll.max_bytes or len(self._lines) >= _MAX_LINES
 
     def _add(self, part: tuple[bytes, int]) -> None:
         self._lines.append(part)
@@ -117,7 +122,12 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
 
     def _line(self, batch: Batch, schema: Schema, *, first_row: int = 0) -> bytes:
         line = encode_line(batch, schema, compress_columns=self._compress_columns, first_row=first_row)
-        return _packed(line, self._compressor)
+        packed = _packed(line, self._compressor)
+        try:
+            DEFAULT_LIMITS.check_inflation(len(packed), len(line) + 1, "a compressed line")
+        except UnsafeData as error:
+            raise LineTooLarge(f"{error}; write smaller batches") from error
+        return packed
 
 
 def _shard(lines: list[tuple[bytes, int]], schema: Schema, *, level: int | None, provenance: str) -> NewShard:
