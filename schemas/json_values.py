@@ -77,7 +77,9 @@ def check_value(value: Any, name: str) -> None:
     Raises:
         SchemaError: The value has no stored form. The message names the part, and what to store instead.
     """
-    if (value or type(value) is not dict) and _sure_characters(value, 0) > _SURELY_SHORT:
+    if type(value) is dict and not value:
+        return
+    if _sure_characters(value, 0) > _SURELY_SHORT:
         dump_value(value, name)
 
 
@@ -400,9 +402,8 @@ def _located(error: SchemaError, value: Any, name: str) -> SchemaError:
                 break
         else:
             break
-    # A value that is refused for its depth has a path that helps nobody.
-    place = "/".join(path if len(path) < _MAX_DEPTH else path[:1])
-    located = SchemaError(str(error), column=place or None)
+    # Of a value that is refused for its depth, the first parts say enough.
+    located = SchemaError(str(error), column="/".join(path if len(path) < _MAX_DEPTH else path[:4]) or None)
     located.__cause__ = error.__cause__
     return located
 
