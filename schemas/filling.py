@@ -20,14 +20,18 @@ def joint_columns(
 ) -> dict[str, list[Leaf]]:
     """Return every column of a policy in any schema -> its leaves; only those in ``columns``, if given.
 
-    If some schemas lack ``new_obs``, which is then filled, adds ``new_obs_valid``.
+    A column of texts in one schema and of other objects in another has objects. If some schemas lack
+    ``new_obs``, which is then filled, adds ``new_obs_valid``.
     """
     parts = [schema.policies[policy].columns for schema in schemas if policy in schema.policies]
     found: dict[str, list[Leaf]] = {}
     for part in parts:
         for column, leaves in part.items():
             if columns is None or column in columns:
-                found.setdefault(column, leaves)
+                before = found.setdefault(column, leaves)
+                if before is not leaves and any(leaf.spec.kind == "json" for leaf in leaves):
+                    objects = {leaf.path: leaf for leaf in leaves if leaf.spec.kind == "json"}
+                    found[column] = [objects.get(leaf.path, leaf) for leaf in before]
     valid = Columns.NEXT_OBS_VALID
     if Columns.NEXT_OBS in found and not all(Columns.NEXT_OBS in part for part in parts):
         found.setdefault(valid, [Leaf(valid, (), valid, ColumnSpec("|b1", (), "scalar"))])
