@@ -97,7 +97,7 @@ def test_texts_that_readers_would_refuse_are_refused_in_rows_that_cannot_be_cut(
 def test_one_long_text_does_not_make_the_rows_beside_it_unreadable(
     text: str | bytes, sequences: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NumPy pads each of the 6,001 texts to 500 or 2,000 bytes; by default, 5,000 characters were too many."""
+    """NumPy pads each of 6,001 texts to 500 or 2,000 bytes; by default, 5,000 characters were too many."""
     monkeypatch.setattr(row_groups, "_GROUP_PADDED", 100_000)
     small = Limits(group_bytes=1_000_000)
     batches = [SampleBatch(x=np.array([500 * text])), *[SampleBatch(x=np.array([2 * text] * 2000))] * 3]
