@@ -40,6 +40,7 @@ from rlio.schemas.group_arrays import BATCH, file_fields, group_table
 from rlio.schemas.row_groups import RowGroup
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
 from rlio.schemas.streams import StreamTable
+from rlio.support.options import check_count, set_options
 
 __all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "check_footer", "joined_crc32"]
 
@@ -72,6 +73,8 @@ class Compression:
             raise OptionError(
                 f"codec {excerpt(self.codec)}: this pyarrow has {', '.join(_available())} and none"
             )
+        level = check_count("Compression.level", self.level, least=None, none="the codec's default")
+        set_options(self, level=level)
         # Test it now: an error while encoding rows would be too late. The first table loads pandas, for
         # which a writer that is closed at exit has no time; pa.Codec would not load it.
         try:

@@ -21,6 +21,7 @@ from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.schema import canonical_json
 from rlio.schemas.spaces import space_to_json
 from rlio.support.forks import cached_property
+from rlio.support.options import check_choice, check_count, set_options
 
 __all__ = ["Provenance"]
 
@@ -55,10 +56,9 @@ class Provenance:
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if self.actions not in ("raw", "sent"):
-            raise OptionError(f"actions={self.actions!r}: expected 'raw' or 'sent'")
-        if self.observations not in ("raw", "preprocessed"):
-            raise OptionError(f"observations={self.observations!r}: expected 'raw' or 'preprocessed'")
+        check_choice("actions", self.actions, ("raw", "sent"))
+        check_choice("observations", self.observations, ("raw", "preprocessed"))
+        set_options(self, seed=check_count("seed", self.seed, least=None, none="an unknown seed"))
 
     @property
     def stored(self) -> dict[str, str]:

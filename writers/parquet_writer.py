@@ -72,11 +72,8 @@ class ParquetWriter(DatasetWriter):
         provenance: Provenance | None = None,
         storage_options: dict[str, object] | None = None,
     ) -> None:
-        roll, codec, about = (
-            expected(roll, Roll, "roll"),
-            Compression.parse(compression),
-            provenance or Provenance(),
-        )
+        roll, codec = expected(roll, Roll, "roll"), Compression.parse(compression)
+        about = expected(provenance, Provenance, "provenance")
         super().__init__(
             root,
             partial(ParquetEncoder, roll=roll, compression=codec, provenance=about.text),

@@ -152,9 +152,8 @@ class ReplayStore(Described):
     def __init__(
         self, capacity: int, *, frames: int | None = None, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        check_count("capacity", capacity, least=1)
-        self._capacity = capacity
-        self._frames = frames
+        self._capacity = check_count("capacity", capacity, least=1, of="rows")
+        self._frames = check_count("frames", frames, least=1, of="frames", none="enough for all rows")
         self._init(live=True, uri="the live store", digest="live", folder=folder)
 
     def _init(

@@ -19,7 +19,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import operator
 import threading
 import time
 import weakref
@@ -45,7 +44,7 @@ from rlio.reader import InputReader, JsonState, Unit
 from rlio.sampling.metrics import RolloutMetrics
 from rlio.sampling.policy_setup import PolicySetup
 from rlio.sampling.runners import WorkerPlace
-from rlio.support.options import checked_keywords
+from rlio.support.options import check_choice, check_count, check_number, checked_keywords
 from rlio.worker import RolloutWorker
 
 __all__ = ["WorkerGroup"]
@@ -128,8 +127,7 @@ class WorkerGroup(InputReader):
         actor_options: Mapping[str, Any] | None = None,
         **arguments: Unpack[WorkerKeywords],
     ) -> None:
-        if operator.index(num_workers) < 1:
-            raise OptionError(f"num_workers={num_workers}: expected at least 1")
+        num_workers = check_count("num_workers", num_workers, least=1, of="workers")
         self._ray = require_ray()
         self._arguments = portable(env, policy, arguments)
         _check_acknowledge(acknowledge, self._arguments.get("output"))
@@ -265,8 +263,7 @@ class WorkerGroup(InputReader):
             WorkerLost: As in `sample`.
             EndOfData: The workers' inputs are exhausted, and all fragments were taken.
         """
-        if operator.index(max_in_flight) < 1:
-            raise OptionError(f"max_in_flight={max_in_flight}: expected at least 1")
+        max_in_flight = check_count("max_in_flight", max_in_flight, least=1, of="fragments")
         asked = 0
         with self._lock:
             self._check_open()
@@ -291,8 +288,7 @@ class WorkerGroup(InputReader):
         Raises:
             WorkerError: As in `sample`.
         """
-        if timeout_s is not None and not timeout_s >= 0:
-            raise OptionError(f"timeout_s={timeout_s}: expected seconds, at least 0, or None")
+        timeout_s = check_number("timeout_s", timeout_s, least=0, of="seconds", none="no limit")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pool = self._pool
         with self._lock:
@@ -456,8 +452,7 @@ class WorkerGroup(InputReader):
             WorkerError: ``func`` raised an error, which is the cause.
             WorkerLost: A worker died meanwhile; it may be replaced.
         """
-        if errors not in ("raise", "return"):
-            raise OptionError(f"errors={excerpt(errors)}: expected 'raise' or 'return'")
+        check_choice("errors", errors, ("raise", "return"))
         if local_worker and self.local_worker is None:
             raise OptionError("local_worker=True, but the group has no local worker")
         with self._lock:
