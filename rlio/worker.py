@@ -47,7 +47,7 @@ from rlio.sampling.policy_setup import PolicySetup
 from rlio.sampling.runners import AnyRunner, WorkerPlace, make_runner, sub_envs
 from rlio.sampling.worker_input import WorkerInput
 from rlio.serving.network import find_free_port, get_host, get_node_ip
-from rlio.support.options import checked_keywords, expected, expected_mapping
+from rlio.support.options import check_choice, checked_keywords, expected, expected_mapping
 from rlio.writer import OutputWriter
 
 __all__ = ["RolloutWorker"]
@@ -124,8 +124,7 @@ class RolloutWorker(InputReader):
         self.creation_args: dict[str, Any] = {
             name: value for name, value in locals().items() if name in _ARGUMENTS
         }
-        if record not in ("live", "all"):
-            raise OptionError(f"record={excerpt(record)}: expected 'live' or 'all'")
+        check_choice("record", record, ("live", "all"))
         self.rollout: RolloutConfig = expected(rollout, RolloutConfig, "rollout")
         self.callbacks: Callbacks = combine(callbacks)
         self.runner: AnyRunner | None = None

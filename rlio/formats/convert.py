@@ -45,7 +45,7 @@ from rlio.formats.sink import MARKER, EpisodeSink
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
-from rlio.support.options import option_names, refuse_unknown
+from rlio.support.options import check_choice, option_names, refuse_unknown
 from rlio.writers.parquet_writer import ParquetWriter
 from rlio.writers.roll import Roll
 
@@ -111,8 +111,7 @@ def convert(
         SchemaError: An episode is not a trajectory, or the format cannot hold it.
         CorruptData: ``src`` is damaged; or ``prove`` found a difference, which the message names.
     """
-    if on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error={excerpt(on_error)}: expected 'raise' or 'skip'")
+    check_choice("on_error", on_error, ("raise", "skip"))
     format = _format(to)
     source = open_episodes(
         src,

@@ -54,7 +54,7 @@ from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 from rlio.support.described import Described
-from rlio.support.options import check_count, checked_keywords, default_options
+from rlio.support.options import check_choice, check_count, checked_keywords, default_options
 
 __all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
@@ -232,8 +232,7 @@ class ReplayStore(Described):
         """
         dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
         store = cls.__new__(cls)
-        if cache not in ("memory", "disk"):
-            raise OptionError(f"cache={excerpt(cache)}: expected 'memory' or 'disk'")
+        check_choice("cache", cache, ("memory", "disk"))
         if cache == "memory" and cache_folder is not None:
             raise OptionError("cache_folder= needs cache='disk': a store in memory has no files")
         if cache == "disk" and columns is not None:

@@ -129,7 +129,7 @@ class ServerLimits:
             name, value = f"ServerLimits.{option.name}", getattr(self, option.name)
             checked: float | None
             if option.type == "int":
-                checked = check_count(name, value, least=1)
+                checked = check_count(name, check_number(name, value, above=0), least=1)
             elif option.type == "float":
                 checked = check_number(name, value, above=0, of="seconds")
             else:

@@ -200,11 +200,12 @@ def check_choice(name: str, value: T, choices: Collection[object]) -> T:
     Raises:
         OptionError: It is something else.
     """
-    # By type, too: True equals 1, and an array has no truth value.
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
-        *first, last = map(repr, choices)
-        raise _illegal(name, value, f"{', '.join(first)} or {last}", None)
-    return value
+    for choice in choices:
+        # By type, too: True equals 1, and an array has no truth value.
+        if type(value) is type(choice) and value == choice:
+            return value
+    *first, last = map(repr, choices)
+    raise _illegal(name, value, f"{', '.join(first)} or {last}", None)
 
 
 def check_flag(name: str, value: object) -> bool:
@@ -232,7 +233,9 @@ def _bounds(
     below: float | None = None,
 ) -> str:
     if least is not None and most is not None:
-        return f", {least:g} to {most:g}" if isinstance(least, float) else f", {least} to {most}"
+        return f", from {least} to {most}"
+    if least == 0 and below is None:
+        return ", 0 or more"
     shown = (("at least", least), ("above", above), ("at most", most), ("below", below))
     parts = [f"{word} {bound}" for word, bound in shown if bound is not None]
     return f", {' and '.join(parts)}" if parts else ""

@@ -36,7 +36,7 @@ from rlio.distributed.group.joint import JointFilters, JointMetrics
 from rlio.distributed.group.remote_worker import Fragment, WorkerStatus
 from rlio.distributed.group.worker_spec import Acknowledge, WorkerKeywords, WorkerSpec, draw_seed, portable
 from rlio.distributed.ray_import import require_ray
-from rlio.errors import EndOfData, OptionError, RlioError, WorkerError, excerpt
+from rlio.errors import EndOfData, OptionError, RlioError, WorkerError
 from rlio.policies.policy import Policy
 from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars, accepts_weights
@@ -592,8 +592,7 @@ def _all_weights(worker: RolloutWorker) -> dict[str, Any]:
 
 
 def _check_acknowledge(acknowledge: Any, output: Any) -> None:
-    if acknowledge not in ("written", "published"):
-        raise OptionError(f"acknowledge={excerpt(acknowledge)}: expected 'written' or 'published'")
+    check_choice("acknowledge", acknowledge, ("written", "published"))
     if acknowledge == "published" and output is None:
         raise OptionError(
             "acknowledge='published' without an output, so nothing can be published: pass output=, or omit "
