@@ -160,12 +160,13 @@ def pieces_of(
     text = json.dumps(attributes) if attributes else "{}"
     policy = schema.policies[DEFAULT_POLICY_ID]
     arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
-    most = max(_PIECE_STACKS // max(schema.row_bytes, 1) if schema.stacked else len(plain), 1)
+    rows = len(plain)
+    most = max(_PIECE_STACKS // max(schema.row_bytes, 1) if schema.stacked else rows, 1)
     texts = Texts.of(arrays, policy)
     cuts = (
         _cut_sequences(arrays, policy, min(limit, most), texts)
         if policy.has_sequences
-        else _cut_rows(arrays, len(plain), rooms, most=most, texts=texts)
+        else _cut_rows(arrays, rows, rooms, most=most, texts=texts)
     )
     pieces = [
         [Piece(DEFAULT_POLICY_ID, part, stop - start, text if start == 0 else None, stop - start)]

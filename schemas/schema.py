@@ -162,7 +162,7 @@ class PolicySchema:
         """
         arrays: dict[str, NDArray[Any]] = {}
         names = self.columns
-        if len(batch) == 0 and not list(batch.keys()):
+        if not batch.keys() and len(batch) == 0:
             return arrays
         for column, wanted in names.items():
             try:

@@ -22,6 +22,7 @@ from rlio.storage.filesystem import Storage
 from rlio.writer import OutputWriter
 from rlio.writers.background import AgeTimer
 from rlio.writers.encoder import Encoder
+from rlio.writers.ended_episodes import EndedEpisodes
 
 __all__ = ["DatasetWriter"]
 
@@ -74,6 +75,7 @@ class DatasetWriter(OutputWriter):
         self._timer = AgeTimer(self._encoder.roll.max_seconds, self._on_timer)
         if self._publisher.log is not None:  # After a failed sync, only publishing makes rows safe.
             self._publisher.log.on_failure = self._on_timer
+        self._episodes = EndedEpisodes()
         # Whether a `write()` was interrupted: the rows of its batch in memory are then unknown.
         self._interrupted = False
         super().__init__()  # Last: from here on the exit hook may close the writer, which needs all of it.
@@ -131,6 +133,7 @@ class DatasetWriter(OutputWriter):
             return
         # Finds every error in the batch before anything changes.
         parts = encoder.cut(batch, schema) if batch.agent_steps() else []
+        seen = self._episodes.check(batch, schema) if parts else {}
         if schema is not encoder.schema:
             publisher.check_schema(schema)
         encoder.start()
@@ -140,6 +143,7 @@ class DatasetWriter(OutputWriter):
                 encoder.use(schema)
             if parts:
                 self._take(parts, schema)
+                self._episodes.take(seen)
         except RlioError:
             raise  # rlio's own errors refuse a batch as a whole.
         except BaseException:
