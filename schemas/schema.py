@@ -307,6 +307,12 @@ class Schema:
         Raises:
             SchemaError: A column, or the columns together, cannot be stored.
         """
+        if (
+            not self.multi_agent
+            and DEFAULT_POLICY_ID in self.policies
+            and Columns.NEXT_OBS_VALID not in batch
+        ):
+            return self  # Nearly every batch.
         parts = batch.policies()
         fresh = {pid: part for pid, part in parts.items() if pid not in self.policies and part.keys()}
         tells = [

@@ -86,6 +86,16 @@ class EndedEpisodes:
         if schema is not self._schema:
             self._looks = _looks(schema)
             self._schema = schema
+        if not schema.multi_agent:
+            for look in self._looks:
+                run = _one_run(batch, look)
+                if run is not None:
+                    key, start, stop, ends, _ = run
+                    before = self._known.get(key, _NEW)
+                    if before is _NEW:
+                        return {key: (start, stop, stop - 1 if ends else None, ())}
+                    if before is not None and before[1] == start and before[2] is None and not before[3]:
+                        return {key: (before[0], stop, stop - 1 if ends else None, ())}
         found: dict[Hashable, _Known | None] = {}
         known = self._known
         for look in self._looks:
@@ -164,16 +174,7 @@ def _kind(policy: PolicySchema, name: str, kinds: str) -> bool:
 
 def _runs(part: SampleBatch, look: _Look) -> Sequence[_Run]:
     """Return the runs of a policy's rows, in their order."""
-    # The dict itself, because each part[name] takes three times as long, and a `write()` may have one row.
-    columns: Mapping[str, Any] = part.keys().mapping  # type: ignore[attr-defined]  # typeshed lacks it
-    if Columns.EPS_ID not in columns:  # A policy without rows.
-        return ()
-    rows = len(columns[Columns.EPS_ID])
-    if rows == 1 or (look.t is not None and rows and not part.zero_padded):
-        found = _one_run(columns, look, rows)
-        if found is not None:
-            return (found,)
-    if not rows:
+    if Columns.EPS_ID not in part or not len(part[Columns.EPS_ID]):  # A policy without rows.
         return ()
     plain = unpadded(part)
     keys = [to_numpy(plain[name]) for name in look.keys]
@@ -184,28 +185,32 @@ def _runs(part: SampleBatch, look: _Look) -> Sequence[_Run]:
     return _all_runs(keys, t, ends, look)
 
 
-def _one_run(columns: Mapping[str, Any], look: _Look, rows: int) -> _Run | None:
-    """Return the rows as one run, by a look at the first and the last one; None if they are more.
+def _one_run(batch: Batch, look: _Look) -> _Run | None:
+    """Return a batch of one policy as one run, by a look at its first and its last row; None: look at all.
 
     Two rows of an episode that are as many steps apart as there are rows have its other rows between them. A
     done flag among these is not seen: an episode may continue without a gap anyway.
     """
+    # The dict itself: batch[name] takes three times as long, and a `write()` may have one row.
+    columns: Mapping[str, Any] = batch.keys().mapping  # type: ignore[attr-defined]  # typeshed lacks it
+    if look.t is None:
+        return None
     try:
-        start = 0 if look.t is None else columns[look.t].item(0)
-        ids = [columns[name].item(0) for name in look.keys]
-        if rows > 1:
-            if columns[Columns.T].item(-1) - start != rows - 1:
-                return None
-            for name, value in zip(look.keys, ids, strict=True):
-                if columns[name].item(-1) != value:
-                    return None
+        ids, steps = columns[Columns.EPS_ID], columns[look.t]
+        rows, eps_id, start = len(ids), ids.item(0), steps.item(0)
+        stop = start + rows
+        if rows > 1 and (ids.item(-1) != eps_id or steps.item(-1) != stop - 1):
+            return None
         ends = False
         for name in look.flags:
             if columns[name].item(-1):
                 ends = True
-    except TypeError:  # A tensor has no such method.
+        key = [look.policy, eps_id]
+        for name in look.keys[1:]:
+            key.append(columns[name].item(0))
+    except (TypeError, LookupError):  # Tensors, or no rows.
         return None
-    return (look.policy, *ids), start, start + rows, ends, 0
+    return tuple(key), start, stop, ends, 0
 
 
 def _all_runs(
