@@ -44,7 +44,15 @@ from rlio.batch.arrays import is_tensor, object_column, to_numpy
 from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.schemas.dtypes import is_stored, stored_dtype
 
-__all__ = ["SPECIAL_FLOATS", "check_value", "dump_value", "load_value", "plain_array", "value_from_json"]
+__all__ = [
+    "SPECIAL_FLOATS",
+    "check_text",
+    "check_value",
+    "dump_value",
+    "load_value",
+    "plain_array",
+    "value_from_json",
+]
 
 #: The strings that stand for floats without a JSON number.
 SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -81,6 +89,25 @@ def check_value(value: Any, name: str) -> None:
         return
     if _sure_characters(value, 0) > _SURELY_SHORT:
         dump_value(value, name)
+
+
+def check_text(text: str, name: str) -> None:
+    """Refuse a text that a column of texts cannot hold, because it has no UTF-8 form; see `check_value`.
+
+    A column of objects that are all texts, such as observations of a Text space, is stored as such. A text
+    within an info may have any characters.
+
+    Raises:
+        SchemaError: It has half of a surrogate pair.
+    """
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise SchemaError(
+                f"a text with half of a surrogate pair ({excerpt(text)}): replace it, or store bytes",
+                column=name,
+            ) from error
 
 
 def dump_value(value: Any, name: str = "") -> str:

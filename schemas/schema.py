@@ -14,9 +14,10 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +32,7 @@ from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack
-from rlio.schemas.json_values import dump_value, plain_array
+from rlio.schemas.json_values import check_text, dump_value, plain_array
 from rlio.schemas.observations import detect_stack
 from rlio.support.forks import cached_property
 
@@ -230,14 +231,13 @@ class _Rows:
     def check_texts(self, values: NDArray[Any], name: str) -> None:
         """Refuse texts that have no UTF-8 form, because Parquet has no other."""
         listed = values.tolist()
-        if _has_utf_8("".join(listed)):
-            return
-        row = next(number for number, text in enumerate(listed) if not _has_utf_8(text))
-        raise SchemaError(
-            f"{self._named(row)}: a text with half of a surrogate pair ({excerpt(listed[row])}): replace it, "
-            "or store bytes",
-            column=name,
-        )
+        try:
+            check_text("".join(listed), name)
+        except SchemaError:
+            for row, text in enumerate(listed):
+                with self._row(row):
+                    check_text(text, name)
+            raise
 
     def to_json(self, values: NDArray[Any], name: str) -> NDArray[Any]:
         """Return the JSON texts of objects.
@@ -245,22 +245,24 @@ class _Rows:
         Raises:
             SchemaError: An object has no stored form; the message names the row and the path in the object.
         """
-        texts: list[str] = []
         try:
-            texts.extend(map(dump_value, values))
+            return object_column(map(dump_value, values))
         except SchemaError:
-            try:
-                dump_value(values[len(texts)], name)
-            except SchemaError as error:
-                message = str(error).removesuffix(f" [column {error.column}]")
-                found = f"{self._named(len(texts))}: {message}"
-                raise SchemaError(found, column=error.column) from error.__cause__
+            for row, value in enumerate(values):
+                with self._row(row):
+                    dump_value(value, name)
             raise
-        return object_column(texts)
 
-    def _named(self, row: int) -> str:
-        of = "" if self.policy == DEFAULT_POLICY_ID else f" of policy {excerpt(self.policy)}"
-        return f"row {self.first + row}{of}"
+    @contextlib.contextmanager
+    def _row(self, row: int) -> Iterator[None]:
+        """Add the row to an error."""
+        try:
+            yield
+        except SchemaError as error:
+            of = "" if self.policy == DEFAULT_POLICY_ID else f" of policy {excerpt(self.policy)}"
+            message = str(error).removesuffix(f" [column {error.column}]")
+            found = f"row {self.first + row}{of}: {message}"
+            raise SchemaError(found, column=error.column) from error.__cause__
 
 
 @dataclass(frozen=True)
@@ -399,12 +401,13 @@ class Schema:
                 taken.add(leaf.physical)
         for name in (Columns.EPS_ID, Columns.T) if len(self.policies) > 1 else ():
             self._check_joint(name)
-        if not _has_utf_8(self.text):
+        try:
+            self.text.encode()
+            most.check_json(self.text, "a schema")
+        except UnicodeEncodeError as error:
             raise SchemaError(
                 "a name, or a description of a space, holds half of a surrogate pair; replace it"
-            )
-        try:
-            most.check_json(self.text, "a schema")
+            ) from error
         except UnsafeData as error:
             raise SchemaError(f"{error}; store fewer columns, or smaller spaces") from error
 
@@ -593,14 +596,6 @@ def _array(item: Any, column: str) -> NDArray[Any]:
     except (TypeError, RuntimeError) as error:  # NumPy has no form of some tensors, such as bfloat16.
         raise SchemaError(f"found {item.dtype}: {error}; cast it before writing", column=column) from error
     return plain_array(array, column)
-
-
-def _has_utf_8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_nesting(value: Any, column: str) -> None:

@@ -25,7 +25,7 @@ from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.batch.arrays import is_tensor, object_column
 from rlio.errors import SchemaError
 from rlio.log.recovery import recover
-from rlio.schemas.json_values import check_value, dump_value, load_value
+from rlio.schemas.json_values import check_text, check_value, dump_value, load_value
 from rlio.writer import OutputWriter
 
 KINDS: dict[str, Callable[..., OutputWriter]] = {
@@ -411,10 +411,19 @@ def test_the_row_of_a_json_line_that_is_cut_is_counted_in_the_batch() -> None:
     [
         (datetime.datetime(2024, 1, 2), "isoformat"), (Gear.FIRST, "value.value"), ({1}, "list"),
         (np.ma.array([1], mask=[True]), "filled"), (1j, "complex128"), (Pose(), "asdict"), (Text("a"), "str"),
-        (types.MappingProxyType({}), "dict"), (Path("a"), "str"), (torch.zeros(1, dtype=torch.bfloat16), "float"),
-        (collections.deque(), "list"), (object(), "NumPy arrays"), (np.zeros(1, [("a", "f4")]), "field"),
+        (types.MappingProxyType({}), "dict"), (Path("a"), "str"),
+        (torch.zeros(1, dtype=torch.bfloat16), "float"), (collections.deque(), "list"), (object(), "NumPy arrays"), (np.zeros(1, [("a", "f4")]), "field"),
     ],
 )  # fmt: skip
 def test_the_error_says_what_to_store_instead(value: Any, instead: str) -> None:
     with pytest.raises(SchemaError, match=rf"store .*{instead}.*\[column infos/a~1b/1/c\]"):
         check_value({"a/b": [1, {"c": value}]}, "infos")
+
+
+def test_a_text_is_checked_like_a_column_of_texts_is() -> None:
+    for text in ("", "a", "é", "😀", "nul\0"):
+        check_text(text, "obs")
+    for text in (half(r"\ud800"), "a" + half(r"\udce9")):
+        check_value(text, "infos")
+        with pytest.raises(SchemaError, match=r"half of a surrogate pair.*\[column obs\]"):
+            check_text(text, "obs")

@@ -334,7 +334,8 @@ def test_a_limit_of_rows_from_numpy_does_not_end_a_writer(make: Any, tmp_path: P
     [
         ({"roll": {"max_rows": 3}}, r"roll=.*Roll\(\*\*roll\)"),
         ({"provenance": {"seed": 1}}, "provenance="),
-        ({"spool": 3}, "spool=3: expected"), ({"sync": "often"}, "sync='often': expected 'interval', 'always'"),
+        ({"spool": 3}, "spool=3: expected"),
+        ({"sync": "often"}, "sync='often': expected 'interval', 'always' or 'never'"),
         ({"sync": True}, "sync=True: expected"), ({"writer_id": 7}, "writer_id"),
         ({"writer_id": "../x"}, "writer_id"), ({"worker_index": -1}, "worker_index=-1"),
         ({"compression": 3}, "compression=3"), ({"compression": "zip"}, "zip"),
@@ -355,3 +356,8 @@ def test_columns_to_compress_are_names_and_a_pace_is_a_pace(tmp_path: Path) -> N
             rlio.JsonWriter(tmp_path, compress_columns=wrong)  # type: ignore[arg-type]  # That is the point.
     with rlio.ParquetWriter(tmp_path) as writer, pytest.raises(OptionError, match="pace="):
         rlio.PacedWriter(writer, pace={"ahead": 3})  # type: ignore[arg-type]  # That is the point.
+
+
+def test_shards_for_which_there_is_no_memory_are_refused_before_a_row_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"Roll.max_bytes=\d+: .*memory"):
+        rlio.ParquetWriter(tmp_path, roll=rlio.Roll(max_bytes=1 << 60))

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from rlio.errors import OptionError
 from rlio.log.publisher import NewShard
 from rlio.log.wal import Frame
 from rlio.schemas.log_frames import LogFrames
@@ -21,10 +22,25 @@ from rlio.storage.local import PendingFile
 from rlio.writers.background import done_at_once
 from rlio.writers.roll import Roll
 
-__all__ = ["RowGroups", "ShardMaker"]
+__all__ = ["RowGroups", "ShardMaker", "check_memory"]
 
 # Room for the row group that fills a shard, and for the footer. Untouched memory costs nothing.
 _SPARE_BYTES = 96 << 20
+
+
+def check_memory(roll: Roll) -> None:
+    """Refuse shards for which there is no memory, before a row is taken: they are encoded in memory.
+
+    Raises:
+        OptionError: ``roll.max_bytes`` is too large.
+    """
+    try:
+        np.empty(roll.max_bytes + _SPARE_BYTES, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise OptionError(
+            f"Roll.max_bytes={roll.max_bytes}: a shard is encoded in memory, and this process cannot have as "
+            f"much ({error}); expected less"
+        ) from error
 
 
 class ShardMaker:
