@@ -83,7 +83,8 @@ class RolloutWorker(InputReader):
             path. A writer may also be passed as ``output``.
         record: ``"live"``: only rows of the sampler are written, because rows from files are stored already.
             A mixture takes whole fragments from the sampler. They are written when they are sampled, even if
-            rows of the last one are never served. ``"all"``: every served batch is written.
+            rows of the last one are never served. ``"all"``: every served batch is written; a data set takes
+            an episode once, so read stored inputs with ``epochs=1``.
         callbacks: A `Callbacks`, a class of it, or several.
         policy_setup: How policies are made and kept, which agents they act for (``policy_mapping_fn``) and
             which of them learn (``policies_to_train``); None: the defaults.

@@ -412,7 +412,8 @@ def test_the_row_of_a_json_line_that_is_cut_is_counted_in_the_batch() -> None:
         (datetime.datetime(2024, 1, 2), "isoformat"), (Gear.FIRST, "value.value"), ({1}, "list"),
         (np.ma.array([1], mask=[True]), "filled"), (1j, "complex128"), (Pose(), "asdict"), (Text("a"), "str"),
         (types.MappingProxyType({}), "dict"), (Path("a"), "str"),
-        (torch.zeros(1, dtype=torch.bfloat16), "float"), (collections.deque(), "list"), (object(), "NumPy arrays"), (np.zeros(1, [("a", "f4")]), "field"),
+        (torch.zeros(1, dtype=torch.bfloat16), "float"), (collections.deque(), "list"),
+        (object(), "NumPy arrays"), (np.zeros(1, [("a", "f4")]), "field"),
     ],
 )  # fmt: skip
 def test_the_error_says_what_to_store_instead(value: Any, instead: str) -> None:

@@ -324,8 +324,8 @@ def test_a_limit_of_rows_from_numpy_does_not_end_a_writer(make: Any, tmp_path: P
     """It cannot be written into the header of a log, which is JSON."""
     roll = rlio.Roll(max_rows=np.int64(3), max_bytes=np.int64(1 << 20), max_seconds=np.float32(30))
     with make(tmp_path / "root", roll=roll, worker_index=np.int64(1)) as writer:
-        for _ in range(2):
-            writer.write(rows())
+        for number in range(2):
+            writer.write(rlio.SampleBatch(rows(), eps_id=np.full(8, number)))
     assert len(rlio.open_dataset(tmp_path / "root")) == 16
 
 
