@@ -403,8 +403,9 @@ def test_episodes_without_end_do_not_fill_the_memory(tmp_path: Path, monkeypatch
 def test_options_of_the_reader_count_and_those_that_change_the_order_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     line = {"type": "SampleBatch", "obs": [[0.0]], "new_obs": [[1.0]], "actions": [0], "rewards": [1.0]}
-    good = json.dumps({**line, "terminateds": [True], "truncateds": [False], "eps_id": [1]})
-    (tmp_path / "a/output.json").write_text(f"{good}\n{good[:40]}\n{good}\n")
+    line = {**line, "terminateds": [True], "truncateds": [False]}
+    good, other = (json.dumps({**line, "eps_id": [eps_id]}) for eps_id in (1, 2))
+    (tmp_path / "a/output.json").write_text(f"{good}\n{good[:40]}\n{other}\n")
     command = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]
     assert CliRunner().invoke(app, command).exit_code == 1
     ran = CliRunner().invoke(app, [*command, "--read-option", "on_error=skip"])

@@ -265,7 +265,7 @@ def test_recovery_stores_what_a_writer_had_taken(make: Any, tmp_path: Path) -> N
     with make(tmp_path / "root") as writer:
         for batch in batches:
             writer.write(batch)
-        shutil.copytree(tmp_path / "root", tmp_path / "copy")
+        shutil.copytree(tmp_path / "root", tmp_path / "copy", ignore=shutil.ignore_patterns("*.tmp"))
     assert [log.rows for log in recover(tmp_path / "copy", all_hosts=True).logs] == [15]
     assert_identical(load(str(tmp_path / "copy")), joined(*batches))
 

@@ -271,7 +271,7 @@ def test_what_a_writer_accepts_comes_back_equal(
             writer.write(rows(good))
         if recovered and good:
             copy = root.with_name("copy")
-            shutil.copytree(root, copy)
+            shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.tmp"))
             assert [log.rows for log in recover(copy, all_hosts=True).logs] == [len(good)]
             root = copy
     shutil.rmtree(root / "_wal", ignore_errors=True)
