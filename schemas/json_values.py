@@ -75,8 +75,9 @@ _MAX_PADDING = 1 << 20
 def check_value(value: Any, name: str) -> None:
     """Refuse a value that `dump_value` refuses: of a row of ``infos``, or of another column of objects.
 
-    Call it before the value enters a buffer or a batch. An info of eight numbers takes about 1 us. Values with
-    other parts than numbers, ASCII texts, lists, tuples, dicts and small arrays take as long as `dump_value`.
+    Call it before the value enters a buffer or a batch. An info of eight numbers takes about 1 us. Values
+    with other parts than numbers, ASCII texts, lists, tuples, dicts and small arrays take as long as
+    `dump_value`.
 
     Args:
         value: The value of one row.

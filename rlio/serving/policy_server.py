@@ -131,9 +131,9 @@ class ServerLimits:
             if option.type == "int":
                 checked = check_count(name, check_number(name, value, above=0), least=1)
             elif option.type == "float":
-                checked = check_number(name, value, above=0, of="seconds")
+                checked = check_number(name, value, above=0, most=threading.TIMEOUT_MAX)
             else:
-                checked = check_number(name, value, above=0, of="seconds", none="no limit")
+                checked = check_number(name, value, above=0, most=threading.TIMEOUT_MAX, none="no limit")
             set_options(self, **{option.name: checked})
 
 

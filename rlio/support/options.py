@@ -185,6 +185,8 @@ def check_number(
             and (below is None or number < below)
         ):
             return number
+    if of == "seconds" and above is not None:
+        raise _illegal(name, value, f"seconds > {above}", none)
     what = f"a number of {of}" if of else "a number"
     raise _illegal(name, value, what + _bounds(least=least, above=above, most=most, below=below), none)
 
