@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlio.batch import Batch, count_units
-from rlio.batch.columns import Columns
-from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.errors import OptionError, excerpt
 from rlio.reader import InputReader, InputReaderAround
 from rlio.writer import OutputWriter
+from rlio.writers.ended_episodes import EpisodeComesAgain
 
 __all__ = ["RecordingInput"]
 
@@ -68,7 +68,7 @@ class RecordingInput(InputReaderAround):
                 f"{count_units(batch, self.unit)} {self.unit} of {type(self.child).__name__} were not "
                 "written and are not served"
             )
-            if isinstance(error, SchemaError) and error.column == Columns.EPS_ID:
+            if isinstance(error, EpisodeComesAgain):
                 error.add_note(
                     "a replay is recorded once: read it with epochs=1, or each epoch with a writer of its own"
                 )

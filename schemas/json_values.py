@@ -471,6 +471,8 @@ def _refused(value: Any) -> SchemaError:
     how = next((f"store {how}" for kinds, how in _INSTEAD if isinstance(value, kinds)), "")
     if not how and dataclasses.is_dataclass(value):
         how = "store dataclasses.asdict(value)"
+    if not how and hasattr(value, "__array__"):  # Arrays of other libraries, and tables.
+        how = "store numpy.asarray(value)"
     if not how:
         more = "list(value), or " if isinstance(value, Iterable) else ""
         how = f"store {more}numbers, strings, lists, dicts, tuples, bytes or NumPy arrays"

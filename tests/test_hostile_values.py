@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -413,7 +414,7 @@ def test_the_row_of_a_json_line_that_is_cut_is_counted_in_the_batch() -> None:
         (np.ma.array([1], mask=[True]), "filled"), (1j, "complex128"), (Pose(), "asdict"), (Text("a"), "str"),
         (types.MappingProxyType({}), "dict"), (Path("a"), "str"),
         (torch.zeros(1, dtype=torch.bfloat16), "float"), (collections.deque(), "list"),
-        (object(), "NumPy arrays"), (np.zeros(1, [("a", "f4")]), "field"),
+        (pd.Series([1]), "numpy.asarray"), (object(), "NumPy arrays"), (np.zeros(1, [("a", "f4")]), "field"),
     ],
 )  # fmt: skip
 def test_the_error_says_what_to_store_instead(value: Any, instead: str) -> None:

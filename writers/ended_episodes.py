@@ -26,11 +26,11 @@ from rlio.schemas.row_groups import unpadded
 from rlio.schemas.schema import PolicySchema, Schema
 from rlio.schemas.streams import WRITER
 
-__all__ = ["EndedEpisodes", "Seen"]
+__all__ = ["EndedEpisodes", "EpisodeComesAgain", "Seen"]
 
 _KEYS: Final = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID, WRITER)
 _FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
-#: Episodes to remember, at about 300 bytes.
+#: Episodes to remember, at about 200 bytes.
 _MOST_EPISODES: Final = 50_000
 #: Ranges of steps to remember of an episode whose rows come out of order.
 _MOST_RANGES: Final = 16
@@ -65,6 +65,10 @@ class _Look(NamedTuple):
     shared: bool
 
 
+class EpisodeComesAgain(SchemaError):
+    """Rows of an episode that has ended. Another writer may take them as another episode."""
+
+
 class EndedEpisodes:
     """The episodes of one writer that were written last. Not thread-safe."""
 
@@ -81,7 +85,7 @@ class EndedEpisodes:
             What to pass to `take` once the batch is written.
 
         Raises:
-            SchemaError: An episode that has ended comes again; the message names the row and ``eps_id``.
+            EpisodeComesAgain: An episode that has ended comes again; the message names row and ``eps_id``.
         """
         if schema is not self._schema:
             self._looks = _looks(schema)
@@ -133,7 +137,7 @@ def _joined(before: _Known, run: _Run, look: _Look, *, within: bool) -> _Known |
         within: Whether earlier rows of the same batch belong to the episode.
 
     Raises:
-        SchemaError: The episode had ended before these rows.
+        EpisodeComesAgain: The episode had ended before these rows.
     """
     _, start, stop, ends, _ = run
     ranges = (before[:2], *before[3])
@@ -260,11 +264,11 @@ def _merged(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
     return merged
 
 
-def _comes_again(run: _Run, end: int, look: _Look) -> SchemaError:
+def _comes_again(run: _Run, end: int, look: _Look) -> EpisodeComesAgain:
     (_, *ids), start, _, _, row = run
     named = ", ".join(f"{name} {excerpt(value)}" for name, value in zip(look.keys, ids, strict=True))
     when = "" if look.t is None else f" at t={end}, and this row has t={start}"
-    return SchemaError(
+    return EpisodeComesAgain(
         f"row {row} of policy {excerpt(look.policy)}: the episode with {named} comes again after it has "
         f"ended{when}; in the rows of one writer, {' and '.join(look.keys)} name one episode. Give each "
         "episode its own id, write other data with another writer of the same root, or leave out eps_id if "
