@@ -13,7 +13,6 @@ Example:
 
 from __future__ import annotations
 
-import operator
 import threading
 from functools import partial
 
@@ -21,6 +20,7 @@ from rlio.batch import Batch
 from rlio.errors import OptionError
 from rlio.reader import Endless, InputReader, InputReaderAround, JsonState
 from rlio.support.forks import ReadAhead
+from rlio.support.options import check_count, check_flag
 
 __all__ = ["AsyncInput"]
 
@@ -58,8 +58,8 @@ class AsyncInput(InputReaderAround):
     def __init__(self, child: InputReader, *, queue_size: int = 5, blackhole_outputs: bool = False) -> None:
         super().__init__(child)
         self.replayable = False
-        if operator.index(queue_size) < (0 if blackhole_outputs else 1):
-            raise OptionError(f"AsyncInput(queue_size={queue_size}): expected at least 1 batch")
+        least = 0 if check_flag("blackhole_outputs", blackhole_outputs) else 1
+        queue_size = check_count("AsyncInput.queue_size", queue_size, least=least, of="batches")
         self.lock: threading.RLock = threading.RLock()
         self._dropped = _Dropped()
         self._is_black_hole = blackhole_outputs

@@ -52,7 +52,7 @@ from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, fin
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import wanted_columns
 from rlio.storage.filesystem import StrPath
-from rlio.support.options import checked_keywords
+from rlio.support.options import check_count, checked_keywords
 
 __all__ = ["D4RLReader"]
 
@@ -129,8 +129,9 @@ class D4RLReader(StoredReader):
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords)
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise OptionError(f"max_episode_steps={max_episode_steps}: expected at least 1, or None")
+        max_episode_steps = check_count(
+            "max_episode_steps", max_episode_steps, least=1, of="steps", none="no limit"
+        )
         files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         self._handles = Hdf5Files(files)
         self.notes: list[str] = []

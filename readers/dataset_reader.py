@@ -37,7 +37,7 @@ from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource
 from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
 from rlio.storage.filesystem import Storage
-from rlio.support.options import checked_keywords
+from rlio.support.options import check_choice, checked_keywords
 
 __all__ = ["DatasetReader"]
 
@@ -182,8 +182,7 @@ class DatasetReader(InputReader):
         normalise: Normalise | None = None,
         **keywords: Unpack[DatasetKeywords],
     ) -> None:
-        if cache not in ("auto", "memory", "disk", "none"):
-            raise OptionError(f"cache={excerpt(cache)}: expected 'auto', 'memory', 'disk' or 'none'")
+        check_choice("cache", cache, ("auto", "memory", "disk", "none"))
         given: dict[str, Any] = {**keywords}
         drawn = {name: given.pop(name) for name in _DRAWN if name in given}
         if isinstance(given.get("columns"), str):

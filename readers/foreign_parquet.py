@@ -70,7 +70,7 @@ from rlio.readers.space_arrays import Spaces, fit_space, space_of
 from rlio.readers.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
-from rlio.support.options import checked_keywords
+from rlio.support.options import check_choice, checked_keywords
 
 __all__ = ["ForeignParquetReader", "RowGroups"]
 
@@ -130,8 +130,7 @@ class ForeignParquetReader(StoredReader):
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords)
-        if extension_types not in ("refuse", "storage"):
-            raise OptionError(f"extension_types={extension_types!r}: expected 'refuse' or 'storage'")
+        check_choice("extension_types", extension_types, ("refuse", "storage"))
         files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         self._groups = RowGroups(files, limits, options.columns, refuse=extension_types == "refuse")
         decoder = RllibDecoder(

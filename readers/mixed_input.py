@@ -16,7 +16,6 @@ Example:
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -38,7 +37,7 @@ from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation
 from rlio.support.calls import call_each
 from rlio.support.forks import cached_property
-from rlio.support.options import in_own_spelling
+from rlio.support.options import check_choice, check_count, in_own_spelling
 from rlio.support.states import flag_in, value_in, whole_numbers
 
 __all__ = ["MixedInput"]
@@ -102,17 +101,14 @@ class MixedInput(InputReader):
         columns: Unlike = "error",
         source_column: bool = False,
     ) -> None:
-        if operator.index(batch_size) < 1:
-            raise OptionError(f"batch_size={batch_size}: expected a number of steps, at least 1")
-        end = in_own_spelling(end, _ENDS)
-        for option, value, known in (("end", end, _ENDS), ("columns", columns, UNLIKE)):
-            if value not in known:
-                raise OptionError(f"{option}={excerpt(value)}: expected one of {', '.join(map(repr, known))}")
+        self.batch_size: int = check_count("batch_size", batch_size, least=1, of="steps")
+        end = check_choice("end", in_own_spelling(end, _ENDS), _ENDS)
+        check_choice("columns", columns, UNLIKE)
+        seed = check_count("seed", seed, least=0, none="the order of the sources")
         readers, given = _named(sources)
         if given is not None and weights is not None:
             raise OptionError("the sources come with weights already: leave out weights=")
         count = len(readers)
-        self.batch_size: int = operator.index(batch_size)
         self.end = end
         self.columns = columns
         self.source_column = source_column

@@ -15,6 +15,7 @@ from rlio.batch.nested import leaves
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
 from rlio.reader import InputReader, JsonState, Restorable
 from rlio.support.forks import ReadAhead
+from rlio.support.options import check_count
 from rlio.support.turns import Turns
 
 __all__ = ["Prefetch"]
@@ -99,8 +100,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
     ) -> None:
         if not isinstance(reader, InputReader):
             raise OptionError(f"prefetch() was given {excerpt(reader)}: expected an InputReader")
-        if depth < 1:
-            raise OptionError(f"prefetch(depth={depth}): expected a number of batches, at least 1")
+        depth = check_count("depth", depth, least=1, of="batches")
         self._reader = reader
         self._copier = _Copier(device, pin_memory)
         self._state = reader.state_dict()

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, TypedDict
 
 from rlio.batch.join import UNLIKE, Unlike
 from rlio.errors import OptionError, excerpt
+from rlio.support.options import check_choice, check_count, check_flag, set_options
 
 __all__ = ["OrderKeywords", "PassKeywords", "ReadKeywords", "ReadOptions", "Unlike", "check_batch_size"]
 
@@ -87,24 +88,17 @@ class ReadOptions:
                 yield f"{field.name}={excerpt(value, 60)}"
 
     def __post_init__(self) -> None:
-        for name, least, what in (
-            ("batch_size", 1, "a number of rows, at least 1, or None"),
-            ("epochs", 1, "a whole number, at least 1, or None for endless"),
-            ("seed", 0, "a whole number, 0 or more, or None"),
-        ):
-            value = getattr(self, name)
-            if value is not None and not (_is_whole(value) and value >= least):
-                raise OptionError(f"{name}={excerpt(value)}: expected {what}")
-        for name in ("shuffle", "drop_last"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name}={excerpt(getattr(self, name))}: expected True or False")
-        match self.shard:
-            case (rank, world) if _is_whole(rank) and _is_whole(world) and 0 <= rank < world:
-                pass
-            case _:
-                raise OptionError(
-                    f"shard={excerpt(self.shard)}: expected (rank, world) with 0 <= rank < world"
-                )
+        set_options(
+            self,
+            batch_size=check_count(
+                "batch_size", self.batch_size, least=1, of="rows", none="the source's own"
+            ),
+            epochs=check_count("epochs", self.epochs, least=1, none="endless"),
+            seed=check_count("seed", self.seed, least=0, none="one from the OS"),
+            shuffle=check_flag("shuffle", self.shuffle),
+            drop_last=check_flag("drop_last", self.drop_last),
+            shard=_checked_shard(self.shard),
+        )
         names = self.columns
         if names is not None and (isinstance(names, str) or not all(isinstance(x, str) for x in names)):
             raise OptionError(f"columns={excerpt(names)}: expected a list of names, or None for all columns")
@@ -113,8 +107,7 @@ class ReadOptions:
                 f"columns={excerpt(self.unlike)}: expected a list of names, None for all columns, or one of "
                 f"{', '.join(map(repr, UNLIKE))} for files with different columns"
             )
-        if self.on_error not in ("raise", "skip"):
-            raise OptionError(f"on_error={excerpt(self.on_error)}: expected 'raise' or 'skip'")
+        check_choice("on_error", self.on_error, ("raise", "skip"))
         if self.drop_last and self.batch_size is None:
             raise OptionError("drop_last=True needs batch_size: without one, no batch is short")
 
@@ -139,6 +132,10 @@ def check_batch_size(units: int, *, there: int | None, unit: str, uri: str | Non
         )
 
 
-def _is_whole(value: object) -> bool:
-    """Whether ``value`` is an integer, also of NumPy, and not a bool."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+def _checked_shard(shard: object) -> tuple[int, int]:
+    match shard:
+        case (rank, world):
+            most = check_count("shard[1]", world, least=1, of="ranks") - 1
+            return check_count("shard[0]", rank, least=0, most=most), most + 1
+        case _:
+            raise OptionError(f"shard={excerpt(shard)}: expected (rank, world) with 0 <= rank < world")

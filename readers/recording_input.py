@@ -20,6 +20,7 @@ from rlio.batch import Batch, count_units
 from rlio.errors import OptionError, excerpt
 from rlio.reader import InputReader, InputReaderAround
 from rlio.writer import OutputWriter
+from rlio.writers.ended_episodes import EpisodeComesAgain
 
 __all__ = ["RecordingInput"]
 
@@ -29,6 +30,10 @@ class RecordingInput(InputReaderAround):
 
     Exactly the served rows are written, for any sizes. The state is the child's: a reader that is restored to
     an earlier state serves rows again, and writes them again.
+
+    A writer of a data set refuses the rows of an episode that has ended, because its ``eps_id`` would name
+    two episodes. Therefore record one epoch of a replay with one writer (``epochs=1``), or leave ``eps_id``
+    out (``columns=[...]``, `rlio.MappedInput`) if nobody reads the rows by episode.
 
     Several threads may call it: see `rlio.InputReader`.
 
@@ -65,6 +70,10 @@ class RecordingInput(InputReaderAround):
                 f"{count_units(batch, self.unit)} {self.unit} of {type(self.child).__name__} were not "
                 "written and are not served"
             )
+            if isinstance(error, EpisodeComesAgain):
+                error.add_note(
+                    "a replay is recorded once: read it with epochs=1, or each epoch with a writer of its own"
+                )
             raise
         return batch
 

@@ -19,14 +19,14 @@ Example:
 from __future__ import annotations
 
 import logging
-import operator
 import secrets
 from collections.abc import Iterator
 
 from rlio.batch import Batch, count_units
-from rlio.errors import EndOfData, OptionError, StateError, excerpt
+from rlio.errors import EndOfData, StateError, excerpt
 from rlio.reader import Endless, InputReader, InputReaderAround, JsonState
 from rlio.replay.order import ORDER_VERSION, Permutation
+from rlio.support.options import check_count
 from rlio.support.states import seed_in, whole_number
 
 __all__ = ["ShuffledInput"]
@@ -57,14 +57,14 @@ class ShuffledInput(InputReaderAround):
 
     def __init__(self, child: InputReader, n: int, *, seed: int | None) -> None:
         super().__init__(child)
-        if operator.index(n) < 0:
-            raise OptionError(f"ShuffledInput(n={n}): expected a number of batches in a window, 0 or more")
+        n = check_count("ShuffledInput.n", n, least=0, of="batches in a window")
+        seed = check_count("seed", seed, least=0, none="one from the OS")
         if seed is None:
             seed = secrets.randbits(63)
             if n > 1:
                 logger.info("ShuffledInput: seed=%d, drawn from the OS", seed)
-        self.n: int = max(operator.index(n), 1)
-        self.seed: int = operator.index(seed)
+        self.n: int = max(n, 1)
+        self.seed: int = seed
         self._number = 0  # windows served whole before this one
         self._index = 0  # batches of this window that were served
         # The window that is being filled or served; its served batches are None.

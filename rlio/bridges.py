@@ -40,6 +40,7 @@ from rlio.readers.dataset_reader import DatasetReader
 from rlio.replay.draws import Draw
 from rlio.replay.store import ReplayStore
 from rlio.support.extras import needs
+from rlio.support.options import check_choice
 
 if TYPE_CHECKING:
     import d3rlpy
@@ -341,8 +342,7 @@ def to_tensordict(
         from tensordict import TensorDict
     if not isinstance(batch, SampleBatch):
         raise SchemaError("found rows of several policies, expected a SampleBatch: batch.policies()[name]")
-    if layout not in ("rlio", "torchrl"):
-        raise OptionError(f"layout={excerpt(layout)}: expected 'rlio' or 'torchrl'")
+    check_choice("layout", layout, ("rlio", "torchrl"))
     for name in batch:
         if is_per_sequence(name):
             raise SchemaError("found sequences, expected steps: unpad() and delete this column", column=name)

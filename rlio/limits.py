@@ -14,6 +14,7 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Final
 
 from rlio.errors import OptionError, UnsafeData, excerpt
@@ -73,8 +74,12 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise OptionError(f"Limits({field.name}={excerpt(value)}): expected a whole number above 0")
+            # Not by `rlio.support.options`, which is above this module.
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise OptionError(
+                    f"Limits.{field.name}={excerpt(value)}: expected a whole number, at least 1"
+                )
+            object.__setattr__(self, field.name, int(value))
 
     def __repr__(self) -> str:
         given = (f.name for f in fields(self) if getattr(self, f.name) != f.default)

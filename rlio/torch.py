@@ -64,7 +64,7 @@ from rlio.readers.read_options import OrderKeywords
 from rlio.readers.stored_pass import Cache
 from rlio.replay.store import UnitKeywords
 from rlio.storage.paths import mask_secrets
-from rlio.support.options import checked_keywords
+from rlio.support.options import check_count, checked_keywords
 from rlio.support.turns import Turns
 
 __all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch", "to_tensordict"]
@@ -346,8 +346,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
     def __init__(
         self, dataset: ReplayDataset, *, num_workers: int = 0, **options: Unpack[LoaderKeywords]
     ) -> None:
-        if operator.index(num_workers) < 0:
-            raise OptionError(f"num_workers={num_workers}: expected a number of worker processes, 0 or more")
+        num_workers = check_count("num_workers", num_workers, least=0, of="worker processes")
         self._dataset = dataset
         self._num_workers = num_workers
         self._options: dict[str, Any] = {**options}

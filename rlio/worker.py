@@ -47,7 +47,7 @@ from rlio.sampling.policy_setup import PolicySetup
 from rlio.sampling.runners import AnyRunner, WorkerPlace, make_runner, sub_envs
 from rlio.sampling.worker_input import WorkerInput
 from rlio.serving.network import find_free_port, get_host, get_node_ip
-from rlio.support.options import checked_keywords, expected, expected_mapping
+from rlio.support.options import check_choice, checked_keywords, expected, expected_mapping
 from rlio.support.states import fitting
 from rlio.writer import OutputWriter
 
@@ -84,7 +84,8 @@ class RolloutWorker(InputReader):
             path. A writer may also be passed as ``output``.
         record: ``"live"``: only rows of the sampler are written, because rows from files are stored already.
             A mixture takes whole fragments from the sampler. They are written when they are sampled, even if
-            rows of the last one are never served. ``"all"``: every served batch is written.
+            rows of the last one are never served. ``"all"``: every served batch is written; a data set takes
+            an episode once, so read stored inputs with ``epochs=1``.
         callbacks: A `Callbacks`, a class of it, or several.
         policy_setup: How policies are made and kept, which agents they act for (``policy_mapping_fn``) and
             which of them learn (``policies_to_train``); None: the defaults.
@@ -129,8 +130,7 @@ class RolloutWorker(InputReader):
         self.creation_args: dict[str, Any] = {
             name: value for name, value in locals().items() if name in _ARGUMENTS
         }
-        if record not in ("live", "all"):
-            raise OptionError(f"record={excerpt(record)}: expected 'live' or 'all'")
+        check_choice("record", record, ("live", "all"))
         self.rollout: RolloutConfig = expected(rollout, RolloutConfig, "rollout")
         self.callbacks: Callbacks = combine(callbacks)
         self.runner: AnyRunner | None = None

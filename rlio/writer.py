@@ -134,8 +134,9 @@ class OutputWriter(ClosedByWith):
         """Take a batch; thread-safe. The writer keeps no reference to it.
 
         Raises:
-            SchemaError: ``batch`` is not a batch, or the dtype or shape of a column differs from the rows
-                before; nothing is taken.
+            SchemaError: ``batch`` is not a batch; the dtype or shape of a column differs from the rows
+                before; or, in a data set, a value cannot be stored, or an episode comes again after its end.
+                Nothing is taken.
             ClosedError: After `close`.
         """
         if not isinstance(batch, (SampleBatch, MultiAgentBatch)):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, SchemaError
-from rlio.schemas.dtypes import stored_dtype
+from rlio.schemas.dtypes import is_stored, stored_dtype
 
 __all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable"]
 
@@ -84,11 +84,9 @@ class ColumnSpec:
             if shape:
                 raise SchemaError(f"text arrays have one axis; found shape {values.shape}", column=column)
             return cls(dtype.str[:2], (), "text")
-        if dtype.kind == "V":
-            raise SchemaError(
-                f"dtype {dtype} cannot be stored; split a structured array into one column per field",
-                column=column,
-            )
+        if not is_stored(dtype):
+            how = "split it into one column per field" if dtype.names else "cast it to a dtype of NumPy's own"
+            raise SchemaError(f"dtype {dtype} cannot be stored; {how}", column=column)
         spec = cls(dtype.str, shape, _fixed_kind(dtype, shape))
         if not spec._is_legal():
             raise SchemaError(

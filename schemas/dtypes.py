@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["stored_dtype"]
+__all__ = ["is_stored", "stored_dtype"]
 
 _PLAIN: Final = re.compile(r"[<>|=]?(?:[?biufcSUO][0-9]{0,9}|[mM]8(?:\[[0-9]{0,9}[a-zA-Z]{1,2}\])?)")
 
@@ -28,3 +29,12 @@ def stored_dtype(text: object) -> np.dtype[Any]:
         return np.dtype(text)
     except TypeError as error:
         raise ValueError(f"not a dtype: {text!r:.100}") from error
+
+
+@lru_cache(maxsize=256)
+def is_stored(dtype: np.dtype[Any]) -> bool:
+    """Whether the ``str`` of ``dtype`` gives it back: not so for fields and dtypes of other libraries."""
+    try:
+        return stored_dtype(dtype.str) == dtype
+    except ValueError:
+        return False

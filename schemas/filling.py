@@ -20,14 +20,18 @@ def joint_columns(
 ) -> dict[str, list[Leaf]]:
     """Return every column of a policy in any schema -> its leaves; if given, only what ``columns`` name.
 
-    If some schemas lack ``new_obs``, which is then filled, adds ``new_obs_valid``.
+    A column of texts in one schema and of other objects in another has objects. If some schemas lack
+    ``new_obs``, which is then filled, adds ``new_obs_valid``.
     """
     parts = [schema.policies[policy].columns for schema in schemas if policy in schema.policies]
     found: dict[str, list[Leaf]] = {}
     for part in parts:
         for column, leaves in part.items():
             if named := [leaf for leaf in leaves if is_named(leaf, columns)]:
-                found.setdefault(column, named)
+                before = found.setdefault(column, named)
+                if before is not named and any(leaf.spec.kind == "json" for leaf in named):
+                    objects = {leaf.path: leaf for leaf in named if leaf.spec.kind == "json"}
+                    found[column] = [objects.get(leaf.path, leaf) for leaf in before]
     valid = Columns.NEXT_OBS_VALID
     if Columns.NEXT_OBS in found and not all(Columns.NEXT_OBS in part for part in parts):
         found.setdefault(valid, [Leaf(valid, (), valid, ColumnSpec("|b1", (), "scalar"))])

@@ -56,13 +56,21 @@ def dump_column(values: NDArray[Any], spec: ColumnSpec, *, compress: bool = Fals
         values: Shape (k, *shape), from `PolicySchema.flatten`: objects as their JSON text.
         spec: The column's type.
         compress: Whether to write a ``{"zstd": ...}`` of the bytes instead of a list.
+
+    Raises:
+        UnsafeData: Readers would refuse the compressed column.
     """
     if spec.dtype == "|S":
         width = values.dtype.itemsize
         return b'{"width":%d,%b' % (width, _blob(values.tobytes(), compress=compress)[1:])
     if spec.kind in ("text", "json"):
         text = _texts(values, spec)
-        return _blob(text, compress=True) if compress else text
+        if not compress:
+            return text
+        if len(text) > MAX_TEXT_BYTES:
+            raise UnsafeData(f"a compressed column of {len(text)} bytes of text, more than {MAX_TEXT_BYTES}")
+        check_containers(text)
+        return _blob(text, compress=True)
     if compress or not _is_plain(spec.numpy):
         little = np.ascontiguousarray(values, spec.numpy.newbyteorder("<"))
         return _blob(little.tobytes(), compress=compress)
@@ -150,6 +158,8 @@ def _texts(values: NDArray[Any], spec: ColumnSpec) -> bytes:
 
 def _blob(data: bytes, *, compress: bool) -> bytes:
     packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data) if compress else data
+    if compress:
+        DEFAULT_LIMITS.check_inflation(len(packed), len(data), "a compressed column")
     return b'{"%b":"%b"}' % (b"zstd" if compress else b"base64", pybase64.b64encode(packed))
 
 

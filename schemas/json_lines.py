@@ -32,7 +32,6 @@ Example:
 from __future__ import annotations
 
 import json
-import math
 import re
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -42,10 +41,11 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, count_units
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.multi_agent import MAX_ENV_STEPS
 from rlio.errors import CorruptData, RlioError, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import MAX_TEXT_BYTES, check_containers, dump_column, load_column, parse_json
-from rlio.schemas.row_groups import ATTRIBUTES, unpadded
+from rlio.schemas.row_groups import ATTRIBUTES, attributes_of, unpadded
 from rlio.schemas.schema import Leaf, PolicySchema, Schema, is_named, rebuild
 
 __all__ = [
@@ -71,7 +71,6 @@ SchemaLookup: TypeAlias = Callable[[str], Schema]
 _MAX_DECODED = 1 << 30
 # Readers draw orders of a line's rows: for 16 million rows these take 128 MiB.
 _MAX_ROWS = 1 << 24
-_MAX_ENV_STEPS = 2**48
 # The shortest text of a value: a digit and a comma.
 _LEAST_BYTES = 2
 _HEAD = re.compile(
@@ -100,7 +99,11 @@ class LineHead(NamedTuple):
 
 
 def encode_line(
-    batch: SampleBatch | MultiAgentBatch, schema: Schema, *, compress_columns: Collection[str] = ()
+    batch: SampleBatch | MultiAgentBatch,
+    schema: Schema,
+    *,
+    compress_columns: Collection[str] = (),
+    first_row: int = 0,
 ) -> bytes:
     """Return the line of a batch, without a line end.
 
@@ -108,6 +111,7 @@ def encode_line(
         batch: Rows that fit the schema.
         schema: Schema of the writer's rows; its hash goes into the line.
         compress_columns: Logical columns to write as zstd blobs; names that the batch lacks are ignored.
+        first_row: Number of the first row in the batch that was written, for messages.
 
     Raises:
         SchemaError: The batch does not fit the schema. (LineTooLarge: it must be split.)
@@ -118,12 +122,15 @@ def encode_line(
     else:
         plain = unpadded(batch)
         parts = {DEFAULT_POLICY_ID: plain}
-    arrays = {pid: _flatten(part, schema, pid) for pid, part in parts.items()}
+    arrays = {pid: _flatten(part, schema, pid, first_row) for pid, part in parts.items()}
     _check_arrays(arrays, schema, compress_columns)
-    written = {
-        pid: b"%b%b" % (_attributes(part), _columns(arrays[pid], schema.policies[pid], compress_columns))
-        for pid, part in parts.items()
-    }
+    try:
+        written = {
+            pid: b"%b%b" % (_attributes(part), _columns(arrays[pid], schema.policies[pid], compress_columns))
+            for pid, part in parts.items()
+        }
+    except UnsafeData as error:
+        raise _too_large(str(error)) from error
     if isinstance(batch, MultiAgentBatch):
         kind, steps = b"MultiAgentBatch", b'"env_steps":%d,' % batch.env_steps()
         listed = [b'%b:{"rows":%d,%b}' % (_json(pid), len(parts[pid]), text) for pid, text in written.items()]
@@ -152,9 +159,9 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _flatten(batch: SampleBatch, schema: Schema, pid: str) -> dict[str, NDArray[Any]]:
+def _flatten(batch: SampleBatch, schema: Schema, pid: str, first_row: int) -> dict[str, NDArray[Any]]:
     """Return the arrays of one policy's rows by physical name."""
-    arrays = schema.policies[pid].flatten(batch, policy=pid)
+    arrays = schema.policies[pid].flatten(batch, policy=pid, first_row=first_row)
     if not arrays:
         raise SchemaError(f"policy {pid!r} has a batch without columns: leave it out")
     return arrays
@@ -174,15 +181,10 @@ def _columns(arrays: Mapping[str, NDArray[Any]], policy: PolicySchema, compress:
 
 
 def _attributes(batch: SampleBatch) -> bytes:
-    found = {name: getattr(batch, name) for name in ATTRIBUTES if getattr(batch, name) is not None}
+    found = attributes_of(batch)
     if not found:
         return b""
-    for name, value in found.items():
-        if not math.isfinite(value):
-            raise SchemaError(f"{name} is {value}: expected a finite number")
-    return b'"attributes":%b,' % _json(
-        {name: float(v) if v != int(v) else int(v) for name, v in found.items()}
-    )
+    return b'"attributes":%b,' % _json({name: v if v != int(v) else int(v) for name, v in found.items()})
 
 
 def _nested(value: Any) -> bytes:
@@ -358,8 +360,8 @@ def _check_units(batch: SampleBatch | MultiAgentBatch, head: LineHead) -> None:
 
 def _count(value: Any) -> int:
     """Return a checked number of rows or steps."""
-    if type(value) is not int or not 0 <= value <= _MAX_ENV_STEPS:
-        raise CorruptData(f"found {excerpt(value)} rows or steps, expected 0 to {_MAX_ENV_STEPS}")
+    if type(value) is not int or not 0 <= value <= MAX_ENV_STEPS:
+        raise CorruptData(f"found {excerpt(value)} rows or steps, expected 0 to {MAX_ENV_STEPS}")
     return value
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -50,9 +51,9 @@ class LogFrames:
 
         The buffers are copies: a change by the caller must not break the CRC of a frame.
         """
-        head = [[piece.policy, piece.rows, piece.attributes, piece.env_steps] for piece in pieces]
-        text = json.dumps(head).encode()
-        parts: list[bytes | memoryview] = [_LENGTH.pack(len(text)), text]
+        parts: list[bytes | memoryview] = [
+            _head(tuple((piece.policy, piece.rows, piece.attributes, piece.env_steps) for piece in pieces))
+        ]
         for piece in pieces:
             parts += self._policies[piece.policy].encode(pooled(piece, self.schema))
         return [b"".join(parts)]
@@ -171,6 +172,13 @@ class _Policy:
         firsts = np.zeros(piece.rows, bool)
         firsts[np.cumsum(lengths) - lengths] = True
         return firsts
+
+
+@lru_cache(maxsize=64)  # Most writes have as many rows as the one before.
+def _head(pieces: tuple[tuple[str, int, str | None, int], ...]) -> bytes:
+    """Return the description of pieces, after its length."""
+    text = json.dumps(pieces).encode()
+    return _LENGTH.pack(len(text)) + text
 
 
 def _bytes_of(values: NDArray[Any]) -> memoryview:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,20 +33,23 @@ import pyarrow.parquet as pq
 import zstandard
 from numpy.typing import NDArray
 
-from rlio.errors import OptionError, excerpt
+from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.limits import Limits
 from rlio.schemas.arrow import page_rows
 from rlio.schemas.group_arrays import BATCH, file_fields, group_table
 from rlio.schemas.row_groups import RowGroup
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
 from rlio.schemas.streams import StreamTable
+from rlio.support.options import check_count, set_options
 
-__all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "joined_crc32"]
+__all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "check_footer", "joined_crc32"]
 
 # One page per column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs, and
 # readers must check the header of each.
 _PAGE_BYTES = 8 << 20
 _PAGE_ROWS = 1 << 24
+# The share of a footer, in sixteenths, that is kept for the episodes of a row group: 65,536 take 2.6 MB.
+_STREAMS_SHARE = 3
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Compression:
             raise OptionError(
                 f"codec {excerpt(self.codec)}: this pyarrow has {', '.join(_available())} and none"
             )
+        level = check_count("Compression.level", self.level, least=None, none="the codec's default")
+        set_options(self, level=level)
         # Test it now: an error while encoding rows would be too late. The first table loads pandas, for
         # which a writer that is closed at exit has no time; pa.Codec would not load it.
         try:
@@ -79,6 +85,14 @@ class Compression:
                 writer.write_table(pa.table({"x": pa.array([0], pa.int8())}))
         except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
             raise OptionError(f"level {excerpt(self.level)} of codec {self.codec!r}: {error}") from error
+
+    def of_group(self, size: int) -> Compression:
+        """Return the compression for a row group of ``size`` bytes, uncompressed.
+
+        Readers refuse a large row group if it, or some of its columns, shrank to a thousandth
+        (`Limits.inflation`), as zeros do with zstd. LZ4 shrinks to a 255th at most.
+        """
+        return self if size <= Limits.free_bytes or self.codec in _WEAK_CODECS else _weak_compression()
 
     @classmethod
     def parse(cls, text: str | Compression) -> Compression:
@@ -99,6 +113,12 @@ class Compression:
 
 _COMPRESSION = re.compile(r"([^:]*)(?::(-?[0-9]{1,9}))?")
 _CODECS = ("zstd", "lz4", "snappy", "gzip", "brotli")
+_WEAK_CODECS = ("lz4", "snappy", "none")
+
+
+@cache
+def _weak_compression() -> Compression:
+    return Compression(next(codec for codec in _WEAK_CODECS if codec in (*_available(), "none")), None)
 
 
 def _available() -> list[str]:
@@ -159,6 +179,7 @@ class ShardEncoder:
         tee: Callable[[memoryview], object] | None = None,
     ) -> None:
         self.schema = schema
+        self.compression = compression
         self.rows: int = 0
         self._groups: list[GroupInfo] = []
         self._provenance = provenance
@@ -169,7 +190,7 @@ class ShardEncoder:
         self._checksums: list[Future[int]] = []
         self._sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory))
         self._fields = pa.schema(file_fields(schema))
-        self._group_footer_bytes = sum(128 + len(name) for name in self._fields.names)
+        self._about_bytes, self._group_footer_bytes = _footer_bytes(schema, provenance)
         self._streams = StreamTable()
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -197,15 +218,20 @@ class ShardEncoder:
         """
         streams, texts = self._streams_with(group)
         # Measured: 13 bytes per stream, 40 with a UUID; 76 to 88 per column and group with its name.
-        footer = 32 * streams + 2 * texts + (len(self._groups) + 1) * self._group_footer_bytes
-        if self._groups and footer > Limits.footer_bytes:
+        groups = (len(self._groups) + 1) * self._group_footer_bytes
+        footer = self._about_bytes + 32 * streams + 2 * texts + groups
+        # The table of streams repeats the policy's id, and may shrink to a thousandth.
+        listed = streams * (100 + max(map(len, self.schema.policies))) + 6 * texts
+        if self._groups and (footer > Limits.footer_bytes or listed > Limits.free_bytes):
             return False
         return self.encoded_bytes + self._bound(group) <= len(self._memory)
 
     def _streams_with(self, group: RowGroup) -> tuple[int, int]:
         """Return how many streams the footer may list with a group, at most, and the bytes of their ids."""
         table = self._streams.streams
-        lengths = [len(key.encode("utf-8", "replace")) for key in table.eps_id if isinstance(key, str)]
+        keys = (table.eps_id, table.agent_index, table.env_id, table.writer)
+        texts = (key for key in chain(*(ids for ids in keys if ids and isinstance(ids[-1], str))))
+        lengths = [len(key.encode("utf-8", "replace")) for key in texts if isinstance(key, str)]
         longest = max(lengths, default=0 if len(table) else 64)
         return len(table) + group.rows, sum(lengths) + group.rows * longest
 
@@ -257,22 +283,60 @@ class ShardEncoder:
 
     def _bound(self, group: RowGroup) -> int:
         """Return an upper bound for the bytes of a group and the footer after it."""
-        encoded = 0
-        for name, (values, _) in group.columns.items():
-            spec = self.schema.columns[name]
-            if spec.kind in ("text", "json"):
-                encoded += sum(4 * len(text) + 8 for text in values)
-            else:
-                # One- and two-byte values of scalars and lists are widened to four bytes.
-                narrow = spec.kind in ("scalar", "list") and spec.numpy.itemsize < 4
-                encoded += values.nbytes * (4 if narrow else 1)
         # Frames are counted as if each stack were stored whole.
-        encoded += sum(2 * group.rows * self.schema.columns[name].row_bytes for name in group.stacks)
+        encoded = _values_bytes(group, self.schema) + sum(
+            2 * group.rows * self.schema.columns[name].row_bytes for name in group.stacks
+        )
         # Add a quarter for levels and pages that do not compress, and headers and a dictionary per column.
         encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
         streams, texts = self._streams_with(group)
         listed = 2 * (200 * streams + 6 * texts) + 8 * (len(self.schema.text) + len(self._provenance))
         return encoded + listed + (len(self._groups) + 1) * 512 * (len(self._fields) + 1) + (1 << 20)
+
+
+def group_bytes(group: RowGroup, schema: Schema) -> int:
+    """Return an upper bound for the bytes of a group's pages before compression."""
+    # A frame is stored for each row's obs, and again for a stack that does not overlap with another one.
+    frames = sum(
+        (group.rows + len(pool.frames)) * pool.frames.values[:1].nbytes for pool in group.stacks.values()
+    )
+    return _values_bytes(group, schema) + frames + 32 * group.rows
+
+
+def _values_bytes(group: RowGroup, schema: Schema) -> int:
+    """Return an upper bound for the encoded bytes of a group's columns without frame stacks."""
+    encoded = 0
+    for name, (values, _) in group.columns.items():
+        spec = schema.columns[name]
+        if spec.kind in ("text", "json"):
+            encoded += sum(4 * len(text) + 8 for text in values)
+        else:
+            # One- and two-byte values of scalars and lists are widened to four bytes.
+            narrow = spec.kind in ("scalar", "list") and spec.numpy.itemsize < 4
+            encoded += values.nbytes * (4 if narrow else 1)
+    return encoded
+
+
+def check_footer(schema: Schema, provenance: str) -> None:
+    """Refuse a schema whose shards would have footers that readers refuse.
+
+    Raises:
+        SchemaError: Its names, or the descriptions of its spaces, are too long.
+    """
+    about, group = _footer_bytes(schema, provenance)
+    most = Limits.footer_bytes * (16 - _STREAMS_SHARE) // 16
+    if about + group > most:
+        raise SchemaError(
+            f"the names of {len(schema.columns)} columns, the spaces and the provenance need a footer of "
+            f"{about + group} bytes: at most {most}; shorten the names, or store smaller spaces"
+        )
+
+
+def _footer_bytes(schema: Schema, provenance: str) -> tuple[int, int]:
+    """Return bounds for a footer's bytes: of the whole file, and of each row group, without streams."""
+    names = [field.name for field in file_fields(schema)]
+    each = sum(128 + len(name.encode()) for name in names)
+    return len(schema.text.encode()) + len(provenance.encode()) + each, each
 
 
 def _dictionary_columns(schema: Schema) -> list[str]:

@@ -7,6 +7,7 @@ Example:
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,13 +17,17 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from rlio.errors import OptionError
+from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.schema import canonical_json
 from rlio.schemas.spaces import space_to_json
 from rlio.support.forks import cached_property
+from rlio.support.options import check_choice, check_count, set_options
 
 __all__ = ["Provenance"]
 
 _PACKAGES = ("rlio", "numpy", "pyarrow", "gymnasium")
+# Each footer holds it, and a footer has at most 16 MiB.
+_MAX_BYTES = DEFAULT_LIMITS.footer_bytes // 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +56,9 @@ class Provenance:
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if self.actions not in ("raw", "sent"):
-            raise OptionError(f"actions={self.actions!r}: expected 'raw' or 'sent'")
-        if self.observations not in ("raw", "preprocessed"):
-            raise OptionError(f"observations={self.observations!r}: expected 'raw' or 'preprocessed'")
+        check_choice("actions", self.actions, ("raw", "sent"))
+        check_choice("observations", self.observations, ("raw", "preprocessed"))
+        set_options(self, seed=check_count("seed", self.seed, least=None, none="an unknown seed"))
 
     @property
     def stored(self) -> dict[str, str]:
@@ -67,9 +71,14 @@ class Provenance:
         given = {f.name: getattr(self, f.name) for f in fields(self)} | {"extra": dict(self.extra)}
         known = {name: value for name, value in given.items() if value is not None and value != {}}
         try:
-            return canonical_json({**known, "versions": _versions()})
-        except (TypeError, ValueError) as error:
-            raise OptionError(f"provenance must be JSON: {error}") from error
+            text = canonical_json({**known, "versions": _versions()})
+            if len(text.encode()) > _MAX_BYTES:
+                raise ValueError(f"{len(text)} characters, more than {_MAX_BYTES}")
+            DEFAULT_LIMITS.check_json(text, "a provenance")
+            json.loads(text)  # Readers must be able to parse it, too.
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(f"provenance must be small JSON: {error}; shorten its fields") from error
+        return text
 
     def spaces_to_json(
         self, spaces: Mapping[str, tuple[Any, Any]] | None

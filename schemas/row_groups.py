@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,18 +17,22 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.multi_agent import step_numbers
-from rlio.errors import SchemaError
-from rlio.schemas.column import FrameStack, Nullable
+from rlio.errors import SchemaError, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS
+from rlio.schemas.arrow import to_arrow
+from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack, Nullable
 from rlio.schemas.frame_pools import Frames, StackPool, grown, pool_stacks
 from rlio.schemas.observations import as_unsigned, successors
 from rlio.schemas.schema import PolicySchema, Schema
 from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
+from rlio.schemas.text_columns import check_texts
 
 __all__ = [
     "ATTRIBUTES",
     "GroupBuffer",
     "Piece",
     "RowGroup",
+    "Texts",
     "attributes_of",
     "pieces_of",
     "pooled",
@@ -37,6 +42,13 @@ __all__ = [
 #: Characters of text in one row group. This limits its decoded size, because `Schema.group_rows` can only
 #: estimate how long texts will be.
 _GROUP_TEXT = 8 << 20
+
+#: Bytes of a column of texts in one row group as an array of NumPy, which pads each text to the longest.
+_GROUP_PADDED = 64 << 20
+
+#: Rows that cannot be cut, whose episodes are counted, and the most episodes that they may have: the footer
+#: lists them.
+_MANY_EPISODES = 1 << 17
 
 #: Bytes of frames in one row group: `Schema.group_rows` counts one frame per row, but stacks that share none
 #: have eight.
@@ -101,21 +113,25 @@ def pooled(piece: Piece, schema: Schema) -> Piece:
     """Return the piece with its frame stacks as single frames; itself if it has no unpooled stacks."""
     if not schema.stacked or piece.stacks:
         return piece
-    columns = schema.policies[piece.policy].columns
-    named = {
-        name: piece.arrays[columns[name][0].physical]
-        for name in STREAM_COLUMNS
-        if name in columns and columns[name][0].physical in piece.arrays
-    }
     # Only the candidates for equal frames: their bytes decide which are equal.
-    stream = (
-        StreamTable().assign(piece.policy, named, piece.rows) if piece.rows > 1 else np.zeros(1, np.int32)
-    )
+    stream = np.zeros(1, np.int32)
+    if piece.rows > 1:
+        stream = StreamTable().assign(piece.policy, _stream_columns(piece, schema), piece.rows)
     following = successors(stream)
     arrays, stacks = dict(piece.arrays), {}
     for name, (new_name, stack) in schema.stacked.items():
         stacks[name] = pool_stacks(arrays.pop(name), arrays.pop(new_name), stack, following)
     return replace(piece, arrays=arrays, stacks=stacks)
+
+
+def _stream_columns(piece: Piece, schema: Schema) -> dict[str, NDArray[Any]]:
+    """Return the columns of a piece from which streams are made."""
+    columns = schema.policies[piece.policy].columns
+    return {
+        name: piece.arrays[columns[name][0].physical]
+        for name in STREAM_COLUMNS
+        if name in columns and columns[name][0].physical in piece.arrays
+    }
 
 
 def pieces_of(
@@ -124,7 +140,7 @@ def pieces_of(
     """Check a written batch and cut it into lists of pieces, each for one row group.
 
     Never cuts a sequence. Never cuts a batch of several policies either, to keep joint steps together. In
-    these cases a row group may be longer than the schema's.
+    these cases a row group may be longer than the schema's, but not larger than readers allow.
 
     Args:
         batch: The written batch.
@@ -133,34 +149,95 @@ def pieces_of(
         limit: Most rows of sequences to put into one piece.
 
     Raises:
-        SchemaError: The batch does not fit the schema.
+        SchemaError: The batch does not fit the schema, or rows that cannot be cut are too large.
     """
     if isinstance(batch, MultiAgentBatch):
-        return [_joint_pieces(batch, schema)]
+        joint = _joint_pieces(batch, schema)
+        _check_readable(joint, schema)
+        return [joint]
     plain = unpadded(batch)
     attributes = attributes_of(batch)  # Before the padding is removed, to keep max_seq_len.
     text = json.dumps(attributes) if attributes else "{}"
     policy = schema.policies[DEFAULT_POLICY_ID]
     arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
-    most = max(_PIECE_STACKS // max(schema.row_bytes, 1) if schema.stacked else len(plain), 1)
+    rows = len(plain)
+    most = max(_PIECE_STACKS // max(schema.row_bytes, 1) if schema.stacked else rows, 1)
+    texts = Texts.of(arrays, policy)
     cuts = (
-        _cut_sequences(arrays, policy, min(limit, most))
+        _cut_sequences(arrays, policy, min(limit, most), texts)
         if policy.has_sequences
-        else _cut_rows(arrays, len(plain), rooms, most=most, text_ends=_text_ends(arrays, policy))
+        else _cut_rows(arrays, rows, rooms, most=most, texts=texts)
     )
-    return [
+    pieces = [
         [Piece(DEFAULT_POLICY_ID, part, stop - start, text if start == 0 else None, stop - start)]
         for start, stop, part in cuts
     ]
+    if policy.has_sequences or (texts is not None and texts.most > _GROUP_TEXT):
+        for piece in pieces:
+            _check_readable(piece, schema)
+    return pieces
+
+
+def _check_readable(pieces: list[Piece], schema: Schema) -> None:
+    """Refuse the rows of one row group if readers would refuse it, by their default limits.
+
+    Raises:
+        SchemaError: They are too large.
+    """
+    rows, limits = sum(piece.rows for piece in pieces), DEFAULT_LIMITS
+    if rows > limits.group_rows or rows * schema.group_row_bytes > limits.group_bytes:
+        raise SchemaError(
+            f"{rows} rows of {schema.group_row_bytes} bytes that cannot be cut (a sequence, or several "
+            f"policies): at most {limits.group_rows} rows and {limits.group_bytes} bytes; write smaller "
+            "batches"
+        )
+    if rows > _MANY_EPISODES:
+        table = StreamTable()
+        for piece in pieces:
+            table.assign(piece.policy, _stream_columns(piece, schema), piece.rows)
+        if len(table.streams) > _MANY_EPISODES:
+            raise SchemaError(
+                f"{len(table.streams)} episodes in rows that cannot be cut (a sequence, or several "
+                f"policies): at most {_MANY_EPISODES}; write smaller batches"
+            )
+    for piece in pieces:
+        for leaf in schema.policies[piece.policy].leaves:
+            if leaf.spec.kind in TEXTS:
+                _check_text_size(piece.arrays[leaf.physical], leaf.spec, leaf.name, rows)
+
+
+def _check_text_size(values: NDArray[Any], spec: ColumnSpec, name: str, rows: int) -> None:
+    """Refuse texts of a row group by the measure of readers; only large ones are measured exactly."""
+    lengths = _lengths(values)
+    # A character takes at most four bytes of UTF-8, and an object at most 72 times its text.
+    most = 4 * int(lengths.sum()) + 64 * rows
+    if max(most, int(lengths.max(initial=0)) * _padding(spec) * rows) <= _GROUP_PADDED:
+        return
+    try:
+        texts = to_arrow(values, np.arange(rows) < len(values), spec)
+        check_texts(texts.dictionary_encode(), spec, name, DEFAULT_LIMITS)
+    except UnsafeData as error:
+        found = str(error).removesuffix(f" [column {error.column}]")
+        raise SchemaError(f"{found}, in rows that cannot be cut; write less at once", column=name) from error
 
 
 def attributes_of(batch: SampleBatch) -> dict[str, Any]:
-    """Return the set attributes of `ATTRIBUTES`, as JSON values."""
+    """Return the set attributes of `ATTRIBUTES`, as JSON values.
+
+    Raises:
+        SchemaError: One is not a finite number.
+    """
     found: dict[str, Any] = {}
-    if batch.max_seq_len is not None:
-        found["max_seq_len"] = int(batch.max_seq_len)
-    if batch.num_grad_updates is not None:
-        found["num_grad_updates"] = float(batch.num_grad_updates)
+    for name, kind in (("max_seq_len", int), ("num_grad_updates", float)):
+        value = getattr(batch, name)
+        if value is None:
+            continue
+        try:
+            found[name] = kind(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SchemaError(f"{name} is {excerpt(value)}: expected a number") from error
+        if not math.isfinite(found[name]):
+            raise SchemaError(f"{name} is {value}: expected a finite number")
     return found
 
 
@@ -205,6 +282,8 @@ class GroupBuffer:
         self._units = 0
         self._env_steps = 0
         self._text = 0
+        #: Bytes of the longest text in a column that NumPy pads.
+        self._longest = 0
         self._reserve(schema.group_rows)
         self._clear()
 
@@ -221,8 +300,25 @@ class GroupBuffer:
         """Rows until the group is full."""
         return max(self.schema.group_rows - self.rows, 0)
 
-    def append(self, piece: Piece) -> None:
-        """Copy a piece's rows into the group; its columns must have been checked against the schema."""
+    def fits(self, rows: int, texts: list[Texts | None]) -> bool:
+        """Whether the group stays small with more ``rows`` with these texts."""
+        rows += self.rows
+        if rows > self.schema.group_rows:
+            return False
+        for each in texts:
+            if each is not None and (
+                each.total > _GROUP_TEXT or rows * each.longest(self._longest) > _GROUP_PADDED
+            ):
+                return False
+        return True
+
+    def append(self, piece: Piece, texts: Texts | None = None) -> None:
+        """Copy a piece's rows into the group; its columns must have been checked against the schema.
+
+        Args:
+            piece: The rows.
+            texts: Those of the piece, if known.
+        """
         piece = pooled(piece, self.schema)
         rows, arrays = piece.rows, piece.arrays
         policy = self.schema.policies[piece.policy]
@@ -249,14 +345,16 @@ class GroupBuffer:
             has_missing = True
         if piece.attributes is not None:
             self._batches.append((start, piece.attributes))
-        ends = _text_ends(arrays, policy)
-        text = int(ends[-1]) if ends is not None and len(ends) else 0
+        texts = Texts.of(arrays, policy) if texts is None else texts
+        text = 0 if texts is None else texts.total
+        longest = self._longest if texts is None else texts.longest(self._longest)
         # The rows count only from here. These lines call nothing, so no signal can interrupt them.
         self._counts = counts
         self._units += units
         self._has_missing = has_missing
         self._env_steps += piece.env_steps
         self._text += text
+        self._longest = longest
         self.rows = stop
 
     def _wipe(self, start: int, stop: int) -> None:
@@ -331,6 +429,7 @@ class GroupBuffer:
         self._units = 0
         self._env_steps = 0
         self._text = 0
+        self._longest = 0
 
     def _joint_steps(self, rows: int) -> int:
         """Count the distinct (eps_id, t) among the rows, exactly as readers will."""
@@ -448,7 +547,7 @@ def _cut_rows(
     rooms: Iterator[int],
     *,
     most: int,
-    text_ends: NDArray[np.int64] | None,
+    texts: Texts | None,
 ) -> Iterator[_Cut]:
     """Yield parts that fit the room and the text limit, or ``most`` rows: (first row, end row, views)."""
     start = 0
@@ -456,32 +555,85 @@ def _cut_rows(
         room = min(start + next(rooms), rows)
         while start < room:
             stop = min(start + most, room)
-            if text_ends is not None:
-                before = text_ends[start - 1] if start else 0
-                fits = int(np.searchsorted(text_ends, before + _GROUP_TEXT, side="right"))
-                stop = min(max(fits, start + 1), stop)
+            if texts is not None:
+                stop = texts.cut(start, stop)
             whole = stop - start == rows
             yield start, stop, arrays if whole else {name: x[start:stop] for name, x in arrays.items()}
             start = stop
 
 
-def _text_ends(arrays: dict[str, NDArray[Any]], policy: PolicySchema) -> NDArray[np.int64] | None:
-    """Return the cumulative characters of all texts by row, shape (rows,); None without texts."""
-    texts = [arrays[leaf.physical] for leaf in policy.per_row if leaf.spec.kind in ("text", "json")]
-    if not texts:
-        return None
-    sizes = [np.fromiter(map(len, values.tolist()), np.int64, len(values)) for values in texts]
-    total: NDArray[np.int64] = np.cumsum(np.sum(sizes, axis=0))
-    return total
+@dataclass(frozen=True)
+class Texts:
+    """The texts and objects of some rows, by their lengths.
+
+    Attributes:
+        lengths: Physical column -> characters of each row's text, shape (rows,).
+        ends: Characters of all rows up to each row, shape (rows,). Those of ``eps_id`` count four times,
+            because the footer has them too.
+        padding: Physical column that NumPy pads to its longest text -> bytes of a character.
+    """
+
+    lengths: dict[str, NDArray[np.int64]]
+    ends: NDArray[np.int64]
+    padding: dict[str, int]
+
+    @classmethod
+    def of(cls, arrays: dict[str, NDArray[Any]], policy: PolicySchema) -> Texts | None:
+        """Return the texts of a policy's rows; None without such columns."""
+        found = policy.texts
+        if not found:
+            return None
+        lengths = {leaf.physical: _lengths(arrays[leaf.physical]) for leaf in found}
+        sizes = [lengths[leaf.physical] * (4 if leaf.column == Columns.EPS_ID else 1) for leaf in found]
+        padding = {leaf.physical: size for leaf in found if (size := _padding(leaf.spec))}
+        return cls(lengths, np.cumsum(np.sum(sizes, axis=0)), padding)
+
+    @property
+    def total(self) -> int:
+        """Characters of all rows."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def most(self) -> int:
+        """Characters of the row that has the most."""
+        return int(np.diff(self.ends, prepend=0).max(initial=0))
+
+    def longest(self, least: int = 0) -> int:
+        """Return the bytes of the longest text in a padded column, at least ``least``."""
+        found = [size * int(self.lengths[name].max(initial=0)) for name, size in self.padding.items()]
+        return max([least, *found])
+
+    def cut(self, start: int, stop: int) -> int:
+        """Return the end, up to ``stop``, of a part from ``start`` on that is small, or a single row."""
+        before = self.ends[start - 1] if start else 0
+        stop = min(int(np.searchsorted(self.ends, before + _GROUP_TEXT, side="right")), stop)
+        for name, size in self.padding.items():
+            lengths = self.lengths[name][start:stop]
+            if size * len(lengths) * int(lengths.max(initial=0)) > _GROUP_PADDED:
+                padded = size * np.maximum.accumulate(lengths) * np.arange(1, len(lengths) + 1)
+                stop = start + int(np.searchsorted(padded, _GROUP_PADDED, side="right"))
+        return max(stop, start + 1)
 
 
-def _cut_sequences(arrays: dict[str, NDArray[Any]], policy: PolicySchema, limit: int) -> Iterator[_Cut]:
+def _lengths(texts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the characters of each text, shape (rows,)."""
+    return np.fromiter(map(len, texts.tolist()), np.int64, len(texts))
+
+
+def _padding(spec: ColumnSpec) -> int:
+    """Return the bytes of a character in an array that NumPy pads; 0: each text is an object."""
+    return {"|O": 0, "|S": 1}.get(spec.dtype, 4)
+
+
+def _cut_sequences(
+    arrays: dict[str, NDArray[Any]], policy: PolicySchema, limit: int, texts: Texts | None
+) -> Iterator[_Cut]:
     """Yield whole sequences, in parts of at most ``limit`` rows or of one longer sequence."""
     per_sequence = {leaf.physical for leaf in policy.per_sequence}
     ends = np.cumsum(policy.single(arrays, Columns.SEQ_LENS))
-    text = _text_ends(arrays, policy)
-    if text is not None and len(text) and text[-1]:
-        limit = max(min(limit, int(_GROUP_TEXT * len(text) // text[-1])), 1)
+    if texts is not None and texts.total:
+        rows, longest = len(texts.ends), texts.longest()
+        limit = max(min(limit, _GROUP_TEXT * rows // texts.total, _GROUP_PADDED // max(longest, 1)), 1)
     first = 0
     while first < len(ends):
         start = int(ends[first - 1]) if first else 0

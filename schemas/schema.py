@@ -14,9 +14,10 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
-from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.errors import (
     CorruptData,
@@ -39,8 +40,8 @@ from rlio.errors import (
     raise_at,
 )
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.schemas.column import ColumnSpec, FrameStack
-from rlio.schemas.json_values import dump_value
+from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack
+from rlio.schemas.json_values import check_text, dump_value, plain_array
 from rlio.schemas.observations import detect_stack
 from rlio.support.forks import cached_property
 
@@ -75,6 +76,7 @@ _RESERVED_ENDS = ("#older", ".list.element")
 # One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
 _GROUP_BYTES = 8 << 20
 _MAX_GROUP_ROWS = 1 << 16
+_MAX_POLICY_CHARACTERS = 512
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,11 @@ class PolicySchema:
         ]
 
     @cached_property
+    def texts(self) -> list[Leaf]:
+        """Leaves with a text or an object per row."""
+        return [leaf for leaf in self.per_row if leaf.spec.kind in TEXTS]
+
+    @cached_property
     def per_sequence(self) -> list[Leaf]:
         """Leaves with one value per sequence."""
         return [leaf for leaf in self.leaves if is_per_sequence(leaf.column)]
@@ -188,8 +195,13 @@ class PolicySchema:
         """Return the array of a column that is not nested, from arrays by physical name."""
         return arrays[self.columns[column][0].physical]
 
-    def flatten(self, batch: SampleBatch, *, policy: str) -> dict[str, NDArray[Any]]:
+    def flatten(self, batch: SampleBatch, *, policy: str, first_row: int = 0) -> dict[str, NDArray[Any]]:
         """Check ``batch`` and return its arrays by physical name: views, and objects as JSON text.
+
+        Args:
+            batch: Rows of this policy.
+            policy: The policy's id, for messages.
+            first_row: Number of the first row in the batch that was written, for messages.
 
         Raises:
             MissingColumn: The batch lacks a column of this schema.
@@ -197,7 +209,7 @@ class PolicySchema:
         """
         arrays: dict[str, NDArray[Any]] = {}
         names = self.columns
-        if len(batch) == 0 and not list(batch.keys()):
+        if not batch.keys() and len(batch) == 0:
             return arrays
         for column, wanted in names.items():
             try:
@@ -216,7 +228,7 @@ class PolicySchema:
                 if value.dtype == dtype and value.shape[1:] == shape:
                     arrays[name] = value
                     continue
-            self._flatten_column(column, value, wanted, arrays)
+            self._flatten_column(column, value, wanted, arrays, _Rows(policy, first_row))
         extra = sorted(set(batch.keys()) - set(names)) if len(names) != len(batch.keys()) else []
         if extra:
             raise SchemaError(
@@ -227,7 +239,7 @@ class PolicySchema:
         return arrays
 
     def _flatten_column(
-        self, column: str, value: Any, wanted: list[Leaf], arrays: dict[str, NDArray[Any]]
+        self, column: str, value: Any, wanted: list[Leaf], arrays: dict[str, NDArray[Any]], rows: _Rows
     ) -> None:
         """Add the checked leaves of one column to ``arrays``."""
         plain = len(wanted) == 1 and not wanted[0].path and not isinstance(value, dict | tuple)
@@ -244,10 +256,59 @@ class PolicySchema:
             if problem:
                 raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
-                _check_text("".join(array.tolist()), "text", leaf.name)
+                rows.check_texts(array, leaf.name)
             if leaf.spec.kind == "json":
-                array = object_column(map(dump_value, array))
+                array = rows.to_json(array, leaf.name)
             arrays[leaf.physical] = array
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a written batch whose texts and objects are checked; errors name the row.
+
+    Attributes:
+        policy: The policy's id.
+        first: Number of the first row.
+    """
+
+    policy: str
+    first: int
+
+    def check_texts(self, values: NDArray[Any], name: str) -> None:
+        """Refuse texts that have no UTF-8 form, because Parquet has no other."""
+        listed = values.tolist()
+        try:
+            check_text("".join(listed), name)
+        except SchemaError:
+            for row, text in enumerate(listed):
+                with self._row(row):
+                    check_text(text, name)
+            raise
+
+    def to_json(self, values: NDArray[Any], name: str) -> NDArray[Any]:
+        """Return the JSON texts of objects.
+
+        Raises:
+            SchemaError: An object has no stored form; the message names the row and the path in the object.
+        """
+        try:
+            return object_column(map(dump_value, values))
+        except SchemaError:
+            for row, value in enumerate(values):
+                with self._row(row):
+                    dump_value(value, name)
+            raise
+
+    @contextlib.contextmanager
+    def _row(self, row: int) -> Iterator[None]:
+        """Add the row to an error."""
+        try:
+            yield
+        except SchemaError as error:
+            of = "" if self.policy == DEFAULT_POLICY_ID else f" of policy {excerpt(self.policy)}"
+            message = str(error).removesuffix(f" [column {error.column}]")
+            found = f"row {self.first + row}{of}: {message}"
+            raise SchemaError(found, column=error.column) from error.__cause__
 
 
 @dataclass(frozen=True)
@@ -294,6 +355,12 @@ class Schema:
         Raises:
             SchemaError: A column, or the columns together, cannot be stored.
         """
+        if (
+            not self.multi_agent
+            and DEFAULT_POLICY_ID in self.policies
+            and Columns.NEXT_OBS_VALID not in batch
+        ):
+            return self  # Nearly every batch.
         parts = batch.policies()
         fresh = {pid: part for pid, part in parts.items() if pid not in self.policies and part.keys()}
         tells = [
@@ -360,7 +427,16 @@ class Schema:
                 f"{len(self.columns)} columns of {len(self.policies)} policies: at most {most.columns} and "
                 f"{most.policies}; join columns into arrays"
             )
+        if self.group_row_bytes > most.group_bytes:
+            raise SchemaError(
+                f"rows of {self.group_row_bytes} bytes: at most {most.group_bytes}; store references"
+            )
         for pid, policy in self.policies.items():
+            if len(pid) > _MAX_POLICY_CHARACTERS:
+                raise SchemaError(
+                    f"policy {excerpt(pid)}: an id has at most {_MAX_POLICY_CHARACTERS} characters, because "
+                    "the table of episodes repeats it"
+                )
             taken: set[str] = set()
             for leaf in policy.leaves:
                 if self.columns[leaf.physical] != leaf.spec or leaf.physical in taken:
@@ -371,7 +447,15 @@ class Schema:
                 taken.add(leaf.physical)
         for name in (Columns.EPS_ID, Columns.T) if len(self.policies) > 1 else ():
             self._check_joint(name)
-        _check_text(self.text, "a name, or a description of a space,", None)
+        try:
+            self.text.encode()
+            most.check_json(self.text, "a schema")
+        except UnicodeEncodeError as error:
+            raise SchemaError(
+                "a name, or a description of a space, holds half of a surrogate pair; replace it"
+            ) from error
+        except UnsafeData as error:
+            raise SchemaError(f"{error}; store fewer columns, or smaller spaces") from error
 
     def _check_joint(self, name: str) -> None:
         """Check that every policy has the column ``name``, because (eps_id, t) identifies a joint step."""
@@ -413,6 +497,14 @@ class Schema:
         """Bytes of a row in a batch, of the policy with the largest rows; texts are estimated."""
         parts = (sum(leaf.spec.row_bytes for leaf in p.leaves) for p in self.policies.values())
         return max(parts, default=0)
+
+    @property
+    def group_row_bytes(self) -> int:
+        """Bytes of a row in a row group in memory: the columns of one policy, and three of structure.
+
+        Writers and readers compare rows of this size with `Limits.group_bytes`.
+        """
+        return 12 + self.row_bytes
 
     @property
     def folded_row_bytes(self) -> int:
@@ -576,19 +668,10 @@ def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
 def _array(item: Any, column: str) -> NDArray[Any]:
     """Return a leaf as an array."""
     try:
-        return to_numpy(item)
-    except TypeError as error:  # NumPy has no dtype for some tensors, such as bfloat16.
+        array = to_numpy(item)
+    except (TypeError, RuntimeError) as error:  # NumPy has no form of some tensors, such as bfloat16.
         raise SchemaError(f"found {item.dtype}: {error}; cast it before writing", column=column) from error
-
-
-def _check_text(text: str, what: str, column: str | None) -> None:
-    """Refuse text that has no UTF-8 form, because Parquet has no other."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise SchemaError(
-            f"{what} holds half of a surrogate pair ({error}); replace it, or store bytes", column=column
-        ) from error
+    return plain_array(array, column)
 
 
 def _check_nesting(value: Any, column: str) -> None:

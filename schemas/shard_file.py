@@ -266,9 +266,7 @@ class ShardFile:
     def _check_groups(self) -> None:
         """Check that the row groups tile the file, and match the metadata and the schema."""
         position, limits = 0, self._limits
-        # Each row has the columns of one policy, and three structure columns.
-        policies = self.schema.policies.values()
-        row_bytes = 12 + max((sum(x.spec.row_bytes for x in p.leaves) for p in policies), default=0)
+        row_bytes = self.schema.group_row_bytes
         for index, info in enumerate(self.groups):
             rows = self._metadata.row_group(index).num_rows
             if info.start != position or info.stop <= info.start or rows != info.rows:

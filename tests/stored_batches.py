@@ -131,6 +131,18 @@ def same_objects(a: Any, b: Any) -> bool:
     return bool(a == b) or bool(a != a and b != b)
 
 
+def with_other_ids(batch: Batch) -> Any:
+    """The same rows of other episodes: a writer takes the rows of an ended episode once."""
+    if isinstance(batch, MultiAgentBatch):
+        parts = {pid: with_other_ids(part) for pid, part in batch.items()}
+        return MultiAgentBatch(parts, batch.env_steps())
+    if "eps_id" not in batch:
+        return batch
+    other = batch[:]
+    other["eps_id"] = other["eps_id"] + 5000
+    return other
+
+
 def numbered(rows: int, first: int = 0, **more: Any) -> SampleBatch:
     """Rows that know their number, in the column ``t``."""
     t = np.arange(first, first + rows)

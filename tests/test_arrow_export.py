@@ -16,7 +16,17 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 from golden_data import cartpole_like, frames, sequences
-from stored_batches import files, fresh_root, group_bytes, load, numbered, put, remove, store
+from stored_batches import (
+    files,
+    fresh_root,
+    group_bytes,
+    load,
+    numbered,
+    put,
+    remove,
+    store,
+    with_other_ids,
+)
 
 import rlio
 from rlio import Roll
@@ -315,7 +325,7 @@ def test_a_stream_is_of_small_batches_where_rows_are_large(monkeypatch: pytest.M
 
 
 def test_duckdb_reads_a_stream() -> None:
-    reader = rlio.open_dataset(store(cartpole_like(), cartpole_like())).to_arrow_batches()
+    reader = rlio.open_dataset(store(cartpole_like(), with_other_ids(cartpole_like()))).to_arrow_batches()
     assert reader.schema.names[0] == "obs"
     assert duckdb.sql("SELECT count(*), count(new_obs), sum(t) FROM reader").fetchall() == [
         (120, 120, 2 * int(cartpole_like()["t"].sum()))

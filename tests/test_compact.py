@@ -16,7 +16,17 @@ from golden_data import cartpole_like, frames, sequences, two_policies
 from growing_data import encode, publish, publish_shard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stored_batches import assert_identical, files, fresh_root, group_bytes, load, numbered, put, remove
+from stored_batches import (
+    assert_identical,
+    files,
+    fresh_root,
+    group_bytes,
+    load,
+    numbered,
+    put,
+    remove,
+    with_other_ids,
+)
 from test_round_trips import DTYPES, columns, interleaved, make
 
 import rlio
@@ -568,7 +578,8 @@ def test_a_copy_of_many_writers_has_all_rows_in_their_order_under_one(make_batch
     root, batch = fresh_root(), make_batch()
     for number in range(5):
         # Ids that repeat from writer to writer stay apart.
-        store_small(batch, batch, root=root, writer_id=f"w{number}", provenance=Provenance(seed=number))
+        batches = batch, with_other_ids(batch)
+        store_small(*batches, root=root, writer_id=f"w{number}", provenance=Provenance(seed=number))
     new = fresh_root()
     report = rlio.maintenance.compact(root, into=new)
     assert report.rows == len(rlio.open_dataset(root)) == len(rlio.open_dataset(new))

@@ -479,3 +479,34 @@ def test_after_a_refusal_that_stored_nothing_the_folder_takes_other_options(tmp_
         rlio.convert(tmp_path / "a", tmp_path / "b", to="minari")
     report = rlio.convert(tmp_path / "a", tmp_path / "b", to="minari", options={"final_obs": "repeat"})
     assert report.written == 2
+
+
+@pytest.mark.parametrize("t", [True, False])
+def test_episodes_of_one_id_in_several_files_are_converted_as_several_episodes(
+    t: bool, tmp_path: Path
+) -> None:
+    """Each file has the episodes 0 to 9, as if written by another process."""
+    (tmp_path / "a").mkdir()
+    for number in range(3):
+        lines = []
+        for eps_id in range(10):
+            rows = episode(eps_id, 3 + number)
+            keys = (
+                "obs",
+                "actions",
+                "rewards",
+                "terminateds",
+                "truncateds",
+                "eps_id",
+                *(("t",) if t else ()),
+            )
+            lines.append(json.dumps({"type": "SampleBatch", **{key: rows[key].tolist() for key in keys}}))
+        (tmp_path / f"a/output-{number}.json").write_text("\n".join(lines) + "\n")
+    report = rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
+    assert report.episodes == 30
+    data = rlio.open_dataset(tmp_path / "b")
+    assert data.episode_count == 30
+    assert sorted(len(data.episode(i)) for i in range(30)) == sorted([3, 4, 5] * 10)
+    assert sorted(data.episode(i).id_ for i in range(30)) == sorted([*range(10)] * 3)
+    assert rlio.verify(tmp_path / "b").ok
+    assert rlio.convert(tmp_path / "a", tmp_path / "b").written == 0, "it is complete"

@@ -98,18 +98,18 @@ def _names(root: Path) -> list[list[str]]:
 @pytest.fixture(params=["agents", "cartpole_like", "frames"])
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[Any]]:
     """A root with four shards of the version before and four of the present one; and their rows."""
-    make = DATA_SETS[request.param]
-    later = make()
-    for part in later.policy_batches.values() if isinstance(later, rlio.MultiAgentBatch) else [later]:
-        part["eps_id"] = part["eps_id"] + 50_000
+    batches = [DATA_SETS[request.param]() for _ in range(4)]
+    for number, batch in enumerate(batches):
+        for part in batch.policy_batches.values() if isinstance(batch, rlio.MultiAgentBatch) else [batch]:
+            part["eps_id"] = part["eps_id"] + 50_000 * number
     root = tmp_path / "root"
-    _write_as_before(root, [make(), later] * 2, writer_id="w00000-00000000")
-    _write(root, [make(), later] * 2, writer_id="w00001-00000000")
+    _write_as_before(root, batches, writer_id="w00000-00000000")
+    _write(root, batches, writer_id="w00001-00000000")
     (golden,) = rlio.open_dataset(GOLDEN / BEFORE / "data" / f"{request.param}.parquet").schemas.values()
     stored = {frozenset(schema.columns) for schema in rlio.open_dataset(root).schemas.values()}
     assert len(stored) == 2
     assert frozenset(golden.columns) in stored
-    return root, [make(), later] * 4
+    return root, batches * 2
 
 
 def test_shards_of_both_versions_in_one_root_are_read_by_all_readers(both: tuple[Path, list[Any]]) -> None:

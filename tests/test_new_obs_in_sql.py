@@ -11,7 +11,7 @@ import pytest
 from further import further
 from golden_data import agents, cartpole_like
 from pages import blocks
-from stored_batches import group_bytes, load, store
+from stored_batches import group_bytes, load, store, with_other_ids
 
 import rlio
 from rlio import MultiAgentBatch, Roll, SampleBatch
@@ -63,7 +63,7 @@ def test_real_recordings_of_several_writers(view: str, recordings: Path, tmp_pat
 
 
 def test_interleaved_environments_and_a_missing_final_observation(view: str, tmp_path: Path) -> None:
-    store(cartpole_like(), cartpole_like(), root=str(tmp_path))
+    store(cartpole_like(), with_other_ids(cartpole_like()), root=str(tmp_path))
     batch = load(str(tmp_path))
     (found,) = steps_of(tmp_path, view, "new_obs")
     assert found.count(None) == 2
@@ -94,8 +94,12 @@ def test_several_agents_whose_observations_are_nested_and_disagree(view: str, tm
             assert_as_the_reader_says(found, batch, expected)
 
 
-def random_steps(rng: np.random.Generator, first: int, rows: int) -> SampleBatch:
-    """Steps of two environments in any order, whose new_obs is often the next obs, or another, or missing."""
+def random_steps(rng: np.random.Generator, first: int, rows: int, ids: list[int]) -> SampleBatch:
+    """Steps of two environments in any order, whose new_obs is often the next obs, or another, or missing.
+
+    ``ids`` are the present episodes of the environments. An environment begins another after a truncated row,
+    and sometimes otherwise.
+    """
     env = rng.integers(0, 2, rows)
     obs = rng.integers(0, 3, (rows, 2)).astype(np.float32)
     new_obs = rng.integers(0, 3, (rows, 2)).astype(np.float32)
@@ -105,12 +109,18 @@ def random_steps(rng: np.random.Generator, first: int, rows: int) -> SampleBatch
         new_obs[own[:-1][linked]] = obs[own[1:][linked]]
     valid = rng.random(rows) < 0.8
     new_obs[~valid] = 0
+    truncated = rng.random(rows) < 0.1
+    ids[int(rng.integers(0, 2))] += 2 * int(rng.integers(0, 2))
+    eps_id = np.zeros(rows, np.int64)
+    for row in range(rows):
+        eps_id[row] = ids[env[row]]
+        ids[env[row]] += 2 * int(truncated[row])
     return SampleBatch(
         obs=obs,
         new_obs=new_obs,
         new_obs_valid=valid,
-        truncateds=rng.random(rows) < 0.1,
-        eps_id=env + rng.integers(0, 2),
+        truncateds=truncated,
+        eps_id=eps_id,
         env_id=env,
         t=np.arange(first, first + rows),
     )
@@ -122,10 +132,11 @@ def write_random(root: Path, seed: int, *, joint: bool) -> None:
     first = 0
     for writer in range(2):
         batches: list[Any] = []
+        ids: dict[str, list[int]] = {"a": [0, 1], "b": [0, 1]}
         for _ in range(4):
             parts = {}
             for policy in ("a", "b"):
-                parts[policy] = random_steps(rng, first, int(rng.integers(1, 30)))
+                parts[policy] = random_steps(rng, first, int(rng.integers(1, 30)), ids[policy])
                 first += len(parts[policy])
             if seed % 2 and not joint:  # Without ids, an episode ends where it is truncated.
                 del parts["a"]["eps_id"]

@@ -1,18 +1,35 @@
-"""Unknown options are answered with the known ones; names work in British and in American spelling."""
+"""Options: unknown ones are answered with the known ones, in both spellings; illegal values are refused."""
 
 from __future__ import annotations
 
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from counting import Counting
+from stored_batches import fresh_root
 
 import rlio
+from rlio import replay
+from rlio.distributed.group.fault_tolerance import FaultTolerance
+from rlio.envs.atari import AtariOptions
 from rlio.errors import OptionError, UnknownName
+from rlio.evaluation.intervals import IntervalOptions
+from rlio.log.spool import Spool
+from rlio.readers.async_input import AsyncInput
+from rlio.readers.read_options import ReadOptions
 from rlio.replay import priorities
+from rlio.replay.sequences import Sequences
+from rlio.schemas.parquet import Compression
+from rlio.schemas.provenance import Provenance
+from rlio.serving.policy_server import ServerLimits
+from rlio.storage.call_options import split_options
+from rlio.storage.filesystem import Retry
 from rlio.support.options import checked_keywords, folded, option_names, refuse_unknown
 
 READ = {"batch_size", "epochs", "shuffle", "seed", "shard", "columns", "on_error", "drop_last"}
@@ -187,3 +204,160 @@ def test_options_are_told_from_a_signature_and_from_its_typed_keywords() -> None
     with pytest.raises(UnknownName):
         paint(flavour="sweet")  # type: ignore[call-arg]
     refuse_unknown({"a": 1}, ("a", "b"), of="this")
+
+
+# ---- numbers ----
+
+# What makes an object with a whole number -> a number that it takes, and the attribute that has it then.
+COUNTS: dict[str, tuple[Callable[[Any], Any], int, str | None]] = {
+    "Roll.max_rows": (lambda n: rlio.Roll(max_rows=n), 100, "max_rows"),
+    "Roll.max_bytes": (lambda n: rlio.Roll(max_bytes=n), 1 << 20, "max_bytes"),
+    "Spool.max_bytes": (lambda n: Spool(max_bytes=n), 1 << 20, "max_bytes"),
+    "Compression.level": (lambda n: Compression("zstd", n), 3, "level"),
+    "Pace.ahead": (lambda n: rlio.Pace(ahead=n), 3, "ahead"),
+    "SamplesPerInsert.error_buffer": (lambda n: rlio.SamplesPerInsert(error_buffer=n), 3, "error_buffer"),
+    "SamplesPerInsert.min_size": (lambda n: rlio.SamplesPerInsert(min_size=n), 3, "min_size"),
+    "Markers.every_rows": (lambda n: rlio.Markers("me", every_rows=n), 3, "every_rows"),
+    "Limits.columns": (lambda n: rlio.Limits(columns=n), 3, "columns"),
+    "Retry.attempts": (lambda n: Retry(attempts=n), 3, "attempts"),
+    "batch_size": (lambda n: ReadOptions(batch_size=n), 3, "batch_size"),
+    "epochs": (lambda n: ReadOptions(epochs=n), 3, "epochs"),
+    "seed": (lambda n: ReadOptions(seed=n), 3, "seed"),
+    "shard": (lambda n: ReadOptions(shard=(0, n)), 3, None),
+    "ShuffledInput.n": (lambda n: rlio.ShuffledInput(Counting(3), n, seed=1), 3, "n"),
+    "ShuffledInput.seed": (lambda n: rlio.ShuffledInput(Counting(3), 2, seed=n), 3, "seed"),
+    "MixedInput.batch_size": (lambda n: rlio.MixedInput({"a": Counting(3)}, batch_size=n), 3, "batch_size"),
+    "AsyncInput.queue_size": (lambda n: AsyncInput(Counting(3), queue_size=n).close(), 3, None),
+    "capacity": (lambda n: rlio.ReplayStore(n).close(), 30, None),
+    "frames": (lambda n: rlio.ReplayStore(30, frames=n).close(), 30, None),
+    "sequence_length": (lambda n: Sequences(n), 3, "length"),
+    "n_step": (lambda n: replay.n_step.NStep(n), 3, "n"),
+    "Provenance.seed": (lambda n: Provenance(seed=n), 3, "seed"),
+    "worker_index": (lambda n: rlio.ParquetWriter(fresh_root(), worker_index=n).close(), 3, None),
+    "PolicyMap.capacity": (lambda n: rlio.policies.PolicyMap(capacity=n), 3, "capacity"),
+    "FrameStack.frames": (lambda n: rlio.connectors.FrameStack(n), 3, "frames"),
+    "AtariOptions.frame_skip": (lambda n: AtariOptions(frame_skip=n), 3, "frame_skip"),
+    "ServerLimits.connections": (lambda n: ServerLimits(connections=n), 3, "connections"),
+    "IntervalOptions.resamples": (lambda n: IntervalOptions(resamples=n), 300, "resamples"),
+    "FittedQ.iterations": (lambda n: rlio.evaluation.FittedQ(iterations=n), 3, "iterations"),
+    "FaultTolerance.max_restarts": (lambda n: FaultTolerance(max_restarts=n), 3, "max_restarts"),
+}
+NUMBERS: dict[str, tuple[Callable[[Any], Any], float, str | None]] = {
+    "Roll.max_seconds": (lambda x: rlio.Roll(max_seconds=x), 0.5, "max_seconds"),
+    "Spool.sync_interval": (lambda x: Spool(sync_interval=x), 0.5, "sync_interval"),
+    "Spool.block_seconds": (lambda x: Spool(block_seconds=x), 0.5, "block_seconds"),
+    "Spool.publish_seconds": (lambda x: Spool(publish_seconds=x), 0.5, "publish_seconds"),
+    "Pace.stale_seconds": (lambda x: rlio.Pace(stale_seconds=x), 0.5, "stale_seconds"),
+    "Pace.poll_seconds": (lambda x: rlio.Pace(poll_seconds=x), 0.5, "poll_seconds"),
+    "SamplesPerInsert.max": (lambda x: rlio.SamplesPerInsert(max=x), 0.5, "max"),
+    "SamplesPerInsert.min": (lambda x: rlio.SamplesPerInsert(min=x), 0.5, "min"),
+    "Markers.idle_seconds": (lambda x: rlio.Markers("me", idle_seconds=x), 0.5, "idle_seconds"),
+    "Retry.first_delay": (lambda x: Retry(first_delay=x), 0.5, "first_delay"),
+    "rlio_timeout_seconds": (lambda x: split_options({"rlio_timeout": x}), 0.5, None),
+    "gamma": (lambda x: replay.n_step.NStep(3, x), 0.5, "gamma"),
+    "GAE.lambda_": (lambda x: rlio.policies.GAE(lambda_=x), 0.5, "lambda_"),
+    "alpha": (lambda x: priorities.Prioritised(alpha=x), 0.5, "alpha"),
+    "beta": (lambda x: priorities.Prioritised(beta=x), 0.5, "beta"),
+    "MeanStdFilter.clip": (lambda x: rlio.connectors.MeanStdFilter(clip=x), 0.5, "clip"),
+    "AtariOptions.sticky": (lambda x: AtariOptions(sticky=x), 0.5, "sticky"),
+    "ServerLimits.head_seconds": (lambda x: ServerLimits(head_seconds=x), 0.5, "head_seconds"),
+    "IntervalOptions.confidence": (lambda x: IntervalOptions(confidence=x), 0.5, "confidence"),
+    "FittedQ.tau": (lambda x: rlio.evaluation.FittedQ(tau=x), 0.5, "tau"),
+    "FaultTolerance.start_timeout_s": (lambda x: FaultTolerance(start_timeout_s=x), 0.5, "start_timeout_s"),
+    "learning_rate": (lambda x: rlio.TorchPolicy(learning_rate=x), 0.5, None),
+    "clip_param": (lambda x: rlio.policies.ActorCritic(clip_param=x), 0.5, None),
+}  # fmt: skip
+NEVER: list[Any] = [
+    True,
+    np.True_,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    np.float32("nan"),
+    "3",
+    1j,
+    [1],
+]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_whole_number_is_taken_from_numpy_and_nothing_else_is(name: str) -> None:
+    make, good, attribute = COUNTS[name]
+    for value in (good, np.int64(good), np.uint32(good)):
+        made = make(value)
+        if attribute is not None:
+            assert getattr(made, attribute) == good
+            assert type(getattr(made, attribute)) is int
+    negative = [-1] if name not in ("Compression.level", "Provenance.seed") else []
+    for wrong in [*NEVER, *negative, 3.0, 2.5, np.float64(3)]:
+        with pytest.raises(OptionError, match=r"=.*: expected "):
+            make(wrong)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_taken_from_numpy_and_nothing_else_is(name: str) -> None:
+    make, good, attribute = NUMBERS[name]
+    for value in (good, np.float32(good), np.float64(good), Fraction(1, 2)):
+        made = make(value)
+        if attribute is not None:
+            assert getattr(made, attribute) == good
+            assert type(getattr(made, attribute)) is float
+    for wrong in [*NEVER, -1.0, 10**400, *([1e300] if "second" in name else [])]:
+        with pytest.raises(OptionError, match=r"=.*: expected "):
+            make(wrong)
+
+
+def test_a_choice_and_a_flag_are_told_what_there_is() -> None:
+    with pytest.raises(OptionError, match=r"cache='ram': expected 'auto', 'memory', 'disk' or 'none'"):
+        rlio.DatasetReader("nowhere", cache="ram")  # type: ignore[arg-type]  # That is the point.
+    for wrong in (None, 1, np.array(["raise"]), ["raise"]):
+        with pytest.raises(OptionError, match=r"on_error=.*: expected 'raise' or 'skip'"):
+            ReadOptions(on_error=wrong)  # type: ignore[arg-type]  # That is the point.
+    assert ReadOptions(shuffle=np.True_).shuffle is True  # type: ignore[arg-type]  # Also NumPy's.
+    for wrong in (None, 1, "yes"):
+        with pytest.raises(OptionError, match=r"shuffle=.*: expected True or False"):
+            ReadOptions(shuffle=wrong)  # type: ignore[arg-type]  # That is the point.
+
+
+@pytest.mark.parametrize("make", [rlio.ParquetWriter, rlio.JsonWriter])
+def test_a_limit_of_rows_from_numpy_does_not_end_a_writer(make: Any, tmp_path: Path) -> None:
+    """It cannot be written into the header of a log, which is JSON."""
+    roll = rlio.Roll(max_rows=np.int64(3), max_bytes=np.int64(1 << 20), max_seconds=np.float32(30))
+    with make(tmp_path / "root", roll=roll, worker_index=np.int64(1)) as writer:
+        for number in range(2):
+            writer.write(rlio.SampleBatch(rows(), eps_id=np.full(8, number)))
+    assert len(rlio.open_dataset(tmp_path / "root")) == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"roll": {"max_rows": 3}}, r"roll=.*Roll\(\*\*roll\)"),
+        ({"provenance": {"seed": 1}}, "provenance="),
+        ({"spool": 3}, "spool=3: expected"),
+        ({"sync": "often"}, "sync='often': expected 'interval', 'always' or 'never'"),
+        ({"sync": True}, "sync=True: expected"), ({"writer_id": 7}, "writer_id"),
+        ({"writer_id": "../x"}, "writer_id"), ({"worker_index": -1}, "worker_index=-1"),
+        ({"compression": 3}, "compression=3"), ({"compression": "zip"}, "zip"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("make", [rlio.ParquetWriter, rlio.JsonWriter])
+def test_an_illegal_option_of_a_writer_is_refused_when_it_is_opened(
+    make: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(tmp_path / "root", **options)
+    assert not (tmp_path / "root" / "data").exists()
+
+
+def test_columns_to_compress_are_names_and_a_pace_is_a_pace(tmp_path: Path) -> None:
+    for wrong in ("obs", 3, [1], [None]):
+        with pytest.raises(OptionError, match="compress_columns="):
+            rlio.JsonWriter(tmp_path, compress_columns=wrong)  # type: ignore[arg-type]  # That is the point.
+    with rlio.ParquetWriter(tmp_path) as writer, pytest.raises(OptionError, match="pace="):
+        rlio.PacedWriter(writer, pace={"ahead": 3})  # type: ignore[arg-type]  # That is the point.
+
+
+def test_shards_for_which_there_is_no_memory_are_refused_before_a_row_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"Roll.max_bytes=\d+: .*memory"):
+        rlio.ParquetWriter(tmp_path, roll=rlio.Roll(max_bytes=1 << 60))

@@ -6,22 +6,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlio.batch import Batch
-from rlio.errors import LedgerError, PublishError, RlioError
+from rlio.errors import LedgerError, PublishError, RlioError, SchemaError
 from rlio.log.new_writer import open_publisher
 from rlio.log.publisher import Publisher
 from rlio.log.recovery import WriterLog, recover_before_writing, recover_interrupted
 from rlio.log.spool import SpoolLike, parse_spool
-from rlio.log.wal import Sync
+from rlio.log.wal import Buffer, Sync
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.writer import OutputWriter
 from rlio.writers.background import AgeTimer
 from rlio.writers.encoder import Encoder
+from rlio.writers.ended_episodes import EndedEpisodes
 
 __all__ = ["DatasetWriter"]
 
@@ -74,6 +75,7 @@ class DatasetWriter(OutputWriter):
         self._timer = AgeTimer(self._encoder.roll.max_seconds, self._on_timer)
         if self._publisher.log is not None:  # After a failed sync, only publishing makes rows safe.
             self._publisher.log.on_failure = self._on_timer
+        self._episodes = EndedEpisodes()
         # Whether a `write()` was interrupted: the rows of its batch in memory are then unknown.
         self._interrupted = False
         super().__init__()  # Last: from here on the exit hook may close the writer, which needs all of it.
@@ -131,6 +133,7 @@ class DatasetWriter(OutputWriter):
             return
         # Finds every error in the batch before anything changes.
         parts = encoder.cut(batch, schema) if batch.agent_steps() else []
+        seen = self._episodes.check(batch, schema) if parts else {}
         if schema is not encoder.schema:
             publisher.check_schema(schema)
         encoder.start()
@@ -140,6 +143,7 @@ class DatasetWriter(OutputWriter):
                 encoder.use(schema)
             if parts:
                 self._take(parts, schema)
+                self._episodes.take(seen)
         except RlioError:
             raise  # rlio's own errors refuse a batch as a whole.
         except BaseException:
@@ -152,14 +156,27 @@ class DatasetWriter(OutputWriter):
         encoder = self._encoder
         log = self._publisher.log
         if log is not None:
-            frames = [(encoder.to_frame(part), encoder.rows_of(part)) for part in parts]
             about = {**encoder.header, "shard_rows": encoder.shard_rows, "schema": schema.text}
-            log.append(frames, header=about)
+            log.append(self._frames(parts), header=about)
             self._publisher.expect(schema)
         for part in parts:
             encoder.append(part)
             self._publisher.received += encoder.rows_of(part)
         self._timer.start()
+
+    def _frames(self, parts: list[Any]) -> list[tuple[Sequence[Buffer], int]]:
+        """The parts as frames of the log.
+
+        Raises:
+            SchemaError: They have no such form; nothing of the batch is taken.
+        """
+        encoder = self._encoder
+        try:
+            return [(encoder.to_frame(part), encoder.rows_of(part)) for part in parts]
+        except RlioError:
+            raise
+        except Exception as error:  # For example Arrow's, for texts of over 2 GiB.
+            raise SchemaError(f"the batch cannot be logged: {error!r}; write smaller batches") from error
 
     def _make_room(self) -> None:
         """Publish first if the log or the memory has no room for the rows.

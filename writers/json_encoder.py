@@ -9,6 +9,8 @@ import zstandard
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import Columns
+from rlio.errors import UnsafeData
+from rlio.limits import DEFAULT_LIMITS
 from rlio.log.publisher import NewShard, Publisher
 from rlio.log.wal import Buffer, Frame
 from rlio.schemas.json_lines import LineTooLarge, encode_line, encode_provenance
@@ -18,6 +20,9 @@ from rlio.writers.encoder import Encoder
 from rlio.writers.roll import Roll
 
 __all__ = ["JsonEncoder"]
+
+# Readers refuse shards of more than four million lines.
+_MAX_LINES = 1_000_000
 
 
 class JsonEncoder(Encoder[tuple[bytes, int]]):
@@ -67,11 +72,13 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
         if len(plain) > most:
             waiting = [plain[start : start + most] for start in range(0, len(plain), most)]
         waiting.reverse()
-        lines = []
+        lines: list[tuple[bytes, int]] = []
+        rows = 0
         while waiting:
             part = waiting.pop()
             try:
-                lines.append((self._line(part, schema), len(part)))
+                lines.append((self._line(part, schema, first_row=rows), len(part)))
+                rows += len(part)
             except LineTooLarge:
                 halves = _halves(part)
                 if halves is None:
@@ -95,7 +102,7 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
         return self._bytes + len(part[0]) <= self.roll.max_bytes
 
     def _is_full(self) -> bool:
-        return self._bytes >= self.roll.max_bytes
+        return self._bytes >= self.roll.max_bytes or len(self._lines) >= _MAX_LINES
 
     def _add(self, part: tuple[bytes, int]) -> None:
         self._lines.append(part)
@@ -113,8 +120,14 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
             )
         )
 
-    def _line(self, batch: Batch, schema: Schema) -> bytes:
-        return _packed(encode_line(batch, schema, compress_columns=self._compress_columns), self._compressor)
+    def _line(self, batch: Batch, schema: Schema, *, first_row: int = 0) -> bytes:
+        line = encode_line(batch, schema, compress_columns=self._compress_columns, first_row=first_row)
+        packed = _packed(line, self._compressor)
+        try:
+            DEFAULT_LIMITS.check_inflation(len(packed), len(line) + 1, "a compressed line")
+        except UnsafeData as error:
+            raise LineTooLarge(f"{error}; write smaller batches") from error
+        return packed
 
 
 def _shard(lines: list[tuple[bytes, int]], schema: Schema, *, level: int | None, provenance: str) -> NewShard:

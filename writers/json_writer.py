@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from rlio.dataset.json_shard import MAX_JSON_SHARD_BYTES
-from rlio.errors import OptionError
+from rlio.errors import OptionError, excerpt
 from rlio.log.spool import SpoolLike
 from rlio.log.wal import Sync
 from rlio.schemas.provenance import Provenance
@@ -87,7 +87,7 @@ class JsonWriter(DatasetWriter):
         provenance: Provenance | None = None,
         storage_options: dict[str, object] | None = None,
     ) -> None:
-        about = provenance or Provenance()
+        about = expected(provenance, Provenance, "provenance")
         encoder = partial(
             JsonEncoder,
             roll=_checked_roll(expected(roll, Roll, "roll")),
@@ -121,14 +121,20 @@ def _parse_level(compression: str | None) -> int | None:
     """The zstd level; None without compression."""
     if compression is None:
         return None
-    match = re.fullmatch(r"zstd(?::([0-9]{1,2}))?", compression)
+    text = compression if isinstance(compression, str) else ""
+    match = re.fullmatch(r"zstd(?::([0-9]{1,2}))?", text)
     level = int(match[1] or _DEFAULT_LEVEL) if match else 0
     if not 1 <= level <= _MAX_LEVEL:
-        raise OptionError(f"compression={compression!r}: None, 'zstd', or 'zstd:1' to 'zstd:{_MAX_LEVEL}'")
+        raise OptionError(
+            f"compression={excerpt(compression)}: expected None, 'zstd', or 'zstd:1' to 'zstd:{_MAX_LEVEL}'"
+        )
     return level
 
 
 def _checked_columns(columns: Iterable[str]) -> frozenset[str]:
-    if isinstance(columns, str):
-        raise OptionError(f"compress_columns={columns!r}: expected column names, such as ('obs', 'new_obs')")
-    return frozenset(columns)
+    names = None if isinstance(columns, str) or not isinstance(columns, Iterable) else [*columns]
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise OptionError(
+            f"compress_columns={excerpt(columns)}: expected column names, such as ('obs', 'new_obs')"
+        )
+    return frozenset(names)

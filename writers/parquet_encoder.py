@@ -14,7 +14,7 @@ from rlio.batch import Batch
 from rlio.log.publisher import Publisher
 from rlio.log.wal import Buffer, Frame
 from rlio.schemas.log_frames import LogFrames
-from rlio.schemas.parquet import Compression
+from rlio.schemas.parquet import Compression, check_footer
 from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of, pooled
 from rlio.schemas.schema import Schema
 from rlio.storage.local import PendingFile
@@ -80,6 +80,8 @@ class ParquetEncoder(Encoder[list[Piece]]):
 
     def cut(self, batch: Batch, schema: Schema) -> list[list[Piece]]:
         """See `Encoder`."""
+        if schema is not self.schema:
+            check_footer(schema, self._provenance)
         limit = min(schema.group_rows, self.roll.max_rows or schema.group_rows)
         cut = pieces_of(batch, schema, rooms=self._rooms(schema), limit=limit)
         return [[pooled(piece, schema) for piece in pieces] for pieces in cut]

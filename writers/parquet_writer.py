@@ -23,6 +23,7 @@ from rlio.support.options import checked_keywords, expected
 from rlio.writers.dataset_writer import DatasetWriter
 from rlio.writers.parquet_encoder import ParquetEncoder
 from rlio.writers.roll import Roll
+from rlio.writers.shard_maker import check_memory
 
 __all__ = ["ParquetWriter"]
 
@@ -74,11 +75,9 @@ class ParquetWriter(DatasetWriter):
         provenance: Provenance | None = None,
         storage_options: dict[str, object] | None = None,
     ) -> None:
-        roll, codec, about = (
-            expected(roll, Roll, "roll"),
-            Compression.parse(compression),
-            provenance or Provenance(),
-        )
+        roll, codec = expected(roll, Roll, "roll"), Compression.parse(compression)
+        check_memory(roll)
+        about = expected(provenance, Provenance, "provenance")
         super().__init__(
             root,
             partial(ParquetEncoder, roll=roll, compression=codec, provenance=about.text),

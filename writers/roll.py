@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from rlio.errors import OptionError, excerpt
+from rlio.support.options import check_count, check_number, set_options
 
 __all__ = ["Roll"]
 
@@ -21,6 +19,9 @@ class Roll:
             switch to multi-part uploads, which leave orphans behind when killed.
         max_seconds: Age of the oldest row that is not stored yet; None: no limit. Without a write-ahead
             log, a crash of the machine loses the rows of this time.
+
+    Raises:
+        OptionError: A limit is not a number above 0.
     """
 
     max_rows: int | None = None
@@ -28,11 +29,11 @@ class Roll:
     max_seconds: float | None = 30.0
 
     def __post_init__(self) -> None:
-        for name, kinds, what in (
-            ("max_rows", (int, np.integer, type(None)), "a positive whole number, or None for no limit"),
-            ("max_bytes", (int, np.integer), "a positive whole number"),
-            ("max_seconds", (int, float, np.number, type(None)), "a positive number, or None for no limit"),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not (value is None or value > 0):
-                raise OptionError(f"Roll({name}={excerpt(value)}): expected {what}")
+        set_options(
+            self,
+            max_rows=check_count("Roll.max_rows", self.max_rows, least=1, of="rows", none="no limit"),
+            max_bytes=check_count("Roll.max_bytes", self.max_bytes, least=1, of="bytes"),
+            max_seconds=check_number(
+                "Roll.max_seconds", self.max_seconds, above=0, of="seconds", none="no limit"
+            ),
+        )

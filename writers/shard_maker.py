@@ -11,20 +11,36 @@ from functools import partial
 
 import numpy as np
 
+from rlio.errors import OptionError
 from rlio.log.publisher import NewShard
 from rlio.log.wal import Frame
 from rlio.schemas.log_frames import LogFrames
-from rlio.schemas.parquet import Compression, ShardEncoder
-from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup
+from rlio.schemas.parquet import Compression, ShardEncoder, group_bytes
+from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup, Texts
 from rlio.schemas.schema import Schema
 from rlio.storage.local import PendingFile
 from rlio.writers.background import done_at_once
 from rlio.writers.roll import Roll
 
-__all__ = ["RowGroups", "ShardMaker"]
+__all__ = ["RowGroups", "ShardMaker", "check_memory"]
 
 # Room for the row group that fills a shard, and for the footer. Untouched memory costs nothing.
 _SPARE_BYTES = 96 << 20
+
+
+def check_memory(roll: Roll) -> None:
+    """Refuse shards for which there is no memory, before a row is taken: they are encoded in memory.
+
+    Raises:
+        OptionError: ``roll.max_bytes`` is too large.
+    """
+    try:
+        np.empty(roll.max_bytes + _SPARE_BYTES, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise OptionError(
+            f"Roll.max_bytes={roll.max_bytes}: a shard is encoded in memory, and this process cannot have as "
+            f"much ({error}); expected less"
+        ) from error
 
 
 class ShardMaker:
@@ -68,13 +84,16 @@ class ShardMaker:
 
     def encode(self, group: RowGroup, schema: Schema) -> None:
         """Encode a group; end the open shard before or after it as needed."""
+        compression = self._compression.of_group(group_bytes(group, schema))
         if self._encoder is not None and (
-            self._encoder.schema is not schema or not self._encoder.has_room(group)
+            self._encoder.schema is not schema
+            or self._encoder.compression != compression
+            or not self._encoder.has_room(group)
         ):
             self.finish()
             self._on_end()
         if self._encoder is None:
-            self._encoder = self._new_encoder(group, schema)
+            self._encoder = self._new_encoder(group, schema, compression)
         self._encoder.add(group)
         if self._encoder.encoded_bytes >= self._roll.max_bytes:
             self.finish()
@@ -119,14 +138,14 @@ class ShardMaker:
         (shard,) = made
         return shard
 
-    def _new_encoder(self, group: RowGroup, schema: Schema) -> ShardEncoder:
+    def _new_encoder(self, group: RowGroup, schema: Schema, compression: Compression) -> ShardEncoder:
         """An encoder with enough memory for the group."""
         self._pending = self._begin()
         size = self._roll.max_bytes + _SPARE_BYTES
         while True:
             encoder = ShardEncoder(
                 schema,
-                compression=self._compression,
+                compression=compression,
                 provenance=self._provenance,
                 memory=np.empty(size, np.uint8),
                 submit=self._checksum,
@@ -161,10 +180,12 @@ class RowGroups:
 
     def append(self, pieces: list[Piece]) -> None:
         """Take the pieces of one row group; end the open group before or after them as needed."""
-        if self._buffer.rows and sum(piece.rows for piece in pieces) > self._buffer.room:
+        policies = self._buffer.schema.policies
+        texts = [Texts.of(piece.arrays, policies[piece.policy]) for piece in pieces]
+        if self._buffer.rows and not self._buffer.fits(sum(piece.rows for piece in pieces), texts):
             self.finish()
-        for piece in pieces:
-            self._buffer.append(piece)
+        for piece, each in zip(pieces, texts, strict=True):
+            self._buffer.append(piece, each)
         if self._buffer.is_full:
             self.finish()
 

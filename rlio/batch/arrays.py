@@ -301,7 +301,8 @@ def to_numpy(leaf: Any) -> np.ndarray:
     """``leaf`` as an array: itself, or a CPU tensor's memory, or a copy from another device."""
     if isinstance(leaf, np.ndarray):
         return leaf
-    array: np.ndarray = leaf.detach().cpu().numpy()
+    # Torch may keep a conjugation or a sign as a flag, which NumPy does not know.
+    array: np.ndarray = leaf.detach().cpu().resolve_conj().resolve_neg().numpy()
     return array
 
 

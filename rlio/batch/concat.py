@@ -29,6 +29,7 @@ from rlio.batch.nested import leaves, path_text
 from rlio.batch.rows import boundaries
 from rlio.batch.sample_batch import SampleBatch
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.support.options import check_choice
 
 __all__ = [
     "concat_samples",
@@ -216,8 +217,7 @@ def split_units(batch: BatchT, n: int, unit: str) -> tuple[BatchT, BatchT]:
 
 
 def _check_unit(unit: str) -> None:
-    if unit not in ("steps", "sequences", "episodes"):
-        raise OptionError(f"unit={unit!r}: expected 'steps', 'sequences' or 'episodes'")
+    check_choice("unit", unit, ("steps", "sequences", "episodes"))
 
 
 def _check_enough(n: int, total: int, unit: str) -> None:

@@ -17,7 +17,8 @@ from rlio.batch.arrays import Column, join_columns, zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.frames import empty_array
 from rlio.batch.nested import map_structure
-from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.errors import MissingColumn, SchemaError, excerpt
+from rlio.support.options import check_choice
 
 if TYPE_CHECKING:
     from rlio.batch.sample_batch import SampleBatch
@@ -34,8 +35,7 @@ _LARGE: Final = 1 << 20
 
 def join(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> SampleBatch:
     """`rlio.batch.concat_samples` for one or more SampleBatches."""
-    if columns not in UNLIKE:
-        raise OptionError(f"columns={columns!r}: expected one of {', '.join(map(repr, UNLIKE))}")
+    check_choice("columns", columns, UNLIKE)
     plain = joined_plainly(samples)
     if plain is not None:
         made = samples[0]._like(plain)

@@ -32,12 +32,17 @@ if TYPE_CHECKING:
     _Order: TypeAlias = tuple[str, dict[str, SampleBatch], dict[str, np.ndarray], int]
 
 __all__ = [
+    "MAX_ENV_STEPS",
     "MultiAgentBatch",
     "check_batch",
     "concat_samples_into_ma_batch",
     "episode_numbers",
     "step_numbers",
 ]
+
+
+#: The most environment steps of a batch.
+MAX_ENV_STEPS = 2**48
 
 
 class MultiAgentBatch:
@@ -52,7 +57,8 @@ class MultiAgentBatch:
             batch may hold only some of the agents.
 
     Raises:
-        SchemaError: A value is not a SampleBatch, a policy id is not a str, or ``env_steps`` is negative.
+        SchemaError: A value is not a SampleBatch, a policy id is not a str, or ``env_steps`` is negative or
+            over 2^48.
     """
 
     __slots__ = ("__weakref__", "_env_steps", "_order", "policy_batches")
@@ -65,8 +71,8 @@ class MultiAgentBatch:
                 raise SchemaError(
                     f"policy {excerpt(policy_id)} has a {type(batch).__name__}, expected a SampleBatch"
                 )
-        if env_steps < 0:
-            raise SchemaError(f"env_steps={env_steps}: expected a number of steps, at least 0")
+        if not 0 <= env_steps <= MAX_ENV_STEPS:
+            raise SchemaError(f"env_steps={env_steps}: expected a number of steps, 0 to {MAX_ENV_STEPS}")
         self.policy_batches: dict[str, SampleBatch] = dict(policy_batches)
         self._env_steps = int(env_steps)
         # For a part cut from a batch: (unit, its policy batches, the unit number of each row, number of

@@ -24,7 +24,7 @@ from rlio.batch.nested import unflatten
 from rlio.connectors.connector import Connector, Streams
 from rlio.connectors.spaces import check_leaves, nested_space
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
-from rlio.errors import OptionError, excerpt
+from rlio.support.options import check_choice, check_count
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -51,14 +51,9 @@ class FrameStack(Connector):
     _leaves: list[Leaf]
 
     def __init__(self, frames: int, *, axis: int = 0) -> None:
-        if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
-            raise OptionError(f"frames={excerpt(frames)}: expected a whole number, at least 1")
-        if axis not in (0, -1):
-            raise OptionError(
-                f"axis={excerpt(axis)}: expected 0 or -1, the first or the last axis of an observation"
-            )
-        self.frames = frames
-        self.axis = axis
+        self.frames: int = check_count("frames", frames, least=1)
+        # The first or the last axis of an observation.
+        self.axis: int = check_choice("axis", axis, (0, -1))
 
     def bind(self, space: gym.Space[Any], policy: Policy | None = None) -> gym.Space[Any]:
         from gymnasium import spaces

@@ -34,6 +34,7 @@ from rlio.connectors.spaces import nested_space
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, SchemaError, StateError, excerpt
 from rlio.reader import JsonState
+from rlio.support.options import check_flag, check_number
 from rlio.support.states import fitting, value_in, whole_number
 
 if TYPE_CHECKING:
@@ -190,11 +191,9 @@ class MeanStdFilter(Connector):
     _leaves: list[Leaf]
 
     def __init__(self, *, demean: bool = True, destd: bool = True, clip: float | None = 10.0) -> None:
-        if clip is not None and not clip > 0:
-            raise OptionError(f"clip={excerpt(clip)}: expected a number above 0, or None for no bound")
-        self.demean: bool = demean
-        self.destd: bool = destd
-        self.clip = clip
+        self.demean: bool = check_flag("demean", demean)
+        self.destd: bool = check_flag("destd", destd)
+        self.clip: float | None = check_number("clip", clip, above=0, none="no bound")
         self.update = True
         self._lock = threading.Lock()
         self._running: list[RunningStat] = []

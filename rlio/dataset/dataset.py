@@ -35,6 +35,7 @@ from rlio.formats.format import recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.read_options import ReadOptions
 from rlio.storage.filesystem import Storage
+from rlio.support.options import check_choice
 
 if TYPE_CHECKING:
     import datasets
@@ -374,8 +375,7 @@ def open_dataset(
         HoleError: Rows of the snapshot are missing, or were trimmed since it was taken.
         OptionError: The data set has another format version, or ``at`` is not a snapshot.
     """
-    if on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error={excerpt(on_error)}: expected 'raise' or 'skip'")
+    check_choice("on_error", on_error, ("raise", "skip"))
     dataset = dataset_on(Storage.open(uri, storage_options=storage_options, limits=limits), at=at)
     if at is not None and on_error == "raise":
         dataset.check_complete()

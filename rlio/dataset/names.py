@@ -19,6 +19,7 @@ import uuid
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from rlio.errors import OptionError, excerpt
+from rlio.support.options import check_count
 
 __all__ = [
     "DATA_DIR",
@@ -168,8 +169,7 @@ def make_writer_id(worker_index: int) -> str:
     Raises:
         OptionError: ``worker_index`` is negative.
     """
-    if worker_index < 0:
-        raise OptionError(f"worker_index={worker_index}: expected 0 for a local worker, else 1, 2, ...")
+    worker_index = check_count("worker_index", worker_index, least=0)
     return f"w{worker_index:05d}-{uuid.uuid4().hex[:8]}"
 
 

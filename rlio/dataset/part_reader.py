@@ -38,6 +38,7 @@ from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Schema, column_of_name
 from rlio.storage.filesystem import Storage
+from rlio.support.options import check_count
 
 __all__ = ["PartReader", "Plan", "Rows", "plan_of", "split"]
 
@@ -262,8 +263,7 @@ def split(dataset: DatasetSnapshot, *, tasks: int | None = None) -> list[list[Ro
     Raises:
         OptionError: ``tasks`` is not a whole number, or below 1.
     """
-    if tasks is not None and not (type(tasks) is int and tasks >= 1):
-        raise OptionError(f"tasks={excerpt(tasks)}: a number of tasks, at least 1, or None")
+    tasks = check_count("tasks", tasks, least=1, of="tasks", none="a number by size")
     total = dataset.bytes()
     if tasks is None:
         target = min(_TASK_BYTES, max(_LEAST_BYTES, -(-total // _TASKS)))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
+from rlio.batch.nested import Path, path_text
 from rlio.dataset import listing
 from rlio.dataset.names import SCHEMA_DIR
-from rlio.errors import CorruptData, SchemaConflict, UnsafeData
+from rlio.errors import CorruptData, SchemaConflict, UnsafeData, excerpt
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Schema, is_named
 from rlio.storage.filesystem import Storage
@@ -97,7 +98,9 @@ def _ends_early(text: bytes) -> bool:
 def check_agreement(
     schemas: Mapping[str, Schema], *, uri: str, columns: Collection[str] | None = None
 ) -> None:
-    """Refuse schemas that give a leaf of a policy different dtypes or shapes.
+    """Refuse schemas in which a column of a policy nests differently, or a leaf has another dtype or shape.
+
+    Texts and other objects in one column agree: readers give objects.
 
     Args:
         schemas: Hash -> schema.
@@ -107,18 +110,36 @@ def check_agreement(
     Raises:
         SchemaConflict: Two schemas differ; the message names both.
     """
-    seen: dict[tuple[str, str, tuple[str | int, ...]], tuple[str, ColumnSpec]] = {}
+    seen: dict[tuple[str, str], tuple[str, dict[Path, ColumnSpec]]] = {}
     for name, schema in sorted(schemas.items()):
         for pid, policy in schema.policies.items():
-            for leaf in policy.leaves:
-                if not is_named(leaf, columns):
+            for column, every in policy.columns.items():
+                leaves = [leaf for leaf in every if is_named(leaf, columns)]
+                if not leaves:
                     continue
-                other, spec = seen.setdefault((pid, leaf.column, leaf.path), (name, leaf.spec))
-                if (spec.dtype, spec.shape) != (leaf.spec.dtype, leaf.spec.shape):
+                found = {leaf.path: leaf.spec for leaf in leaves}
+                other, specs = seen.setdefault((pid, column), (name, found))
+                difference = _difference(specs, found)
+                if difference is not None:
                     raise SchemaConflict(
-                        f"policy {pid!r} has {spec.dtype} {spec.shape} in schema {other} and "
-                        f"{leaf.spec.dtype} {leaf.spec.shape} in schema {name}: keep them in different "
-                        "roots, or read the columns that agree with columns=[...]",
+                        f"policy {excerpt(pid)} has {difference[0]} in schema {other} and {difference[1]} in "
+                        f"schema {name}: keep them in different roots, or read the columns that agree with "
+                        "columns=[...]",
                         uri=uri,
-                        column=leaf.column,
+                        column=column,
                     )
+
+
+def _difference(one: Mapping[Path, ColumnSpec], other: Mapping[Path, ColumnSpec]) -> tuple[str, str] | None:
+    """Return how the leaves of a column differ in two schemas, as a text for each; None: they agree."""
+    if one.keys() != other.keys():
+        return _nesting(one), _nesting(other)
+    for path, spec in one.items():
+        if (spec.dtype, spec.shape) != (other[path].dtype, other[path].shape):
+            return f"{spec.dtype} {spec.shape}", f"{other[path].dtype} {other[path].shape}"
+    return None
+
+
+def _nesting(paths: Iterable[Path]) -> str:
+    found = sorted(map(path_text, paths))
+    return "no parts" if found == [""] else f"the parts {excerpt(found)}"

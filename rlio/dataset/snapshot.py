@@ -31,6 +31,7 @@ from rlio.schemas.spaces import space_from_json
 from rlio.storage.filesystem import Storage
 from rlio.support.described import Described
 from rlio.support.forks import cached_property
+from rlio.support.options import check_choice
 
 __all__ = ["DatasetSnapshot", "EpisodeInfo", "Snapshot", "common_columns", "rows_waiting"]
 
@@ -453,8 +454,7 @@ def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] 
         SchemaConflict: Only some writers have a column, and ``missing`` is "error"; or two writers give a
             column different types.
     """
-    if missing not in ("error", "drop", "fill"):
-        raise OptionError(f"missing={missing!r}: expected 'error', 'drop' or 'fill'")
+    check_choice("missing", missing, ("error", "drop", "fill"))
     check_agreement(dataset.schemas, uri=dataset.uri, columns=wanted)
     by_policy: dict[str, list[tuple[str, set[str]]]] = {}
     for name, schema in sorted(dataset.schemas.items()):

@@ -22,8 +22,9 @@ import gymnasium as gym
 import numpy as np
 
 from rlio.envs.games import GAME, Game
-from rlio.errors import MissingExtra, OptionError, excerpt
+from rlio.errors import MissingExtra
 from rlio.support.extras import needs
+from rlio.support.options import check_count, check_number, set_options
 
 __all__ = ["AtariOptions", "make_atari", "wrap_atari"]
 
@@ -64,11 +65,8 @@ class AtariOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("frame_stack", 1), ("screen_size", 1), ("frame_skip", 1), ("noop_max", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"{name}={excerpt(value)}: expected a whole number, at least {least}")
-        if not 0 <= self.sticky < 1:
-            raise OptionError(f"sticky={self.sticky}: expected a probability below 1")
+            set_options(self, **{name: check_count(name, getattr(self, name), least=least)})
+        set_options(self, sticky=check_number("sticky", self.sticky, least=0, below=1))
 
 
 def make_atari(env_id: str, options: AtariOptions | None = None, **keywords: Any) -> _Env:

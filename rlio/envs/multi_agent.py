@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from rlio.errors import OptionError, excerpt
+from rlio.support.options import check_count
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -213,8 +214,6 @@ def make_multi_agent(env: str | Callable[[], gym.Env[Any, Any]]) -> Callable[...
         config: Mapping[str, Any] | None = None, *, num_agents: int | None = None
     ) -> MultiAgentEnv:
         wanted = (config or {}).get("num_agents", 1) if num_agents is None else num_agents
-        if not isinstance(wanted, int) or wanted < 1:
-            raise OptionError(f"num_agents={excerpt(wanted)}: expected a whole number, at least 1")
-        return _Copies([make] * wanted)
+        return _Copies([make] * check_count("num_agents", wanted, least=1))
 
     return make_copies

@@ -41,6 +41,7 @@ from rlio.evaluation.weighting import (
     weighted_importance_sampling,
     weighted_per_decision,
 )
+from rlio.support.options import check_choice, check_count, check_number, set_options
 
 __all__ = ["ESTIMATORS", "Estimation", "EstimationKeywords"]
 
@@ -105,12 +106,12 @@ class Estimation:
                 f"estimators={excerpt(self.estimators)}: expected a list of {', '.join(ESTIMATORS)}"
             )
         object.__setattr__(self, "estimators", tuple(dict.fromkeys(self.estimators)))
-        if not 0.0 <= self.gamma <= 1.0:
-            raise OptionError(f"gamma={self.gamma}: expected a discount per step, from 0 to 1")
-        if self.incomplete not in ("raise", "drop"):
-            raise OptionError(f"incomplete={excerpt(self.incomplete)}: expected 'raise' or 'drop'")
-        if self.folds < 1:
-            raise OptionError(f"folds={self.folds}: expected a number of parts, at least 1")
+        check_choice("incomplete", self.incomplete, ("raise", "drop"))
+        set_options(
+            self,
+            gamma=check_number("gamma", self.gamma, least=0, most=1),
+            folds=check_count("folds", self.folds, least=1, of="parts"),
+        )
 
     @property
     def fits(self) -> bool:

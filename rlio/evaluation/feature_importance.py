@@ -30,6 +30,7 @@ from rlio.batch.nested import leaves
 from rlio.batch.rows import generator
 from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.policies.policy import Policy
+from rlio.support.options import check_count, check_number
 
 __all__ = ["feature_importance"]
 
@@ -70,8 +71,8 @@ def feature_importance(
     """
     if Columns.OBS not in batch:
         raise MissingColumn("the batch has no observations to measure", column=Columns.OBS)
-    if repeat < 1 or not 0.0 < limit_fraction <= 1.0:
-        raise OptionError(f"repeat={repeat}, limit_fraction={limit_fraction}: at least 1; above 0, at most 1")
+    repeat = check_count("repeat", repeat, least=1)
+    limit_fraction = check_number("limit_fraction", limit_fraction, above=0, most=1)
     if policy.is_recurrent:
         raise OptionError("the policy is recurrent, so its actions depend on more than an observation")
     if isinstance(batch[Columns.OBS], dict | tuple) or not len(batch):

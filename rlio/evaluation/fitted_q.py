@@ -34,6 +34,7 @@ from rlio.errors import MissingColumn, OptionError
 from rlio.evaluation.complete_episodes import Episodes
 from rlio.evaluation.target import Target
 from rlio.policies.torch_arrays import writable
+from rlio.support.options import check_count, check_number, set_options
 
 if TYPE_CHECKING:
     import torch
@@ -211,12 +212,12 @@ class FittedQ:
 
     def __post_init__(self) -> None:
         for name in ("iterations", "batch_size", "action_samples"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)}: expected at least 1")
-        if not self.learning_rate > 0:
-            raise OptionError(f"learning_rate={self.learning_rate}: expected a number above 0")
-        if not 0.0 < self.tau <= 1.0:
-            raise OptionError(f"tau={self.tau}: expected a number above 0, at most 1")
+            set_options(self, **{name: check_count(name, getattr(self, name), least=1)})
+        set_options(
+            self,
+            learning_rate=check_number("learning_rate", self.learning_rate, above=0),
+            tau=check_number("tau", self.tau, above=0, most=1),
+        )
 
     def fit(self, transitions: Transitions, target: Target, *, gamma: float) -> QValues:
         """Fit and return the values of ``target``.

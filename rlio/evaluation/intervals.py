@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from rlio.errors import OptionError, excerpt
 from rlio.evaluation.weighting import Contributions
 from rlio.support.forks import cached_property
+from rlio.support.options import check_count, check_number, set_options
 
 __all__ = ["IntervalOptions", "Resampling", "empirical_bernstein", "influences_of"]
 
@@ -58,12 +59,12 @@ class IntervalOptions:
     value_bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.confidence < 1.0:
-            raise OptionError(f"confidence={self.confidence}: expected above 0 and below 1, such as 0.95")
-        if self.resamples < 100:
-            raise OptionError(
-                f"resamples={self.resamples}: expected at least 100, because the interval uses their tails"
-            )
+        set_options(
+            self,
+            confidence=check_number("confidence", self.confidence, above=0, below=1),
+            # The interval uses their tails.
+            resamples=check_count("resamples", self.resamples, least=100),
+        )
         match self.value_bounds:
             case None:
                 pass

@@ -26,6 +26,7 @@ from rlio.batch.probabilities import ROUNDING
 from rlio.envs.leaves import leaves_of
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.policies.policy import Policy
+from rlio.support.options import check_number, set_options
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -86,8 +87,8 @@ class Target:
             )
         elif not self.explore:
             raise OptionError("explore=False is for policies; a function defines its probabilities: omit it")
-        if not 0.0 <= self.epsilon_greedy <= 1.0:
-            raise OptionError(f"epsilon_greedy={self.epsilon_greedy}: expected a probability, from 0 to 1")
+        epsilon = check_number("epsilon_greedy", self.epsilon_greedy, least=0, most=1)
+        set_options(self, epsilon_greedy=epsilon)
         if self.epsilon_greedy and self.choices is None:
             raise OptionError(
                 f"epsilon_greedy={self.epsilon_greedy} is for Discrete actions, but the action space is "

@@ -61,7 +61,7 @@ from rlio.replay.positions import check_options, columns_digest
 from rlio.schemas.folded import Folded, unfold
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import cached_property
-from rlio.support.options import check_seconds
+from rlio.support.options import check_number, check_seconds
 from rlio.support.states import text_in, value_in, whole_numbers
 
 __all__ = ["FollowPass", "Taken"]
@@ -159,7 +159,9 @@ class FollowPass:
     ) -> None:
         _check_combination(options, missing)
         self._slots = slots
-        self._idle_timeout = None if idle_timeout is None else check_seconds("idle_timeout", idle_timeout)
+        self._idle_timeout = check_number(
+            "idle_timeout", idle_timeout, least=0, of="seconds", none="no limit"
+        )
         # A poll of 0 seconds would be a busy loop.
         self._poll_seconds = check_seconds("poll_seconds", poll_seconds, least=1e-3)
         self._listing_seconds = 0.0

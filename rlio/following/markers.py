@@ -23,7 +23,7 @@ from rlio.errors import PublishError, RlioError, UnsafeData
 from rlio.following.marks import Mark, check_follower_name, list_marks, mark_path, newest, put_mark
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
-from rlio.support.options import check_count, check_seconds
+from rlio.support.options import check_count, check_flag, check_seconds, set_options
 
 __all__ = ["Growing", "MarkKeeper", "Markers", "share_out"]
 
@@ -64,8 +64,12 @@ class Markers:
     def __post_init__(self) -> None:
         check_follower_name(self.name)
         for name in ("every_seconds", "heartbeat_seconds", "idle_seconds"):
-            check_seconds(f"Markers.{name}", getattr(self, name))
-        check_count("Markers.every_rows", self.every_rows, least=1)
+            set_options(self, **{name: check_seconds(f"Markers.{name}", getattr(self, name))})
+        set_options(
+            self,
+            every_rows=check_count("Markers.every_rows", self.every_rows, least=1, of="rows"),
+            resume=check_flag("Markers.resume", self.resume),
+        )
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from rlio.following.marks import Mark, list_marks, newest
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner
-from rlio.support.options import check_count, check_seconds
+from rlio.support.options import check_count, check_seconds, expected, set_options
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
@@ -65,9 +65,12 @@ class Pace:
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        check_seconds("Pace.stale_seconds", self.stale_seconds)
-        check_seconds("Pace.poll_seconds", self.poll_seconds, least=1e-3)
-        check_count("Pace.ahead", self.ahead, least=0)
+        set_options(
+            self,
+            stale_seconds=check_seconds("Pace.stale_seconds", self.stale_seconds),
+            poll_seconds=check_seconds("Pace.poll_seconds", self.poll_seconds, least=1e-3),
+            ahead=check_count("Pace.ahead", self.ahead, least=0, of="rows"),
+        )
 
 
 @runtime_checkable
@@ -138,7 +141,7 @@ class PacedWriter(OutputWriter):
                 "wrap that writer, and pass the PacedWriter to writers that combine others"
             )
         self.writer = writer
-        self.pace: Pace = pace or Pace()
+        self.pace: Pace = expected(pace, Pace, "pace")
         self.durable: bool = writer.durable
         self.patience: float | None = writer.patience
         #: Calls of `write` that waited.

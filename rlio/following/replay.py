@@ -47,7 +47,7 @@ from rlio.replay.samplers import PrioritisedSampler, UniformSampler
 from rlio.replay.store import DrawKeywords, ReplayStore, draw_of
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner
-from rlio.support.options import checked_keywords, expected
+from rlio.support.options import check_count, check_number, checked_keywords, expected
 
 __all__ = ["FollowCounters", "FollowingReplay"]
 
@@ -203,20 +203,12 @@ class FollowingReplay(InputReader):
             OptionError: Two options contradict each other.
         """
         ratio, capacity, slots = self.ratio, self._capacity, self._slots
-        if type(slots) is not int or slots < self._options.shard[1]:
-            raise OptionError(
-                f"slots={excerpt(slots)}, shard={self._options.shard}: expected a whole number, at least one "
-                "a rank"
-            )
-        if self.timeout is not None and not self.timeout >= 0:
-            raise OptionError(
-                f"timeout={excerpt(self.timeout)}: expected seconds, 0 or more, or None for no limit"
-            )
-        if type(capacity) is not int or capacity < max(ratio.min_size, self._unit_rows):
-            raise OptionError(
-                f"capacity={excerpt(capacity)}: expected rows, at least the {ratio.min_size} of min_size and "
-                f"the {self._unit_rows} of a unit"
-            )
+        self._slots = check_count("slots", slots, least=self._options.shard[1], of="slots, one a rank")
+        self.timeout = check_number("timeout", self.timeout, least=0, of="seconds", none="no limit")
+        least = max(ratio.min_size, self._unit_rows)
+        self._capacity = check_count(
+            "capacity", capacity, least=least, of="rows, those of min_size and of a unit"
+        )
         ratio.check_batch(self.batch_size * self._unit_rows)
 
     def _beginning(self) -> FollowState:

@@ -17,8 +17,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from rlio.errors import LedgerError, OptionError, excerpt
-from rlio.support.options import check_count
+from rlio.errors import LedgerError, OptionError
+from rlio.support.options import check_count, check_number, set_options
 
 __all__ = ["NO_BOUND", "Account", "SamplesPerInsert"]
 
@@ -63,19 +63,19 @@ class SamplesPerInsert:
 
     def __post_init__(self) -> None:
         for name in ("min", "max"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST <= value <= _MOST:
-                raise OptionError(
-                    f"SamplesPerInsert({name}={excerpt(value)}): expected rows drawn for each row put in, "
-                    f"{_LEAST:g} to {_MOST:g}, or None for no limit"
-                )
+            rate = check_number(
+                f"SamplesPerInsert.{name}",
+                getattr(self, name),
+                least=_LEAST,
+                most=_MOST,
+                of="rows drawn for each row put in",
+                none="no limit",
+            )
+            set_options(self, **{name: rate})
         for name, least in (("error_buffer", 0), ("min_size", 1)):
-            value = getattr(self, name)
-            check_count(f"SamplesPerInsert.{name}", value, least=least)
-            if value >= NO_BOUND:
-                raise OptionError(f"SamplesPerInsert.{name}={value}: expected a number of rows below 2**62")
+            found, most = getattr(self, name), NO_BOUND - 1
+            rows = check_count(f"SamplesPerInsert.{name}", found, least=least, most=most, of="rows")
+            set_options(self, **{name: rows})
         if self.min is not None and self.max is not None and self.min > self.max:
             raise OptionError(
                 f"SamplesPerInsert(min={self.min!r}, max={self.max!r}): expected min to be at most max"

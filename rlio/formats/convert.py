@@ -45,7 +45,8 @@ from rlio.formats.sink import MARKER, EpisodeSink
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
-from rlio.support.options import option_names, refuse_unknown
+from rlio.support.options import check_choice, option_names, refuse_unknown
+from rlio.writers.ended_episodes import EpisodeComesAgain
 from rlio.writers.parquet_writer import ParquetWriter
 from rlio.writers.roll import Roll
 
@@ -111,8 +112,7 @@ def convert(
         SchemaError: An episode is not a trajectory, or the format cannot hold it.
         CorruptData: ``src`` is damaged; or ``prove`` found a difference, which the message names.
     """
-    if on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error={excerpt(on_error)}: expected 'raise' or 'skip'")
+    check_choice("on_error", on_error, ("raise", "skip"))
     format = _format(to)
     source = open_episodes(
         src,
@@ -328,17 +328,29 @@ class _DatasetTarget:
         """Store what is pending as one shard."""
         # One long episode may be larger than what a shard usually holds.
         room = max(_MAX_ENCODED, 2 * self._bytes)
-        open_for = (self._pending_part, room)
-        if self._writer is not None and (self._open_for != open_for or report is not None):
+        if self._open_for != (self._pending_part, room) or report is not None:
+            self._close_writer()
+        for batch in self._pending:
+            try:
+                self._open(room, report).write(batch)
+            except EpisodeComesAgain:  # Two episodes of the source have one id.
+                self._close_writer()
+                self._open(room, report).write(batch)
+        if self._writer is not None:
+            self._writer.flush()
+        self._pending, self._bytes = [], 0
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _open(self, room: int, report: ImportReport | None) -> ParquetWriter:
+        """The writer for what is pending."""
         if self._writer is None:
             self._writer = self._open_writer(self._source.parts[self._pending_part], room, report)
-            self._open_for = open_for
-        for batch in self._pending:
-            self._writer.write(batch)
-        self._writer.flush()
-        self._pending, self._bytes = [], 0
+            self._open_for = (self._pending_part, room)
+        return self._writer
 
     def _open_writer(self, part: Part, room: int, report: ImportReport | None) -> ParquetWriter:
         known = dict(part.provenance) or {"env": part.origin.env, **part.origin.extra}
@@ -370,8 +382,7 @@ class _DatasetTarget:
             )
         if self._pending:
             self._store(report)
-        if self._writer is not None:
-            self._writer.close()
+        self._close_writer()
 
     def abort(self) -> None:
         """Keep what is stored; a later call continues."""

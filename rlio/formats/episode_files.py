@@ -17,6 +17,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.errors import OptionError
 from rlio.storage.filesystem import Storage
+from rlio.support.options import check_count
 
 __all__ = ["EpisodeFilesSink", "rows_of"]
 
@@ -40,9 +41,10 @@ class EpisodeFilesSink(ABC, Generic[T]):
     ending: str
 
     def __init__(self, storage: Storage, *, episodes_per_file: int | None = None) -> None:
-        if episodes_per_file is not None and episodes_per_file < 1:
-            raise OptionError(f"episodes_per_file={episodes_per_file}: expected 1 or more, or None")
-        self._storage, self._most = storage, episodes_per_file
+        self._storage = storage
+        self._most = check_count(
+            "episodes_per_file", episodes_per_file, least=1, of="episodes", none="a number by size"
+        )
         self._pending: list[T] = []
         self._bytes = 0
         pattern = re.compile(rf"episodes-([0-9]{{9}})-([0-9]{{1,9}}){re.escape(self.ending)}")

@@ -27,7 +27,7 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import map_structure
-from rlio.errors import CorruptData, OptionError, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.images import decode_images
 from rlio.formats.json_files import parse_json, read_object, whole_number
@@ -40,6 +40,7 @@ from rlio.readers.inputs import guarded, raise_at
 from rlio.readers.parquet_files import ParquetFiles
 from rlio.storage import InputFile, open_input
 from rlio.support.extras import needs
+from rlio.support.options import check_choice
 
 FORMAT = Format(
     name="lerobot",
@@ -100,8 +101,7 @@ class LeRobotSource:
     spaces = None
 
     def __init__(self, place: Place, *, limits: Limits, videos: Literal["decode", "skip"] = "decode") -> None:
-        if videos not in ("decode", "skip"):
-            raise OptionError(f"videos={excerpt(videos)}: expected 'decode' or 'skip'")
+        check_choice("videos", videos, ("decode", "skip"))
         self._place, self._limits = place, limits
         self.uri: str = place.uri
         storage = place.root()

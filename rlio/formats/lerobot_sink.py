@@ -12,12 +12,13 @@ import numpy as np
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
-from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.errors import SchemaError, excerpt
 from rlio.formats import lerobot
 from rlio.formats.images import encode_png
 from rlio.formats.lerobot import DONE, EPISODE, FINAL, FRAME, INDEX, INFO, REWARD, TERMINATED, TRUNCATED
 from rlio.formats.sink import Origin
 from rlio.storage.filesystem import Storage
+from rlio.support.options import check_number
 
 __all__ = ["LeRobotSink"]
 
@@ -62,9 +63,7 @@ class LeRobotSink:
         final_obs: bool | None = None,
     ) -> None:
         given = origin.extra.get("fps") if fps is None else fps
-        self._fps = 1 if given is None else given
-        if not isinstance(self._fps, (int, float)) or isinstance(self._fps, bool) or not self._fps > 0:
-            raise OptionError(f"fps={excerpt(given)}: expected a number above 0")
+        self._fps = check_number("fps", 1 if given is None else given, above=0)
         tasks = origin.extra.get("tasks")
         self._tasks: list[str] = tasks if isinstance(tasks, list) and tasks else [task]
         self.episodes: int = 0

@@ -25,6 +25,7 @@ from rlio.formats.minari_spaces import space_to_minari
 from rlio.formats.sink import Origin, repeat_last_obs
 from rlio.storage.filesystem import Storage
 from rlio.support.extras import needs
+from rlio.support.options import check_choice
 
 __all__ = [
     *("MinariSink", "about_episode", "columns_of", "id_of", "kept_fields", "spec_of", "unbounded_space"),
@@ -76,10 +77,8 @@ class MinariSink:
         dataset_id: str | None = None,
         final_obs: Literal["error", "repeat", "drop-step"] = "error",
     ) -> None:
-        if data_format not in ("hdf5", "arrow"):
-            raise OptionError(f"data_format={excerpt(data_format)}: expected 'hdf5' or 'arrow'")
-        if final_obs not in ("error", "repeat", "drop-step"):
-            raise OptionError(f"final_obs={excerpt(final_obs)}: expected 'error', 'repeat' or 'drop-step'")
+        check_choice("data_format", data_format, ("hdf5", "arrow"))
+        check_choice("final_obs", final_obs, ("error", "repeat", "drop-step"))
         if dataset_id is not None and not _ID.fullmatch(dataset_id):
             raise OptionError(f"dataset_id={excerpt(dataset_id)}: expected an id such as 'name-v0'")
         self.episodes: int = 0

@@ -48,6 +48,7 @@ from rlio.readers.inputs import guarded, in_column
 from rlio.storage import InputFile
 from rlio.storage.open_files import OpenFiles
 from rlio.support.extras import needs
+from rlio.support.options import check_choice
 
 FORMAT = Format(
     name="rlds",
@@ -116,8 +117,7 @@ class RldsSource:
         leave_out: Sequence[str] = (),
         last_step: Literal["observation", "action"] = "observation",
     ) -> None:
-        if last_step not in ("observation", "action"):
-            raise OptionError(f"last_step={excerpt(last_step)}: expected 'observation' or 'action'")
+        check_choice("last_step", last_step, ("observation", "action"))
         self._place, self._limits = place, limits
         self._ends_in_action = last_step == "action"
         self.uri: str = place.uri

@@ -6,10 +6,11 @@ from abc import abstractmethod
 
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
-from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.errors import SchemaError
 from rlio.formats.episode_files import EpisodeFilesSink
 from rlio.formats.sink import repeat_last_obs
 from rlio.storage.filesystem import Storage
+from rlio.support.options import check_choice
 
 __all__ = ["RllibSink", "with_final_obs"]
 
@@ -23,8 +24,7 @@ class RllibSink(EpisodeFilesSink[bytes]):
     """
 
     def __init__(self, storage: Storage, final_obs: str) -> None:
-        if final_obs not in ("raise", "repeat"):
-            raise OptionError(f"final_obs={excerpt(final_obs)}: expected 'raise' or 'repeat'")
+        check_choice("final_obs", final_obs, ("raise", "repeat"))
         self._repeats = final_obs == "repeat"
         super().__init__(storage)
 

@@ -39,6 +39,7 @@ from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import make_folders, on_network, sync_descriptor, write_whole
 from rlio.storage.local import sync_folder as sync_folder
+from rlio.support.options import check_choice, check_count, check_number, check_seconds, set_options
 
 try:
     import fcntl
@@ -93,6 +94,9 @@ class Spool:
             limit. The rows stay in the log, and the writer keeps trying. After its process has ended, the
             next writer or `rlio recover` stores them. 600 s are enough for a full log of 1 GiB at 2 MB/s, and
             limit how long an outage delays the end of a job.
+
+    Raises:
+        OptionError: A value is out of bounds.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -103,16 +107,16 @@ class Spool:
     publish_seconds: float | None = 600.0
 
     def __post_init__(self) -> None:
-        if self.sync not in ("interval", "always", "never"):
-            raise OptionError(f"sync={excerpt(self.sync)}: expected 'interval', 'always' or 'never'")
-        if not self.sync_interval > 0 or not self.max_bytes > 0 or not self.block_seconds >= 0:
-            raise OptionError(
-                f"{self}: expected sync_interval > 0 (seconds), max_bytes > 0 and block_seconds >= 0"
-            )
-        if self.publish_seconds is not None and not self.publish_seconds > 0:
-            raise OptionError(
-                f"publish_seconds={excerpt(self.publish_seconds)}: expected seconds > 0, or None for no limit"
-            )
+        check_choice("sync", self.sync, ("interval", "always", "never"))
+        set_options(
+            self,
+            sync_interval=check_number("Spool.sync_interval", self.sync_interval, above=0, of="seconds"),
+            max_bytes=check_count("Spool.max_bytes", self.max_bytes, least=1, of="bytes"),
+            block_seconds=check_seconds("Spool.block_seconds", self.block_seconds),
+            publish_seconds=check_number(
+                "Spool.publish_seconds", self.publish_seconds, above=0, of="seconds", none="no limit"
+            ),
+        )
 
 
 def parse_spool(spool: SpoolLike, sync: Sync | None) -> Spool | None:

@@ -19,6 +19,7 @@ from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
+from rlio.support.options import check_choice, check_count, set_options
 
 __all__ = [
     "CompactReport",
@@ -118,14 +119,13 @@ class Options:
     progress: Progress
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_bytes <= _MOST_BYTES:
-            raise OptionError(f"max_bytes={self.max_bytes}: expected 1 to {_MOST_BYTES}")
-        if self.min_shards < 2:
-            raise OptionError(
-                f"min_shards={self.min_shards}: expected at least 2; one shard needs no merging"
-            )
-        if self.on_error not in ("raise", "skip"):
-            raise OptionError(f"on_error={self.on_error!r}: expected 'raise' or 'skip'")
+        check_choice("on_error", self.on_error, ("raise", "skip"))
+        set_options(
+            self,
+            max_bytes=check_count("max_bytes", self.max_bytes, least=1, most=_MOST_BYTES, of="bytes"),
+            # One shard needs no merging.
+            min_shards=check_count("min_shards", self.min_shards, least=2, of="shards"),
+        )
 
 
 class Identity(NamedTuple):

@@ -62,6 +62,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         # Time.
         "time-gap": "warning",
         "time-overlap": "warning",
+        "episode-again": "error",
         "after-the-end": "warning",
         "terminated-and-truncated": "note",
         "left-open": "note",

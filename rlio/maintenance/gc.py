@@ -62,6 +62,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.local import on_network
 from rlio.storage.parallel import each
 from rlio.storage.paths import TMP_DIR
+from rlio.support.options import check_seconds
 
 __all__ = ["Collected", "GcReport", "Kept", "gc"]
 
@@ -158,8 +159,7 @@ def gc(
         OptionError: ``grace`` is not a number of seconds, or the root has another format version.
         PublishError: The object that shows the store's time could not be put.
     """
-    if not grace >= 0:
-        raise OptionError(f"grace={excerpt(grace)}: expected seconds, 0 or more")
+    grace = check_seconds("grace", grace)
     storage = Storage.open(uri, storage_options=storage_options)
     require_header(storage)
     ages = _Ages(storage, grace)

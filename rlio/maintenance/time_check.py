@@ -1,7 +1,9 @@
-"""Checks the episodes of one writer: no step missing, none twice, none after the end.
+"""Checks the episodes of one writer: no step missing, none twice, none after the end, no id used again.
 
 An episode is the rows of one policy with one (eps_id, agent_index, env_id), as in docs/format.md 3.7, in all
-shards of the writer. Its steps may come in any order; only the set of ``t`` counts.
+shards of the writer. Its steps may come in any order; only the set of ``t`` counts. Without ``t``, the order
+counts: rows after a done flag belong to another episode with the same id. Writers refuse these, but remember
+only the newest episodes (`rlio.writers.ended_episodes`).
 """
 
 from __future__ import annotations
@@ -79,6 +81,8 @@ class TimeCheck:
     writer: str
     findings: Findings
     _episodes: dict[_Key, _Episode] = field(default_factory=dict)
+    #: Whether an episode without ``t`` has ended.
+    _has_ended: dict[_Key, bool] = field(default_factory=dict)
     _tallies: dict[tuple[str, str], _Tally] = field(default_factory=dict)
     _unchecked: dict[str, str] = field(default_factory=dict)
     _losses: int = 0
@@ -98,21 +102,26 @@ class TimeCheck:
             if keys is None or t is None or t.dtype.kind not in "iu":
                 reason = problem or "there is no integer column 't'"
                 self._unchecked.setdefault(part.policy, reason)
+            if keys is None or (t is not None and t.dtype.kind not in "iu"):
                 continue
             done = np.zeros(len(part.rows), bool)
             for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS):
                 flags = flat_column(schema, part, name)
                 if flags is not None and flags.dtype.kind in "biuf":
                     done |= flags.astype(bool)
-            self._add_part(part, keys, t.astype(np.int64), done, live, uri, rows.record)
+            steps = None if t is None else t.astype(np.int64)
+            self._add_part(part, keys, steps, done, live, uri, rows.record)
         if len(self._episodes) > MAX_EPISODES:
             self._forget()
+        if len(self._has_ended) > MAX_EPISODES:
+            self._forgotten += len(self._has_ended)
+            self._has_ended.clear()
 
     def _add_part(
         self,
         part: Part,
         keys: list[NDArray[Any]],
-        t: NDArray[np.int64],
+        t: NDArray[np.int64] | None,
         done: NDArray[np.bool_],
         live: NDArray[np.bool_] | None,
         uri: str,
@@ -120,21 +129,36 @@ class TimeCheck:
     ) -> None:
         if live is not None:
             chosen = live[part.rows]
-            keys, t, done = [values[chosen] for values in keys], t[chosen], done[chosen]
-        if not len(t):
+            keys, done = [values[chosen] for values in keys], done[chosen]
+            t = None if t is None else t[chosen]
+        if not len(done):
             return
         episode = _numbered(keys)
         # Sort rows by episode, in recorded order within each. Then find runs of consecutive steps.
         order = np.argsort(episode, kind="stable")
-        episode, t, done = episode[order], t[order], done[order]
-        new = np.ones(len(t), bool)
-        new[1:] = (episode[1:] != episode[:-1]) | (t[1:] != t[:-1] + 1) | done[:-1]
+        episode, done = episode[order], done[order]
+        new = np.ones(len(done), bool)
+        new[1:] = (episode[1:] != episode[:-1]) | done[:-1]
+        if t is not None:
+            t = t[order]
+            new[1:] |= t[1:] != t[:-1] + 1
         starts = np.flatnonzero(new)
-        stops = np.append(starts[1:], len(t))
+        stops = np.append(starts[1:], len(done))
         named = zip(*(values[order[starts]].tolist() for values in keys), strict=True)
         for start, stop, ids in zip(starts.tolist(), stops.tolist(), named, strict=True):
-            run = _Run(int(t[start]), int(t[stop - 1]) + 1, self._losses, self._losses, uri, record)
-            self._take((part.policy, *ids), run, ends=bool(done[stop - 1]))
+            first, last = (0, stop - start - 1) if t is None else (int(t[start]), int(t[stop - 1]))
+            run = _Run(first, last + 1, self._losses, self._losses, uri, record)
+            key, ends = (part.policy, *ids), bool(done[stop - 1])
+            if t is None:
+                self._take_in_order(key, run, ends=ends)
+            else:
+                self._take(key, run, ends=ends)
+
+    def _take_in_order(self, key: _Key, run: _Run, *, ends: bool) -> None:
+        """Add rows without steps to their episode."""
+        if self._has_ended.get(key):
+            self._tally("episode-again", run, run.stop, f"episode {_named(key)} comes again after its end")
+        self._has_ended[key] = ends or self._has_ended.get(key, False)
 
     def _take(self, key: _Key, run: _Run, *, ends: bool) -> None:
         """Add steps to their episode."""
@@ -143,7 +167,14 @@ class TimeCheck:
             self._episodes[key] = _Episode([run], run.stop - 1 if ends else None)
             return
         repeated = sum(max(0, min(run.stop, old.stop) - max(run.start, old.start)) for old in episode.runs)
-        if repeated:
+        behind = episode.end is not None and run.start > max(episode.end + 1, episode.runs[-1].stop)
+        if episode.end is not None and (repeated or behind):
+            example = (
+                f"episode {_named(key)} ended at t={episode.end} and comes again at t={run.start}: its id "
+                "names several episodes"
+            )
+            self._tally("episode-again", run, run.stop - run.start, example)
+        elif repeated:
             example = f"episode {_named(key)} repeats its steps from t={run.start} on"
             self._tally("time-overlap", run, repeated, example)
         elif episode.end is not None and run.stop - 1 > episode.end:
@@ -178,7 +209,7 @@ class TimeCheck:
                 f"{tally.example}; {tally.episodes} such places, {tally.rows} steps",
                 uri=uri,
                 record=tally.record,
-                column=Columns.T,
+                column=Columns.EPS_ID if code == "episode-again" else Columns.T,
                 rows=tally.rows,
             )
         still_open = sum(episode.end is None for episode in self._episodes.values())
@@ -243,6 +274,8 @@ def _keys(schema: Schema, part: Part) -> tuple[list[NDArray[Any]] | None, str | 
     for values in found:
         if values.dtype.kind == "O" and not all(isinstance(value, str | int) for value in values):
             return None, "the ids of its episodes are objects"
+        if values.dtype.kind not in "iuUO":
+            return None, "the ids of its episodes are neither integers nor texts"
     return found, None
 
 

@@ -33,6 +33,7 @@ from rlio.maintenance.compaction import is_by_row
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
+from rlio.support.options import check_count
 
 __all__ = ["TrimReport", "Trimmed", "trim"]
 
@@ -166,11 +167,7 @@ def _check(storage: Storage, listing: Listing, before: Mapping[str, int]) -> Non
             )
         ends = [ref.name.end for ref in listing.shards.get(writer, [])]
         end = max([*ends, listing.trimmed.get(writer, 0)])
-        if type(row) is not int or not 0 <= row <= end:
-            raise OptionError(
-                f"before[{writer!r}] is {excerpt(row)}: expected a row from 0 to {end}, the rows stored",
-                uri=storage.uri,
-            )
+        check_count(f"before[{excerpt(writer)}]", row, least=0, most=end, of="the stored rows")
 
 
 def _legal_row(storage: Storage, listing: Listing, writer: str, row: int) -> int:
@@ -190,8 +187,7 @@ def _legal_row(storage: Storage, listing: Listing, writer: str, row: int) -> int
 
 def _newest(storage: Storage, listing: Listing, keep_rows: int) -> dict[str, int]:
     """Return writer id -> first row to keep, for the writers that lose rows."""
-    if type(keep_rows) is not int or keep_rows < 0:
-        raise OptionError(f"keep_rows={excerpt(keep_rows)}: expected a number of rows, 0 or more")
+    keep_rows = check_count("keep_rows", keep_rows, least=0, of="rows")
     parts = {writer: _live(listing, writer) for writer in sorted(listing.shards)}
     aged = [item for writer, found in parts.items() for item in _aged(storage, listing, writer, found)]
     left, before = keep_rows, dict[str, int]()

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from rlio.dataset.listing import Listing, Rejected, Segment, ShardRef, list_settled
 from rlio.dataset.names import ShardName, part_of, schema_path, writer_dir
 from rlio.dataset.rows import common, joined, without
-from rlio.errors import OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
 from rlio.maintenance.logs import waiting_rows
@@ -49,6 +48,7 @@ from rlio.maintenance.time_check import TimeCheck
 from rlio.maintenance.value_check import ValueCheck
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
+from rlio.support.options import check_choice
 
 __all__ = ["DamagedShard", "Inspection", "verify"]
 
@@ -142,8 +142,7 @@ class Inspection:
     repeats: RepeatCheck = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.level not in get_args(Level):
-            raise OptionError(f"level={self.level!r}: expected one of {', '.join(get_args(Level))}")
+        check_choice("level", self.level, get_args(Level))
         self.repeats = RepeatCheck(self.findings)
 
     def run(self) -> VerifyReport:

@@ -25,6 +25,7 @@ from rlio.batch.columns import Columns
 from rlio.errors import OptionError, SchemaError
 from rlio.policies.postprocessing import GAE
 from rlio.policies.torch_policy import MakeModule, MakeOptimizer, TorchPolicy
+from rlio.support.options import check_number
 
 if TYPE_CHECKING:
     import torch
@@ -93,14 +94,9 @@ class ActorCritic(TorchPolicy):
         )
         if not options.use_critic:
             raise OptionError("gae=GAE(use_critic=False): an ActorCritic has a critic; leave it True")
-        if clip_param is not None and not clip_param > 0:
-            raise OptionError(f"clip_param={clip_param}: expected a number above 0, or None for no bound")
-        for name, value in (("vf_loss_coeff", vf_loss_coeff), ("entropy_coeff", entropy_coeff)):
-            if not value >= 0:
-                raise OptionError(f"{name}={value}: expected at least 0")
-        self._clip_param = clip_param
-        self._vf_loss_coeff = vf_loss_coeff
-        self._entropy_coeff = entropy_coeff
+        self._clip_param = check_number("clip_param", clip_param, above=0, none="no bound")
+        self._vf_loss_coeff = check_number("vf_loss_coeff", vf_loss_coeff, least=0)
+        self._entropy_coeff = check_number("entropy_coeff", entropy_coeff, least=0)
 
     def _needed_columns(self) -> Sequence[str]:
         return (

@@ -28,6 +28,7 @@ from rlio.policies.policy import PolicyOutput, PolicyState, RecurrentState, stat
 from rlio.policies.postprocessing import N_STEP_DISCOUNT, NStep
 from rlio.policies.torch_arrays import arrays_of, load_arrays
 from rlio.policies.torch_policy import MakeModule, MakeOptimizer, TorchPolicy, under_lock
+from rlio.support.options import check_count, check_number
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -99,14 +100,12 @@ class DQN(TorchPolicy):
             ("initial_epsilon", initial_epsilon),
             ("final_epsilon", final_epsilon),
         ):
-            if not 0.0 <= value <= 1.0:
-                raise OptionError(f"{name}={value}: expected a number from 0 to 1")
+            check_number(name, value, least=0, most=1)
         for name, count in (
             ("target_update_every", target_update_every),
             ("epsilon_timesteps", epsilon_timesteps),
         ):
-            if count < 1:
-                raise OptionError(f"{name}={count}: expected at least 1")
+            check_count(name, count, least=1)
         self.gamma = gamma
         self.target_update_every = target_update_every
         self._epsilons = (initial_epsilon, final_epsilon, epsilon_timesteps)

@@ -29,6 +29,7 @@ from rlio.errors import ClosedError, OptionError, excerpt
 from rlio.policies.checkpoint import read_scratch, write_scratch
 from rlio.policies.policy import Policy
 from rlio.policies.policy_spec import PolicySpec
+from rlio.support.options import check_count
 
 __all__ = ["PolicyMap"]
 
@@ -78,9 +79,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         folder: str | os.PathLike[str] | None = None,
         seed: int | None = None,
     ) -> None:
-        if capacity < 1:
-            raise OptionError(f"capacity={capacity}: expected at least one policy in memory")
-        self.capacity = capacity
+        self.capacity: int = check_count("capacity", capacity, least=1, of="policies in memory")
         self.policy_states_are_swappable = policy_states_are_swappable
         self._seed = seed
         self._lock = threading.RLock()

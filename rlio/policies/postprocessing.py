@@ -24,8 +24,9 @@ from rlio.batch.arrays import take_leaf, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.discounting import discount_cumsum, rows_after
 from rlio.batch.nested import map_structure
-from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.errors import MissingColumn, OptionError, SchemaError
 from rlio.replay.n_step import NStep
+from rlio.support.options import check_flag, check_number, set_options
 
 __all__ = [
     "BOOTSTRAP_MASK",
@@ -70,9 +71,12 @@ class GAE:
     use_critic: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "lambda_"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise OptionError(f"{name}={excerpt(getattr(self, name))}: expected a number from 0 to 1")
+        set_options(
+            self,
+            gamma=check_number("gamma", self.gamma, least=0, most=1),
+            lambda_=check_number("lambda_", self.lambda_, least=0, most=1),
+            use_critic=check_flag("use_critic", self.use_critic),
+        )
 
 
 def trajectory_lengths(batch: SampleBatch) -> Rows:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from rlio.batch import SampleBatch
-from rlio.errors import OptionError, excerpt
 from rlio.policies.postprocessing import standardize_fields as standardized
+from rlio.support.options import check_count
 
 __all__ = ["do_minibatch_sgd", "mean_stats", "minibatches"]
 
@@ -37,8 +37,7 @@ def minibatches(
     Raises:
         OptionError: ``sgd_minibatch_size`` is below 0.
     """
-    if sgd_minibatch_size < 0:
-        raise OptionError(f"sgd_minibatch_size={sgd_minibatch_size}: expected rows, or 0 for all at once")
+    sgd_minibatch_size = check_count("sgd_minibatch_size", sgd_minibatch_size, least=0, of="rows")
     if not sgd_minibatch_size:
         yield batch
         return
@@ -72,8 +71,7 @@ def do_minibatch_sgd(
         OptionError: A number is out of range.
         MissingColumn: A field to standardise is absent.
     """
-    if num_sgd_iter < 1:
-        raise OptionError(f"num_sgd_iter={excerpt(num_sgd_iter)}: expected at least one pass")
+    num_sgd_iter = check_count("num_sgd_iter", num_sgd_iter, least=1, of="passes")
     if standardize_fields:
         batch = standardized(batch, standardize_fields)
     rng = np.random.default_rng(seed)

@@ -52,6 +52,7 @@ from rlio.policies.torch_arrays import (
     state_to,
     writable,
 )
+from rlio.support.options import check_count, check_number
 from rlio.support.states import fitting
 
 if TYPE_CHECKING:
@@ -160,17 +161,14 @@ class TorchPolicy(Policy):
             raise OptionError(
                 f"module={excerpt(module)}: expected a torch module, or a function that makes one"
             )
-        for name, number in (("learning_rate", learning_rate), ("max_grad_norm", max_grad_norm)):
-            if number is not None and not number > 0:
-                raise OptionError(f"{name}={number}: expected a number above 0, or None")
+        learning_rate = check_number("learning_rate", learning_rate, above=0, none="the default")
+        max_grad_norm = check_number("max_grad_norm", max_grad_norm, above=0, none="no bound")
         if postprocessing is not None and not isinstance(postprocessing, (GAE, NStep)):
             raise OptionError(
                 f"postprocessing={excerpt(postprocessing)}: expected GAE(...), NStep(...) or None"
             )
         if max_seq_len is not None:
-            if max_seq_len < 1:
-                raise OptionError(f"max_seq_len={max_seq_len}: expected rows of a sequence, at least 1")
-            self.max_seq_len = max_seq_len
+            self.max_seq_len = check_count("max_seq_len", max_seq_len, least=1, of="rows of a sequence")
         self._given_module = module
         self._loss = loss
         self._make_optimizer = optimizer

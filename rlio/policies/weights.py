@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import OptionError
+from rlio.support.options import check_count
 from rlio.support.states import value_in, whole_number
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def accepts_weights(current: int, weights_seq_no: int | None) -> bool:
     Raises:
         OptionError: ``weights_seq_no`` is below 0.
     """
-    if weights_seq_no is not None and weights_seq_no < 0:
-        raise OptionError(f"weights_seq_no={weights_seq_no}: expected a version from 1 on, or 0 to force")
+    weights_seq_no = check_count("weights_seq_no", weights_seq_no, least=0, none="no version")
     return not weights_seq_no or weights_seq_no > current
 
 

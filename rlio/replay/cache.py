@@ -95,8 +95,8 @@ class CacheFolder:
     ) -> None:
         given = os.environ.get("RLIO_CACHE") if path is None else os.fspath(path)
         self.path: str = os.path.abspath(os.path.expanduser(given or user_folder()))
-        self.max_bytes: int = _bytes_from_environment() if max_bytes is None else max_bytes
-        check_count("max_bytes", self.max_bytes, least=1, of="bytes")
+        most = _bytes_from_environment() if max_bytes is None else max_bytes
+        self.max_bytes: int = check_count("max_bytes", most, least=1, of="bytes")
         prepare(self.path)
 
     @property

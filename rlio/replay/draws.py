@@ -28,6 +28,7 @@ from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, is_named, rebuild, with_validity
 from rlio.schemas.streams import WRITER
 from rlio.support.forks import cached_property
+from rlio.support.options import check_number, set_options
 
 __all__ = ["BATCH_INDEXES", "MASK", "Draw", "PolicyView", "RowRange", "RowUnits", "Units", "open_units"]
 
@@ -82,8 +83,7 @@ class Draw:
                 raise OptionError(
                     f"derive={excerpt(list(self.derive))}: expected a list of {', '.join(EPISODE_COLUMNS)}"
                 )
-        if not 0.0 <= self.gamma <= 1.0:
-            raise OptionError(f"gamma={excerpt(self.gamma)}: expected a discount from 0 to 1")
+        set_options(self, gamma=check_number("gamma", self.gamma, least=0, most=1))
         kinds = [self.n_step is not None, self.sequences is not None, self.episodes]
         if sum(kinds) > 1:
             raise OptionError("n_step, sequence_length and episodes exclude each other: pass one of them")

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import OptionError, excerpt
 from rlio.replay.table import RowTable
-from rlio.support.options import check_count
+from rlio.support.options import check_count, check_number, set_options
 
 __all__ = ["NStep", "Window", "windows"]
 
@@ -41,9 +40,11 @@ class NStep:
     gamma: float = 0.99
 
     def __post_init__(self) -> None:
-        check_count("n_step", self.n, least=1, of="steps")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise OptionError(f"gamma={excerpt(self.gamma)}: expected a discount from 0 to 1")
+        set_options(
+            self,
+            n=check_count("n_step", self.n, least=1, of="steps"),
+            gamma=check_number("gamma", self.gamma, least=0, most=1),
+        )
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError, StateError, excerpt
-from rlio.support.options import checked_keywords
+from rlio.support.options import check_choice, check_number, checked_keywords, set_options
 
 __all__ = ["LARGEST", "LEAST", "Priorities", "Prioritised", "Prioritized", "SumTree"]
 
@@ -277,14 +277,13 @@ class Prioritised:
     normalise: Literal["buffer", "batch"] = "buffer"
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.alpha) and self.alpha >= 0.0):
-            raise OptionError(f"alpha={excerpt(self.alpha)}: expected a finite number, at least 0")
-        if not callable(self.beta):
-            _checked_beta(self.beta)
-        if not (_is_number(self.epsilon) and self.epsilon > 0.0):
-            raise OptionError(f"epsilon={excerpt(self.epsilon)}: expected a finite number above 0")
-        if self.normalise not in ("buffer", "batch"):
-            raise OptionError(f"normalise={excerpt(self.normalise)}: expected 'buffer' or 'batch'")
+        check_choice("normalise", self.normalise, ("buffer", "batch"))
+        set_options(
+            self,
+            alpha=check_number("alpha", self.alpha, least=0),
+            beta=self.beta if callable(self.beta) else _checked_beta(self.beta),
+            epsilon=check_number("epsilon", self.epsilon, above=0),
+        )
         least = _power(self.epsilon, self.alpha)
         if not (LEAST <= least <= LARGEST and _largest_error(self) > 0.0):
             raise OptionError(
@@ -479,16 +478,8 @@ def _array(arrays: Mapping[str, NDArray[Any]], name: str, dimensions: int) -> ND
     return array
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value)
-
-
-def _checked_beta(beta: float) -> float:
-    if not (_is_number(beta) and 0.0 <= beta <= 1.0):
-        raise OptionError(
-            f"beta={excerpt(beta)}: expected a number from 0 to 1, or a function that returns one"
-        )
-    return float(beta)
+def _checked_beta(beta: object) -> float:
+    return float(check_number("beta", beta, least=0, most=1))
 
 
 def _power(base: float, exponent: float) -> float:

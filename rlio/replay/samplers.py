@@ -26,6 +26,7 @@ from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
 from rlio.replay.priority_files import read_priorities, write_priorities
 from rlio.replay.table import RowTable, slots_of
+from rlio.support.options import check_count
 from rlio.support.states import restore_generator, seed_in, value_in, whole_number, whole_numbers
 from rlio.support.turns import Turns
 
@@ -104,8 +105,8 @@ class _Sampler(InputReader):
     """Draws from the units that a store has at the moment of each draw."""
 
     def __init__(self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise OptionError(f"batch_size={batch_size}: expected a number of {draw.unit}, at least 1")
+        batch_size = check_count("batch_size", batch_size, least=1, of=draw.unit, none="the default")
+        seed = check_count("seed", seed, least=0, none="one from the OS")
         if store.live:
             draw.check_live()
         self.store = store

@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import OptionError, excerpt
+from rlio.errors import OptionError
 from rlio.replay.table import RowTable
-from rlio.support.options import check_count
+from rlio.support.options import check_choice, check_count, set_options
 
 __all__ = ["Sequences", "chain_rows", "completed_sequences"]
 
@@ -58,16 +58,16 @@ class Sequences:
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("overlap", 0)):
-            check_count("sequence_length" if name == "length" else name, getattr(self, name), least=least)
+            shown = "sequence_length" if name == "length" else name
+            rows = check_count(shown, getattr(self, name), least=least, of="rows")
+            set_options(self, **{name: rows})
         if self.overlap >= self.length:
             raise OptionError(
                 f"overlap={self.overlap}: expected less than the {self.length} rows of a sequence, or none "
                 "would begin"
             )
         for name, known in (("starts", STARTS), ("padding", PADDINGS), ("layout", LAYOUTS)):
-            if getattr(self, name) not in known:
-                found = excerpt(getattr(self, name))
-                raise OptionError(f"{name}={found}: expected one of {', '.join(map(repr, known))}")
+            check_choice(name, getattr(self, name), known)
         if self.starts == "all" and self.overlap:
             raise OptionError("starts='all' begins a sequence at each row: leave out overlap")
         if self.padding == "left" and self.layout == "rows":

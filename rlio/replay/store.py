@@ -54,7 +54,7 @@ from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 from rlio.support.described import Described
-from rlio.support.options import check_count, checked_keywords, default_options
+from rlio.support.options import check_choice, check_count, checked_keywords, default_options
 
 __all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
@@ -153,9 +153,8 @@ class ReplayStore(Described):
     def __init__(
         self, capacity: int, *, frames: int | None = None, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        check_count("capacity", capacity, least=1)
-        self._capacity = capacity
-        self._frames = frames
+        self._capacity = check_count("capacity", capacity, least=1, of="rows")
+        self._frames = check_count("frames", frames, least=1, of="frames", none="enough for all rows")
         self._init(live=True, uri="the live store", digest="live", folder=folder)
 
     def _init(
@@ -236,8 +235,7 @@ class ReplayStore(Described):
         """
         dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
         store = cls.__new__(cls)
-        if cache not in ("memory", "disk"):
-            raise OptionError(f"cache={excerpt(cache)}: expected 'memory' or 'disk'")
+        check_choice("cache", cache, ("memory", "disk"))
         if cache == "memory" and cache_folder is not None:
             raise OptionError("cache_folder= needs cache='disk': a store in memory has no files")
         if cache == "disk" and columns is not None:

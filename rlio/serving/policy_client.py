@@ -44,6 +44,7 @@ from rlio.serving.policy_protocol import (
     pieces_to_bytes,
     to_json,
 )
+from rlio.support.options import check_choice, check_count, check_number, check_seconds
 
 __all__ = ["PolicyClient"]
 
@@ -86,8 +87,7 @@ class PolicyClient:
         report_rows: int = 200,
         timeout: float = 90.0,
     ) -> None:
-        if inference_mode not in ("remote", "local"):
-            raise OptionError(f"inference_mode={excerpt(inference_mode)}: expected 'remote' or 'local'")
+        check_choice("inference_mode", inference_mode, ("remote", "local"))
         if (policy is None) == (inference_mode == "local"):
             raise OptionError(
                 "inference_mode='local' needs a policy, and 'remote' takes none: change one of them"
@@ -95,8 +95,10 @@ class PolicyClient:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise OptionError(f"url={excerpt(url)}: expected http://HOST:PORT, such as PolicyServerInput.url")
-        self._parts, self._token, self._timeout = parts, token, timeout
-        self._update_seconds, self._report_rows = update_seconds, report_rows
+        self._parts, self._token = parts, token
+        self._timeout = check_number("timeout", timeout, above=0, of="seconds")
+        self._update_seconds = check_seconds("update_seconds", update_seconds)
+        self._report_rows = check_count("report_rows", report_rows, least=1, of="rows")
         self._prefix = parts.path.rstrip("/") + PREFIX
         #: Connections that no request uses, and since when; the most recently used one is taken first.
         self._idle: deque[tuple[http.client.HTTPConnection, float]] = deque()

@@ -34,7 +34,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
@@ -74,6 +74,7 @@ from rlio.serving.policy_protocol import (
 )
 from rlio.serving.reported_rows import ReportedRows
 from rlio.support.forks import Owner
+from rlio.support.options import check_count, check_number, set_options
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -125,12 +126,16 @@ class ServerLimits:
     episode_seconds: float | None = 3600.0
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if value is None and name == "episode_seconds":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise OptionError(f"ServerLimits({name}={excerpt(value)}): expected a number above 0")
+        for option in fields(self):
+            name, value = f"ServerLimits.{option.name}", getattr(self, option.name)
+            checked: float | None
+            if option.type == "int":
+                checked = check_count(name, check_number(name, value, above=0), least=1)
+            elif option.type == "float":
+                checked = check_number(name, value, above=0, most=threading.TIMEOUT_MAX)
+            else:
+                checked = check_number(name, value, above=0, most=threading.TIMEOUT_MAX, none="no limit")
+            set_options(self, **{option.name: checked})
 
 
 class PolicyServerInput(InputReader):

@@ -10,13 +10,11 @@ Example:
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from rlio.errors import OptionError, excerpt
-from rlio.support.options import expected_mapping, refuse_unknown
+from rlio.support.options import check_count, check_number, expected_mapping, refuse_unknown
 
 __all__ = ["CallOptions", "refuse_call_options", "split_options"]
 
@@ -46,9 +44,10 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Ca
     ours: CallOptions = {}
     for name, value in given.items():
         if name == "rlio_timeout":
-            ours["rlio_timeout"] = _seconds(value)
+            limit = check_number(_named(name), value, above=0, of="seconds", none="no limit")
+            ours["rlio_timeout"] = limit
         elif name == "rlio_retries":
-            ours["rlio_retries"] = _count(value)
+            ours["rlio_retries"] = check_count(_named(name), value, least=0)
         elif _is_ours(name):
             refuse_unknown([name], CallOptions.__annotations__, of="storage_options")
     return theirs, ours
@@ -64,27 +63,9 @@ def refuse_call_options(options: Mapping[str, Any] | None) -> None:
         )
 
 
+def _named(name: str) -> str:
+    return f"storage_options[{name!r}]"
+
+
 def _is_ours(name: object) -> bool:
     return isinstance(name, str) and name.startswith(_PREFIX)
-
-
-def _seconds(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and math.isfinite(value):
-        return float(value)
-    raise OptionError(
-        f"storage_options['rlio_timeout'] is {excerpt(value)}: expected seconds > 0, or None for no limit"
-    )
-
-
-def _count(value: object) -> int:
-    try:
-        count = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # It raises.
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise OptionError(
-            f"storage_options['rlio_retries'] is {excerpt(value)}: expected a whole number from 0"
-        )
-    return count

@@ -35,7 +35,7 @@ from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
 from rlio.storage.remote import RemoteFolder
-from rlio.support.options import expected
+from rlio.support.options import check_count, check_number, check_seconds, expected, set_options
 
 __all__ = [
     "Entry",
@@ -79,8 +79,12 @@ class Retry:
     sleep: Callable[[float], object] = time.sleep
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.first_delay < 0 or self.max_delay < 0:
-            raise OptionError(f"{self}: expected attempts >= 1 and delays >= 0")
+        set_options(
+            self,
+            attempts=check_count("Retry.attempts", self.attempts, least=1),
+            first_delay=check_seconds("Retry.first_delay", self.first_delay),
+            max_delay=check_seconds("Retry.max_delay", self.max_delay),
+        )
 
     def wait(self, attempt: int, path: str) -> None:
         """Wait after the failed ``attempt`` (from 0).
@@ -117,8 +121,7 @@ class Storage:
         timeout: float | None = TIMEOUT,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        if timeout is not None and not timeout > 0:
-            raise OptionError(f"timeout={timeout!r}: expected seconds > 0, or None for no limit")
+        timeout = check_number("timeout", timeout, above=0, of="seconds", none="no limit")
         self._location = location
         #: Limits on what data stored here may demand when it is read.
         self.limits: Limits = expected(limits, Limits, "limits")

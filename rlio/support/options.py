@@ -16,15 +16,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints, overload
+
+import numpy as np
 
 from rlio.errors import OptionError, UnknownName, excerpt
 
 __all__ = [
+    "check_choice",
     "check_count",
+    "check_flag",
+    "check_number",
     "check_seconds",
     "checked_keywords",
     "default_options",
@@ -34,6 +41,7 @@ __all__ = [
     "in_own_spelling",
     "option_names",
     "refuse_unknown",
+    "set_options",
 ]
 
 T = TypeVar("T")
@@ -82,25 +90,162 @@ def expected_mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str,
     return value or {}
 
 
-def check_seconds(name: str, value: object, *, least: float = 0.0) -> float:
-    """The ``value`` of the option ``name``, a finite number of seconds.
+@overload
+def check_count(
+    name: str, value: object, *, least: int | None, most: int | None = None, of: str = "", none: None = None
+) -> int: ...
+@overload
+def check_count(
+    name: str, value: object, *, least: int | None, most: int | None = None, of: str = "", none: str
+) -> int | None: ...
+def check_count(
+    name: str,
+    value: object,
+    *,
+    least: int | None,
+    most: int | None = None,
+    of: str = "",
+    none: str | None = None,
+) -> int | None:
+    """The ``value`` of the option ``name``, a whole number (also NumPy's), as an int.
+
+    Args:
+        name: As the user writes it, such as ``Roll.max_rows``.
+        value: What was given.
+        least: The smallest number that is allowed; None: any.
+        most: The largest; None: any.
+        of: What it counts, for the message.
+        none: What None stands for; None is then allowed.
 
     Raises:
-        OptionError: It is not a number, or below ``least``.
+        OptionError: It is something else, such as a bool, or out of bounds.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-        raise OptionError(f"{name}={excerpt(value)}: expected a number of seconds, {least:g} or more")
-    return float(value)
+    if value is None and none is not None:
+        return None
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        count = int(value)
+        if (least is None or count >= least) and (most is None or count <= most):
+            return count
+    what = f"a number of {of}" if of else "a whole number"
+    raise _illegal(name, value, what + _bounds(least=least, most=most), none)
 
 
-def check_count(name: str, value: object, *, least: int, of: str = "rows") -> None:
-    """Refuse the ``value`` of the option ``name`` if it is not a whole number from ``least`` on.
+@overload
+def check_number(
+    name: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    of: str = "",
+    none: None = None,
+) -> float: ...
+@overload
+def check_number(
+    name: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    of: str = "",
+    none: str,
+) -> float | None: ...
+def check_number(
+    name: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    of: str = "",
+    none: str | None = None,
+) -> float | None:
+    """The ``value`` of the option ``name``, a finite number (also NumPy's), as an int or a float.
+
+    ``least`` and ``most`` are allowed, ``above`` and ``below`` are not. See `check_count`.
+
+    Raises:
+        OptionError: It is something else, such as a bool, NaN or infinity, or out of bounds; or it is a
+            number of seconds for which Python cannot wait (over 292 years).
+    """
+    if value is None and none is not None:
+        return None
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = int(value) if isinstance(value, Integral) else float(value)
+        if (
+            abs(number) <= (threading.TIMEOUT_MAX if of == "seconds" else sys.float_info.max)
+            and (least is None or number >= least)
+            and (above is None or number > above)
+            and (most is None or number <= most)
+            and (below is None or number < below)
+        ):
+            return number
+    if of == "seconds" and above is not None:
+        raise _illegal(name, value, f"seconds > {above}", none)
+    what = f"a number of {of}" if of else "a number"
+    raise _illegal(name, value, what + _bounds(least=least, above=above, most=most, below=below), none)
+
+
+def check_seconds(name: str, value: object, *, least: float = 0.0) -> float:
+    """The ``value`` of the option ``name``, a finite number of seconds; see `check_number`."""
+    return float(check_number(name, value, least=least, of="seconds"))
+
+
+def check_choice(name: str, value: T, choices: Collection[object]) -> T:
+    """The ``value`` of the option ``name``, one of ``choices``.
 
     Raises:
         OptionError: It is something else.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise OptionError(f"{name}={excerpt(value)}: expected a number of {of}, at least {least}")
+    for choice in choices:
+        # By type, too: True equals 1, and an array has no truth value.
+        if type(value) is type(choice) and value == choice:
+            return value
+    *first, last = map(repr, choices)
+    raise _illegal(name, value, f"{', '.join(first)} or {last}", None)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The ``value`` of the option ``name``, True or False (also NumPy's), as a bool.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise _illegal(name, value, "True or False", None)
+    return bool(value)
+
+
+def set_options(options: object, **checked: object) -> None:
+    """Set fields of a frozen dataclass in its ``__post_init__``, to what the checks here returned."""
+    for name, value in checked.items():
+        object.__setattr__(options, name, value)
+
+
+def _bounds(
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> str:
+    if least is not None and most is not None:
+        return f", from {least} to {most}"
+    if least == 0 and below is None:
+        return ", 0 or more"
+    shown = (("at least", least), ("above", above), ("at most", most), ("below", below))
+    parts = [f"{word} {bound}" for word, bound in shown if bound is not None]
+    return f", {' and '.join(parts)}" if parts else ""
+
+
+def _illegal(name: str, value: object, what: str, none: str | None) -> OptionError:
+    more = "" if none is None else f", or None for {none}"
+    return OptionError(f"{name}={excerpt(value)}: expected {what}{more}")
 
 
 def option_names(taker: Callable[..., Any]) -> tuple[str, ...] | None:

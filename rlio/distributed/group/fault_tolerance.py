@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from rlio.errors import OptionError, excerpt
+from rlio.support.options import check_choice, check_count, check_number, check_seconds, set_options
 
 __all__ = ["FaultTolerance", "Loss"]
 
@@ -72,20 +72,21 @@ class FaultTolerance:
     close_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
+        checked: float | None
         for option in fields(self):
             name, value = option.name, getattr(self, option.name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if option.type == "int" and not (is_number and isinstance(value, int) and value >= 0):
-                raise OptionError(f"{name}={excerpt(value)}: expected a whole number, at least 0")
-            if not name.endswith("_s") or (value is None and option.type == "float | None"):
+            if name == "lost_workers":
+                check_choice(name, value, ("raise", "drop"))
                 continue
-            may_be_0 = name.endswith("_pause_s")
-            if not is_number or not (0 if may_be_0 else 1e-9) <= value < math.inf:
-                raise OptionError(
-                    f"{name}={excerpt(value)}: expected seconds, {'at least' if may_be_0 else 'above'} 0"
-                )
-        if self.lost_workers not in ("raise", "drop"):
-            raise OptionError(f"lost_workers={excerpt(self.lost_workers)}: expected 'raise' or 'drop'")
+            if option.type == "int":
+                checked = check_count(name, value, least=0)
+            elif option.type == "float | None":
+                checked = check_number(name, value, above=0, of="seconds", none="no limit")
+            elif name.endswith("_pause_s"):
+                checked = check_seconds(name, value)
+            else:
+                checked = check_number(name, value, above=0, of="seconds")
+            set_options(self, **{name: checked})
 
     def allows(self, *, restarted: Sequence[float], now: float, in_a_row: int) -> bool:
         """Return whether a worker may be restarted once more.

@@ -19,7 +19,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import operator
 import threading
 import time
 import weakref
@@ -37,7 +36,7 @@ from rlio.distributed.group.joint import JointFilters, JointMetrics
 from rlio.distributed.group.remote_worker import Fragment, WorkerStatus
 from rlio.distributed.group.worker_spec import Acknowledge, WorkerKeywords, WorkerSpec, draw_seed, portable
 from rlio.distributed.ray_import import require_ray
-from rlio.errors import EndOfData, OptionError, RlioError, WorkerError, excerpt
+from rlio.errors import EndOfData, OptionError, RlioError, WorkerError
 from rlio.policies.policy import Policy
 from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars, accepts_weights
@@ -45,7 +44,7 @@ from rlio.reader import InputReader, JsonState, Unit
 from rlio.sampling.metrics import RolloutMetrics
 from rlio.sampling.policy_setup import PolicySetup
 from rlio.sampling.runners import WorkerPlace
-from rlio.support.options import checked_keywords
+from rlio.support.options import check_choice, check_count, check_number, checked_keywords
 from rlio.support.states import value_in, whole_number
 from rlio.support.turns import Turns
 from rlio.worker import RolloutWorker
@@ -133,8 +132,7 @@ class WorkerGroup(InputReader):
         actor_options: Mapping[str, Any] | None = None,
         **arguments: Unpack[WorkerKeywords],
     ) -> None:
-        if operator.index(num_workers) < 1:
-            raise OptionError(f"num_workers={num_workers}: expected at least 1")
+        num_workers = check_count("num_workers", num_workers, least=1, of="workers")
         self._ray = require_ray()
         self._arguments = portable(env, policy, arguments)
         _check_acknowledge(acknowledge, self._arguments.get("output"))
@@ -270,8 +268,7 @@ class WorkerGroup(InputReader):
             WorkerLost: As in `sample`.
             EndOfData: The workers' inputs are exhausted, and all fragments were taken.
         """
-        if operator.index(max_in_flight) < 1:
-            raise OptionError(f"max_in_flight={max_in_flight}: expected at least 1")
+        max_in_flight = check_count("max_in_flight", max_in_flight, least=1, of="fragments")
         asked = 0
         with self._lock:
             self._check_open()
@@ -296,8 +293,7 @@ class WorkerGroup(InputReader):
         Raises:
             WorkerError: As in `sample`.
         """
-        if timeout_s is not None and not timeout_s >= 0:
-            raise OptionError(f"timeout_s={timeout_s}: expected seconds, at least 0, or None")
+        timeout_s = check_number("timeout_s", timeout_s, least=0, of="seconds", none="no limit")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pool = self._pool
         with self._lock:
@@ -461,8 +457,7 @@ class WorkerGroup(InputReader):
             WorkerError: ``func`` raised an error, which is the cause.
             WorkerLost: A worker died meanwhile; it may be replaced.
         """
-        if errors not in ("raise", "return"):
-            raise OptionError(f"errors={excerpt(errors)}: expected 'raise' or 'return'")
+        check_choice("errors", errors, ("raise", "return"))
         if local_worker and self.local_worker is None:
             raise OptionError("local_worker=True, but the group has no local worker")
         with self._lock:
@@ -606,8 +601,7 @@ def _all_weights(worker: RolloutWorker) -> dict[str, Any]:
 
 
 def _check_acknowledge(acknowledge: Any, output: Any) -> None:
-    if acknowledge not in ("written", "published"):
-        raise OptionError(f"acknowledge={excerpt(acknowledge)}: expected 'written' or 'published'")
+    check_choice("acknowledge", acknowledge, ("written", "published"))
     if acknowledge == "published" and output is None:
         raise OptionError(
             "acknowledge='published' without an output, so nothing can be published: pass output=, or omit "

@@ -1,0 +1,277 @@
+"""Refuses rows of an episode that has ended: its id would then name two episodes of one writer.
+
+An episode is the rows of one policy with one (eps_id, agent_index, env_id), and one ``_writer`` in merged
+data. Its rows may come in any order and in any number of batches, because ``t`` tells where a row belongs. A
+row of an ended episode is refused if its step was written before, or if it lies behind the end, unless it
+follows right after the last row. Without ``t``, each later row is refused. docs/design/episode-ids.md has the
+reasons.
+
+`EndedEpisodes` remembers the newest episodes; `rlio verify` finds the ids that come again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import islice, repeat
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import Batch, SampleBatch
+from rlio.batch.arrays import to_numpy
+from rlio.batch.columns import Columns
+from rlio.errors import SchemaError, excerpt
+from rlio.schemas.row_groups import unpadded
+from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.streams import WRITER
+
+__all__ = ["EndedEpisodes", "EpisodeComesAgain", "Seen"]
+
+_KEYS: Final = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID, WRITER)
+_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
+#: Episodes to remember, at about 200 bytes.
+_MOST_EPISODES: Final = 50_000
+#: Ranges of steps to remember of an episode whose rows come out of order.
+_MOST_RANGES: Final = 16
+#: Runs of a batch from which on rows are sorted by episode, because those of many environments take turns.
+_MANY_RUNS: Final = 64
+
+#: For an episode of which nothing is known.
+_NEW: Final = (0, 0, None, ())
+#: What is known of an episode: its steps [start, stop), the step of its end or None, and further ranges of
+#: steps. A plain tuple, because each `write()` makes one. Without ``t``, its only step is 0.
+_Known: TypeAlias = "tuple[int, int, int | None, tuple[tuple[int, int], ...]]"
+Seen: TypeAlias = Mapping[Hashable, "_Known | None"]
+#: Rows of an episode with consecutive steps: its key, [start, stop), whether the last one ends it, first row.
+_Run: TypeAlias = "tuple[tuple[Any, ...], int, int, bool, int]"
+
+
+class _Look(NamedTuple):
+    """The columns of a policy to look at.
+
+    Attributes:
+        policy: The policy's id.
+        keys: The columns that tell episodes apart; ``eps_id`` is the first.
+        t: The column ``t``; None: there is none.
+        flags: The columns with done flags.
+        shared: Whether agents may share the policy, and no column tells them apart.
+    """
+
+    policy: str
+    keys: tuple[str, ...]
+    t: str | None
+    flags: tuple[str, ...]
+    shared: bool
+
+
+class EpisodeComesAgain(SchemaError):
+    """Rows of an episode that has ended. Another writer may take them as another episode."""
+
+
+class EndedEpisodes:
+    """The episodes of one writer that were written last. Not thread-safe."""
+
+    def __init__(self) -> None:
+        # None: not checked, because its rows come in too many ranges, or belong to several agents.
+        self._known: dict[Hashable, _Known | None] = {}
+        self._schema: Schema | None = None
+        self._looks: list[_Look] = []
+
+    def check(self, batch: Batch, schema: Schema) -> Seen:
+        """Refuse a batch with rows of an ended episode; the batch must fit ``schema``.
+
+        Returns:
+            What to pass to `take` once the batch is written.
+
+        Raises:
+            EpisodeComesAgain: An episode that has ended comes again; the message names row and ``eps_id``.
+        """
+        if schema is not self._schema:
+            self._looks = _looks(schema)
+            self._schema = schema
+        if not schema.multi_agent:
+            for look in self._looks:
+                run = _one_run(batch, look)
+                if run is not None:
+                    key, start, stop, ends, _ = run
+                    before = self._known.get(key, _NEW)
+                    if before is _NEW:
+                        return {key: (start, stop, stop - 1 if ends else None, ())}
+                    if before is not None and before[1] == start and before[2] is None and not before[3]:
+                        return {key: (before[0], stop, stop - 1 if ends else None, ())}
+        found: dict[Hashable, _Known | None] = {}
+        known = self._known
+        for look in self._looks:
+            part = batch.policies().get(look.policy)
+            if part is None:
+                continue
+            for run in _runs(part, look):
+                key, start, stop, ends, _ = run
+                before = found[key] if key in found else known.get(key, _NEW)
+                if before is _NEW:
+                    found[key] = (start, stop, stop - 1 if ends else None, ())
+                elif before is None:
+                    continue
+                elif before[1] == start and before[2] is None and not before[3] and look.t is not None:
+                    found[key] = (before[0], stop, stop - 1 if ends else None, ())
+                else:
+                    found[key] = _joined(before, run, look, within=key in found)
+        return found
+
+    def take(self, seen: Seen) -> None:
+        """Remember the episodes of a batch that was written."""
+        self._known.update(seen)
+        if len(self._known) > _MOST_EPISODES:  # Forget those that began first.
+            spare = len(self._known) - _MOST_EPISODES // 2
+            self._known = dict(islice(self._known.items(), spare, None))
+
+
+def _joined(before: _Known, run: _Run, look: _Look, *, within: bool) -> _Known | None:
+    """Return what is known of an episode after more of its rows; None: it is not checked any more.
+
+    Args:
+        before: What was known.
+        run: The rows.
+        look: The columns of the policy.
+        within: Whether earlier rows of the same batch belong to the episode.
+
+    Raises:
+        EpisodeComesAgain: The episode had ended before these rows.
+    """
+    _, start, stop, ends, _ = run
+    ranges = (before[:2], *before[3])
+    again = look.t is None or any(low < stop and start < high for low, high in ranges)
+    if again and look.shared and within:
+        return None
+    end, last = before[2], max(high for _, high in ranges)
+    if end is not None and (again or (stop - 1 > end and start != last)):
+        raise _comes_again(run, end, look)
+    if ends:
+        end = stop - 1 if end is None else min(end, stop - 1)
+    first, *more = _merged((*ranges, (start, stop)))
+    return (*first, end, tuple(more)) if len(more) < _MOST_RANGES else None
+
+
+def _looks(schema: Schema) -> list[_Look]:
+    """Return the columns to look at, for the policies whose episodes have ids."""
+    looks = []
+    for pid, policy in schema.policies.items():
+        keys = tuple(name for name in _KEYS if _kind(policy, name, "iuU"))
+        t = Columns.T if _kind(policy, Columns.T, "iu") else None
+        # Steps that are no integers tell nothing about the order.
+        if Columns.EPS_ID in keys and (t is not None or Columns.T not in policy.columns):
+            flags = tuple(name for name in _FLAGS if _kind(policy, name, "biuf"))
+            shared = schema.multi_agent and Columns.AGENT_INDEX not in keys
+            looks.append(_Look(pid, keys, t, flags, shared))
+    return looks
+
+
+def _kind(policy: PolicySchema, name: str, kinds: str) -> bool:
+    """Whether a column has one value a row, of one of these kinds of dtypes; texts are of the kind U."""
+    leaves = policy.columns.get(name, [])
+    if len(leaves) != 1 or leaves[0].path or leaves[0].spec.shape:
+        return False
+    spec = leaves[0].spec
+    return ("U" if spec.kind == "text" and spec.dtype != "|S" else spec.numpy.kind) in kinds
+
+
+def _runs(part: SampleBatch, look: _Look) -> Sequence[_Run]:
+    """Return the runs of a policy's rows, in their order."""
+    if Columns.EPS_ID not in part or not len(part[Columns.EPS_ID]):  # A policy without rows.
+        return ()
+    plain = unpadded(part)
+    keys = [to_numpy(plain[name]) for name in look.keys]
+    t = None if look.t is None else to_numpy(plain[look.t])
+    ends = np.zeros(len(keys[0]), bool)
+    for name in look.flags:
+        ends |= to_numpy(plain[name]).astype(bool, copy=False)
+    return _all_runs(keys, t, ends, look)
+
+
+def _one_run(batch: Batch, look: _Look) -> _Run | None:
+    """Return a batch of one policy as one run, by a look at its first and its last row; None: look at all.
+
+    Two rows of an episode that are as many steps apart as there are rows have its other rows between them. A
+    done flag among these is not seen: an episode may continue without a gap anyway.
+    """
+    # The dict itself: batch[name] takes three times as long, and a `write()` may have one row.
+    columns: Mapping[str, Any] = batch.keys().mapping  # type: ignore[attr-defined]  # typeshed lacks it
+    if look.t is None:
+        return None
+    try:
+        ids, steps = columns[Columns.EPS_ID], columns[look.t]
+        rows, eps_id, start = len(ids), ids.item(0), steps.item(0)
+        stop = start + rows
+        if rows > 1 and (ids.item(-1) != eps_id or steps.item(-1) != stop - 1):
+            return None
+        ends = False
+        for name in look.flags:
+            if columns[name].item(-1):
+                ends = True
+        key = [look.policy, eps_id]
+        for name in look.keys[1:]:
+            key.append(columns[name].item(0))
+    except (TypeError, LookupError):  # Tensors, or no rows.
+        return None
+    return tuple(key), start, stop, ends, 0
+
+
+def _all_runs(
+    keys: list[NDArray[Any]], t: NDArray[Any] | None, ends: NDArray[np.bool_], look: _Look
+) -> Sequence[_Run]:
+    first, row = _starts(keys, t, ends), None
+    if len(first) > _MANY_RUNS and (row := _by_episode(keys)) is not None:
+        keys, ends = [values[row] for values in keys], ends[row]
+        t = None if t is None else t[row]
+        first = _starts(keys, t, ends)
+    last = np.append(first[1:], len(ends)) - 1
+    named = zip(repeat(look.policy), *(values[first].tolist() for values in keys))
+    begin: list[int] = [0] * len(first) if t is None else t[first].tolist()
+    stop: list[int] = [1] * len(first) if t is None else (t[last] + 1).tolist()
+    rows = first if row is None else row[first]
+    return list(zip(named, begin, stop, ends[last].tolist(), rows.tolist(), strict=True))
+
+
+def _starts(keys: list[NDArray[Any]], t: NDArray[Any] | None, ends: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the first row of each run."""
+    starts = np.ones(len(ends), bool)
+    np.copyto(starts[1:], ends[:-1])
+    for values in keys:
+        starts[1:] |= values[1:] != values[:-1]
+    if t is not None:
+        starts[1:] |= t[1:] != t[:-1] + 1
+    return np.flatnonzero(starts)
+
+
+def _by_episode(keys: list[NDArray[Any]]) -> NDArray[np.int64] | None:
+    """Return the order that brings the rows of each episode together, in the order that they have."""
+    try:
+        order: NDArray[np.int64] = np.lexsort(keys)
+    except TypeError:  # Objects that cannot be compared.
+        return None
+    return order
+
+
+def _merged(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """Return the same steps as few ascending ranges."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _comes_again(run: _Run, end: int, look: _Look) -> EpisodeComesAgain:
+    (_, *ids), start, _, _, row = run
+    named = ", ".join(f"{name} {excerpt(value)}" for name, value in zip(look.keys, ids, strict=True))
+    when = "" if look.t is None else f" at t={end}, and this row has t={start}"
+    return EpisodeComesAgain(
+        f"row {row} of policy {excerpt(look.policy)}: the episode with {named} comes again after it has "
+        f"ended{when}; in the rows of one writer, {' and '.join(look.keys)} name one episode. Give each "
+        "episode its own id, write other data with another writer of the same root, or leave out eps_id if "
+        "the rows are no episodes",
+        column=Columns.EPS_ID,
+    )
