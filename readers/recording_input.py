@@ -21,6 +21,7 @@ from rlio.errors import OptionError, excerpt
 from rlio.reader import InputReader, InputReaderAround
 from rlio.writer import OutputWriter
 from rlio.writers.ended_episodes import EpisodeComesAgain
+from rlio.writers.storable_rows import write_storable
 
 __all__ = ["RecordingInput"]
 
@@ -28,8 +29,11 @@ __all__ = ["RecordingInput"]
 class RecordingInput(InputReaderAround):
     """Gives the batches of ``child`` and writes each to ``writer`` before serving it.
 
-    Exactly the served rows are written, for any sizes. The state is the child's: a reader that is restored to
-    an earlier state serves rows again, and writes them again.
+    Exactly the served rows are written, for any sizes, unless some of a batch have no stored form, such as an
+    info with a set: then `sample` raises, the other rows are written, and none of them is served.
+
+    The state is the child's: a reader that is restored to an earlier state serves rows again, and writes them
+    again.
 
     A writer of a data set refuses the rows of an episode that has ended, because its ``eps_id`` would name
     two episodes. Therefore record one epoch of a replay with one writer (``epochs=1``), or leave ``eps_id``
@@ -64,11 +68,12 @@ class RecordingInput(InputReaderAround):
 
     def _recorded(self, batch: Batch) -> Batch:
         try:
-            self.writer.write(batch)
+            write_storable(self.writer, batch)
         except Exception as error:
+            were = "are" if getattr(error, "__notes__", None) else "were not written and are"
             error.add_note(
-                f"{count_units(batch, self.unit)} {self.unit} of {type(self.child).__name__} were not "
-                "written and are not served"
+                f"{count_units(batch, self.unit)} {self.unit} of {type(self.child).__name__} {were} not "
+                "served"
             )
             if isinstance(error, EpisodeComesAgain):
                 error.add_note(

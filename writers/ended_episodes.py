@@ -1,10 +1,10 @@
 """Refuses rows of an episode that has ended: its id would then name two episodes of one writer.
 
 An episode is the rows of one policy with one (eps_id, agent_index, env_id), and one ``_writer`` in merged
-data. Its rows may come in any order and in any number of batches, because ``t`` tells where a row belongs. A
-row of an ended episode is refused if its step was written before, or if it lies behind the end, unless it
-follows right after the last row. Without ``t``, each later row is refused. docs/design/episode-ids.md has the
-reasons.
+data. Without ``agent_index``, ``agent_id`` tells agents apart. Its rows may come in any order and in any
+number of batches, because ``t`` tells where a row belongs. A row of an ended episode is refused if its step
+was written before, or if it lies behind the end, unless it follows right after the last row. Without ``t``,
+each later row is refused. docs/design/episode-ids.md has the reasons.
 
 `EndedEpisodes` remembers the newest episodes; `rlio verify` finds the ids that come again later.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import to_numpy
-from rlio.batch.columns import Columns
+from rlio.batch.columns import AGENT_ID, Columns
 from rlio.errors import SchemaError, excerpt
 from rlio.schemas.row_groups import unpadded
 from rlio.schemas.schema import PolicySchema, Schema
@@ -158,11 +158,13 @@ def _looks(schema: Schema) -> list[_Look]:
     looks = []
     for pid, policy in schema.policies.items():
         keys = tuple(name for name in _KEYS if _kind(policy, name, "iuU"))
+        if Columns.AGENT_INDEX not in keys and _kind(policy, AGENT_ID, "iuU"):
+            keys += (AGENT_ID,)
         t = Columns.T if _kind(policy, Columns.T, "iu") else None
         # Steps that are no integers tell nothing about the order.
         if Columns.EPS_ID in keys and (t is not None or Columns.T not in policy.columns):
             flags = tuple(name for name in _FLAGS if _kind(policy, name, "biuf"))
-            shared = schema.multi_agent and Columns.AGENT_INDEX not in keys
+            shared = schema.multi_agent and not {Columns.AGENT_INDEX, AGENT_ID} & {*keys}
             looks.append(_Look(pid, keys, t, flags, shared))
     return looks
 

@@ -61,7 +61,12 @@ def _copied(value: Any) -> Any:
         parts = [_copied(part) for part in value]
         if kind is tuple:
             return tuple(parts)
-        return kind._make(parts) if hasattr(kind, "_make") else tuple.__new__(kind, parts)
+        if hasattr(kind, "_make"):
+            return kind._make(parts)
+        try:
+            return tuple.__new__(kind, parts)
+        except TypeError:  # A class written in C, such as torch.Size.
+            return kind(parts)
     return _copied_other(value)
 
 

@@ -32,7 +32,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.copies import own_copy
 from rlio.batch.nested import unflatten
 from rlio.envs.checking import VectorCheck
-from rlio.envs.leaves import leaf_of, leaves_of
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.values import as_flags, as_reward, as_rewards, fitted, in_numpy, on_host
 from rlio.errors import EnvError, OptionError, SchemaError, excerpt
@@ -347,12 +347,13 @@ class VectorStepper(Stepper):
         rows, parts, same = self.num_envs, [], True
         for leaf in self._leaves:
             given: Any = None
-            check = partial(fitted, leaf, column=Columns.OBS, giver=self._name)
+            check = partial(self._fitted, leaf)
             try:
                 given = leaf_of(obs, leaf.path)
                 part = check(given, rows=rows)
             except SchemaError as error:
-                empty = np.zeros((rows, *leaf.shape), leaf.dtype)
+                # (Rows are checked again where they are recorded; only Text spaces check objects.)
+                empty = np.full((rows, *leaf.shape), "" if leaf.is_object else 0, leaf.dtype)
                 part = self._row_by_row(given, error, misfits, empty, check)
             same = same and part is given
             parts.append(part)
@@ -390,10 +391,11 @@ class VectorStepper(Stepper):
         return self._own(parts)
 
     def _own(self, parts: list[Any]) -> list[Any]:
-        return [
-            own_copy(fitted(leaf, part, column=Columns.OBS, giver=self._name))
-            for leaf, part in zip(self._leaves, parts, strict=True)
-        ]
+        return [own_copy(self._fitted(leaf, part)) for leaf, part in zip(self._leaves, parts, strict=True)]
+
+    def _fitted(self, leaf: Leaf, value: Any, *, rows: int | None = None) -> Any:
+        """One observation's leaf, or that of ``rows`` observations; see `fitted`."""
+        return fitted(leaf, value, column=Columns.OBS, giver=self._name, rows=rows)
 
     def _given_finals(self, infos: Any) -> Any:
         """The final observations that SAME_STEP gives, batched or one for each environment."""

@@ -36,6 +36,7 @@ from rlio.formats.rllib_states import pack, space_to_rllib, unpack
 from rlio.limits import DEFAULT_LIMITS
 from rlio.resolve import read
 from rlio.writers.parquet_writer import ParquetWriter
+from rlio.writers.storable_rows import write_storable
 
 try:
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -204,7 +205,7 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
         before = self.rows_recorded
         for episode in samples:
             if len(episode):
-                self._writer.write(_rows_of(episode))
+                write_storable(self._writer, _rows_of(episode))
                 self.rows_recorded += len(episode)
         if self.rows_recorded == before and any(map(len, samples)):
             raise PublishError("steps were sampled, but no row was recorded", uri=os.fspath(self._root))
@@ -347,7 +348,7 @@ class _Output(OutputWriter):
 
     def write(self, sample_batch: Any) -> None:
         """Write the rows; those of a single policy as a `SampleBatch`."""
-        self.writer.write(_from_rllib(sample_batch))
+        write_storable(self.writer, _from_rllib(sample_batch))
 
     def close(self) -> None:
         """Close the writer."""

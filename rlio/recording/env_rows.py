@@ -13,9 +13,9 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.copies import own_copy
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.envs.values import as_info, as_reward, fitted
+from rlio.envs.values import as_reward, fitted
 from rlio.errors import SchemaError, excerpt
-from rlio.recording.recorder import ENV, MOST_ROWS, as_extra
+from rlio.recording.recorder import ENV, MOST_ROWS, as_extra, check_object, stored_info
 from rlio.sampling.row_store import nested
 from rlio.support.clock import utc_ms
 
@@ -56,7 +56,10 @@ class _Buffer:
                 return
         for leaf, array in zip(self._leaves, self._arrays, strict=True):
             part = fitted(leaf, leaf_of(value, leaf.path), column=self._column, giver=self._giver)
-            array[at] = own_copy(part) if leaf.is_object else part
+            if leaf.is_object:
+                check_object(leaf, part, self._column)
+                part = own_copy(part)
+            array[at] = part
 
     def row(self, at: int) -> list[Any]:
         """Copies of row ``at``, one for each leaf."""
@@ -170,7 +173,7 @@ class EnvRows:
                 )
             self._rewards[at] = as_reward(reward, giver=ENV)
             if self._infos is not None:
-                self._infos.append(as_info(info, giver=ENV))
+                self._infos.append(stored_info(info))
         except SchemaError:
             self._keep_final()
             self._obs.move(at + 1, at)

@@ -15,9 +15,9 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import AGENT_ID, DEFAULT_POLICY_ID, Columns
 from rlio.batch.nested import unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
-from rlio.envs.values import as_info, as_reward, fitted, own_leaves
+from rlio.envs.values import as_reward, fitted, own_leaves
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.recording.recorder import ENV, MOST_ROWS, as_extra
+from rlio.recording.recorder import ENV, MOST_ROWS, as_extra, check_object, stored_info
 from rlio.sampling.agent_rows import EPISODE, NEXT_T, AgentRows, stacked
 from rlio.sampling.row_store import nested
 from rlio.support.clock import utc_ms
@@ -139,11 +139,11 @@ class JointRows:
         try:
             leaves = found.policy.observations
             if obs is not None:
-                found.obs = nested(leaves, own_leaves(leaves, obs, giver=ENV))
+                found.obs = nested(leaves, _storable(own_leaves(leaves, obs, giver=ENV), leaves, Columns.OBS))
             found.is_unseen = False
             found.reward += as_reward(reward, giver=ENV)
             if self._infos and info is not None:
-                found.info = as_info(info, giver=ENV)
+                found.info = stored_info(info)
             if was_unseen and obs is not None:
                 raise SchemaError(
                     f"a step of agent {excerpt(agent)} is not recorded, because the observation before it "
@@ -183,10 +183,11 @@ class JointRows:
         for agent_id, action in actions.items():
             agent = self._agent(agent_id)
             leaves = agent.policy.actions
-            acted[agent_id] = [
+            found = [
                 fitted(leaf, leaf_of(action, leaf.path), column=Columns.ACTIONS, giver="the loop")
                 for leaf in leaves
             ]
+            acted[agent_id] = _storable(found, leaves, Columns.ACTIONS)
             if agent.obs is not None:
                 by_policy.setdefault(id(agent.policy), []).append(agent)
         for agents in by_policy.values():
@@ -325,6 +326,14 @@ class JointRows:
     def written(self) -> None:
         """Drop the rows of the last `batch`."""
         self._taken = None
+
+
+def _storable(values: list[Any], leaves: Sequence[Leaf], column: str) -> list[Any]:
+    """The values of leaves, of which objects have a stored form; see `check_object`."""
+    for leaf, value in zip(leaves, values, strict=True):
+        if leaf.is_object:
+            check_object(leaf, value, column)
+    return values
 
 
 def _batched(leaves: Sequence[Leaf], values: Iterable[Sequence[Any]]) -> Any:

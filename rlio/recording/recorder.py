@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar, 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import Batch, SampleBatch
+from rlio.batch import Batch
 from rlio.batch.columns import RECORDED, Columns, is_per_sequence
+from rlio.batch.nested import path_text
 from rlio.dataset.commit import read_header
 from rlio.dataset.dataset import Dataset
 from rlio.dataset.snapshot import rows_waiting
-from rlio.envs.values import in_numpy
+from rlio.envs.leaves import Leaf
+from rlio.envs.values import as_info, in_numpy
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, SchemaError, excerpt
 from rlio.resolve import IOContext, registered_output, resolve_output
+from rlio.schemas.json_values import check_text, check_value, plain_array
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.support.described import Described
@@ -43,6 +46,8 @@ __all__ = [
     "alone",
     "as_extra",
     "check_names",
+    "check_object",
+    "stored_info",
 ]
 
 logger: logging.Logger = logging.getLogger("rlio")
@@ -115,37 +120,13 @@ class _Recorder:
         """Write all rows. If the write fails, the rows are kept and written later.
 
         Raises:
-            SchemaError: The writer refuses some rows, which are dropped, or all of them, which are kept.
+            SchemaError: The writer refuses the rows, which are kept.
         """
         # A forked child has a copy of its parent's rows; the parent writes them.
         while self.rows.count and self._owner.is_here:
-            batch = self.rows.batch()
-            try:
-                self.writer.write(batch)
-            except SchemaError as error:
-                refused = _write_others(self.writer, batch, error)
-                if len(refused) < len(batch):
-                    self.rows.written()
-                    error.add_note(
-                        f"{len(refused)} of {len(batch)} rows were refused; the others are written"
-                    )
-                raise
+            self.writer.write(self.rows.batch())
             self.rows.written()
         self._written_at = time.monotonic()
-
-
-def _write_others(writer: OutputWriter, batch: Batch, error: SchemaError) -> list[SchemaError]:
-    """Write the rows of a refused batch, except those that are refused alone; returns their errors."""
-    if len(batch) == 1 or not isinstance(batch, SampleBatch):
-        return [error] * len(batch)
-    refused = []
-    half = len(batch) // 2
-    for part in (batch[:half], batch[half:]):
-        try:
-            writer.write(part)
-        except SchemaError as of_part:
-            refused += _write_others(writer, part, of_part)
-    return refused
 
 
 #: Recorders whose rows are written when the interpreter exits.
@@ -288,15 +269,46 @@ def as_extra(name: str, value: Any) -> NDArray[Any]:
     float32.
 
     Raises:
-        SchemaError: It is not an array of numbers.
+        SchemaError: It is not an array of numbers, or its dtype has no stored form.
     """
     try:
-        found = np.array(value, np.float32) if type(value) is float else np.array(in_numpy(value))
+        found = (
+            np.array(value, np.float32)
+            if type(value) is float
+            else np.array(plain_array(in_numpy(value), name))
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(f"record() was given {excerpt(value)}: {error}", column=name) from error
     if found.dtype == object:
         raise SchemaError(f"record() was given {excerpt(value)}: expected a number or an array", column=name)
     return found
+
+
+# ---- objects ----
+
+
+def stored_info(info: Any) -> dict[str, Any]:
+    """A copy of an info that every writer of a data set takes.
+
+    Raises:
+        SchemaError: It is not a dict, or a part of it has no stored form.
+    """
+    made = as_info(info, giver=ENV)
+    check_value(made, Columns.INFOS)
+    return made
+
+
+def check_object(leaf: Leaf, value: Any, column: str) -> None:
+    """Refuse a value that is an object, of a leaf such as Text or Sequence, if it has no stored form.
+
+    Raises:
+        SchemaError: It has none.
+    """
+    name = "/".join(filter(None, (column, path_text(leaf.path))))
+    if isinstance(value, str):
+        check_text(value, name)
+    else:
+        check_value(value, name)
 
 
 # ---- the writer ----

@@ -10,14 +10,27 @@ import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from rlio.batch.columns import DEFAULT_POLICY_ID
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.envs.leaves import Leaf
 from rlio.envs.vector import VectorStepper
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.recording.recorder import Mode, Recording, WriterLike, alone, as_extra, check_names
+from rlio.recording.recorder import Mode, Recording, WriterLike, alone, as_extra, check_names, check_object
 from rlio.recording.vector_rows import VectorRows
 from rlio.resolve import IOContext
+from rlio.schemas.json_values import check_value
 
 __all__ = ["RecordVectorExperience"]
+
+
+class _Stepper(VectorStepper):
+    """Refuses observations without a stored form, too."""
+
+    def _fitted(self, leaf: Leaf, value: Any, *, rows: int | None = None) -> Any:
+        found = super()._fitted(leaf, value, rows=rows)
+        if leaf.is_object:
+            for one in (found,) if rows is None else found:
+                check_object(leaf, one, Columns.OBS)
+        return found
 
 
 class RecordVectorExperience(Recording, VectorWrapper):
@@ -67,7 +80,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
                 "One environment is recorded by rlio.RecordExperience"
             )
         super().__init__(envs)
-        self._stepper = VectorStepper(envs)
+        self._stepper = _Stepper(envs)
         self._infos = infos
         self._rows: VectorRows = VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
         spaces = (envs.single_observation_space, envs.single_action_space)
@@ -158,6 +171,12 @@ class RecordVectorExperience(Recording, VectorWrapper):
             except SchemaError as error:
                 infos = [{}] * self.num_envs
                 misfits = dict.fromkeys(range(self.num_envs), error)
+            for env, info in enumerate(infos):
+                try:
+                    check_value(info, Columns.INFOS)
+                except SchemaError as error:
+                    misfits.setdefault(env, error)
+                    infos[env] = {}
         self._rows.add(step, chosen, extras, infos, misfits)
         self._recorder.write_if_due(ended=bool(step.starts.any()))
         return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.envs.values import fitted
 from rlio.envs.vector import VectorStep
 from rlio.errors import SchemaError
-from rlio.recording.recorder import MOST_ROWS
+from rlio.recording.recorder import MOST_ROWS, check_object
 from rlio.sampling.recorder import StepRecorder
 from rlio.sampling.row_store import nested
 from rlio.support.clock import utc_ms
@@ -95,8 +94,13 @@ class VectorRows:
         Raises:
             SchemaError: They do not fit the space, or ``extras`` differ from those of earlier steps.
         """
-        check = partial(fitted, column=Columns.ACTIONS, giver="the loop", rows=self._envs)
-        parts = [own_copy(check(leaf, leaf_of(actions, leaf.path))) for leaf in self._action_leaves]
+        parts = []
+        for leaf in self._action_leaves:
+            part = leaf_of(actions, leaf.path)
+            part = fitted(leaf, part, column=Columns.ACTIONS, giver="the loop", rows=self._envs)
+            for value in part if leaf.is_object else ():
+                check_object(leaf, value, Columns.ACTIONS)
+            parts.append(own_copy(part))
         self._steps.check_extras(extras)
         return nested(self._action_leaves, parts)
 
