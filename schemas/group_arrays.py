@@ -49,7 +49,10 @@ def _streams(group: RowGroup, schema: Schema, table: StreamTable) -> NDArray[np.
             for name in STREAM_COLUMNS
             if name in columns and columns[name][0].physical in group.columns
         }
-        stream[rows] = table.assign(pid, named, len(every))
+        times = group.times
+        if group.policy is not None:  # By the numbers of the policy's own rows.
+            times = [(int(np.searchsorted(every, first)), each) for first, each in times]
+        stream[rows] = table.assign(pid, named, len(every), times=times)
     return stream
 
 

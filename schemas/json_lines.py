@@ -45,7 +45,7 @@ from rlio.batch.multi_agent import MAX_ENV_STEPS
 from rlio.errors import CorruptData, RlioError, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import MAX_TEXT_BYTES, check_containers, dump_column, load_column, parse_json
-from rlio.schemas.row_groups import ATTRIBUTES, attributes_of, unpadded
+from rlio.schemas.row_groups import ATTRIBUTES, attributes_of, times_of, unpadded
 from rlio.schemas.schema import Leaf, PolicySchema, Schema, is_named, rebuild
 
 __all__ = [
@@ -73,6 +73,9 @@ _MAX_DECODED = 1 << 30
 _MAX_ROWS = 1 << 24
 # The shortest text of a value: a digit and a comma.
 _LEAST_BYTES = 2
+# Attributes with times, and where a line says when it was written. (In a text, a quote is an escape.)
+_BEGAN, _WRITTEN = "began", "written"
+_WHEN = re.compile(rb'"written":(\d{1,18})}')
 _HEAD = re.compile(
     rb'\{"type":"(?:SampleBatch|MultiAgentBatch)","schema":"([0-9a-f]{8,64})",'
     rb'(?:"env_steps":[0-9]{1,15},)?"rows":([0-9]{1,15}),"units":([0-9]{1,15}),'
@@ -181,10 +184,10 @@ def _columns(arrays: Mapping[str, NDArray[Any]], policy: PolicySchema, compress:
 
 
 def _attributes(batch: SampleBatch) -> bytes:
-    found = attributes_of(batch)
-    if not found:
-        return b""
-    return b'"attributes":%b,' % _json({name: v if v != int(v) else int(v) for name, v in found.items()})
+    found = {name: v if v != int(v) else int(v) for name, v in attributes_of(batch).items()}
+    times = times_of(batch)
+    began = {_BEGAN: [list(item) for item in times.began.items()]} if times.began else {}
+    return b'"attributes":%b,' % _json({**found, **began, _WRITTEN: times.written})
 
 
 def _nested(value: Any) -> bytes:
@@ -250,6 +253,12 @@ def parse_head(line: bytes) -> LineHead | None:
     if head is None:
         return None
     return LineHead(head[1].decode(), int(head[2]), int(head[3]))
+
+
+def written_at(line: bytes) -> int | None:
+    """When a line was written, in milliseconds since 1970-01-01 UTC; None: by an earlier version."""
+    found = _WHEN.search(line, 0, line.find(b'"columns":{'))
+    return None if found is None else int(found[1])
 
 
 def is_provenance(line: bytes) -> bool:
@@ -468,9 +477,16 @@ def _load(written: Any, tree: Any, column: str, count: int, limits: Limits) -> A
 
 
 def _read_attributes(written: Any) -> dict[str, Any]:
-    if not isinstance(written, dict) or not written.keys() <= set(ATTRIBUTES):
+    if not isinstance(written, dict) or not written.keys() <= {*ATTRIBUTES, _BEGAN, _WRITTEN}:
         raise CorruptData(f"attributes {excerpt(written)}")
     longest, updates = written.get("max_seq_len"), written.get("num_grad_updates")
     if type(longest) not in (int, type(None)) or type(updates) not in (int, float, type(None)):
         raise CorruptData(f"attributes {excerpt(written)}")
-    return dict(written)
+    starts = written.get(_BEGAN, [])
+    if type(starts) is not list or not all(
+        type(start) is list and len(start) == 2 and type(start[0]) in (int, str) and type(start[1]) is int
+        for start in starts
+    ):
+        raise CorruptData(f"attributes {excerpt(written)}")
+    found = {name: written[name] for name in ATTRIBUTES if name in written}
+    return {**found, "episode_starts": dict(starts)} if starts else found

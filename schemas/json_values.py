@@ -2,8 +2,8 @@
 
 Plain JSON values are written unchanged. A value that JSON lacks is an object with one reserved key:
 ``{"$array": "<f4", "shape": [2], "data": [1.0, 2.0]}``, ``{"$scalar": "<f4", "data": 1.5}``, ``{"$tuple":
-[...]}``, ``{"$float": "NaN"}``, ``{"$bytes": "<base64>"}``, and ``{"$map": [[key, value], ...]}`` for
-dictionaries whose keys are not all plain strings.
+[...]}``, ``{"$float": "NaN"}``, ``{"$bytes": "<base64>"}``, ``{"$graph": [nodes, edges, edge_links]}``, and
+``{"$map": [[key, value], ...]}`` for dictionaries whose keys are not all plain strings.
 
 What `dump_value` accepts, `load_value` gives back, equal; docs/columns.md lists the types that change. It
 refuses everything else, and names the part of the value. `check_value` says the same without making the text.
@@ -202,7 +202,8 @@ def _to_plain(value: Any, depth: int) -> Any:
     if isinstance(value, list):
         return [_to_plain(item, depth + 1) for item in value]
     if isinstance(value, tuple):
-        return {"$tuple": [_to_plain(item, depth + 1) for item in value]}
+        mark = "$graph" if _is_graph(kind) else "$tuple"
+        return {mark: [_to_plain(item, depth + 1) for item in value]}
     if isinstance(value, np.ndarray):
         return _array_to_plain(plain_array(value), depth)
     if isinstance(value, np.generic):
@@ -325,6 +326,8 @@ def _from_plain(value: Any, depth: int) -> Any:
         return _array_from_plain(value["$scalar"], (), value["data"], depth)[()]
     if "$tuple" in value:
         return tuple(_from_plain(item, depth + 1) for item in value["$tuple"])
+    if "$graph" in value:
+        return _graph([_from_plain(item, depth + 1) for item in value["$graph"]])
     if "$float" in value:
         return SPECIAL_FLOATS[value["$float"]]
     if "$bytes" in value:
@@ -332,6 +335,18 @@ def _from_plain(value: Any, depth: int) -> Any:
     if "$map" in value:
         return _map_from_plain(value["$map"], depth)
     return {key: _from_plain(item, depth + 1) for key, item in value.items()}
+
+
+def _is_graph(kind: type) -> bool:
+    """Whether ``kind`` is gymnasium's GraphInstance, which is not imported for this."""
+    return kind.__name__ == "GraphInstance" and kind.__module__.startswith("gymnasium.")
+
+
+def _graph(parts: list[Any]) -> Any:
+    from gymnasium.spaces import GraphInstance
+
+    nodes, edges, edge_links = parts
+    return GraphInstance(nodes, edges, edge_links)
 
 
 def _map_from_plain(pairs: list[Any], depth: int) -> dict[Any, Any]:
@@ -408,7 +423,7 @@ def _sure_characters(value: Any, depth: int) -> int:
     if kind is str:
         # Each character may become an escape.
         return 6 * len(value) + 2 if value.isascii() else _UNSURE
-    if kind is list or kind is tuple:
+    if kind is list or kind is tuple or _is_graph(kind):
         if depth >= _MAX_DEPTH:
             return _UNSURE
         return 16 + sum(_sure_characters(item, depth + 1) for item in value)

@@ -32,10 +32,13 @@ from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.frame_pools import Frames, StackPool
 from rlio.schemas.row_groups import Piece, pooled
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
+from rlio.schemas.streams import Times
 
 __all__ = ["LogFrames"]
 
 _LENGTH: Final = struct.Struct("<I")
+#: The time of a `write()`, and the length of the JSON text of the starts of episodes, or 0.
+_TIMES: Final = struct.Struct("<qI")
 
 
 class LogFrames:
@@ -52,9 +55,10 @@ class LogFrames:
         The buffers are copies: a change by the caller must not break the CRC of a frame.
         """
         parts: list[bytes | memoryview] = [
-            _head(tuple((piece.policy, piece.rows, piece.attributes, piece.env_steps) for piece in pieces))
+            _head(tuple((piece.policy, piece.rows, piece.attributes, piece.env_steps, 1) for piece in pieces))
         ]
         for piece in pieces:
+            parts.append(_times_text(piece.times))
             parts += self._policies[piece.policy].encode(pooled(piece, self.schema))
         return [b"".join(parts)]
 
@@ -130,7 +134,10 @@ class _Policy:
 
     def decode(self, described: list[Any], payload: bytes, at: int) -> tuple[Piece, int]:
         """Return the piece whose columns begin at ``at``, and the position after it."""
-        pid, rows, attributes, env_steps = described
+        pid, rows, attributes, env_steps, *has_times = described
+        times = Times()
+        if has_times:
+            times, at = _read_times(payload, at)
         arrays: dict[str, NDArray[Any]] = {}
         for leaf in self._policy.leaves:
             if leaf.spec.kind == "none":
@@ -164,6 +171,7 @@ class _Policy:
             attributes,
             env_steps,
             stacks,
+            times,
         ), at
 
     def _firsts(self, piece: Piece) -> NDArray[np.bool_]:
@@ -175,10 +183,25 @@ class _Policy:
 
 
 @lru_cache(maxsize=64)  # Most writes have as many rows as the one before.
-def _head(pieces: tuple[tuple[str, int, str | None, int], ...]) -> bytes:
-    """Return the description of pieces, after its length."""
+def _head(pieces: tuple[tuple[str, int, str | None, int, int], ...]) -> bytes:
+    """Return the description of pieces, after its length. The last number says that times follow."""
     text = json.dumps(pieces).encode()
     return _LENGTH.pack(len(text)) + text
+
+
+def _times_text(times: Times) -> bytes:
+    if times.written is None:
+        return _TIMES.pack(-1, 0)
+    starts = json.dumps(list(times.began.items())).encode() if times.began else b""
+    return _TIMES.pack(times.written, len(starts)) + starts
+
+
+def _read_times(payload: bytes, at: int) -> tuple[Times, int]:
+    """Return the times that begin at ``at``, and the position after them."""
+    written, size = _TIMES.unpack_from(payload, at)
+    at += _TIMES.size
+    starts = dict(json.loads(payload[at : at + size])) if size else {}
+    return Times(None if written < 0 else written, starts), at + size
 
 
 def _bytes_of(values: NDArray[Any]) -> memoryview:

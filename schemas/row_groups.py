@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.multi_agent import step_numbers
 from rlio.errors import SchemaError, UnsafeData, excerpt
@@ -24,8 +25,9 @@ from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack, Nullable
 from rlio.schemas.frame_pools import Frames, StackPool, grown, pool_stacks
 from rlio.schemas.observations import as_unsigned, successors
 from rlio.schemas.schema import PolicySchema, Schema
-from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
+from rlio.schemas.streams import STREAM_COLUMNS, StreamTable, Times
 from rlio.schemas.text_columns import check_texts
+from rlio.support.clock import utc_ms
 
 __all__ = [
     "ATTRIBUTES",
@@ -36,6 +38,7 @@ __all__ = [
     "attributes_of",
     "pieces_of",
     "pooled",
+    "times_of",
     "unpadded",
 ]
 
@@ -75,6 +78,7 @@ class RowGroup:
         units: Steps, sequences or joint steps in this group.
         env_steps: Environment steps of the batches that begin here.
         stacks: Physical column of ``obs`` -> its stacks and those of ``new_obs``; `columns` lacks both.
+        times: (First row, times) of each piece.
     """
 
     rows: int
@@ -86,6 +90,7 @@ class RowGroup:
     units: int
     env_steps: int
     stacks: dict[str, StackPool] = field(default_factory=dict)
+    times: list[tuple[int, Times]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Piece:
         attributes: JSON text if the piece begins a `write()`, else None.
         env_steps: Environment steps that count for this piece.
         stacks: Physical column of ``obs`` -> its stacks and those of ``new_obs``; see `pooled`.
+        times: When the rows were written, and their episodes began.
     """
 
     policy: str
@@ -107,6 +113,17 @@ class Piece:
     attributes: str | None
     env_steps: int
     stacks: dict[str, StackPool] = field(default_factory=dict)
+    times: Times = Times()  # noqa: RUF009 - it never changes
+
+
+def times_of(*parts: SampleBatch) -> Times:
+    """The times of rows that are written now."""
+    starts: dict[int | str, int] = {}
+    for part in parts:
+        if part.episode_starts and Columns.EPS_ID in part:
+            ids = set(np.unique(to_numpy(part[Columns.EPS_ID])).tolist())
+            starts |= {eps_id: int(start) for eps_id, start in part.episode_starts.items() if eps_id in ids}
+    return Times(utc_ms(), starts)
 
 
 def pooled(piece: Piece, schema: Schema) -> Piece:
@@ -168,8 +185,18 @@ def pieces_of(
         if policy.has_sequences
         else _cut_rows(arrays, rows, rooms, most=most, texts=texts)
     )
+    times = times_of(plain)
     pieces = [
-        [Piece(DEFAULT_POLICY_ID, part, stop - start, text if start == 0 else None, stop - start)]
+        [
+            Piece(
+                DEFAULT_POLICY_ID,
+                part,
+                stop - start,
+                text if start == 0 else None,
+                stop - start,
+                times=times,
+            )
+        ]
         for start, stop, part in cuts
     ]
     if policy.has_sequences or (texts is not None and texts.most > _GROUP_TEXT):
@@ -244,6 +271,7 @@ def attributes_of(batch: SampleBatch) -> dict[str, Any]:
 def _joint_pieces(batch: MultiAgentBatch, schema: Schema) -> list[Piece]:
     parts = [(pid, unpadded(part)) for pid, part in batch.policy_batches.items() if len(part)]
     text = json.dumps({"env_steps": batch.env_steps(), "policies": [[pid, len(part)] for pid, part in parts]})
+    times = times_of(*(part for _, part in parts))
     return [
         Piece(
             pid,
@@ -251,6 +279,7 @@ def _joint_pieces(batch: MultiAgentBatch, schema: Schema) -> list[Piece]:
             len(part),
             text if index == 0 else None,
             batch.env_steps() if index == 0 else 0,
+            times=times,
         )
         for index, (pid, part) in enumerate(parts)
     ]
@@ -279,6 +308,8 @@ class GroupBuffer:
         self._has_missing = False
         #: First row and JSON text of each `write()`.
         self._batches: list[tuple[int, str]] = []
+        #: First row and times of each piece.
+        self._times: list[tuple[int, Times]] = []
         self._units = 0
         self._env_steps = 0
         self._text = 0
@@ -345,6 +376,7 @@ class GroupBuffer:
             has_missing = True
         if piece.attributes is not None:
             self._batches.append((start, piece.attributes))
+        self._times.append((start, piece.times))
         texts = Texts.of(arrays, policy) if texts is None else texts
         text = 0 if texts is None else texts.total
         longest = self._longest if texts is None else texts.longest(self._longest)
@@ -362,8 +394,10 @@ class GroupBuffer:
         for valid in self._valid.values():
             valid[start:stop] = False
         self._missing[start:stop] = False
-        while self._batches and self._batches[-1][0] >= start:
-            self._batches.pop()
+        marks: list[Any]
+        for marks in (self._batches, self._times):
+            while marks and marks[-1][0] >= start:
+                marks.pop()
 
     def take(self) -> RowGroup:
         """Return the collected rows as a group, valid until the next `append`, and empty the buffer."""
@@ -384,6 +418,7 @@ class GroupBuffer:
             units=self._joint_steps(rows) if self.schema.multi_agent else self._units,
             env_steps=self._env_steps,
             stacks=stacks,
+            times=self._times,
         )
         self._clear()
         return group
@@ -426,6 +461,7 @@ class GroupBuffer:
         self._counts = dict.fromkeys((*self._arrays, *self._pools), 0)
         self._has_missing = False
         self._batches = []
+        self._times = []
         self._units = 0
         self._env_steps = 0
         self._text = 0

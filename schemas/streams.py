@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Hashable, Mapping
+from bisect import bisect_right
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from rlio.batch.columns import AGENT_ID, Columns
 from rlio.errors import CorruptData, UnsafeData, excerpt
 
-__all__ = ["STREAM_COLUMNS", "WRITER", "StreamTable", "Streams"]
+__all__ = ["STREAM_COLUMNS", "WRITER", "KeptTimes", "StreamTable", "Streams", "Times"]
 
 #: The column that names the original writer of each row, in data of merged writers.
 WRITER = "_writer"
@@ -31,6 +33,56 @@ STREAM_COLUMNS = (*_KEYS, AGENT_ID, Columns.T, Columns.TERMINATEDS, Columns.TRUN
 
 Columned: TypeAlias = Mapping[str, NDArray[Any]]
 _Key: TypeAlias = tuple[Hashable, ...]
+#: Columns of the table that earlier versions, and data without times, lack.
+_OPTIONAL = ("writer", "began", "written")
+
+
+class Times:
+    """When rows were written, and when their episodes began: milliseconds since 1970-01-01 UTC.
+
+    Attributes:
+        written: The time of the `write()`; None: unknown.
+        began: ``eps_id`` -> start of the episode, where that is known.
+    """
+
+    __slots__ = ("began", "written")
+
+    def __init__(self, written: int | None = None, began: Mapping[Any, int] | None = None) -> None:
+        self.written = written
+        self.began: Mapping[Any, int] = began or {}
+
+    def of(self, key: _Key) -> tuple[int | None, int | None]:
+        """When the stream of (policy, eps_id, agent_index, env_id, writer) began, and was written."""
+        return self.began.get(key[1]), self.written
+
+
+class KeptTimes(Times):
+    """The times of the streams of a shard, for rows that are written again.
+
+    Without ``eps_id``, the streams of an agent and environment have the times of the first.
+
+    Args:
+        streams: The table of the shard.
+        writer: The writer that the rows get, for a table that names none.
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self, streams: Streams, *, writer: str | None = None) -> None:
+        super().__init__()
+        self._found: dict[_Key, tuple[int | None, int | None]] = {}
+        named = zip(
+            *(streams.policy, streams.eps_id, streams.agent_index, streams.env_id, streams.writer),
+            *(streams.began, streams.written),
+            strict=True,
+        )
+        for policy, eps_id, agent_index, env_id, own, began, written in named:
+            key = (policy, eps_id, agent_index, env_id, writer if own is None else own)
+            self._found.setdefault(key, (began, written))
+
+    def of(self, key: _Key) -> tuple[int | None, int | None]:
+        """See `Times`."""
+        return self._found.get(key, (None, None))
 
 
 @dataclass
@@ -45,6 +97,8 @@ class Streams:
         end: How the last row in this shard ended: "terminated", "truncated" or "open".
         reward: Sum of the rewards in this shard.
         writer: Original writer of the rows; None if it is the shard's writer.
+        began, written: When the episode began, and when the first of its rows in this shard was written, in
+            milliseconds since 1970-01-01 UTC by the clock of the writer's machine; None if unknown.
     """
 
     policy: list[str] = field(default_factory=list)
@@ -56,6 +110,8 @@ class Streams:
     end: list[str] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
     writer: list[str | None] = field(default_factory=list)
+    began: list[int | None] = field(default_factory=list)
+    written: list[int | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.policy)
@@ -64,22 +120,24 @@ class Streams:
         """Return one list per field; a reward sum that is not finite is null, because JSON has none."""
         written = {name: list(values) for name, values in vars(self).items()}
         written["reward"] = [value if math.isfinite(value) else None for value in self.reward]
-        if all(writer is None for writer in self.writer):
-            del written["writer"]
+        for name in _OPTIONAL:
+            if all(value is None for value in written[name]):
+                del written[name]
         return written
 
     @classmethod
     def from_json(cls, written: Any) -> Streams:
         """Parse the written form, which may be hostile."""
         names = set(vars(cls()))
-        if not isinstance(written, dict) or set(written) | {"writer"} != names:
+        if not isinstance(written, dict) or set(written) | {*_OPTIONAL} != names:
             raise CorruptData("the table of streams has unexpected columns")
         if not all(isinstance(values, list) for values in written.values()):
             raise CorruptData("the table of streams has columns that are not lists")
         if len({len(values) for values in written.values()}) > 1:
             raise CorruptData("the columns of the table of streams differ in length")
         _check_types(written)
-        return cls(**{"writer": [None] * len(written["policy"]), **written})
+        missing: list[None] = [None] * len(written["policy"])
+        return cls(**{**{name: list(missing) for name in _OPTIONAL}, **written})
 
     @classmethod
     def from_text(cls, text: bytes, *, rows: int) -> Streams:
@@ -112,6 +170,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "end": (str,),
     "reward": (float, int, type(None)),
     "writer": (str, type(None)),
+    "began": (int, type(None)),
+    "written": (int, type(None)),
 }
 
 
@@ -147,13 +207,16 @@ class StreamTable:
         # Without eps_id, the open streams of a policy: (policy, rest of the key) -> episodes so far.
         self._episodes: dict[_Key, int] = {}
 
-    def assign(self, policy: str, columns: Columned, rows: int) -> NDArray[np.int32]:
+    def assign(
+        self, policy: str, columns: Columned, rows: int, *, times: Sequence[tuple[int, Times]] = ()
+    ) -> NDArray[np.int32]:
         """Number the rows of one policy's batch and add them to the table.
 
         Args:
             policy: The policy's id.
             columns: The logical columns that are one array each; only those of `STREAM_COLUMNS` are used.
             rows: Number of rows.
+            times: (First row, times) of each part of the rows, ascending.
 
         Returns:
             The stream of each row, shape (rows,).
@@ -175,9 +238,14 @@ class StreamTable:
         numbers = np.empty(len(first), np.int32)
         named = {name: values[first].tolist() for name, values in keys.items()}
         closes = ends[last].tolist()
+        begins = first.tolist()
         for run in range(len(first)):
             key = (policy, *(named[name][run] if name in named else None for name in _KEYS))
-            numbers[run] = self._number(key, closes=closes[run])
+            known = len(self.streams)
+            numbers[run] = number = self._number(key, closes=closes[run])
+            if number == known and times:
+                part = bisect_right(times, begins[run], key=_FIRST) - 1
+                self.streams.began[-1], self.streams.written[-1] = times[part][1].of(_plain(key))
         stream = np.repeat(numbers, last - first + 1)
         self._tally(columns, numbers, first, last)
         return stream
@@ -205,6 +273,8 @@ class StreamTable:
         table.t0.append(None)
         table.end.append("open")
         table.reward.append(0.0)
+        table.began.append(None)
+        table.written.append(None)
         return number
 
     def _tally(
@@ -233,6 +303,13 @@ class StreamTable:
             table.rows[number] += lengths[run]
             table.reward[number] += sums[run]  # Python's floats: inf - inf is NaN without a warning.
             table.end[number] = "terminated" if terminated[run] else "truncated" if truncated[run] else "open"
+
+
+_FIRST = itemgetter(0)
+
+
+def _plain(key: _Key) -> _Key:
+    return key if key[4] is None else (*key[:4], str(key[4]))
 
 
 def _is_key(values: NDArray[Any] | None) -> bool:

@@ -310,8 +310,10 @@ def test_gc_never_removes_the_unfinished_file_of_a_live_writer(
     """The writer had to write the shard again, and said so."""
     roll = rlio.Roll(max_rows=100_000, max_seconds=None)
     with rlio.ParquetWriter(tmp_path, roll=roll, spool=None) as writer:
-        while not list(tmp_path.glob("_tmp/*.tmp")):
+        for _ in range(3):
             writer.write(numbered(30_000))
+        while not list(tmp_path.glob("_tmp/*.tmp")):  # A background thread encodes.
+            time.sleep(0.01)
         (begun,) = tmp_path.glob("_tmp/*.tmp")
         set_age(tmp_path, "_tmp/*", 30 * DAY)
         report = rlio.maintenance.gc(tmp_path, grace=grace)

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, Text
+from gymnasium.spaces import Box, Discrete, Graph, GraphInstance, Text
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pettingzoo.utils.conversions import parallel_to_aec
 from test_hostile_values import VALUES, as_stored, equal, is_storable
@@ -20,6 +20,7 @@ from test_pettingzoo import Falls
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import object_column
+from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import SchemaError
 from rlio.readers.recording_input import RecordingInput
 from rlio.testing import assert_same
@@ -220,6 +221,64 @@ def test_an_extra_column_that_cannot_be_stored_is_refused_before_the_step(name: 
         env.record(extra=np.zeros(2))
         env.step(0)
     assert read(tmp_path)["t"].tolist() == [0]
+
+
+class Graphs(gym.Env[Any, int]):
+    """Observes graphs of a growing number of nodes; every other one has edges."""
+
+    observation_space = Graph(Box(0, 9, (2,), np.float32), Discrete(3))
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self.see(), {}
+
+    def see(self) -> GraphInstance:
+        nodes = np.full((self.t + 1, 2), self.t, np.float32)
+        if self.t % 2:
+            return GraphInstance(nodes, np.array([1, 2]), np.array([[0, 1], [1, 0]]))
+        return GraphInstance(nodes, None, None)
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.see(), 1.0, self.t == 4, False, {"at": self.see()}
+
+
+def check_graphs(graphs: Any, first: int) -> None:
+    env = Graphs()
+    for env.t, graph in enumerate(graphs, first):
+        assert isinstance(graph, GraphInstance)
+        assert equal(graph, env.see())
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("agents", [1, 3])
+def test_graphs_come_back_as_graphs(
+    agents: int, writer: Callable[..., rlio.OutputWriter], tmp_path: Path
+) -> None:
+    config = rlio.RolloutConfig(
+        rollout_fragment_length=4, record_infos=True, env_config={"num_agents": agents}
+    )
+    made: Any = (lambda _: Graphs()) if agents == 1 else make_multi_agent(Graphs)
+    output = writer(tmp_path)
+    worker = rlio.RolloutWorker(made, rlio.RandomPolicy(), rollout=config, output=output, seed=0)
+    worker.sample()
+    worker.stop()
+    data = rlio.open_dataset(tmp_path)
+    assert data.episode_count == agents
+    for number in range(agents):
+        episode = data.episode(number)
+        check_graphs(episode.observations, 0)
+        check_graphs([info["at"] for info in episode.infos], 1)
+    for options in ({"shuffle": False}, {"shuffle": True, "cache": "none"}):
+        with rlio.DatasetReader(tmp_path, epochs=1, **options) as reader:
+            batch = reader.sample()
+        for part in batch.policies().values():
+            assert all(isinstance(graph, GraphInstance) for graph in (*part["obs"], *part["new_obs"]))
+    if agents == 1:
+        with rlio.ReplayStore.open(tmp_path) as store:
+            drawn = store.uniform(batch_size=8, seed=0).sample()
+        assert all(isinstance(graph, GraphInstance) for graph in drawn["obs"])
 
 
 @pytest.mark.parametrize("writer", WRITERS)

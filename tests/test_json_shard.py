@@ -98,6 +98,7 @@ def test_units_are_sequences_or_joint_steps(tmp_path: Path) -> None:
         assert (shard.rows, shard.units) == ([5], [units])
 
 
+@pytest.mark.usefixtures("stopped_clock")
 def test_streams_are_those_of_the_parquet_shard_of_the_same_rows(tmp_path: Path) -> None:
     tables = []
     for name, kind in (("json", JsonWriter), ("parquet", rlio.ParquetWriter)):
@@ -268,6 +269,7 @@ def test_a_frame_that_would_inflate_is_not_inflated(tmp_path: Path) -> None:
         shard.read(1)
 
 
+@pytest.mark.usefixtures("stopped_clock")
 def test_a_compressed_shard_is_what_zstd_makes_of_lines(tmp_path: Path) -> None:
     plain, packed = stored(tmp_path / "a", None), stored(tmp_path / "b", "zstd:7")
     lines = plain[0].read(plain[1].path)

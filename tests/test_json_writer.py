@@ -177,7 +177,8 @@ def test_compressed_columns_are_blobs_and_the_others_stay_readable(tmp_path: Pat
     assert_same(read_back(tmp_path), steps(3), "what was read back")
 
 
-def test_equal_writes_give_equal_bytes(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("stopped_clock")
+def test_equal_writes_at_one_time_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with rlio.JsonWriter(tmp_path / name, compression="zstd", writer_id="w") as writer:
             writer.write(steps(30))

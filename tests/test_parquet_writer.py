@@ -258,7 +258,8 @@ def test_late_policies_get_a_schema_of_their_own_and_earlier_rows_stay_readable(
     assert len(open_dataset(root).schemas) == 3
 
 
-def test_equal_rows_make_equal_bytes() -> None:
+@pytest.mark.usefixtures("stopped_clock")
+def test_equal_rows_of_one_time_make_equal_bytes() -> None:
     roots = [fresh_root() for _ in range(2)]
     for root, sizes in zip(roots, ([30], [30]), strict=True):
         with ParquetWriter(root, writer_id="w00000-00000000", provenance=Provenance(seed=1)) as writer:

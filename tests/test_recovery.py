@@ -463,6 +463,7 @@ def _steps(writer: Writer, make: Callable[[int, int], Any], count: int) -> None:
 @pytest.mark.parametrize("roll", list(_ROLLS))
 @pytest.mark.parametrize("kind", ["parquet", "json", "json.zst"])
 @pytest.mark.each_value_once
+@pytest.mark.usefixtures("stopped_clock")
 def test_a_crash_and_recovery_make_the_same_shards_as_no_crash(
     tmp_path: Path, kind: str, roll: str, batches: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,6 +494,7 @@ def test_a_crash_and_recovery_make_the_same_shards_as_no_crash(
         *further(("json", "plain"), ("json", "agents"), ("json", "everything")),
     ],
 )
+@pytest.mark.usefixtures("stopped_clock")
 def test_recovery_after_any_shard_ends_the_next_ones_where_the_writer_would_have(
     tmp_path: Path, kind: str, batches: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

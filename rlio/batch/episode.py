@@ -11,6 +11,7 @@ Example:
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import datetime
 from typing import Any, Self
 
 import numpy as np
@@ -30,6 +31,7 @@ from rlio.batch.arrays import (
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, SchemaError, excerpt
+from rlio.support.clock import utc_ms_of, utc_time
 
 __all__ = ["Episode"]
 
@@ -55,6 +57,8 @@ class Episode:
         terminated: Whether the last step terminated the episode.
         truncated: Whether the episode was truncated after the last step.
         t_started: Step number of the first action.
+        start_time: When the episode began, in UTC by the clock of the machine that recorded it; None:
+            unknown.
         lookback: At least some of the steps before this chunk, for code that needs history; not part of the
             chunk. None: not available.
 
@@ -73,6 +77,7 @@ class Episode:
     terminated: bool = False
     truncated: bool = False
     t_started: int = 0
+    start_time: datetime | None = None
     lookback: Episode | None = None
 
     def __post_init__(self) -> None:
@@ -264,7 +269,8 @@ class Episode:
             columns[name] = _constant(self.agent_id, steps)
         if self.infos is not None:
             columns[Columns.INFOS] = self.infos
-        return SampleBatch({**columns, **self.extra_outputs})
+        starts = None if self.start_time is None else {self.id_: utc_ms_of(self.start_time)}
+        return SampleBatch({**columns, **self.extra_outputs}, episode_starts=starts)
 
     @classmethod
     def from_batch(cls, batch: SampleBatch, *, id_: int | str | None = None) -> Self:
@@ -302,6 +308,7 @@ class Episode:
             terminated=_ends(batch, Columns.TERMINATEDS),
             truncated=_ends(batch, Columns.TRUNCATEDS),
             t_started=t_started,
+            start_time=utc_time((batch.episode_starts or {}).get(id_)),
         )
 
 

@@ -36,7 +36,7 @@ from rlio.dataset.segment_reader import (
 from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import CorruptData, OptionError
 from rlio.readers.read_options import ReadOptions
-from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
+from rlio.schemas.streams import STREAM_COLUMNS, KeptTimes, Streams, StreamTable
 from rlio.support.turns import Turns
 
 __all__ = ["RandomAccess"]
@@ -59,10 +59,11 @@ class _Fragment(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """An episode: its id, and where its rows are."""
+    """An episode: its id, where its rows are, and when it began, in milliseconds since 1970-01-01 UTC."""
 
     eps_id: Any
     fragments: list[_Fragment]
+    began: int | None
 
 
 class RandomAccess:
@@ -161,9 +162,11 @@ class RandomAccess:
         return self._again(lambda: self._episode(number))
 
     def _episode(self, number: int) -> Episode:
-        eps_id, fragments = self._all()[number]
+        eps_id, fragments, began = self._all()[number]
         parts = [rows for fragment in fragments for rows in self._rows_of(fragment)]
         batch = parts[0] if len(parts) == 1 else concat_samples(parts)
+        if began is not None:
+            batch.episode_starts = {eps_id: began}
         return Episode.from_batch(batch, id_=number if eps_id is None else eps_id)
 
     def _all(self) -> list[_Found]:
@@ -174,10 +177,10 @@ class RandomAccess:
             for index, segment in enumerate(self._dataset.segments):
                 counts = Counter[str]()
                 streams = zip(*vars(self._streams(index)).values(), strict=True)
-                for policy, eps_id, agent, env, _, _, end, _, writer in streams:
+                for policy, eps_id, agent, env, _, _, end, _, writer, began, _ in streams:
                     key = (writer or segment.ref.writer, policy, eps_id, agent, env)
                     if key not in current:
-                        current[key] = _Found(eps_id, [])
+                        current[key] = _Found(eps_id, [], began)
                         found.append(current[key])
                     current[key].fragments.append(_Fragment(index, policy, counts[policy]))
                     counts[policy] += 1
@@ -194,9 +197,10 @@ class RandomAccess:
         if segment.rows == segment.ref.name.rows:
             return shard.streams
         table = StreamTable()  # The shard's own table counts rows that are not live.
+        times = [(0, KeptTimes(shard.streams))]
         for policy in shard.schema.policies:
             for rows in self._groups(index, policy):
-                table.assign(policy, _flat(rows), len(rows))
+                table.assign(policy, _flat(rows), len(rows), times=times)
         return table.streams
 
     def _groups(self, index: int, policy: str) -> Iterator[SampleBatch]:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any, Self, TypeAlias
 
@@ -29,6 +30,7 @@ from rlio.log.spool import Spool, find_logs, spool_of
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.spaces import space_from_json
 from rlio.storage.filesystem import Storage
+from rlio.support.clock import utc_time
 from rlio.support.described import Described
 from rlio.support.forks import cached_property
 from rlio.support.options import check_choice
@@ -52,6 +54,8 @@ class EpisodeInfo:
         t0: ``t`` of the first of these rows.
         end: "terminated", "truncated" or "open" (another shard continues the episode, or it was cut).
         reward: Sum of the rewards in this shard.
+        began: When the episode began, in UTC by the clock of the writer's machine; None if unknown.
+        written: When the first of these rows was written, likewise.
     """
 
     writer: str
@@ -63,6 +67,8 @@ class EpisodeInfo:
     t0: int | None
     end: str
     reward: float | None
+    began: datetime | None = None
+    written: datetime | None = None
 
 
 class DatasetSnapshot(Described):
@@ -313,9 +319,11 @@ class DatasetSnapshot(Described):
         """
         for segment in self.segments:
             table = self.open_shard(segment).streams
-            for *values, writer in zip(*vars(table).values(), strict=True):
+            for *values, writer, began, written in zip(*vars(table).values(), strict=True):
                 # In a shard of merged writers, the table names the writer of the episode.
-                yield EpisodeInfo(segment.ref.writer if writer is None else writer, *values)
+                named = segment.ref.writer if writer is None else writer
+                times = {"began": utc_time(began), "written": utc_time(written)}
+                yield EpisodeInfo(named, *values, **times)
 
     def missing_shards(self) -> list[tuple[str, str, int]]:
         """Return the objects that have a shard's name but cannot be that shard.

@@ -97,14 +97,16 @@ def fitted(leaf: Leaf, value: Any, *, column: str, giver: str, rows: int | None 
         raise _misfit(leaf, found, shape, column, giver) from error
     if given.dtype == leaf.dtype and given.shape == shape:
         return given
-    if given.shape != shape or given.dtype == object:
-        found = excerpt(value) if given.dtype == object else f"{given.dtype} {given.shape}"
-        raise _misfit(leaf, found, shape, column, giver)
-    made = cast_whole(given, leaf.dtype)
-    if made is None:
+    made = cast_whole(given, leaf.dtype) if given.shape == shape else None
+    if made is not None:
+        return made
+    if given.dtype == object:
+        found = excerpt(value)
+    elif given.shape == shape and _is_alike(given.dtype, leaf.dtype):
         found = f"{excerpt(given.tolist())}, which {leaf.dtype} cannot hold"
-        raise _misfit(leaf, found, shape, column, giver)
-    return made
+    else:
+        found = f"{given.dtype} {given.shape}"
+    raise _misfit(leaf, found, shape, column, giver)
 
 
 def cast_whole(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
@@ -114,15 +116,21 @@ def cast_whole(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None
     """
     if given.dtype == dtype:
         return given
-    whole = given.dtype.kind in "iu" and dtype.kind in "iu"
-    if not (whole or np.can_cast(given.dtype, dtype, "same_kind")):
+    if not _is_alike(given.dtype, dtype):
         return None
+    whole = given.dtype.kind in "iu"
     try:
         with np.errstate(over="raise"):
             made = given.astype(dtype)
     except FloatingPointError:
         return None
-    return None if whole and not np.array_equal(made, given) else made
+    return None if whole and dtype.kind in "iu" and not np.array_equal(made, given) else made
+
+
+def _is_alike(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of one dtype may be numbers of the other."""
+    whole = given.kind in "iu" and dtype.kind in "iu"
+    return given.kind != "O" and (whole or np.can_cast(given, dtype, "same_kind"))
 
 
 def _fitted_objects(leaf: Leaf, value: Any, *, column: str, giver: str, rows: int | None) -> Any:

@@ -29,7 +29,7 @@ from rlio.schemas.parquet import Compression
 from rlio.schemas.row_groups import Piece
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.schemas.shard_file import DecodedGroup, ShardFile
-from rlio.schemas.streams import WRITER
+from rlio.schemas.streams import WRITER, KeptTimes, Times
 from rlio.storage.filesystem import Storage
 from rlio.writers.roll import Roll
 from rlio.writers.shard_maker import RowGroups, ShardMaker
@@ -105,6 +105,7 @@ class ParquetMerger:
         self._groups = RowGroups(schema, self._maker.add)
         self._joint = _JointSteps()
         self._writer: str | None = None
+        self._times = Times()
         self._begins_writer = False
 
     def add(self, file: ShardFile, *, skip: int = 0, writer: str | None = None) -> None:
@@ -120,6 +121,7 @@ class ParquetMerger:
         """
         # The rest of a cut batch does not belong to another writer's batch.
         self._begins_writer = writer != self._writer
+        self._times = KeptTimes(file.streams, writer=writer)
         self._writer = writer
         first = 0
         for index, info in enumerate(file.groups):
@@ -147,7 +149,7 @@ class ParquetMerger:
         if isinstance(batch, MultiAgentBatch):
             if skip:
                 raise CorruptData("rows of several agents are cut within a row group")
-            self._add_joint(_joint_pieces(group, rows), batch)
+            self._add_joint(_joint_pieces(group, rows, self._times), batch)
         else:
             self._add_rows(group, rows[DEFAULT_POLICY_ID], skip)
 
@@ -166,8 +168,9 @@ class ParquetMerger:
                     continue
                 if end == start:  # One sequence that is longer than a row group.
                     end = rows.fitting(start, stop, None)
-                piece = Piece(DEFAULT_POLICY_ID, rows.cut(start, end), end - start, text, end - start)
-                self._groups.append([piece])
+                count = end - start
+                part = rows.cut(start, end)
+                self._groups.append([Piece(DEFAULT_POLICY_ID, part, count, text, count, times=self._times)])
                 start, text = end, None
 
     def _add_joint(self, pieces: list[Piece], batch: MultiAgentBatch) -> None:
@@ -226,7 +229,7 @@ class _Rows:
         }
 
 
-def _joint_pieces(group: DecodedGroup, rows: Mapping[str, _Rows]) -> list[Piece]:
+def _joint_pieces(group: DecodedGroup, rows: Mapping[str, _Rows], times: Times) -> list[Piece]:
     """Return the rows of a group of several policies in the order in which they were written."""
     try:
         written = [json.loads(text) for text in group.batches]
@@ -249,6 +252,7 @@ def _joint_pieces(group: DecodedGroup, rows: Mapping[str, _Rows]) -> list[Piece]
                     count,
                     text if begins else None,
                     env_steps if begins else 0,
+                    times=times,
                 )
             )
             at[pid] = stop

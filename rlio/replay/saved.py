@@ -211,6 +211,9 @@ def _load(manifest: Manifest, folder: Path, arrays: Arrays, *, priorities: bool)
                 ring = _restored_from_1(files, state, folder, **options)
             else:
                 ring = StoreRows.restored(files, state["store"], **options)
+        without = manifest.describe == _DESCRIBE and not of_priorities
+        if without and (state["span"], state["of"]) != ([0, 0], None):
+            raise ValueError("it names a sampler, and has no priorities")
         kept = _kept(manifest, folder, capacity) if priorities and of_priorities else None
         return SavedStore(ring, capacity, frames, kept)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -5,7 +5,7 @@ another meaning: for a connection, or for one read.)
 
 Example:
     >>> split_options({"endpoint_url": "http://127.0.0.1:9000", "rlio_timeout": 10})
-    ({'endpoint_url': 'http://127.0.0.1:9000'}, {'rlio_timeout': 10.0})
+    ({'endpoint_url': 'http://127.0.0.1:9000'}, {'rlio_timeout': 10})
 """
 
 from __future__ import annotations

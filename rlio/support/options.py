@@ -23,8 +23,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints, overload
 
-import numpy as np
-
 from rlio.errors import OptionError, UnknownName, excerpt
 
 __all__ = [
@@ -48,6 +46,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SPELLINGS = (("is(?=[aei])", "iz"), ("our", "or"), ("grey", "gray"))
+_NUMPY_BOOLS = (("numpy", "bool"), ("numpy", "bool_"))
 _TYPED_KEYWORDS = re.compile(r"Unpack\[(\w+)\]")
 
 
@@ -216,7 +215,8 @@ def check_flag(name: str, value: object) -> bool:
     Raises:
         OptionError: It is something else.
     """
-    if not isinstance(value, bool | np.bool_):
+    # (Without NumPy, which `import rlio` does not load.)
+    if not isinstance(value, bool) and (type(value).__module__, type(value).__name__) not in _NUMPY_BOOLS:
         raise _illegal(name, value, "True or False", None)
     return bool(value)
 
