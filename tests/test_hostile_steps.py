@@ -23,6 +23,7 @@ from rlio.batch.arrays import object_column
 from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import SchemaError
 from rlio.readers.recording_input import RecordingInput
+from rlio.sampling import PolicySetup
 from rlio.testing import assert_same
 
 WRITERS: list[Callable[..., rlio.OutputWriter]] = [rlio.ParquetWriter, rlio.JsonWriter]
@@ -260,8 +261,12 @@ def test_graphs_come_back_as_graphs(
         rollout_fragment_length=4, record_infos=True, env_config={"num_agents": agents}
     )
     made: Any = (lambda _: Graphs()) if agents == 1 else make_multi_agent(Graphs)
+    setup = (
+        PolicySetup(policy_mapping_fn=lambda agent, episode, **_: "default_policy") if agents > 1 else None
+    )
+    policies = {"default_policy": rlio.RandomPolicy()}
     output = writer(tmp_path)
-    worker = rlio.RolloutWorker(made, rlio.RandomPolicy(), rollout=config, output=output, seed=0)
+    worker = rlio.RolloutWorker(made, policies, rollout=config, output=output, seed=0, policy_setup=setup)
     worker.sample()
     worker.stop()
     data = rlio.open_dataset(tmp_path)
