@@ -123,10 +123,7 @@ class _PettingZooRecorder(Recording):
 
         All of it is done, also if some of it fails; the first error is raised.
         """
-        try:
-            self._leave()
-        finally:
-            self._finish(self.env.close)
+        self._finish(self.env.close, leave=self._leave)
 
 
 class RecordParallelEnv(_PettingZooRecorder):
@@ -234,6 +231,8 @@ class RecordAECEnv(_PettingZooRecorder):
     next turn, with the observation, the reward and the flags that ``last()`` gives then. ``t`` counts the
     actions of all agents. If `reset` or `close` leaves an episode before its end, open rows end with what
     their agents would see at that moment.
+
+    Threads: as for `RecordExperience`.
 
     Args:
         env, writer, options: As for `RecordParallelEnv`.

@@ -230,10 +230,19 @@ class Recording(Described):
             self._recorder.write()
         self.writer.flush()
 
-    def _finish(self, close_env: Callable[[], Any]) -> None:
-        """Write the rows, and close the environment and the writer, also if one of these fails."""
+    def _finish(self, close_env: Callable[[], Any], *, leave: Callable[[], None] | None = None) -> None:
+        """Write the rows, and close the environment and the writer, also if one of these fails.
+
+        Args:
+            close_env: Closes the environment.
+            leave: Called first; ends the running episode.
+        """
         errors: list[Exception] = []
-        closings = [self._recorder.finish, close_env, *([self.writer.close] if self._close_writer else [])]
+        closings: list[Callable[[], Any]] = [self._recorder.finish, close_env]
+        if leave is not None:
+            closings.insert(0, leave)
+        if self._close_writer:
+            closings.append(self.writer.close)
         with self._turns.after_calls():
             for close in closings:
                 try:
