@@ -220,7 +220,8 @@ def test_recorders_store_when_each_episode_began(agents: bool, tmp_path: Path) -
     made: Any = Falls() if agents else gym.make("CartPole-v1", max_episode_steps=5)
     first, second, last = play(rlio.RecordParallelEnv if agents else rlio.RecordExperience, made, tmp_path)
     data = rlio.open_dataset(tmp_path)
-    starts = sorted({data.episode(number).start_time for number in range(data.episode_count)})
+    episodes = [data.episode(number) for number in range(data.episode_count)]
+    starts = sorted({episode.id_: episode.start_time for episode in episodes}.values())
     slack = timedelta(milliseconds=1)  # Stored times are cut to milliseconds.
     assert len(starts) == 2
     assert first - slack <= starts[0] <= second
@@ -236,6 +237,34 @@ def test_workers_store_when_each_episode_began(tmp_path: Path) -> None:
     for _ in range(3):
         worker.sample()
     worker.stop()
+    infos = list(rlio.open_dataset(tmp_path).episodes())
+    assert len(infos) > 4
+    assert all(before <= info.began <= info.written for info in infos)
+
+
+class Loop(rlio.ExternalEnv):
+    """Plays episodes of three steps."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.spaces.Box(0, 9, (1,), np.float32), gym.spaces.Discrete(2))
+
+    def run(self) -> None:
+        while True:
+            name = self.start_episode()
+            for t in range(3):
+                self.get_action(name, [float(t)])
+                self.log_returns(name, 1.0)
+            self.end_episode(name, [3.0])
+
+
+def test_loops_elsewhere_store_when_each_episode_began(tmp_path: Path) -> None:
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    config = rlio.RolloutConfig(rollout_fragment_length=10)
+    with rlio.RolloutWorker(
+        lambda _: Loop(), rlio.RandomPolicy(), output=str(tmp_path), rollout=config
+    ) as worker:
+        worker.sample()
+        worker.sample()
     infos = list(rlio.open_dataset(tmp_path).episodes())
     assert len(infos) > 4
     assert all(before <= info.began <= info.written for info in infos)

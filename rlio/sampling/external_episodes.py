@@ -54,6 +54,7 @@ from rlio.sampling.given_values import (
 )
 from rlio.sampling.metrics import MetricsCollector
 from rlio.sampling.progress import Progress
+from rlio.support.clock import utc_ms
 from rlio.support.turns import awaited
 
 __all__ = ["LOGGED", "ExternalEpisodes"]
@@ -163,6 +164,8 @@ class ExternalEpisodes:
         self._waiting: list[_Episode] = []
         #: Ids of ended episodes with rows -> whether these go into batches.
         self._over: dict[int, bool] = {}
+        #: When the episodes began that run or have rows; see `SampleBatch.episode_starts`.
+        self._starts: dict[int | str, int] = {}
         #: The policy's columns, without rows; None before it has acted.
         self._known: dict[str, NDArray[Any]] | None = None
         self._closed = False
@@ -201,6 +204,7 @@ class ExternalEpisodes:
             )
             self._call("on_episode_created", running)
             now = time.monotonic()
+            self._starts[running.eps_id] = utc_ms()
             self._episodes[name] = _Episode(name, running, self.actor.new_slot(), began=now, heard=now)
         return name
 
@@ -569,7 +573,11 @@ class ExternalEpisodes:
             # Forget episodes without rows, because the number of episodes grows without limit.
             left = set(self._rows.integers(Columns.EPS_ID).tolist())
             self._over = {eps_id: enabled for eps_id, enabled in self._over.items() if eps_id in left}
-            return self._finished(columns, [eps_id for eps_id in wanted if not wanted[eps_id]])
+            batch = self._finished(columns, [eps_id for eps_id in wanted if not wanted[eps_id]])
+            batch.episode_starts = self._starts
+            left |= {each.eps_id for each in running}
+            self._starts = {eps_id: start for eps_id, start in self._starts.items() if eps_id in left}
+            return batch
 
     def _chosen(self, *, whole: bool) -> NDArray[np.bool_]:
         chosen = self._rows.closed
