@@ -1,4 +1,4 @@
-"""Epochs over a listing of a data set, decoded from its shards: recorded order or shuffled.
+"""Epochs over a source, decoded as it is read: recorded order or shuffled.
 
 `DatasetReader` uses this pass without a store, unless it follows. A position is a unit (row, sequence or
 joint step) of an epoch: see `rlio.replay.epoch_pass`.
@@ -10,8 +10,6 @@ import logging
 from typing import Literal
 
 from rlio.batch import Batch
-from rlio.dataset.dataset import Dataset
-from rlio.dataset.segment_reader import GoneShards, ShardGone, group_options, own_size
 from rlio.errors import CorruptData, DataNotFound, EndOfData, excerpt
 from rlio.reader import JsonState, Unit
 from rlio.readers.group_source import Groups, GroupSource, RecordedOrder, WindowedOrder
@@ -23,6 +21,9 @@ from rlio.replay.filters import RowFilter
 from rlio.replay.order import share
 from rlio.replay.positions import columns_digest
 from rlio.schemas.folded import Folded, unfold
+from rlio.source.selection import group_options, own_size
+from rlio.source.source import Source
+from rlio.source.span_reader import GoneSegments, SegmentGone
 
 __all__ = ["ColdPass"]
 
@@ -30,10 +31,10 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 
 class ColdPass(EpochPass):
-    """Reads epochs of a data set from its shards.
+    """Reads epochs of a source from its segments.
 
     Args:
-        dataset: The data set; a new listing with the same rows replaces it when shards are gone.
+        source: The source; a new listing with the same rows replaces it when segments are gone.
         options: The read options.
         missing: The rule for columns that only some writers have.
         row_filter: Selects the rows to read; None: all.
@@ -47,40 +48,41 @@ class ColdPass(EpochPass):
 
     def __init__(
         self,
-        dataset: Dataset,
+        source: Source,
         options: ReadOptions,
         missing: Literal["error", "drop", "fill"],
         row_filter: RowFilter | None = None,
     ) -> None:
-        super().__init__(options, uri=dataset.uri, usual=own_size(dataset))
+        super().__init__(options, uri=source.uri, usual=own_size(source))
         self._filter = row_filter
         self._missing: Literal["error", "drop", "fill"] = missing
-        self._gone = GoneShards(dataset.storage, options.on_error)
+        self._gone = GoneSegments(options.on_error)
         # For frame stacks.
         self._buffers = Buffers()
-        self.dataset: Dataset
-        self.dataset, self._source = self._opened(dataset)
+        #: The source, as listed last.
+        self.source: Source
+        self.source, self._groups = self._opened(source)
 
     @property
     def unit(self) -> Unit:
         """The unit that ``n`` counts."""
-        return self._source.unit
+        return self._groups.unit
 
     @property
     def total(self) -> int:
         """Units of one epoch, of all ranks together."""
-        return self._source.total
+        return self._groups.total
 
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far, each counted once."""
-        return self._source.skipped
+        return self._groups.skipped
 
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: the batch size of the options."""
-        if self._source.total == 0:
+        if self._groups.total == 0:
             raise EndOfData(self._why_empty())
         self._check_size(n or self.batch_size)
         before = self.epoch, self.offset
@@ -90,7 +92,7 @@ class ColdPass(EpochPass):
                 return unfold(self._gather(n or self.batch_size), self._buffers.empty)
             except EndOfData:
                 raise
-            except ShardGone as gone:
+            except SegmentGone as gone:
                 self._go_back(before)
                 self._list_again(gone)
             except BaseException:
@@ -108,14 +110,14 @@ class ColdPass(EpochPass):
             self.take(size)
 
     def _why_empty(self) -> str:
-        if self._filter is None or not len(self.dataset):
-            return self.dataset.why_empty()
-        return f"no row of {self.dataset.uri} passes the filter {excerpt(self._filter.text)}"
+        if self._filter is None or not len(self.source):
+            return self.source.why_empty()
+        return f"no row of {self.source.uri} passes the filter {excerpt(self._filter.text)}"
 
     def _go_back(self, before: tuple[int, int]) -> None:
         self.epoch: int = before[0]
         self.offset: int = before[1]
-        self._source.rewind()
+        self._groups.rewind()
 
     def _gather(self, n: int) -> list[Folded]:
         """Batches of ``n`` units in all, at least one batch.
@@ -127,7 +129,7 @@ class ColdPass(EpochPass):
             parts = self._gather_what_is_there(n)
         else:
             spans = self._deal(n)
-            dealt = [each for span in spans for each in self._source.units(*span, range(n))]
+            dealt = [each for span in spans for each in self._groups.units(*span, range(n))]
             parts = [each.batch for each in dealt if each.batch is not None]
         if not parts:  # This rank has no share of the last step.
             raise self._end()
@@ -169,11 +171,11 @@ class ColdPass(EpochPass):
             self._step(covered)
             for span in spans:
                 own = range(max(wanted.start - found, 0), max(wanted.stop - found, 0))
-                for dealt in self._source.units(*span, own):
+                for dealt in self._groups.units(*span, own):
                     parts += [] if dealt.batch is None else [dealt.batch]
                     found += dealt.found
             if not found and self.epoch > began + 1:
-                raise CorruptData("every row of an epoch is damaged", uri=self.dataset.uri)
+                raise CorruptData("every row of an epoch is damaged", uri=self.source.uri)
         return parts, found
 
     def _is_over(self) -> bool:
@@ -182,64 +184,59 @@ class ColdPass(EpochPass):
 
     # ---- other listings, and shards that are gone ----
 
-    def serves(self, dataset: Dataset) -> bool:
-        """Whether another listing of the data set has the same rows in the same shards."""
-        ours = self.dataset
-        return dataset.segments == ours.segments and dataset.lost_rows() == ours.lost_rows()
+    def serves(self, source: Source) -> bool:
+        """Whether another listing has the same rows in the same segments."""
+        ours = self.source
+        return source.segments == ours.segments and source.lost_rows() == ours.lost_rows()
 
-    def _opened(self, dataset: Dataset) -> tuple[Dataset, GroupSource]:
-        """The row groups of a listing, or of a later listing if its shards are gone."""
-        while True:
-            try:
-                return dataset, self._open(dataset)
-            except ShardGone as gone:
-                self._gone.miss(gone)
-                dataset = dataset.refresh(at=dataset.snapshot())
+    def _opened(self, source: Source) -> tuple[Source, GroupSource]:
+        """The groups of a listing, or of a later listing if its segments are gone."""
+        return self._gone.read(source, lambda source: (source, self._open(source)))
 
-    def _open(self, dataset: Dataset) -> GroupSource:
-        options = group_options(dataset, self.options, self._missing)
+    def _open(self, source: Source) -> GroupSource:
+        options = group_options(source, self.options, self._missing)
         found = None
         if self._filter is not None:
             found = matches(
-                dataset,
+                source,
                 self._filter,
                 missing=self._missing,
                 on_error=self.options.on_error,
                 given_up=self._gone.given_up,
             )
-        groups = Groups(dataset, options, self._gone.given_up, found)
+        groups = Groups(source, options, self._gone.given_up, found)
         return RecordedOrder(groups) if self.seed is None else WindowedOrder(groups, seed=self.seed)
 
-    def _list_again(self, gone: ShardGone) -> None:
-        """List the data set again, and continue with the shards that now hold the same rows.
+    def _list_again(self, gone: SegmentGone) -> None:
+        """List the source again, and continue with the segments that now hold the same rows.
 
         Raises:
             DataNotFound: The order cannot continue over the new shards.
             HoleError: No shards hold the rows.
         """
-        fresh = self.dataset.refresh(at=self.dataset.snapshot())
+        fresh = self.source.listed_again()
         lost = sum(rows for _, rows in fresh.lost_rows())
-        if lost > sum(rows for _, rows in self.dataset.lost_rows()):
+        if lost > sum(rows for _, rows in self.source.lost_rows()):
             # No other shard has the rows: this is damage, raised or counted like any other.
             if self.options.on_error == "raise":
                 fresh.check_complete()
-            self._gone.given_up.add(gone.segment.ref.path)
+            self._gone.given_up.add(gone.segment.path)
             return
         self._gone.miss(gone)
-        if any(segment.ref.path == gone.segment.ref.path for segment in fresh.segments):
+        if any(segment.path == gone.segment.path for segment in fresh.segments):
             return
         fresh, other = self._opened(fresh)
-        if other.layout != self._source.layout:
+        if other.layout != self._groups.layout:
             other.close()
             raise DataNotFound(
                 "the shard was compacted into a larger one and removed while it was being read: this order "
                 "depends on row groups, and cannot continue over others. Open the data again for a new "
                 "epoch, and let gc keep covered shards for longer than an epoch takes",
-                uri=self.dataset.storage.uri_of(gone.segment.ref.path),
+                uri=self.source.uri_of(gone.segment.path),
             ) from gone.error
-        self._source.close()
-        logger.info("%s: listed again, because %s is gone", self.dataset.uri, gone.segment.ref.path)
-        self.dataset, self._source = fresh, other
+        self._groups.close()
+        logger.info("%s: listed again, because %s is gone", self.source.uri, gone.segment.path)
+        self.source, self._groups = fresh, other
 
     # ---- state ----
 
@@ -247,9 +244,9 @@ class ColdPass(EpochPass):
         """See `EpochPass.seek`."""
         drawn = self.seed
         super().seek(position)
-        if self.seed is not None and self.seed != drawn and isinstance(self._source, WindowedOrder):
-            self._source.reseed(self.seed)
-        self._source.rewind()
+        if self.seed is not None and self.seed != drawn and isinstance(self._groups, WindowedOrder):
+            self._groups.reseed(self.seed)
+        self._groups.rewind()
 
     def _identity(self) -> JsonState:
         options = {
@@ -258,8 +255,8 @@ class ColdPass(EpochPass):
             "missing": self._missing,
             "filter": None if self._filter is None else self._filter.text,
         }
-        return {"snapshot": self.dataset.digest, "layout": self._source.layout, "options": options}
+        return {"snapshot": self.source.state_identity, "layout": self._groups.layout, "options": options}
 
     def close(self) -> None:
         """End the background thread."""
-        self._source.close()
+        self._groups.close()

@@ -30,7 +30,7 @@ from rlio.following.follow import FollowPass
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.cold_pass import ColdPass
-from rlio.readers.growing_pass import GrowingPass, SnapshotPass
+from rlio.readers.growing_pass import GrowingPass, SnapshotPass, dataset_of
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.stored_pass import Cache, Kept, StoredPass, choose_cache
 from rlio.replay.draws import Draw
@@ -260,7 +260,10 @@ class DatasetReader(InputReader):
         Raises:
             DataNotFound: The reader follows a data set that does not exist yet.
         """
-        return self._reading.dataset
+        reading = self._reading
+        if isinstance(reading, FollowPass):
+            return reading.dataset
+        return dataset_of(reading)
 
     # A property, because a follower knows the unit only once there is a row to read.
     @property

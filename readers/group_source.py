@@ -1,7 +1,7 @@
-"""Row groups of a data set in an order; `DatasetReader` cuts its batches from them.
+"""Groups of a source in an order; `ColdPass` cuts its batches from them.
 
-A position is the number of a unit (step, sequence or joint step) within an epoch. Recorded order needs only
-the footer of the current shard. Shuffled order needs all footers once, because it needs the units of each
+A position is the number of a unit (step, sequence or joint step) within an epoch. Recorded order opens only
+the current segment. Shuffled order opens all once, because it needs the units of each
 group. With a filter, only the passing rows have positions; they are found before the order is drawn.
 """
 
@@ -23,20 +23,15 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch, split_units
 from rlio.batch.columns import Columns
 from rlio.batch.multi_agent import step_numbers
 from rlio.batch.rows import ragged_rows
-from rlio.dataset.dataset import Dataset
-from rlio.dataset.listing import Segment
-from rlio.dataset.segment_reader import (
-    Ahead,
-    GroupOptions,
-    SegmentReader,
-    Span,
-    counting_of,
-)
 from rlio.errors import CorruptData
 from rlio.reader import Unit
 from rlio.replay.filter_pushdown import Matches
 from rlio.replay.order import WindowOrder, WindowRef
 from rlio.schemas.folded import Folded, join_folded
+from rlio.source.ahead import Ahead
+from rlio.source.selection import GroupOptions, counting_of
+from rlio.source.source import Source, StoredSegment
+from rlio.source.span_reader import Span, SpanReader
 from rlio.support.forks import cached_property
 
 __all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder"]
@@ -86,16 +81,16 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class Groups:
-    """The row groups to read.
+    """The groups to read.
 
     Attributes:
-        dataset: Their data set.
+        source: Their source.
         options: What to read of each group.
-        given_up: Paths of shards that are listed but missing: damage; may grow.
+        given_up: Paths of segments that are listed but missing: damage; may grow.
         matches: The rows that pass a filter, segment by segment; None: no filter.
     """
 
-    dataset: Dataset
+    source: Source
     options: GroupOptions
     given_up: set[str]
     matches: Iterator[Matches] | None = None
@@ -108,17 +103,17 @@ class GroupSource(ABC):
         groups: The row groups; with a filter, rows are counted.
 
     Raises:
-        ShardGone: A shard does not exist any more: list again.
+        SegmentGone: A segment does not exist any more: list again.
     """
 
     def __init__(self, groups: Groups) -> None:
-        dataset, options = groups.dataset, groups.options
-        counting = counting_of(dataset, options.columns)
-        self._reader = SegmentReader(dataset, options, counting, given_up=groups.given_up, weigh=self._weigh)
+        source, options = groups.source, groups.options
+        counting = counting_of(source, options.columns)
+        self._reader = SpanReader(source, options, counting, given_up=groups.given_up, weigh=self._weigh)
         self._matches = groups.matches
         # Kept, because finding the rows again would decode the filter's columns each time. Takes at most a
         # bit for each row of the data, and at most 4 bytes for each row that passes.
-        self._chosen: dict[Segment, _Chosen] = {}
+        self._chosen: dict[StoredSegment, _Chosen] = {}
         #: Whether each row is a unit.
         self.by_row: bool = counting.by_row
         #: The unit that is counted.
@@ -126,21 +121,21 @@ class GroupSource(ABC):
         #: Units of an epoch.
         self.total = 0
         if not options.skip_damage:
-            dataset.check_complete()
-        for where, rows in dataset.lost_rows():
+            source.check_complete()
+        for where, rows in source.lost_rows():
             self._reader.skipped += rows
-            logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
+            logger.warning("skipped %d rows of %s, which are missing: %s", rows, source.uri, where)
 
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far."""
         return self._reader.skipped
 
-    def _survey(self) -> Iterator[tuple[Segment, list[tuple[Span, int]]]]:
+    def _survey(self) -> Iterator[tuple[StoredSegment, list[tuple[Span, int]]]]:
         """Each segment with its groups that have live rows, and the units of each group."""
-        dataset = self._reader.dataset
+        source = self._reader.source
         if self._matches is None:
-            for segment in dataset.segments:
+            for segment in source.segments:
                 spans = self._reader.spans(segment)
                 yield segment, [(span, span.units) for span in spans]
             return
@@ -151,20 +146,20 @@ class GroupSource(ABC):
             self._reader.skipped += found.lost  # They count because they might have passed.
             passing, total = passing + chosen.count, total + found.rows
             yield segment, [(span, len(self._passing(segment, span))) for span in found.spans]
-        logger.info("the filter lets %d of %d rows of %s pass", passing, total, dataset.uri)
+        logger.info("the filter lets %d of %d rows of %s pass", passing, total, source.uri)
 
-    def _passing(self, segment: Segment, span: Span) -> NDArray[np.int64]:
+    def _passing(self, segment: StoredSegment, span: Span) -> NDArray[np.int64]:
         """The rows of a group that pass the filter, counted from its first live row."""
         start = span.first - segment.first
         return self._chosen[segment].within(start, start + len(span.rows))
 
-    def _weigh(self, segment: Segment, span: Span | None) -> int:
+    def _weigh(self, segment: StoredSegment, span: Span | None) -> int:
         """How many rows the loss of a group or segment costs: only rows that would have been served."""
         if self._matches is None:
             return segment.rows if span is None else len(span.rows)
         return self._chosen[segment].count if span is None else len(self._passing(segment, span))
 
-    def _decode(self, segment: Segment, span: Span) -> Folded | None:
+    def _decode(self, segment: StoredSegment, span: Span) -> Folded | None:
         """The served units of a group; None if they are lost."""
         folded = self._reader.read_folded(segment, span)
         if folded is None or self._matches is None:
@@ -189,7 +184,7 @@ class GroupSource(ABC):
             wanted: Which of the units that are not lost, counted from 0, to put into batches.
 
         Raises:
-            ShardGone: A shard does not exist: see `rlio.dataset.segment_reader`.
+            SegmentGone: A segment does not exist: see `rlio.source.span_reader`.
         """
 
     @abstractmethod
@@ -206,7 +201,7 @@ class RecordedOrder(GroupSource):
 
     def __init__(self, groups: Groups) -> None:
         super().__init__(groups)
-        self._segments = groups.dataset.segments
+        self._segments = groups.source.segments
         self._groups: list[int] = []
         if self.by_row and groups.matches is None:
             sizes = [segment.rows for segment in self._segments]
@@ -217,10 +212,10 @@ class RecordedOrder(GroupSource):
                 self._groups += [] if self.by_row else [units for _, units in found]
         self._starts = [0, *accumulate(sizes)]
         self.total: int = self._starts[-1]
-        self._joint = any(schema.multi_agent for schema in groups.dataset.schemas.values())
+        self._joint = any(schema.multi_agent for schema in groups.source.schemas.values())
         self._ahead: Ahead[_Group] = Ahead(self._load)
         self._group: _Group | None = None
-        self._spans_of: Segment | None = None
+        self._spans_of: StoredSegment | None = None
         self._spans: list[Span] = []
         self._span_starts = [0]
 
@@ -274,12 +269,12 @@ class RecordedOrder(GroupSource):
             self._spans_of = segment
         index = bisect_right(self._span_starts, position - self._starts[number]) - 1
         if index >= len(self._spans):
-            raise CorruptData("the shard holds fewer rows than its name says", uri=segment.ref.path)
+            raise CorruptData("the shard holds fewer rows than its name says", uri=segment.path)
         start = self._starts[number] + self._span_starts[index]
         span, units = self._spans[index], self._units_of(segment, self._spans[index])
         return _Group(start, start + units, self._decode(segment, span))
 
-    def _units_of(self, segment: Segment, span: Span) -> int:
+    def _units_of(self, segment: StoredSegment, span: Span) -> int:
         return span.units if self._matches is None else self._weigh(segment, span)
 
     def close(self) -> None:
@@ -326,7 +321,7 @@ class WindowedOrder(GroupSource):
 
     def __init__(self, groups: Groups, *, seed: int) -> None:
         super().__init__(groups)
-        self._groups: list[tuple[Segment, Span, int]] = []
+        self._groups: list[tuple[StoredSegment, Span, int]] = []
         for segment, found in self._survey():
             self._groups += [(segment, span, units) for span, units in found if units]
         self._order = self._order_of(seed)

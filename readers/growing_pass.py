@@ -22,12 +22,19 @@ from rlio.readers.stored_pass import StoredPass
 from rlio.replay.positions import check_offset, own_batch_size
 from rlio.support.states import value_in, whole_number
 
-__all__ = ["GrowingPass", "SnapshotPass"]
+__all__ = ["GrowingPass", "SnapshotPass", "dataset_of"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
 #: A pass over epochs of one snapshot.
 SnapshotPass: TypeAlias = ColdPass | StoredPass
+
+
+def dataset_of(running: SnapshotPass) -> Dataset:
+    """The data set that a pass reads."""
+    assert isinstance(running.source, Dataset)
+    return running.source
+
 
 # How batches of two epochs are joined if one has columns that the other lacks.
 _JOINED: Final[dict[str, Unlike]] = {"error": "error", "drop": "intersect", "fill": "fill"}
@@ -193,7 +200,7 @@ class GrowingPass:
     def _begin(self, before: SnapshotPass, newest: Dataset) -> SnapshotPass:
         """Begin the epoch at which ``before`` stopped, over the newest listing."""
         number, seed = before.epoch, before.seed
-        grown = len(newest) - len(before.dataset)
+        grown = len(newest) - len(before.source)
         logger.info("%s: epoch %d has %+d rows", self._uri, number, grown)
         self._leave()
         fresh = self._open(newest, epochs=number + 1)
@@ -229,7 +236,7 @@ class GrowingPass:
             return self._place
         position = self._running.position()
         options = position["options"] | {"epochs": self.options.epochs}
-        return position | {"options": options, "at": self._running.dataset.snapshot()}
+        return position | {"options": options, "at": dataset_of(self._running).snapshot()}
 
     def seek(self, position: JsonState) -> None:
         """Continue from a position, over the snapshot that was saved in it.
@@ -252,7 +259,7 @@ class GrowingPass:
             )
         check_offset(position, self.options, total=whole_number(position, "position") + 1)
         running = self._running
-        if running is not None and running.dataset.snapshot() == position["at"]:
+        if running is not None and dataset_of(running).snapshot() == position["at"]:
             _seek_within(running, position)
         else:
             self._leave()

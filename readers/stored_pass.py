@@ -1,4 +1,4 @@
-"""Epochs over a data set that is served from a store: `DatasetReader` with a cache.
+"""Epochs over a source that is served from a store: `DatasetReader` with a cache.
 
 The store is built in the background as soon as the reader is made; the first batch waits for the store.
 """
@@ -10,9 +10,6 @@ from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from rlio.batch.columns import Columns
-from rlio.dataset.dataset import Dataset
-from rlio.dataset.segment_reader import counting_of, own_size
-from rlio.dataset.snapshot import common_columns
 from rlio.errors import LedgerError, OptionError
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units
@@ -20,6 +17,8 @@ from rlio.replay.epochs import StorePass
 from rlio.replay.positions import columns_digest
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
+from rlio.source.selection import common_columns, counting_of, own_size
+from rlio.source.source import Source
 
 __all__ = ["Cache", "Kept", "StoredPass", "choose_cache"]
 
@@ -42,10 +41,10 @@ _OWN_SEQUENCES: Final = 32
 
 
 class StoredPass(StorePass):
-    """Reads epochs of a data set from a store of it.
+    """Reads epochs of a source from a store of it.
 
     Args:
-        dataset: The snapshot.
+        source: The source.
         options: The read options.
         draw: What to draw.
         cache: Where to keep the rows.
@@ -54,20 +53,20 @@ class StoredPass(StorePass):
 
     def __init__(
         self,
-        dataset: Dataset,
+        source: Source,
         options: ReadOptions,
         *,
         draw: Draw,
         cache: Literal["memory", "disk"],
         missing: Literal["error", "drop", "fill"],
     ) -> None:
-        self.dataset = dataset
+        self.source = source
         self.cache: Kept = cache
-        common_columns(dataset, missing=missing, wanted=options.columns)
-        known = {name for names in dataset.columns.values() for name in names}
+        common_columns(source, missing=missing, wanted=options.columns)
+        known = {name for names in source.columns.values() for name in names}
         kept = draw.needs(known) if cache == "memory" else None
-        store = ReplayStore.open(
-            dataset,
+        store = ReplayStore.of(
+            source,
             cache=cache,
             # A store on disk is shared by all readers of the data.
             columns=None if kept is None else sorted(kept),
@@ -76,18 +75,18 @@ class StoredPass(StorePass):
             wait=False,
         )
         also = {"columns": columns_digest(options), "on_error": options.on_error, "missing": missing}
-        usual = own_size(dataset) if draw.by_row else _OWN_SEQUENCES
+        usual = own_size(source) if draw.by_row else _OWN_SEQUENCES
         super().__init__(store, draw, options, usual=usual, also=also)
 
     def _open(self) -> Units:
         """The units, once the store is built; checks the store's rows against the shards' names."""
         units = super()._open()
-        named = len(self.dataset) + sum(rows for _, rows in self.dataset.lost_rows())
+        named = len(self.source) + sum(rows for _, rows in self.source.lost_rows())
         if len(self.store) + self.store.skipped != named:
             raise LedgerError(
                 f"the data set has {named} rows, as the shards' names say, but {len(self.store)} were "
                 f"stored and {self.store.skipped} are lost: this is a bug of rlio, please report it",
-                uri=self.dataset.uri,
+                uri=self.source.uri,
             )
         return units
 
@@ -97,10 +96,10 @@ class StoredPass(StorePass):
         self.store.wait()
         return self.store.skipped
 
-    def serves(self, dataset: Dataset) -> bool:
-        """Whether another listing of the data set has the same rows."""
-        ours = self.dataset
-        return dataset.digest == ours.digest and dataset.lost_rows() == ours.lost_rows()
+    def serves(self, source: Source) -> bool:
+        """Whether another listing has the same rows."""
+        ours = self.source
+        return source.state_identity == ours.state_identity and source.lost_rows() == ours.lost_rows()
 
     def close(self) -> None:
         """Close the store, and end its threads."""
@@ -108,11 +107,11 @@ class StoredPass(StorePass):
         self.store.close()
 
 
-def choose_cache(dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cache) -> Kept:
-    """Choose where the rows of a data set are kept, by the options and the size alone.
+def choose_cache(source: Source, options: ReadOptions, draw: Draw, cache: Cache) -> Kept:
+    """Choose where the rows of a source are kept, by the options and the size alone.
 
     Args:
-        dataset: The data set.
+        source: The source.
         options: The read options.
         draw: What to draw.
         cache: The user's choice.
@@ -122,13 +121,13 @@ def choose_cache(dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cach
     """
     plain = Draw(columns=draw.columns)
     chooses = draw != plain
-    recorded = counting_of(dataset, None)
+    recorded = counting_of(source, None)
     if recorded.unit == "sequences" and (chooses or cache in ("memory", "disk")):
         raise OptionError(
             f"the data was recorded in sequences (seq_lens), which are served unchanged: leave out "
             f"{_DRAWS} and filter; also cache, unless it is 'none'"
         )
-    known = {name for names in dataset.columns.values() for name in names}
+    known = {name for names in source.columns.values() for name in names}
     needs_store = replace(draw, filter=None) != plain or bool(draw.derived(known))
     if cache == "none" and needs_store:
         raise OptionError(f"{_DRAWS} need a store: pass cache='memory' or 'disk', not 'none'")
@@ -139,7 +138,7 @@ def choose_cache(dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cach
         )
     if cache != "auto":
         return cache
-    size = len(dataset) * max(map(_row_bytes, dataset.schemas.values()), default=0)
+    size = len(source) * max(map(_row_bytes, source.schemas.values()), default=0)
     chosen: Kept
     if not chooses and (recorded.unit == "sequences" or not options.shuffle):
         chosen = "none"  # In recorded order, decoding during reading is as fast and takes no room.
@@ -149,7 +148,7 @@ def choose_cache(dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cach
         chosen = "disk"
     else:
         chosen = "none"
-    logger.info("%s: cache='auto' is %r, for a store of %d bytes", dataset.uri, chosen, size)
+    logger.info("%s: cache='auto' is %r, for a store of %d bytes", source.uri, chosen, size)
     return chosen
 
 

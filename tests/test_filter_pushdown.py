@@ -16,7 +16,6 @@ from stored_batches import files, fresh_root, group_bytes, put, remove, store
 import rlio
 from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.dataset.names import ShardName
-from rlio.dataset.segment_reader import SegmentReader, ShardGone
 from rlio.errors import (
     CorruptData,
     HoleError,
@@ -27,6 +26,7 @@ from rlio.errors import (
 from rlio.replay.filter_pushdown import is_ruled_out, matches
 from rlio.replay.filters import RowFilter
 from rlio.schemas.shard_file import ShardFile
+from rlio.source.span_reader import SegmentGone, SpanReader
 
 
 class Reads:
@@ -69,9 +69,9 @@ class Found:
 
     def __init__(self, data: rlio.Dataset, row_filter: RowFilter, **options: Any) -> None:
         read: list[Any] = []
-        original = SegmentReader.read
+        original = SpanReader.read
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SegmentReader, "read", lambda *args: (read.append(args), original(*args))[1])
+            patch.setattr(SpanReader, "read", lambda *args: (read.append(args), original(*args))[1])
             parts = list(matches(data, row_filter, **options))
         self.positions = np.concatenate([np.empty(0, np.int64), *(part.positions for part in parts)])
         self.total = sum(part.rows for part in parts)
@@ -311,7 +311,7 @@ def test_a_shard_that_is_gone_asks_for_another_listing() -> None:
     data = rlio.open_dataset(root)
     ((path, _),) = files(root).items()
     remove(path)
-    with pytest.raises(ShardGone):
+    with pytest.raises(SegmentGone):
         Found(data, RowFilter.parse("t > 8"))
     gone = {data.segments[0].ref.path}
     found = Found(data, RowFilter.parse("t > 8"), on_error="skip", given_up=gone)

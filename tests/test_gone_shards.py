@@ -13,9 +13,9 @@ import rlio
 from rlio import DatasetReader, Roll
 from rlio.dataset import listing
 from rlio.dataset.listing import HoleCheck, Segment
-from rlio.dataset.segment_reader import GoneShards, ShardGone
 from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import DataNotFound, HoleError
+from rlio.source.span_reader import GoneSegments, SegmentGone
 
 ROWS, LOST = 60, 20
 
@@ -84,8 +84,8 @@ def test_a_shard_that_stays_away_is_a_hole_or_damage(way: str, monkeypatch: pyte
 def test_attempts_are_counted_by_shard_and_forgotten_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "HOLE_CHECK", HoleCheck(listings=2, seconds=0))
     data = rlio.open_dataset(root())
-    first, second = (ShardGone(segment, DataNotFound("gone")) for segment in data.segments[:2])
-    gone = GoneShards(data.storage, "raise")
+    first, second = (SegmentGone(data, segment, DataNotFound("gone")) for segment in data.segments[:2])
+    gone = GoneSegments("raise")
     for error in (first, second, first, second):
         gone.miss(error)
     with pytest.raises(HoleError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from rlio.dataset.segment_reader import Ahead
+from rlio.source.ahead import Ahead
 
 
 def test_what_was_announced_is_finished_before_anything_else_is_loaded() -> None:

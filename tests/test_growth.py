@@ -170,13 +170,13 @@ def test_where_nothing_has_been_added_nothing_is_opened_again(monkeypatch: pytes
     root = fresh_root()
     add(root, A, 0, 10)
     opened: list[Any] = []
-    real = ReplayStore.open.__func__  # type: ignore[attr-defined]
+    real = ReplayStore.of.__func__  # type: ignore[attr-defined]
 
     def counted(cls: Any, *args: Any, **options: Any) -> ReplayStore:
         opened.append(1)
         return real(cls, *args, **options)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(ReplayStore, "open", classmethod(counted))
+    monkeypatch.setattr(ReplayStore, "of", classmethod(counted))
     with open_reader(root, epochs=4, cache="memory", shuffle=True) as reader:
         assert len(drain(reader)) == 40
     assert len(opened) == 1

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.reader",),
     ("rlio.schemas",),
     ("rlio.storage",),
+    ("rlio.source",),
     (  # what is stored, by name
         "rlio.dataset.commit",
         "rlio.dataset.json_shard",
@@ -137,6 +138,26 @@ def steps_back(root: Path) -> list[str]:
 
 def test_no_module_imports_from_a_layer_above_its_own(checkout: Path) -> None:
     assert steps_back(checkout) == []
+
+
+# They read stored rows through `rlio.source`. `rlio.replay.store` also opens data sets for users.
+ENGINE = ("rlio.source", "rlio.replay", "rlio.readers.cold_pass", "rlio.readers.group_source")
+ENGINE += ("rlio.readers.stored_pass",)
+
+
+def test_the_engine_knows_no_layout_of_stored_rows(checkout: Path) -> None:
+    modules = modules_of(checkout)
+    found = {
+        (module, target)
+        for module, file in modules.items()
+        if module.startswith(ENGINE)
+        for _, target in imports_of(parsed(file), set(modules))
+        if target.startswith(("rlio.dataset", "rlio.formats"))
+    }
+    assert found == {
+        ("rlio.replay.order", "rlio.dataset.names"),  # What ids of writers mean.
+        ("rlio.replay.store", "rlio.dataset.dataset"),
+    }
 
 
 def test_every_module_is_looked_at(checkout: Path) -> None:

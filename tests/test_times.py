@@ -15,10 +15,10 @@ from test_pettingzoo import Falls
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.dataset.snapshot import EpisodeInfo
 from rlio.errors import CorruptData
 from rlio.log import Spool
 from rlio.schemas.streams import Streams
+from rlio.source.source import EpisodeInfo
 
 WRITERS: dict[str, Callable[..., rlio.OutputWriter]] = {
     "parquet": rlio.ParquetWriter,

@@ -25,7 +25,7 @@ import numpy as np
 
 from rlio.dataset.commit import read_header
 from rlio.dataset.names import HEADER
-from rlio.dataset.snapshot import DatasetSnapshot, EpisodeInfo, Snapshot, rows_waiting
+from rlio.dataset.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.errors import (
     DataNotFound,
     OptionError,
@@ -34,6 +34,7 @@ from rlio.errors import (
 from rlio.formats.format import recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.read_options import ReadOptions
+from rlio.source.source import EpisodeInfo
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_choice
 

@@ -18,7 +18,6 @@ Example:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -35,6 +34,7 @@ from rlio.dataset.names import (
     writer_dir,
 )
 from rlio.errors import CorruptData
+from rlio.source.source import HoleCheck, SegmentKey
 from rlio.storage.filesystem import Storage
 
 __all__ = [
@@ -54,22 +54,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HoleCheck:
-    """When to believe a hole: a listing of a growing data set is not a snapshot, and may miss stored rows.
-
-    Attributes:
-        listings: Number of listings that must all lack the rows.
-        seconds: Time between two listings. For stores that list page by page the next listing is right; the
-            wait is for stores that show a put with a delay.
-        sleep: Waits for that many seconds.
-    """
-
-    listings: int = 3
-    seconds: float = 0.1
-    sleep: Callable[[float], object] = time.sleep
-
-
 #: The rule of this process; tests shorten it.
 HOLE_CHECK = HoleCheck()
 
@@ -86,11 +70,26 @@ class ShardRef(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The served part of a shard: ``rows`` rows from its row ``skip`` on."""
+    """The served part of a shard: ``rows`` rows from its row ``skip`` on. A `StoredSegment`."""
 
     ref: ShardRef
     skip: int
     rows: int
+
+    @property
+    def key(self) -> SegmentKey:
+        """Identifies the rows: the name of a shard holds their number, their size and their CRCs."""
+        return SegmentKey(self.ref.path, self.skip, self.rows)
+
+    @property
+    def path(self) -> str:
+        """The shard's path below the root."""
+        return self.ref.path
+
+    @property
+    def writer(self) -> str:
+        """The shard's writer."""
+        return self.ref.writer
 
     @property
     def first(self) -> int:

@@ -19,17 +19,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.dataset.arrow_tables import WRITER, Layout, TableColumn, to_table
 from rlio.dataset.listing import Listing, Segment, ShardRef
-from rlio.dataset.segment_reader import (
-    GoneShards,
-    GroupOptions,
-    SegmentReader,
-    ShardGone,
-    Span,
-    counting_of,
-    group_options,
-    with_step_columns,
-)
-from rlio.dataset.snapshot import DatasetSnapshot, common_columns
+from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.filter_pushdown import check_filter, filter_options, passing
@@ -37,6 +27,8 @@ from rlio.replay.filters import RowFilter
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Schema, column_of_name
+from rlio.source.selection import GroupOptions, common_columns, counting_of, group_options, with_step_columns
+from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_count
 
@@ -338,7 +330,7 @@ class PartReader:
     def _of_writer(self, rows: Rows) -> Iterator[Batch]:
         cursor = rows.first
         on_error: Literal["raise", "skip"] = "skip" if self.plan.options.skip_damage else "raise"
-        missing = GoneShards(self.storage, on_error)
+        missing = GoneSegments(on_error)
         given_up = missing.given_up
         listing = Listing({rows.writer: list(rows.shards)})
         dataset = DatasetSnapshot(self.storage, listing, at={rows.writer: [cursor, rows.stop]})
@@ -347,7 +339,7 @@ class PartReader:
             # Set here, because otherwise each task would read the schema files of all writers.
             vars(dataset)["schemas"] = dict(self.plan.schemas)
             options, searched = self.plan.options, self.plan.filter_options
-            reader = SegmentReader(dataset, options, counting_of(dataset, options.columns), given_up=given_up)
+            reader = SpanReader(dataset, options, counting_of(dataset, options.columns), given_up=given_up)
             search = reader.with_options(searched, counting_of(dataset, searched.columns))
             try:
                 for segment in dataset.segments:
@@ -356,7 +348,7 @@ class PartReader:
                         yield from self._of_span(reader, segment, span, chosen)
                         cursor = span.end
                 return
-            except ShardGone as gone:
+            except SegmentGone as gone:
                 missing.miss(gone)
                 dataset = dataset.refresh(at={rows.writer: [cursor, rows.stop]})
 
@@ -367,7 +359,7 @@ class PartReader:
             logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
 
     def _of_span(
-        self, reader: SegmentReader, segment: Segment, span: Span, chosen: NDArray[np.int64] | None
+        self, reader: SpanReader, segment: Segment, span: Span, chosen: NDArray[np.int64] | None
     ) -> Iterator[Batch]:
         """Yield the chosen rows of a row group, of the policy that is read; None: all."""
         if chosen is not None and not len(chosen):
@@ -388,7 +380,7 @@ class PartReader:
         for part in folded.parts(max(1, _TABLE_BYTES // max(plan.row_bytes, 1))):
             yield unfold([part])
 
-    def _passing(self, search: SegmentReader, segment: Segment, span: Span) -> NDArray[np.int64] | None:
+    def _passing(self, search: SpanReader, segment: Segment, span: Span) -> NDArray[np.int64] | None:
         """Return the rows of the policy in a group that pass the filter; None: no filter."""
         row_filter = self.plan.row_filter
         if row_filter is None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +25,13 @@ from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
 from rlio.dataset.part_reader import Missing
-from rlio.dataset.segment_reader import (
-    GoneShards,
-    SegmentReader,
-    ShardGone,
-    Span,
-    counting_of,
-    group_options,
-)
+from rlio.dataset.shards import OpenShard
 from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import CorruptData, OptionError
 from rlio.readers.read_options import ReadOptions
 from rlio.schemas.streams import STREAM_COLUMNS, KeptTimes, Streams, StreamTable
+from rlio.source.selection import counting_of, group_options
+from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.support.turns import Turns
 
 __all__ = ["RandomAccess"]
@@ -86,7 +81,7 @@ class RandomAccess:
             known = [name for names in dataset.columns.values() for name in names]
             columns = [name for name in dict.fromkeys(known) if not is_per_sequence(name)]
         self._columns = list(columns)
-        self._gone = GoneShards(dataset.storage, "raise")
+        self._gone = GoneSegments("raise")
         self._turns = Turns("Dataset")
         self._open(dataset)
 
@@ -95,7 +90,7 @@ class RandomAccess:
         options = group_options(dataset, ReadOptions(columns=self._columns), self._missing)
         counting = counting_of(dataset, options.columns)
         self._by_row = counting.by_row
-        self._reader = SegmentReader(dataset, options, counting, given_up=set())
+        self._reader = SpanReader(dataset, options, counting, given_up=set())
         self._starts = np.array([0, *accumulate(segment.rows for segment in dataset.segments)])
         self._group: tuple[tuple[int, int], Any] | None = None
         self._episodes: list[_Found] | None = None
@@ -107,9 +102,9 @@ class RandomAccess:
             while True:
                 try:
                     return read()
-                except ShardGone as gone:
+                except SegmentGone as gone:
                     self._gone.miss(gone)
-                    self._open(self._dataset.refresh(at=self._dataset.snapshot()))
+                    self._open(self._dataset.listed_again())
 
     def _batch(self, segment: int, span: Span) -> Any:
         """A decoded row group."""
@@ -189,11 +184,14 @@ class RandomAccess:
             self._episodes = found
         return self._episodes
 
+    def _shard(self, index: int) -> OpenShard:
+        """The shard of a segment, which has a table of streams."""
+        return cast(OpenShard, self._reader.open(self._dataset.segments[index]))  # Damage is raised.
+
     def _streams(self, index: int) -> Streams:
         """The table of the streams of a segment's rows."""
         segment = self._dataset.segments[index]
-        shard = self._reader.open(segment)
-        assert shard is not None  # Damage is raised.
+        shard = self._shard(index)
         if segment.rows == segment.ref.name.rows:
             return shard.streams
         table = StreamTable()  # The shard's own table counts rows that are not live.
@@ -213,8 +211,7 @@ class RandomAccess:
 
     def _rows_of(self, fragment: _Fragment) -> Iterator[SampleBatch]:
         """The rows of a fragment, as copies."""
-        shard = self._reader.open(self._dataset.segments[fragment.segment])
-        assert shard is not None  # Damage is raised.
+        shard = self._shard(fragment.segment)
         # The table of a shard of an earlier version knows no agents by name.
         names_agents = any(agent is not None for agent in shard.streams.agent_index)
         table, found = StreamTable(names_agents=names_agents), False

@@ -1,25 +1,19 @@
-"""Reads the schema files of a root, and checks that they agree.
-
-Readers combine the schemas of all writers, so a column must have one type throughout a root.
-"""
+"""Reads the schema files of a root."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
-from rlio.batch.nested import Path, path_text
 from rlio.dataset import listing
 from rlio.dataset.names import SCHEMA_DIR
-from rlio.errors import CorruptData, SchemaConflict, UnsafeData, excerpt
-from rlio.schemas.column import ColumnSpec
-from rlio.schemas.schema import Schema, is_named
+from rlio.errors import CorruptData, UnsafeData
+from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 
-__all__ = ["check_agreement", "read_schemas"]
+__all__ = ["read_schemas"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -93,53 +87,3 @@ def _ends_early(text: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return False
-
-
-def check_agreement(
-    schemas: Mapping[str, Schema], *, uri: str, columns: Collection[str] | None = None
-) -> None:
-    """Refuse schemas in which a column of a policy nests differently, or a leaf has another dtype or shape.
-
-    Texts and other objects in one column agree: readers give objects.
-
-    Args:
-        schemas: Hash -> schema.
-        uri: The root, for the message.
-        columns: Logical columns, or parts of them, to check; None: all.
-
-    Raises:
-        SchemaConflict: Two schemas differ; the message names both.
-    """
-    seen: dict[tuple[str, str], tuple[str, dict[Path, ColumnSpec]]] = {}
-    for name, schema in sorted(schemas.items()):
-        for pid, policy in schema.policies.items():
-            for column, every in policy.columns.items():
-                leaves = [leaf for leaf in every if is_named(leaf, columns)]
-                if not leaves:
-                    continue
-                found = {leaf.path: leaf.spec for leaf in leaves}
-                other, specs = seen.setdefault((pid, column), (name, found))
-                difference = _difference(specs, found)
-                if difference is not None:
-                    raise SchemaConflict(
-                        f"policy {excerpt(pid)} has {difference[0]} in schema {other} and {difference[1]} in "
-                        f"schema {name}: keep them in different roots, or read the columns that agree with "
-                        "columns=[...]",
-                        uri=uri,
-                        column=column,
-                    )
-
-
-def _difference(one: Mapping[Path, ColumnSpec], other: Mapping[Path, ColumnSpec]) -> tuple[str, str] | None:
-    """Return how the leaves of a column differ in two schemas, as a text for each; None: they agree."""
-    if one.keys() != other.keys():
-        return _nesting(one), _nesting(other)
-    for path, spec in one.items():
-        if (spec.dtype, spec.shape) != (other[path].dtype, other[path].shape):
-            return f"{spec.dtype} {spec.shape}", f"{other[path].dtype} {other[path].shape}"
-    return None
-
-
-def _nesting(paths: Iterable[Path]) -> str:
-    found = sorted(map(path_text, paths))
-    return "no parts" if found == [""] else f"the parts {excerpt(found)}"

@@ -7,7 +7,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,23 +19,16 @@ from rlio.errors import CorruptData
 from rlio.schemas.batches import to_folded
 from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.json_lines import SchemaLookup
-from rlio.schemas.parquet_statistics import Bounds
-from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile
 from rlio.schemas.streams import Streams
+from rlio.source.source import OpenSegment
 from rlio.storage.filesystem import Storage
 
 __all__ = ["OpenShard", "ParquetShard", "open_shard"]
 
 
-class OpenShard(Protocol):
-    """A shard with a known structure; decodes its rows one group at a time. Not thread-safe."""
-
-    schema: Schema
-    #: Number of rows of each group.
-    rows: list[int]
-    #: Number of steps, sequences or joint steps of each group.
-    units: list[int]
+class OpenShard(OpenSegment, Protocol):
+    """A shard with a known structure: what the engine reads, and its provenance and episodes."""
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -44,25 +37,7 @@ class OpenShard(Protocol):
     def read(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
     ) -> SampleBatch | MultiAgentBatch:
-        """Check and decode one group into a new batch, which the caller owns.
-
-        Args:
-            index: Number of the group.
-            columns: Logical columns; None: all.
-            rows: The rows of the group to return, if only a part of it is live: whole written batches, or any
-                rows if the data has neither sequences nor several agents. None: all.
-
-        Raises:
-            CorruptData: The group is damaged; ``uri`` and ``record`` say where.
-        """
-
-    def read_folded(
-        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
-    ) -> Folded:
-        """Read like `read`, but without looking up frame stacks yet."""
-
-    def bounds(self, index: int) -> Mapping[str, Bounds]:
-        """Return a group's least and greatest values by physical column, if known without reading it."""
+        """Read like `read_folded`, and look up frame stacks."""
 
     @property
     def streams(self) -> Streams:

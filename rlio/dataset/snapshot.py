@@ -5,37 +5,31 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any, Self, TypeAlias
 
-from rlio.batch.columns import Columns
+from rlio.dataset import listing as listings
 from rlio.dataset.json_shard import schema_lookup
 from rlio.dataset.listing import Coverage, Listing, Segment, list_settled
-from rlio.dataset.names import MAX_ROW, is_writer_id
-from rlio.dataset.schema_files import check_agreement, read_schemas
+from rlio.dataset.names import MAX_ROW, SCHEMA_DIR, is_writer_id
+from rlio.dataset.schema_files import read_schemas
 from rlio.dataset.shards import OpenShard, open_shard
 from rlio.errors import (
     CorruptData,
     DataNotFound,
     HoleError,
-    MissingColumn,
     OptionError,
-    SchemaConflict,
-    SchemaError,
     excerpt,
 )
 from rlio.log.spool import Spool, find_logs, spool_of
 from rlio.schemas.schema import Schema, canonical_json
-from rlio.schemas.spaces import space_from_json
+from rlio.source.source import EpisodeInfo, HoleCheck, Source, StoredSegment
 from rlio.storage.filesystem import Storage
 from rlio.support.clock import utc_time
 from rlio.support.described import Described
 from rlio.support.forks import cached_property
-from rlio.support.options import check_choice
 
-__all__ = ["DatasetSnapshot", "EpisodeInfo", "Snapshot", "common_columns", "rows_waiting"]
+__all__ = ["DatasetSnapshot", "Snapshot", "rows_waiting"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -43,36 +37,10 @@ logger: logging.Logger = logging.getLogger("rlio")
 Snapshot: TypeAlias = Mapping[str, int | list[int]]
 
 
-@dataclass(frozen=True)
-class EpisodeInfo:
-    """The rows of one episode in one shard.
-
-    Attributes:
-        writer: Id of the writer.
-        policy, eps_id, agent_index, env_id: Identify the episode; None where the data has no such column.
-        rows: Rows in this shard.
-        t0: ``t`` of the first of these rows.
-        end: "terminated", "truncated" or "open" (another shard continues the episode, or it was cut).
-        reward: Sum of the rewards in this shard.
-        began: When the episode began, in UTC by the clock of the writer's machine; None if unknown.
-        written: When the first of these rows was written, likewise.
-    """
-
-    writer: str
-    policy: str
-    eps_id: Any
-    agent_index: Any
-    env_id: Any
-    rows: int
-    t0: int | None
-    end: str
-    reward: float | None
-    began: datetime | None = None
-    written: datetime | None = None
-
-
-class DatasetSnapshot(Described):
+class DatasetSnapshot(Described, Source):
     """The listed shards of one root: which rows are live, which shard holds them, and their columns.
+
+    The source of rlio's own data: a segment is the live part of a shard, a group is a row group or a line.
 
     Rows are ordered by writer id, then ascending within each writer.
 
@@ -86,8 +54,7 @@ class DatasetSnapshot(Described):
         self.storage = storage
         self._listing = listing
         self._at = None if at is None else _ranges_of(at)
-        #: The parts of shards that hold the live rows, in order; do not modify.
-        self.segments: list[Segment] = []
+        self._segments: list[Segment] = []
         self._schema_of = schema_lookup(storage)
         #: Rows that should exist but are missing: writer id -> ranges of row numbers.
         self.holes: dict[str, list[range]] = {}
@@ -98,7 +65,7 @@ class DatasetSnapshot(Described):
         self._stops: dict[str, int] = {}
         for writer in listing.writers if self._at is None else sorted(self._at):
             coverage = self._cover(writer)
-            self.segments += coverage.segments
+            self._segments += coverage.segments
             if coverage.segments:
                 self._stops[writer] = coverage.segments[-1].end
             if coverage.holes:
@@ -146,12 +113,14 @@ class DatasetSnapshot(Described):
         return self.storage.uri
 
     @property
-    def pinned(self) -> bool:
+    def segments(self) -> list[Segment]:
+        """The parts of shards that hold the live rows, in order; do not modify."""
+        return self._segments
+
+    @property
+    def pinned(self) -> bool:  # type: ignore[override]  # The base has an attribute, for formats' sake.
         """Whether this shows a requested snapshot instead of all listed rows."""
         return self._at is not None
-
-    def __len__(self) -> int:
-        return sum(segment.rows for segment in self.segments)
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
@@ -184,6 +153,15 @@ class DatasetSnapshot(Described):
             at = self.snapshot()
         return self.listed(self.storage, at=at)
 
+    def listed_again(self) -> Self:
+        """Return the same rows in the shards that hold them now."""
+        return self.refresh(at=self.snapshot())
+
+    @property
+    def hole_check(self) -> HoleCheck:
+        """How often to look for a missing shard."""
+        return listings.HOLE_CHECK
+
     def part(self, at: Snapshot) -> Self:
         """Return the rows of ``at`` from the existing listing, without a request to the storage."""
         return type(self)(self.storage, self._listing, at=at)
@@ -192,6 +170,11 @@ class DatasetSnapshot(Described):
     def digest(self) -> str:
         """16 hex digits that identify the snapshot."""
         return hashlib.blake2b(canonical_json(self.snapshot()).encode(), digest_size=8).hexdigest()
+
+    @property
+    def state_identity(self) -> str:
+        """See `digest`."""
+        return self.digest
 
     def why_empty(self) -> str:
         """Return the message for a data set without rows. It names rows that wait in logs on this machine."""
@@ -249,68 +232,27 @@ class DatasetSnapshot(Described):
                 break
         return {name: schema for name, schema in found.items() if name in used}
 
-    @property
-    def columns(self) -> dict[str, list[str]]:
-        """Policy id -> its columns in all writers, in the order in which they were first written."""
-        merged: dict[str, dict[str, None]] = {}
-        for schema in self.schemas.values():
-            for pid, policy in schema.policies.items():
-                merged.setdefault(pid, {}).update(dict.fromkeys(policy.columns))
-        return {pid: list(columns) for pid, columns in merged.items()}
-
-    @property
-    def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Policy id -> (observation space, action space), for each policy with stored spaces.
-
-        Raises:
-            SchemaConflict: Writers stored different spaces for one policy.
-        """
-        stored: dict[str, Mapping[str, Any]] = {}
-        for schema in self.schemas.values():
-            for pid, policy in schema.policies.items():
-                if policy.spaces is None:
-                    continue
-                if stored.setdefault(pid, policy.spaces) != policy.spaces:
-                    raise SchemaConflict(
-                        f"writers stored different spaces for policy {excerpt(pid)}: {excerpt(stored[pid])} "
-                        f"and {excerpt(policy.spaces)}; read writers with equal spaces, writers=[...], and "
-                        "make the spaces yourself",
-                        uri=self.uri,
-                    )
-        return {
-            pid: (space_from_json(spaces["observation"]), space_from_json(spaces["action"]))
-            for pid, spaces in stored.items()
-        }
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """(observation space, action space) of the only recorded policy.
-
-        Training from stored data needs no environment: ``policy.bind(*data.spaces)``.
-
-        Raises:
-            SchemaError: No writer stored spaces.
-            OptionError: Several policies were recorded: use `policy_spaces`.
-            SchemaConflict: Writers stored different spaces.
-        """
-        found = self.policy_spaces
-        if len(found) > 1:
-            raise OptionError(
-                f"the data set has the spaces of {len(found)} policies: use "
-                f"policy_spaces[{min(found)!r}] or another of {', '.join(map(excerpt, sorted(found)))}",
-                uri=self.uri,
-            )
-        if not found:
-            raise SchemaError(
-                "the data set has no stored spaces: workers and RecordExperience store them; pass "
-                "spaces={policy_id: (observation_space, action_space)} to a writer of your own",
-                uri=self.uri,
-            )
-        return next(iter(found.values()))
+    def uri_of(self, path: str) -> str:
+        """Return the URI of a shard."""
+        return self.storage.uri_of(path)
 
     def open_shard(self, segment: Segment) -> OpenShard:
         """Open the shard of a segment."""
         return open_shard(self.storage, segment.ref, schemas=self._schema_of)
+
+    def open_segment(self, segment: StoredSegment) -> OpenShard:
+        """See `open_shard`."""
+        assert isinstance(segment, Segment)
+        return self.open_shard(segment)
+
+    def check_schema(self, schema: Schema, segment: StoredSegment) -> None:
+        """Raise CorruptData unless the root has the schema of an opened shard."""
+        if schema.hash not in self.schemas:
+            raise CorruptData(
+                f"its schema {schema.hash} is not under {SCHEMA_DIR}/: restore {SCHEMA_DIR}/"
+                f"{schema.hash}.json; the shard's footer holds its text",
+                uri=self.uri_of(segment.path),
+            )
 
     def episodes(self) -> Iterator[EpisodeInfo]:
         """Yield the episodes that the tables of the shards list, shard by shard.
@@ -440,61 +382,3 @@ def _ranges_of(at: Snapshot) -> dict[str, range]:
         if bounds[0] < bounds[1]:
             found[writer] = range(bounds[0], bounds[1])
     return found
-
-
-def common_columns(dataset: DatasetSnapshot, *, missing: str, wanted: list[str] | None) -> list[str] | None:
-    """Return the logical columns to read, under the rule for columns that only some writers have.
-
-    The rule does not apply to ``new_obs_valid``: where it is absent, every final observation is present.
-
-    Args:
-        dataset: The data set.
-        missing: "error", "drop" or "fill".
-        wanted: The columns, or parts of columns (``obs/camera``), that the user asked for; None: all.
-
-    Returns:
-        ``wanted``, or, with "drop", those that all writers have; None: all.
-
-    Raises:
-        OptionError: ``missing`` is not one of the three, no column remains, or ``wanted`` names only some
-            parts of a tuple.
-        MissingColumn: No writer has a wanted column.
-        SchemaConflict: Only some writers have a column, and ``missing`` is "error"; or two writers give a
-            column different types.
-    """
-    check_choice("missing", missing, ("error", "drop", "fill"))
-    check_agreement(dataset.schemas, uri=dataset.uri, columns=wanted)
-    by_policy: dict[str, list[tuple[str, set[str]]]] = {}
-    for name, schema in sorted(dataset.schemas.items()):
-        for pid, policy in schema.policies.items():
-            names = set(policy.columns) if wanted is None else set(policy.names)
-            by_policy.setdefault(pid, []).append((name, names))
-            policy.check_whole_tuples(wanted or ())
-    known = {column for found in by_policy.values() for _, columns in found for column in columns}
-    for column in wanted or ():
-        if column not in known:
-            raise MissingColumn(
-                f"no column {column!r}; the data set has {', '.join(sorted(known))}",
-                uri=dataset.uri,
-                column=column,
-            )
-    partial: set[str] = set()
-    for pid, found in by_policy.items():
-        some = set.union(*(columns for _, columns in found)) & set(known if wanted is None else wanted)
-        some.discard(Columns.NEXT_OBS_VALID)
-        for name, columns in found:
-            lacking = some - columns
-            partial |= lacking
-            if lacking and missing == "error":
-                raise SchemaConflict(
-                    f"schema {name} lacks {sorted(lacking)} of policy {pid!r}, which other writers have: "
-                    "read with missing='drop' or missing='fill'",
-                    uri=dataset.uri,
-                    column=min(lacking),
-                )
-    left = (known if wanted is None else set(wanted)) - (partial if missing == "drop" else set())
-    if wanted is not None and not left:
-        raise OptionError(f"columns={wanted}: no column is left to read; name at least one")
-    if not left and known:
-        raise OptionError("missing='drop' leaves no column: the writers have none in common; use 'fill'")
-    return sorted(left) if missing == "drop" and partial else wanted

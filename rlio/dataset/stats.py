@@ -27,22 +27,26 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import Batch, SampleBatch
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, unflatten
-from rlio.dataset.part_reader import Missing, PartReader, plan_of, split
-from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.cache_files import user_folder
 from rlio.schemas.column import TEXTS
 from rlio.schemas.filling import joint_columns
+from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, canonical_json, column_of_name, is_in, is_named, leaf_name
+from rlio.source.selection import counting_of, group_options, with_step_columns
+from rlio.source.source import Source
+from rlio.source.span_reader import GoneSegments, SpanReader
 
 __all__ = ["LeafStats", "Normalise", "Normaliser", "Stats", "read_stats"]
 
 logger: logging.Logger = logging.getLogger("rlio")
+
+Missing: TypeAlias = Literal["error", "drop", "fill"]
 
 #: Name -> the share of the values below it.
 QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
@@ -51,6 +55,8 @@ SAMPLE_ROWS: Final = 1 << 16
 _SAMPLE_BYTES: Final = 64 << 20
 # Values that are processed at once: they fit the processor's cache.
 _CHUNK_VALUES: Final = 1 << 17
+# Bytes of rows whose frame stacks are looked up at once.
+_PART_BYTES: Final = 32 << 20
 # Grows with every change of the numbers or of their file.
 _VERSION: Final = 3
 # Numbers that name rows, and the column that repeats another one.
@@ -206,7 +212,7 @@ def _shown(values: NDArray[Any]) -> str:
 
 
 def read_stats(
-    dataset: DatasetSnapshot,
+    source: Source,
     columns: Sequence[str] | None,
     *,
     policy: str | None,
@@ -215,29 +221,29 @@ def read_stats(
     cache_folder: str | os.PathLike[str] | None,
 ) -> Stats:
     """See `rlio.Dataset.stats`."""
-    wanted = _wanted(dataset, columns, policy)
-    # The names of shards hold the CRCs of their content: grown or rewritten data has another key.
+    wanted = _wanted(source, columns, policy)
+    # The keys of segments change with their content: grown or rewritten data has another key.
     describe = {
         "version": _VERSION,
-        "rows": [[segment.ref.path, segment.skip, segment.rows] for segment in dataset.segments],
+        "rows": [list(segment.key) for segment in source.segments],
         "columns": [leaf.name for leaf in wanted],
         "policy": policy,
         "missing": missing,
     }
     key = hashlib.blake2b(canonical_json(describe).encode(), digest_size=16).hexdigest()
     path = os.path.join(cache_folder or os.path.join(os.path.dirname(user_folder()), "stats"), f"{key}.json")
-    whole = on_error == "raise" or not dataset.lost_rows()
+    whole = on_error == "raise" or not source.lost_rows()
     if whole and (known := _load(path)) is not None:
         return known
     if on_error == "raise":
-        dataset.check_complete()
-    stats = _computed(dataset, wanted, policy=policy, missing=missing, on_error=on_error)
+        source.check_complete()
+    stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error)
     if on_error == "raise":  # No row was left out.
         _save(path, stats)
     return stats
 
 
-def _wanted(dataset: DatasetSnapshot, columns: Sequence[str] | None, policy: str | None) -> list[Leaf]:
+def _wanted(source: Source, columns: Sequence[str] | None, policy: str | None) -> list[Leaf]:
     """The numeric leaves of the columns.
 
     Raises:
@@ -247,51 +253,51 @@ def _wanted(dataset: DatasetSnapshot, columns: Sequence[str] | None, policy: str
     if isinstance(columns, str):
         raise OptionError(f"columns={excerpt(columns)}: expected a list of names, or None")
     if not columns:
-        every = [leaf for own in _columns(dataset, policy).values() for leaf in own]
+        every = [leaf for own in _columns(source, policy).values() for leaf in own]
         left = [leaf for leaf in every if leaf.column not in _LEFT_OUT and not is_per_sequence(leaf.column)]
         return [leaf for leaf in left if _is_numeric(leaf)]
     found: dict[str, Leaf] = {}
     for name in columns:
-        named = _named(dataset, name, policy)
+        named = _named(source, name, policy)
         if any(is_per_sequence(leaf.column) or not _is_numeric(leaf) for leaf in named):
             raise OptionError(
-                f"the column {excerpt(name)} has no number a step: leave it out", uri=dataset.uri
+                f"the column {excerpt(name)} has no number a step: leave it out", uri=source.uri
             )
         found |= {leaf.name: leaf for leaf in named}
     return list(found.values())
 
 
-def _columns(dataset: DatasetSnapshot, policy: str | None) -> dict[str, list[Leaf]]:
+def _columns(source: Source, policy: str | None) -> dict[str, list[Leaf]]:
     """The columns of a policy, or of the only one, and their leaves.
 
     Raises:
         OptionError: There are no rows, or several policies and none is named.
     """
-    schemas = list(dataset.schemas.values())
+    schemas = list(source.schemas.values())
     policies = sorted({pid for schema in schemas for pid in schema.policies})
-    if not policies or not len(dataset):
-        raise OptionError(f"statistics need rows: {dataset.why_empty()}", uri=dataset.uri)
+    if not policies or not len(source):
+        raise OptionError(f"statistics need rows: {source.why_empty()}", uri=source.uri)
     if len(policies) > 1 if policy is None else policy not in policies:
         raise OptionError(
             f"policy={excerpt(policy)}: statistics are those of one policy: pass one of {excerpt(policies)}",
-            uri=dataset.uri,
+            uri=source.uri,
         )
     return joint_columns(schemas, policy or policies[0])
 
 
-def _named(dataset: DatasetSnapshot, name: str, policy: str | None) -> list[Leaf]:
+def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
     """The leaves of a column, or of a part of one.
 
     Raises:
         OptionError: As in `_columns`.
         MissingColumn: There is no such column.
     """
-    known = _columns(dataset, policy)
+    known = _columns(source, policy)
     found = [leaf for leaves in known.values() for leaf in leaves if is_named(leaf, (name,))]
     if not found:
         raise MissingColumn(
             f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}",
-            uri=dataset.uri,
+            uri=source.uri,
             column=name,
         )
     return found
@@ -302,7 +308,7 @@ def _is_numeric(leaf: Leaf) -> bool:
 
 
 def _computed(
-    dataset: DatasetSnapshot,
+    source: Source,
     wanted: Sequence[Leaf],
     *,
     policy: str | None,
@@ -310,32 +316,52 @@ def _computed(
     on_error: Literal["raise", "skip"],
 ) -> Stats:
     # Of a tuple, all parts are read; new_obs brings new_obs_valid.
-    read = dict.fromkeys(
+    names = dict.fromkeys(
         leaf.column if any(isinstance(part, int) for part in leaf.path) else leaf.name for leaf in wanted
     )
-    options = ReadOptions(columns=list(read), on_error=on_error)
-    plan = plan_of(dataset, options, missing=missing, policy=policy, filter=None, writers=False)
-    moments = {leaf.name: _Moments(leaf.spec.shape) for leaf in wanted}
-    sample = _Sample(sum(leaf.spec.row_bytes for leaf in wanted))
-    rows = 0
-    for part in split(dataset, tasks=1):
-        for batch in PartReader(dataset.storage, plan, part).batches():
-            assert isinstance(batch, SampleBatch)  # The plan names one policy.
+    columns = with_step_columns(source, list(names))
+    options = group_options(source, ReadOptions(columns=columns, on_error=on_error), missing)
+    gone = GoneSegments(on_error)
+
+    def read(source: Source) -> Stats:
+        moments = {leaf.name: _Moments(leaf.spec.shape) for leaf in wanted}
+        sample = _Sample(sum(leaf.spec.row_bytes for leaf in wanted))
+        counting = counting_of(source, options.columns)
+        rows = 0
+        for batch in _batches(SpanReader(source, options, counting, given_up=gone.given_up), policy):
             arrays = _arrays(batch, wanted)
             for name, values in arrays.items():
                 moments[name].add(values)
             sample.add(arrays)
             rows += batch.count
-    if not rows:
-        raise OptionError("statistics need rows: all were skipped (on_error='skip')", uri=dataset.uri)
-    quantiles = sample.quantiles()
-    return Stats(
-        {name: found.stats(quantiles[name]) for name, found in moments.items()},
-        columns={leaf.name: (leaf.column, leaf.path) for leaf in wanted},
-        dtypes={leaf.name: leaf.spec.numpy for leaf in wanted},
-        rows=rows,
-        quantile_rows=sample.rows,
-    )
+        if not rows:
+            raise OptionError("statistics need rows: all were skipped (on_error='skip')", uri=source.uri)
+        quantiles = sample.quantiles()
+        return Stats(
+            {name: found.stats(quantiles[name]) for name, found in moments.items()},
+            columns={leaf.name: (leaf.column, leaf.path) for leaf in wanted},
+            dtypes={leaf.name: leaf.spec.numpy for leaf in wanted},
+            rows=rows,
+            quantile_rows=sample.rows,
+        )
+
+    return gone.read(source, read)
+
+
+def _batches(reader: SpanReader, policy: str | None) -> Iterator[SampleBatch]:
+    """The rows of a policy, or of the only one."""
+    source = reader.source
+    for where, rows in source.lost_rows():
+        logger.warning("skipped %d rows of %s, which are missing: %s", rows, source.uri, where)
+    most = max(1, _PART_BYTES // max((schema.row_bytes for schema in source.schemas.values()), default=1))
+    for segment in source.segments:
+        for span in reader.spans(segment):
+            folded = reader.read_folded(segment, span)
+            for part in () if folded is None else folded.parts(most):
+                batch = unfold([part])
+                own = batch.get(policy or min(batch)) if isinstance(batch, MultiAgentBatch) else batch
+                if own is not None and own.count:
+                    yield own
 
 
 def _arrays(batch: SampleBatch, wanted: Sequence[Leaf]) -> dict[str, NDArray[Any]]:
@@ -576,7 +602,7 @@ class Normaliser:
     def of(
         cls,
         value: Normalise,
-        dataset: DatasetSnapshot | None,
+        source: Source | None,
         *,
         policy: str | None = None,
         columns: Sequence[str] | None = None,
@@ -586,7 +612,7 @@ class Normaliser:
         Args:
             value: A method, for the floats of ``obs``; or column, or part of one -> method; or statistics,
                 for the floats of ``obs`` by "mean_std"; or a `Normaliser`.
-            dataset: The data that is read; it has the statistics for the first two. None: not known yet.
+            source: The data that is read; it has the statistics for the first two. None: not known yet.
             policy: The policy whose rows are read.
             columns: The columns, or parts, that are read; None: all.
 
@@ -594,14 +620,14 @@ class Normaliser:
             OptionError: ``value`` is none of these; or rows of several agents are read together.
             MissingColumn: A column is not read, or does not exist.
         """
-        if dataset is not None and policy is None and any(s.multi_agent for s in dataset.schemas.values()):
-            raise OptionError("normalise is for the rows of one policy: pass policy=...", uri=dataset.uri)
+        if source is not None and policy is None and any(s.multi_agent for s in source.schemas.values()):
+            raise OptionError("normalise is for the rows of one policy: pass policy=...", uri=source.uri)
         if isinstance(value, Normaliser):
             value._check_read(columns)
             return value
         if isinstance(value, Stats):
             return cls.of_stats(value, "mean_std", read=columns)
-        assert dataset is not None  # The reader refuses a method without data.
+        assert source is not None  # The reader refuses a method without data.
         named: Any = {Columns.OBS: value} if isinstance(value, str) else value
         if not isinstance(named, Mapping) or not named or not set(named.values()) <= set(_METHODS):
             raise OptionError(
@@ -612,13 +638,13 @@ class Normaliser:
         for name, method in named.items():  # Only what is normalised needs statistics.
             found = [
                 _Array(leaf.name, leaf.column, leaf.path, leaf.spec.numpy)
-                for leaf in _named(dataset, name, policy)
+                for leaf in _named(source, name, policy)
                 if _is_numeric(leaf)
             ]
             for array in _chosen(name, found, read=columns, by_default=isinstance(value, str)):
                 methods[array.name] = method
         stats = read_stats(
-            dataset, list(methods), policy=policy, missing="error", on_error="raise", cache_folder=None
+            source, list(methods), policy=policy, missing="error", on_error="raise", cache_folder=None
         )
         return cls.of_stats(stats, methods)
 

@@ -31,16 +31,6 @@ from rlio.dataset.commit import read_header
 from rlio.dataset.dataset import Dataset
 from rlio.dataset.listing import Listing, Segment, list_settled
 from rlio.dataset.names import MAX_ROW, is_writer_id
-from rlio.dataset.segment_reader import (
-    Ahead,
-    GoneShards,
-    SegmentReader,
-    ShardGone,
-    Span,
-    counting_of,
-    group_options,
-    own_size,
-)
 from rlio.dataset.snapshot import rows_waiting
 from rlio.errors import (
     ClosedError,
@@ -59,6 +49,9 @@ from rlio.replay.buffers import Buffers
 from rlio.replay.order import rank_of
 from rlio.replay.positions import check_options, columns_digest
 from rlio.schemas.folded import Folded, unfold
+from rlio.source.ahead import Ahead
+from rlio.source.selection import counting_of, group_options, own_size
+from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import cached_property
 from rlio.support.options import check_number, check_seconds
@@ -180,8 +173,8 @@ class FollowPass:
         self._current: tuple[Segment, list[Span], int] | None = None
         #: The last listing.
         self.listing: Listing = Listing()
-        self._reader: SegmentReader | None = None
-        self._gone = GoneShards(storage, options.on_error)
+        self._reader: SpanReader | None = None
+        self._gone = GoneSegments(options.on_error)
         self._ahead: Ahead[_Decoded] = Ahead(self._decode)
         # For frame stacks.
         self._buffers = Buffers()
@@ -305,7 +298,7 @@ class FollowPass:
             chunk = self._chunk or self._advance()
             if chunk is None:
                 break
-            size = own_size(self._segments.dataset) if wanted is None else wanted - found
+            size = own_size(self._segments.source) if wanted is None else wanted - found
             batch, units = self._serve(chunk, min(size, chunk.units))
             parts.append(batch)
             found += units
@@ -343,7 +336,7 @@ class FollowPass:
         return max(self._poll_seconds, _LISTINGS_APART * self._listing_seconds)
 
     @property
-    def _segments(self) -> SegmentReader:
+    def _segments(self) -> SpanReader:
         """The reader of row groups; exists as soon as there are rows."""
         assert self._reader is not None
         return self._reader
@@ -394,7 +387,7 @@ class FollowPass:
         segment, index = key
         try:
             spans, batch = self._ahead.get(key)
-        except ShardGone as gone:
+        except SegmentGone as gone:
             self._forget_listing()
             self._gone.miss(gone)
             return None
@@ -550,7 +543,7 @@ class FollowPass:
         dataset = Dataset(self._storage, self.listing)
         if not dataset.schemas and not self.listing.shards:
             return False
-        self._reader = SegmentReader(
+        self._reader = SpanReader(
             dataset,
             group_options(dataset, self._options, self._missing),
             counting_of(dataset, self._options.columns),
@@ -576,7 +569,7 @@ class FollowPass:
                 "with a new reader",
                 uri=self._storage.uri,
             )
-        reader.options, reader.dataset = options, dataset
+        reader.options, reader.source = options, dataset
 
     # ---- state ----
 
@@ -663,7 +656,7 @@ class FollowPass:
             raise self._hole(writer, holes[0])
         try:
             parts = list(self._parts(segments))
-        except ShardGone as gone:
+        except SegmentGone as gone:
             self._gone.miss(gone)
             return None
         self._pending = None

@@ -18,9 +18,10 @@ from dataclasses import replace
 from typing import Literal
 
 from rlio.dataset.dataset import dataset_on
-from rlio.dataset.segment_reader import GoneShards, SegmentReader, ShardGone, counting_of, group_options
 from rlio.following.follow import Taken
 from rlio.readers.read_options import ReadOptions
+from rlio.source.selection import counting_of, group_options
+from rlio.source.span_reader import GoneSegments, SegmentGone, SpanReader
 from rlio.storage.filesystem import Storage
 
 __all__ = ["RingRows", "reread"]
@@ -82,10 +83,10 @@ def reread(
         DataNotFound: The data set does not exist any more.
     """
     wanted = {writer: rows for writer, rows in sorted(ranges.items()) if rows}
-    gone = GoneShards(storage, "skip")
+    gone = GoneSegments("skip")
     while wanted:
         dataset = dataset_on(storage, at={writer: [rows.start, rows.stop] for writer, rows in wanted.items()})
-        reader = SegmentReader(
+        reader = SpanReader(
             dataset,
             group_options(dataset, replace(options, on_error="skip"), missing),
             counting_of(dataset, options.columns),
@@ -100,6 +101,6 @@ def reread(
                         yield Taken(batch, writer, span.first)
                     wanted[writer] = range(span.end, wanted[writer].stop)
             return
-        except ShardGone as error:
+        except SegmentGone as error:
             gone.miss(error)
         wanted = {writer: rows for writer, rows in wanted.items() if rows}

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from rlio.dataset.commit import put_header, put_shard
 from rlio.dataset.markers import disclaim, seal
 from rlio.dataset.names import HEADER, ShardName, Suffix, schema_path, shard_path
-from rlio.dataset.schema_files import check_agreement, read_schemas
+from rlio.dataset.schema_files import read_schemas
 from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.log.log import Log
 from rlio.log.wal import Frame
+from rlio.schemas.agreement import check_agreement
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import PendingFile

@@ -1,4 +1,4 @@
-"""Builds the rows of a store from a data set's snapshot: one thread decodes, another packs."""
+"""Builds the rows of a store from a source: one thread decodes, another packs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Final, Literal, NamedTuple
 
 from rlio.batch import Batch
 from rlio.batch.columns import Columns
-from rlio.dataset.dataset import Dataset
-from rlio.dataset.listing import Segment
-from rlio.dataset.segment_reader import GroupOptions, SegmentReader, counting_of, group_options, own_size
 from rlio.errors import ClosedError
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.rows import AddedRows, StoreRows
@@ -20,45 +17,34 @@ from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.schemas.streams import STREAM_COLUMNS
+from rlio.source.selection import GroupOptions, counting_of, group_options, own_size
+from rlio.source.source import SegmentKey, Source, StoredSegment
+from rlio.source.span_reader import SpanReader
 from rlio.support.forks import BackgroundThread
 
-__all__ = ["SegmentKey", "SegmentRows", "Source", "build", "key_of", "rows_of", "schema_of"]
+__all__ = ["SegmentRows", "StoreInput", "build", "rows_of", "schema_of"]
 
 
 # They tell the rows of episodes apart, their order, and their ends; rewards link no rows.
 _LINKING: Final = tuple(name for name in STREAM_COLUMNS if name != Columns.REWARDS)
 
 
-class SegmentKey(NamedTuple):
-    """The live rows of one shard. The shard's name holds the CRC of its footer.
-
-    Attributes:
-        path: Path of the shard.
-        skip: Number of rows at its start that are not live.
-        rows: Number of live rows.
-    """
-
-    path: str
-    skip: int
-    rows: int
-
-
 @dataclass(frozen=True)
-class Source:
+class StoreInput:
     """What to build a store from.
 
     Attributes:
-        dataset: The snapshot.
+        source: The source.
         missing: The rule for columns that only some writers have.
         on_error: What to do with damaged rows.
         columns: The columns, or parts of them, that the store keeps; None: all. Others are decoded only if
             they link the rows of an episode.
-        given_up: Paths of shards that are listed but missing, which counts as damage.
+        given_up: Paths of segments that are listed but missing, which counts as damage.
         stop: Set it to stop the build.
         progress: Called with the number of rows added, or lost.
     """
 
-    dataset: Dataset
+    source: Source
     missing: Literal["error", "drop", "fill"]
     on_error: Literal["raise", "skip"]
     columns: frozenset[str] | None
@@ -71,10 +57,10 @@ class Source:
         """What to read of each row group."""
         names: list[str] | None = None
         if self.columns is not None:
-            known = {name for columns in self.dataset.columns.values() for name in columns}
+            known = {name for columns in self.source.columns.values() for name in columns}
             names = [*sorted(self.columns), *(n for n in _LINKING if n in known and n not in self.columns)]
         read = ReadOptions(columns=names, on_error=self.on_error)
-        return group_options(self.dataset, read, self.missing)
+        return group_options(self.source, read, self.missing)
 
 
 class SegmentRows(NamedTuple):
@@ -90,25 +76,20 @@ class SegmentRows(NamedTuple):
 
 
 def rows_of(
-    parts: Mapping[SegmentKey, SegmentRows], segments: Iterable[Segment]
+    parts: Mapping[SegmentKey, SegmentRows], segments: Iterable[StoredSegment]
 ) -> tuple[list[AddedRows], int]:
     """The rows of some segments, and the number of lost rows."""
-    found = [(parts[key_of(segment)], segment.ref.writer) for segment in segments]
+    found = [(parts[segment.key], segment.writer) for segment in segments]
     rows = [replace(part.rows, writer=writer) for part, writer in found if part.rows is not None]
     return rows, sum(part.lost for part, _ in found)
 
 
-def key_of(segment: Segment) -> SegmentKey:
-    """The key of a segment's rows."""
-    return SegmentKey(segment.ref.path, segment.skip, segment.rows)
-
-
-def schema_of(source: Source) -> Schema | None:
-    """The schema of the decoded rows, common to all writers; None for a data set without rows."""
-    schemas = list(source.dataset.schemas.values())
+def schema_of(given: StoreInput) -> Schema | None:
+    """The schema of the decoded rows, common to all writers; None for a source without rows."""
+    schemas = list(given.source.schemas.values())
     if not schemas:
         return None
-    wanted = source.options.columns
+    wanted = given.options.columns
     policies = {
         pid: PolicySchema(
             tuple(
@@ -130,13 +111,13 @@ def _in_stores(leaf: Leaf) -> Leaf:
     return replace(leaf, physical=leaf.physical.removeprefix("_"))
 
 
-def batches_of(source: Source, reader: SegmentReader, segments: Sequence[Segment]) -> Iterator[Decoded]:
+def batches_of(reader: SpanReader, segments: Sequence[StoredSegment]) -> Iterator[Decoded]:
     """Decode every row group of some segments, in order; None in place of a lost one.
 
     Frame stacks come in parts, because decoding and packing a row of stacks takes over ten times the memory
     that the store keeps of it.
     """
-    most = own_size(source.dataset)
+    most = own_size(reader.source)
     for segment in segments:
         for span in reader.spans(segment):
             folded = reader.read_folded(segment, span)
@@ -156,16 +137,18 @@ class Decoded(NamedTuple):
         rows: Number of rows, present or lost.
     """
 
-    segment: Segment
+    segment: StoredSegment
     batch: Batch | None
     rows: int
 
 
-def build(source: Source, segments: Sequence[Segment], rows: StoreRows) -> dict[SegmentKey, SegmentRows]:
+def build(
+    given: StoreInput, segments: Sequence[StoredSegment], rows: StoreRows
+) -> dict[SegmentKey, SegmentRows]:
     """Decode segments and add their rows to a store.
 
     Args:
-        source: What to read.
+        given: What to read.
         segments: Segments that the store lacks, in recorded order.
         rows: The store.
 
@@ -174,28 +157,28 @@ def build(source: Source, segments: Sequence[Segment], rows: StoreRows) -> dict[
 
     Raises:
         CorruptData: Rows are damaged.
-        ShardGone: A shard is missing: list the data set again.
-        ClosedError: ``source.stop`` was set.
+        SegmentGone: A segment is missing: list the source again.
+        ClosedError: ``given.stop`` was set.
     """
-    dataset = source.dataset
-    reader = SegmentReader(dataset, source.options, counting_of(dataset, None), given_up=source.given_up)
-    decoded = batches_of(source, reader, segments)
-    parts = {key_of(segment): SegmentRows() for segment in segments}
+    source = given.source
+    reader = SpanReader(source, given.options, counting_of(source, None), given_up=given.given_up)
+    decoded = batches_of(reader, segments)
+    parts = {segment.key: SegmentRows() for segment in segments}
     # A background thread decodes one group ahead of this thread, which packs.
     with closing(BackgroundThread("rlio-decode")) as thread:
         coming = thread.submit(next, decoded, None)
         while (found := coming.result()) is not None:
-            if source.stop.is_set():
+            if given.stop.is_set():
                 raise ClosedError("the store was closed while it was being built: open a new one")
             coming = thread.submit(next, decoded, None)
-            key = key_of(found.segment)
+            key = found.segment.key
             added, lost = parts[key]
             if found.batch is None:
                 parts[key] = SegmentRows(added, lost + found.rows)
             else:
-                more = rows.add(found.batch, writer=found.segment.ref.writer)
+                more = rows.add(found.batch, writer=found.segment.writer)
                 parts[key] = SegmentRows(more if added is None else _joined(added, more), lost)
-            source.progress(found.rows)
+            given.progress(found.rows)
     return parts
 
 

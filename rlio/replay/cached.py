@@ -1,9 +1,9 @@
-"""Stores of data sets in the cache folder: found, built, or extended by newly recorded rows.
+"""Stores of sources in the cache folder: found, built, or extended by newly recorded rows.
 
-A store holds parts of shards in the order in which they were added. It serves a snapshot if the snapshot's
-parts are the first parts of the store. A snapshot with more parts extends the store. Any other snapshot
-(after shards were compacted, trimmed or replaced) rebuilds the store. The names of shards hold their rows,
-sizes and CRCs: another data set under the same URI is never mistaken for this one.
+A store holds segments in the order in which they were added. It serves a source if the source's segments are
+the first ones of the store. A source with more segments extends the store. Any other source (after shards
+were compacted, trimmed or replaced) rebuilds the store. The key of a segment changes with its content:
+another source under the same URI is never mistaken for this one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlio.errors import CorruptData
-from rlio.replay.build import SegmentKey, SegmentRows, Source, build, key_of
+from rlio.replay.build import SegmentRows, StoreInput, build
 from rlio.replay.cache import Build, CacheFolder, Entry
 from rlio.replay.memory import FileArrays
 from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.schema import Schema, canonical_json
+from rlio.source.source import SegmentKey
 
 __all__ = ["open_cached"]
 
@@ -40,7 +41,7 @@ class _Contents:
     open: Mapping[str, list[Any]]
 
     def serves(self, wanted: list[SegmentKey]) -> bool:
-        """Whether the parts of a snapshot are exactly the first parts of the store."""
+        """Whether the segments of a source are exactly the first ones of the store."""
         return set(list(self.parts)[: len(wanted)]) == set(wanted)
 
     def to_json(self) -> dict[str, Any]:
@@ -76,12 +77,12 @@ class _Contents:
 
 
 def open_cached(
-    source: Source, schema: Schema, folder: CacheFolder
+    given: StoreInput, schema: Schema, folder: CacheFolder
 ) -> tuple[StoreRows, dict[SegmentKey, SegmentRows]]:
-    """Open the store of a snapshot; builds or extends it if needed.
+    """Open the store of a source; builds or extends it if needed.
 
     Args:
-        source: What to read.
+        given: What to read.
         schema: Schema of its rows.
         folder: The cache folder.
 
@@ -91,18 +92,18 @@ def open_cached(
     Raises:
         CorruptData: Rows are damaged.
         CacheError: There is no room, or the folder cannot be used.
-        ShardGone: A shard is missing.
+        SegmentGone: A segment is missing.
     """
-    wanted = [key_of(segment) for segment in source.dataset.segments]
-    entry = _entry(source, schema, folder, pinned=source.dataset.pinned)
+    wanted = [segment.key for segment in given.source.segments]
+    entry = _entry(given, schema, folder, pinned=given.source.pinned)
     found = _opened(entry)
     if found is not None and not found[0].serves(wanted) and set(wanted) <= found[0].parts.keys():
-        # Meanwhile another process added rows newer than this snapshot, which therefore gets its own store.
-        entry = _entry(source, schema, folder, pinned=True)
+        # Meanwhile another process added rows newer than these, which therefore gets its own store.
+        entry = _entry(given, schema, folder, pinned=True)
         found = _opened(entry)
     if found is None or not found[0].serves(wanted):
-        with entry.building(stop=source.stop) as making:
-            _make(making, source, schema, wanted)
+        with entry.building(stop=given.stop) as making:
+            _make(making, given, schema, wanted)
             # Open the store before releasing the right to build, so that it cannot be evicted in between.
             found = _opened(entry)
     if found is None or not found[0].serves(wanted):
@@ -120,36 +121,36 @@ def _opened(entry: Entry) -> tuple[_Contents, FileArrays] | None:
     return None if found is None else (_Contents.from_json(found.manifest.state), found.arrays)
 
 
-def _entry(source: Source, schema: Schema, folder: CacheFolder, *, pinned: bool) -> Entry:
-    """The cache entry of a data set; if ``pinned``, of this snapshot alone."""
+def _entry(given: StoreInput, schema: Schema, folder: CacheFolder, *, pinned: bool) -> Entry:
+    """The cache entry of a source; if ``pinned``, of these rows alone."""
     describe = {
         "rows": ROW_VERSION,
-        "uri": source.dataset.uri,
+        "uri": given.source.uri,
         "schema": schema.text,
-        "missing": source.missing,
-        "on_error": source.on_error,
-        "snapshot": source.dataset.digest if pinned else None,
+        "missing": given.missing,
+        "on_error": given.on_error,
+        "snapshot": given.source.state_identity if pinned else None,
     }
     key = hashlib.blake2b(canonical_json(describe).encode(), digest_size=16).hexdigest()
     return folder.entry(key, describe)
 
 
-def _make(making: Build, source: Source, schema: Schema, wanted: list[SegmentKey]) -> None:
+def _make(making: Build, given: StoreInput, schema: Schema, wanted: list[SegmentKey]) -> None:
     """Build or extend a store, unless another process has done so since."""
     contents = None if making.manifest is None else _Contents.from_json(making.manifest.state)
     if contents is not None and contents.serves(wanted):
         return
     if contents is not None and not contents.parts.keys() <= set(wanted):
-        logger.info("%s has changed: rebuilding its store", source.dataset.uri)
+        logger.info("%s has changed: rebuilding its store", given.source.uri)
         making.start_over()
         contents = None
     known = {} if contents is None else contents.parts
-    segments = [s for s in source.dataset.segments if key_of(s) not in known]
-    rows = StoreRows(schema, capacity=max(len(source.dataset), 1), arrays=making.arrays)
+    segments = [s for s in given.source.segments if s.key not in known]
+    rows = StoreRows(schema, capacity=max(len(given.source), 1), arrays=making.arrays)
     for pid, episodes in ({} if contents is None else contents.open).items():
         rows.ingests[pid].open_from_json(episodes)
-    source.progress(sum(key.rows for key in known))
-    parts = known | build(source, segments, rows)
+    given.progress(sum(key.rows for key in known))
+    parts = known | build(given, segments, rows)
     rows.steps.save()
     going_on = {pid: ingest.open_to_json() for pid, ingest in rows.ingests.items()}
     making.publish(_Contents(parts, going_on).to_json(), rows=rows.used)

@@ -1,4 +1,4 @@
-"""Finds the rows of a data set that pass a filter, and skips data that cannot hold such rows.
+"""Finds the rows of a source that pass a filter, and skips data that cannot hold such rows.
 
 Row groups whose bounds rule the filter out are skipped. Of other row groups, only the columns that the filter
 reads are decoded. Bounds come from a shard's footer, which a CRC covers. They are wrong only if the writer
@@ -25,17 +25,6 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID
-from rlio.dataset.listing import Segment
-from rlio.dataset.segment_reader import (
-    GroupOptions,
-    SegmentReader,
-    Span,
-    counting_of,
-    group_options,
-    with_step_columns,
-)
-from rlio.dataset.shards import OpenShard
-from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import OptionError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import Ref, RowFilter
@@ -43,6 +32,9 @@ from rlio.schemas.filling import joint_columns
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, Schema
 from rlio.schemas.streams import WRITER
+from rlio.source.selection import GroupOptions, counting_of, group_options, with_step_columns
+from rlio.source.source import OpenSegment, Source, StoredSegment
+from rlio.source.span_reader import Span, SpanReader
 
 __all__ = ["Matches", "check_filter", "check_split", "filter_options", "is_ruled_out", "matches", "passing"]
 
@@ -53,15 +45,15 @@ class Matches(NamedTuple):
     """The rows of one segment that pass a filter.
 
     Attributes:
-        segment: The live part of a shard.
+        segment: The segment.
         start: Position of its first row.
         rows: Number of its positions, lost rows included.
         positions: Positions of the rows that pass, ascending; shape (k,) int64.
         lost: Number of its damaged rows, which might have passed.
-        spans: The live parts of all its row groups.
+        spans: Its spans.
     """
 
-    segment: Segment
+    segment: StoredSegment
     start: int
     rows: int
     positions: Rows
@@ -70,12 +62,12 @@ class Matches(NamedTuple):
 
 
 def is_ruled_out(
-    shard: OpenShard, group: int, row_filter: RowFilter, *, policy: str = DEFAULT_POLICY_ID
+    opened: OpenSegment, group: int, row_filter: RowFilter, *, policy: str = DEFAULT_POLICY_ID
 ) -> bool:
-    """Whether a shard's footer excludes that any row of a row group passes; reads nothing."""
-    if policy not in shard.schema.policies:
+    """Whether bounds exclude that any row of a group passes; reads nothing."""
+    if policy not in opened.schema.policies:
         return True
-    columns, known = shard.schema.policies[policy].columns, shard.bounds(group)
+    columns, known = opened.schema.policies[policy].columns, opened.bounds(group)
     bounds: dict[Ref, Bounds] = {}
     for ref in row_filter.references:
         for leaf in columns.get(ref.column, ()):
@@ -85,22 +77,22 @@ def is_ruled_out(
 
 
 def filter_options(
-    dataset: DatasetSnapshot,
+    source: Source,
     row_filter: RowFilter,
     *,
     missing: Literal["error", "drop", "fill"],
     on_error: Literal["raise", "skip"],
 ) -> GroupOptions:
     """What to read of each row group in order to apply a filter."""
-    columns = None if row_filter.columns is None else with_step_columns(dataset, list(row_filter.columns))
+    columns = None if row_filter.columns is None else with_step_columns(source, list(row_filter.columns))
     if columns is not None and row_filter.split is not None:
-        check_split(dataset, row_filter, missing=missing)
-        merged = any(WRITER in columns for columns in dataset.columns.values())
+        check_split(source, row_filter, missing=missing)
+        merged = any(WRITER in columns for columns in source.columns.values())
         columns += [WRITER] if merged and WRITER not in columns else []
-    return group_options(dataset, ReadOptions(columns=columns, on_error=on_error), missing)
+    return group_options(source, ReadOptions(columns=columns, on_error=on_error), missing)
 
 
-def check_split(dataset: DatasetSnapshot, row_filter: RowFilter | None, *, missing: str) -> None:
+def check_split(source: Source, row_filter: RowFilter | None, *, missing: str) -> None:
     """Refuse a split of merged rows whose original writers are dropped: episodes would change sides.
 
     Raises:
@@ -108,12 +100,12 @@ def check_split(dataset: DatasetSnapshot, row_filter: RowFilter | None, *, missi
     """
     if row_filter is None or row_filter.split is None or missing != "drop":
         return
-    policies = [policy for schema in dataset.schemas.values() for policy in schema.policies.values()]
+    policies = [policy for schema in source.schemas.values() for policy in schema.policies.values()]
     if len({WRITER in policy.columns for policy in policies}) > 1:
         raise OptionError(
             "split with missing='drop': some rows were merged from other writers, which missing='drop' "
             "forgets; pass missing='fill'",
-            uri=dataset.uri,
+            uri=source.uri,
         )
 
 
@@ -137,7 +129,7 @@ def check_filter(
 
 
 def matches(
-    dataset: DatasetSnapshot,
+    source: Source,
     row_filter: RowFilter,
     *,
     missing: Literal["error", "drop", "fill"] = "error",
@@ -147,35 +139,35 @@ def matches(
     """Find the rows that pass a filter, segment by segment in recorded order, with one row group in memory.
 
     Args:
-        dataset: The snapshot; of one policy.
+        source: The source; of one policy.
         row_filter: The filter.
         missing: What to do if only some writers have a column that the filter needs: ``"error"``; ``"fill"``:
             the rows of other writers have zeros, as in reads; ``"drop"``: the column does not exist.
         on_error: What to do with rows that are damaged or missing: ``"raise"``, or ``"skip"``: count and log
             them. Skipped row groups are not checked.
-        given_up: Paths of shards that are listed but missing: damage; they are not requested again.
+        given_up: Paths of segments that are listed but missing: damage; they are not requested again.
 
     Raises:
         MissingColumn: The column does not exist.
         OptionError: The filter does not fit the columns, or there are several policies.
         SchemaConflict: Only some writers have a column, and ``missing`` is ``"error"``.
         CorruptData: Rows are damaged. (HoleError: missing.)
-        ShardGone: A shard has been deleted: list the data set again (`rlio.dataset.segment_reader`).
+        SegmentGone: A segment is missing: list the source again (`rlio.source.span_reader`).
     """
     if on_error == "raise":
-        dataset.check_complete()
-    schemas = list(dataset.schemas.values())
-    if not schemas and not dataset.segments:
+        source.check_complete()
+    schemas = list(source.schemas.values())
+    if not schemas and not source.segments:
         return
     policies = sorted({name for schema in schemas for name in schema.policies}) or [DEFAULT_POLICY_ID]
     if len(policies) > 1:
-        raise OptionError(f"the data set has the policies {excerpt(policies)}: expected one", uri=dataset.uri)
-    options = filter_options(dataset, row_filter, missing=missing, on_error=on_error)
+        raise OptionError(f"the data set has the policies {excerpt(policies)}: expected one", uri=source.uri)
+    options = filter_options(source, row_filter, missing=missing, on_error=on_error)
     check_filter(row_filter, schemas, policies[0], options.columns)
-    counting = counting_of(dataset, options.columns)
-    reader = SegmentReader(dataset, options, counting, given_up=set() if given_up is None else given_up)
+    counting = counting_of(source, options.columns)
+    reader = SpanReader(source, options, counting, given_up=set() if given_up is None else given_up)
     start = 0
-    for segment in dataset.segments:
+    for segment in source.segments:
         at, lost, spans = start, 0, reader.spans(segment)
         parts: list[Rows] = []
         for span in spans:
@@ -190,19 +182,19 @@ def matches(
 
 
 def passing(
-    reader: SegmentReader, segment: Segment, span: Span, row_filter: RowFilter, policy: str
+    reader: SpanReader, segment: StoredSegment, span: Span, row_filter: RowFilter, policy: str
 ) -> tuple[Rows, int] | None:
     """The rows of a policy in a span that pass, and its number of rows there; None: the rows are lost.
 
-    A row group that bounds rule out is not read.
+    A group that bounds rule out is not read.
     """
-    shard = reader.open(segment)
-    if shard is None or span.group < 0:
+    opened = reader.open(segment)
+    if opened is None or span.group < 0:
         return None
-    if is_ruled_out(shard, span.group, row_filter, policy=policy):
+    if is_ruled_out(opened, span.group, row_filter, policy=policy):
         return np.empty(0, np.int64), len(span.rows)
     batch = reader.read(segment, span)
     own = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
     if own is None:
         return None
-    return np.flatnonzero(row_filter.mask(own, rows=own.count, writer=segment.ref.writer)), own.count
+    return np.flatnonzero(row_filter.mask(own, rows=own.count, writer=segment.writer)), own.count

@@ -29,12 +29,11 @@ from tqdm import tqdm
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.dataset.dataset import Dataset, Snapshot, opened
-from rlio.dataset.segment_reader import GoneShards, ShardGone
 from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import Unit
 from rlio.readers.read_options import ReadOptions
-from rlio.replay.build import Source, build, rows_of, schema_of
+from rlio.replay.build import StoreInput, build, rows_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import open_cached
 from rlio.replay.draws import Draw, Units
@@ -53,6 +52,8 @@ from rlio.replay.sequences import Sequences
 from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
+from rlio.source.source import Source
+from rlio.source.span_reader import GoneSegments
 from rlio.support.described import Described
 from rlio.support.options import check_choice, check_count, checked_keywords, default_options
 
@@ -173,8 +174,8 @@ class ReplayStore(Described):
         self._changed = threading.Condition(self.lock)
         self._rows: StoreRows | None = None
         self._pieces: list[AddedRows] | None = None
-        #: The data set of the rows; None: a live store.
-        self._dataset: Dataset | None = None
+        #: The source of the rows; None: a live store.
+        self._source: Source | None = None
         self._missing: Literal["error", "drop", "fill"] = "error"
         #: Rows of the data set lost to damage, with ``on_error="skip"``.
         self.skipped: int = 0
@@ -233,7 +234,32 @@ class ReplayStore(Described):
             CorruptData: Rows are damaged.
             OptionError: The data was recorded in sequences, or an option is illegal.
         """
-        dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        source = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        return cls.of(
+            source,
+            cache=cache,
+            cache_folder=cache_folder,
+            columns=columns,
+            missing=missing,
+            on_error=on_error,
+            wait=wait,
+            progress=progress,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        *,
+        cache: Literal["memory", "disk"] = "memory",
+        cache_folder: str | os.PathLike[str] | CacheFolder | None = None,
+        columns: Sequence[str] | None = None,
+        missing: Literal["error", "drop", "fill"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+        wait: bool = True,
+        progress: bool | None = None,
+    ) -> ReplayStore:
+        """Make a store of a source's rows; see `open`."""
         store = cls.__new__(cls)
         check_choice("cache", cache, ("memory", "disk"))
         if cache == "memory" and cache_folder is not None:
@@ -242,14 +268,14 @@ class ReplayStore(Described):
             raise OptionError(
                 "columns= with cache='disk': a store on disk has all columns; pass columns= when drawing"
             )
-        store._init(live=False, uri=dataset.uri, digest=dataset.digest)
+        store._init(live=False, uri=source.uri, digest=source.state_identity)
         if cache == "disk":
             store._folder = (
                 cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
             )
-        store._dataset, store._missing = dataset, missing
+        store._source, store._missing = source, missing
         wanted = None if columns is None else frozenset(columns)
-        store._start(partial(store._build, dataset, on_error, wanted, progress))
+        store._start(partial(store._build, source, on_error, wanted, progress))
         if wait:
             store.wait()
         return store
@@ -271,52 +297,48 @@ class ReplayStore(Described):
 
     def _build(
         self,
-        dataset: Dataset,
+        source: Source,
         on_error: Literal["raise", "skip"],
         columns: frozenset[str] | None,
         progress: bool | None,
     ) -> None:
         """Read every row."""
-        missing = GoneShards(dataset.storage, on_error)
-        while True:
-            source = Source(dataset, self._missing, on_error, columns, missing.given_up, self._stop)
-            try:
-                self._read(source, progress)
-                return
-            except ShardGone as gone:
-                missing.miss(gone)
-                dataset = dataset.refresh(at=dataset.snapshot())
-                if on_error == "raise":
-                    dataset.check_complete()
+        gone = GoneSegments(on_error)
 
-    def _read(self, source: Source, progress: bool | None) -> None:
-        """Read every row of a snapshot.
+        def read(source: Source) -> None:
+            given = StoreInput(source, self._missing, on_error, columns, gone.given_up, self._stop)
+            self._read(given, progress)
+
+        gone.read(source, read)
+
+    def _read(self, given: StoreInput, progress: bool | None) -> None:
+        """Read every row of a source.
 
         Raises:
-            ShardGone: A shard of the snapshot is missing.
+            SegmentGone: A segment is missing.
         """
-        dataset = source.dataset
-        lost = sum(rows for _, rows in dataset.lost_rows())
-        schema = schema_of(source)
-        if schema is None or not len(dataset):
+        source = given.source
+        lost = sum(rows for _, rows in source.lost_rows())
+        schema = schema_of(given)
+        if schema is None or not len(source):
             self._pieces, self.skipped = [], lost
             return
         with tqdm(
-            total=len(dataset),
-            desc=f"rlio: {dataset.uri}",
+            total=len(source),
+            desc=f"rlio: {source.uri}",
             unit=" rows",
             unit_scale=True,
             delay=_QUIET_SECONDS,
             disable=None if progress is None else not progress,
             leave=False,
         ) as bar:
-            source = replace(source, progress=bar.update)
+            given = replace(given, progress=bar.update)
             if self._folder is not None:
-                rows, parts = open_cached(source, schema, self._folder)
+                rows, parts = open_cached(given, schema, self._folder)
             else:
-                rows = StoreRows(schema, capacity=len(dataset), arrays=RamArrays(), columns=source.columns)
-                parts = build(source, dataset.segments, rows)
-        self._pieces, skipped = rows_of(parts, dataset.segments)
+                rows = StoreRows(schema, capacity=len(source), arrays=RamArrays(), columns=given.columns)
+                parts = build(given, source.segments, rows)
+        self._pieces, skipped = rows_of(parts, source.segments)
         self.skipped = skipped + lost
         self._rows = rows
         self.version += 1
@@ -469,26 +491,26 @@ class ReplayStore(Described):
             MissingColumn: A column is absent.
         """
         self.check_open()
-        if self._dataset is None:
+        if self._source is None:
             draw.check_live()
         else:
-            check_split(self._dataset, draw.filter, missing=self._missing)
+            check_split(self._source, draw.filter, missing=self._missing)
         self.wait()
         with self.lock:
             self.check_open()
             if self._rows is None:
                 return _NoUnits()
-            segments = () if self._dataset is None else self._dataset.segments
-            cut = {segment.ref.writer for segment in segments if segment.first}
-            cut -= {segment.ref.writer for segment in segments if not segment.first}
+            segments = () if self._source is None else self._source.segments
+            cut = {segment.writer for segment in segments if segment.first}
+            cut -= {segment.writer for segment in segments if not segment.first}
             return self._rows.units(draw, pieces=self._pieces, trimmed=frozenset(cut))
 
     def why_empty(self, unit: Unit) -> str:
         """Say why the store has nothing to draw, including rows that still wait in logs of this machine."""
-        if self._dataset is None:
+        if self._source is None:
             return f"the store holds no {unit} to draw yet"
-        if not len(self._dataset):
-            return self._dataset.why_empty()
+        if not len(self._source):
+            return self._source.why_empty()
         return f"there are no {unit} to draw among the {len(self)} rows of {self.uri}"
 
     # ---- samplers ----

@@ -1,0 +1,297 @@
+"""`Source`: experience that is stored. The contract between the formats and the engine.
+
+A format implements it and owns its layout. The engine reads nothing else: stores, epochs, orders, ranks,
+filters, splits, statistics, skipping and resuming exist once, for every source (docs/design/sources.md).
+
+    Source           its schemas and segments are known before any row is read
+      segments       rows of one writer in one file: listed, not opened
+        open         the segment's schema, the sizes of its groups, and their bounds
+          groups     rows that are decoded together, and damaged together
+
+The rows of a source are ordered: segment after segment, group after group. They are numbered within each
+writer. An instance and what it opens are used from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, SchemaError, excerpt
+from rlio.schemas.folded import Folded
+from rlio.schemas.schema import Schema, canonical_json
+from rlio.schemas.spaces import space_from_json
+
+if TYPE_CHECKING:
+    from rlio.schemas.parquet_statistics import Bounds
+
+__all__ = ["EpisodeInfo", "HoleCheck", "OpenSegment", "SegmentKey", "Source", "StoredSegment"]
+
+
+class Source(ABC):
+    """Stored experience: which rows there are, and how to read them. See the module."""
+
+    #: Whether these rows stay the same: a chosen snapshot, or files that nobody appends to.
+    pinned: bool = True
+    #: Sentences about what is not read, for reports.
+    notes: Sequence[str] = ()
+
+    # ---- what is stored, known before any row is read ----
+
+    @property
+    @abstractmethod
+    def uri(self) -> str:
+        """Where it is stored, for messages and states."""
+
+    @property
+    @abstractmethod
+    def schemas(self) -> Mapping[str, Schema]:
+        """Hash -> schema: of each policy, the columns, their dtypes and shapes, and its spaces if known."""
+
+    @property
+    @abstractmethod
+    def segments(self) -> Sequence[StoredSegment]:
+        """The segments, in order; do not modify."""
+
+    @property
+    @abstractmethod
+    def state_identity(self) -> str:
+        """A short text that names the rows; equal on every host that has them. Saved states hold it."""
+
+    @property
+    def content_identity(self) -> str:
+        """A digest of the keys of all segments; it changes with the content."""
+        keys = [list(segment.key) for segment in self.segments]
+        return hashlib.blake2b(canonical_json(keys).encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return sum(segment.rows for segment in self.segments)
+
+    def episodes(self) -> Iterator[EpisodeInfo] | None:
+        """The episodes, as far as they are known without reading rows; None: only the rows tell."""
+        return None
+
+    # ---- reading ----
+
+    @abstractmethod
+    def open_segment(self, segment: StoredSegment) -> OpenSegment:
+        """Open one of `segments`.
+
+        Raises:
+            CorruptData: It is damaged as a whole.
+            DataNotFound: It is missing.
+        """
+
+    @abstractmethod
+    def uri_of(self, path: str) -> str:
+        """The URI of the `StoredSegment.path` of a segment, for messages."""
+
+    # ---- rows that are missing or moved ----
+
+    @property
+    def hole_check(self) -> HoleCheck:
+        """How often to look for a missing segment."""
+        return HoleCheck(listings=0)
+
+    def listed_again(self) -> Self:
+        """The same rows, looked for again, because a segment is missing: they may be in another one now."""
+        return self
+
+    def lost_rows(self) -> list[tuple[str, int]]:
+        """Rows that should exist and are in no segment: (where, number of rows)."""
+        return []
+
+    def check_complete(self) -> None:
+        """Raise CorruptData (HoleError) if `lost_rows` has any."""
+        for where, rows in self.lost_rows():
+            raise HoleError(f"{rows} rows are missing: {where}; read with on_error='skip'", uri=self.uri)
+
+    def check_schema(self, schema: Schema, segment: StoredSegment) -> None:
+        """Raise CorruptData unless `schemas`, which define the units, have that of an opened segment."""
+        if schema.hash not in self.schemas:
+            raise CorruptData(f"its schema {schema.hash} is unknown", uri=self.uri_of(segment.path))
+
+    def why_empty(self) -> str:
+        """The message for a source without rows."""
+        return f"{self.uri} has no rows"
+
+    # ---- what follows from the schemas ----
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """Policy id -> its columns in all writers, in the order in which they were first written."""
+        merged: dict[str, dict[str, None]] = {}
+        for schema in self.schemas.values():
+            for pid, policy in schema.policies.items():
+                merged.setdefault(pid, {}).update(dict.fromkeys(policy.columns))
+        return {pid: list(columns) for pid, columns in merged.items()}
+
+    @property
+    def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Policy id -> (observation space, action space), for each policy with stored spaces.
+
+        Raises:
+            SchemaConflict: Writers stored different spaces for one policy.
+        """
+        stored: dict[str, Mapping[str, Any]] = {}
+        for schema in self.schemas.values():
+            for pid, policy in schema.policies.items():
+                if policy.spaces is None:
+                    continue
+                if stored.setdefault(pid, policy.spaces) != policy.spaces:
+                    raise SchemaConflict(
+                        f"writers stored different spaces for policy {excerpt(pid)}: {excerpt(stored[pid])} "
+                        f"and {excerpt(policy.spaces)}; read writers with equal spaces, writers=[...], and "
+                        "make the spaces yourself",
+                        uri=self.uri,
+                    )
+        return {
+            pid: (space_from_json(spaces["observation"]), space_from_json(spaces["action"]))
+            for pid, spaces in stored.items()
+        }
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """(observation space, action space) of the only recorded policy.
+
+        Training from stored data needs no environment: ``policy.bind(*data.spaces)``.
+
+        Raises:
+            SchemaError: No writer stored spaces.
+            OptionError: Several policies were recorded: use `policy_spaces`.
+            SchemaConflict: Writers stored different spaces.
+        """
+        found = self.policy_spaces
+        if len(found) > 1:
+            raise OptionError(
+                f"the data set has the spaces of {len(found)} policies: use "
+                f"policy_spaces[{min(found)!r}] or another of {', '.join(map(excerpt, sorted(found)))}",
+                uri=self.uri,
+            )
+        if not found:
+            raise SchemaError(
+                "the data set has no stored spaces: workers and RecordExperience store them; pass "
+                "spaces={policy_id: (observation_space, action_space)} to a writer of your own",
+                uri=self.uri,
+            )
+        return next(iter(found.values()))
+
+
+class StoredSegment(Protocol):
+    """Consecutive rows of one writer in one file. A value; listed without being opened."""
+
+    @property
+    def key(self) -> SegmentKey:
+        """Identifies the content of the segment."""
+
+    @property
+    def path(self) -> str:
+        """Names the file within its source."""
+
+    @property
+    def writer(self) -> str:
+        """Whose rows they are. Episodes of two writers are never one, even with equal ``eps_id``."""
+
+    @property
+    def first(self) -> int:
+        """Number of the first row within the writer. Above 0: earlier rows may have existed."""
+
+    @property
+    def skip(self) -> int:
+        """Number of rows of the file before the first."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+
+class SegmentKey(NamedTuple):
+    """Identifies the content of a segment.
+
+    Attributes:
+        path: Names the file and its content: it changes if the content does.
+        skip: Number of rows at its start that are not live.
+        rows: Number of live rows.
+    """
+
+    path: str
+    skip: int
+    rows: int
+
+
+class OpenSegment(Protocol):
+    """An opened file: decodes its rows one group at a time."""
+
+    schema: Schema
+    #: Number of rows of each group.
+    rows: list[int]
+    #: Number of units of each group: steps, joint steps, or sequences.
+    units: list[int]
+
+    def read_folded(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> Folded:
+        """Check and decode one group into a new batch, which the caller owns; frame stacks stay folded.
+
+        Args:
+            index: Number of the group.
+            columns: Logical columns; None: all.
+            rows: The rows of the group to return, if only a part of it is live: whole written batches, or any
+                rows if the data has neither sequences nor several agents. None: all.
+
+        Raises:
+            CorruptData: The group is damaged; ``uri`` and ``record`` say where. Its neighbours are not.
+        """
+
+    def bounds(self, index: int) -> Mapping[str, Bounds]:
+        """A group's least and greatest values by physical column, if known without reading it."""
+
+
+@dataclass(frozen=True)
+class EpisodeInfo:
+    """The rows of one episode in one segment.
+
+    Attributes:
+        writer: Id of the writer.
+        policy, eps_id, agent_index, env_id: Identify the episode; None where the data has no such column.
+        rows: Rows in this segment.
+        t0: ``t`` of the first of these rows.
+        end: "terminated", "truncated" or "open" (another segment continues the episode, or it was cut).
+        reward: Sum of the rewards in this segment.
+        began: When the episode began, in UTC by the clock of the writer's machine; None if unknown.
+        written: When the first of these rows was written, likewise.
+    """
+
+    writer: str
+    policy: str
+    eps_id: Any
+    agent_index: Any
+    env_id: Any
+    rows: int
+    t0: int | None
+    end: str
+    reward: float | None
+    began: datetime | None = None
+    written: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoleCheck:
+    """When to believe a hole: a listing of a growing data set is not a snapshot, and may miss stored rows.
+
+    Attributes:
+        listings: Number of listings that must all lack the rows.
+        seconds: Time between two listings. For stores that list page by page the next listing is right; the
+            wait is for stores that show a put with a delay.
+        sleep: Waits for that many seconds.
+    """
+
+    listings: int = 3
+    seconds: float = 0.1
+    sleep: Callable[[float], object] = time.sleep

@@ -1,0 +1,294 @@
+"""Reads the rows of a source, one group at a time: opens, checks, cuts and fills them, and counts lost rows.
+
+A span is the live part of a group. `rlio.readers.group_source`, `rlio.replay.build` and
+`rlio.following.follow` decide the order of reading.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple, TypeVar
+
+from rlio.batch import Batch, count_units
+from rlio.batch.columns import is_per_sequence
+from rlio.errors import CorruptData, DataNotFound, HoleError
+from rlio.schemas.folded import Folded, unfold
+from rlio.source.selection import Counting, GroupOptions
+from rlio.source.source import OpenSegment, Source, StoredSegment
+from rlio.storage.open_files import OpenFiles
+
+__all__ = ["GoneSegments", "SegmentGone", "Span", "SpanReader"]
+
+logger: logging.Logger = logging.getLogger("rlio")
+
+T = TypeVar("T")
+
+# The footers of this many segments stay parsed; a window of groups seldom spans more.
+_OPEN_SEGMENTS = 16
+
+
+class Span(NamedTuple):
+    """The live part of a group.
+
+    Attributes:
+        group: Number of the group; -1 for a segment that is damaged as a whole, which is one group.
+        rows: Live rows of the group (of the segment, for a damaged one).
+        first: Number of the first live row within the writer.
+        units: Number of units in these rows; 0 if unknown, because all are lost.
+        whole: Whether these are all rows of the group.
+    """
+
+    group: int
+    rows: range
+    first: int
+    units: int
+    whole: bool
+
+    @property
+    def end(self) -> int:
+        """Number, within the writer, of the row after the last one."""
+        return self.first + len(self.rows)
+
+
+class SegmentGone(Exception):
+    """A listed segment is missing: it was compacted and collected, or it is lost. List again."""
+
+    def __init__(self, source: Source, segment: StoredSegment, error: DataNotFound) -> None:
+        super().__init__(segment.path)
+        self.source = source
+        self.segment = segment
+        self.error = error
+
+
+class GoneSegments:
+    """Listed segments that are missing: each is looked for in a few listings, then counts as lost.
+
+    Args:
+        on_error: What to do with a lost segment: "raise", or "skip" to treat its rows as damage.
+
+    Attributes:
+        given_up: Paths of the lost segments.
+    """
+
+    def __init__(self, on_error: Literal["raise", "skip"]) -> None:
+        self.given_up: set[str] = set()
+        self._on_error = on_error
+        self._attempts: Counter[str] = Counter()
+
+    def miss(self, gone: SegmentGone) -> None:
+        """Record a missing segment before the caller lists again. Waits from the second time on.
+
+        Raises:
+            HoleError: Too many listings have named the missing segment.
+        """
+        path = gone.segment.path
+        self._attempts[path] += 1
+        attempts, hole_check = self._attempts[path], gone.source.hole_check
+        if attempts <= hole_check.listings:
+            logger.info("%s is gone: listing again", gone.source.uri_of(path))
+            if attempts > 1:
+                hole_check.sleep(hole_check.seconds)
+        elif self._on_error == "skip":
+            self.given_up.add(path)
+        else:
+            raise HoleError(
+                f"the shard is listed and is not there, in {attempts} attempts: restore it, or read with "
+                "on_error='skip'",
+                uri=gone.source.uri_of(path),
+            ) from gone.error
+
+    def read(self, source: Source, read: Callable[[Source], T]) -> T:
+        """Call ``read`` with the source; if a segment is missing, again with the same rows listed again."""
+        while True:
+            try:
+                return read(source)
+            except SegmentGone as gone:
+                self.miss(gone)
+            source = source.listed_again()
+            if self._on_error == "raise":
+                source.check_complete()
+
+    def forget(self) -> None:
+        """Count attempts from 0 again."""
+        self._attempts.clear()
+
+
+class SpanReader:
+    """Opens segments and reads their spans; used from one thread at a time.
+
+    Args:
+        source: Opens segments; has the known schemas.
+        options: What to read.
+        counting: What to count.
+        given_up: Paths of segments that are listed but were missing in several attempts, so count as damage;
+            may grow.
+        learn: Called if the schema of a segment is unknown; may replace `source` and `options`.
+        weigh: Returns how many rows count as lost with a span, or, for None, with a whole segment.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        options: GroupOptions,
+        counting: Counting,
+        *,
+        given_up: set[str],
+        learn: Callable[[], object] | None = None,
+        weigh: Callable[[StoredSegment, Span | None], int] | None = None,
+    ) -> None:
+        self.source = source
+        self.options = options
+        self.counting = counting
+        #: Rows lost to damage.
+        self.skipped: int = 0
+        self._given_up = given_up
+        self._learn = learn
+        self._weigh = weigh or _all_rows
+        self._open: OpenFiles[str, OpenSegment] = OpenFiles(_OPEN_SEGMENTS)
+        self._damaged: set[tuple[str, int]] = set()
+
+    def with_options(self, options: GroupOptions, counting: Counting) -> SpanReader:
+        """Return a reader of other columns that shares the open segments, so each footer is read once."""
+        other = SpanReader(self.source, options, counting, given_up=self._given_up)
+        other._open = self._open
+        return other
+
+    def open(self, segment: StoredSegment) -> OpenSegment | None:
+        """Open a segment; None if it is damaged as a whole, which is then counted.
+
+        Raises:
+            SegmentGone: The segment is missing.
+        """
+        path = segment.path
+        opened = self._open.get(path)
+        if opened is not None:
+            return opened
+        if (path, -1) in self._damaged:
+            return None  # Its rows are skipped batch by batch, but it is opened only once.
+        try:
+            opened = self.source.open_segment(segment)
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, -1, self._weigh(segment, None), error)
+            return None
+        if opened.schema.hash not in self.source.schemas and self._learn is not None:
+            self._learn()
+        self.source.check_schema(opened.schema, segment)
+        return self._open.add(path, opened)
+
+    def spans(self, segment: StoredSegment) -> list[Span]:
+        """Return the groups of a segment that have live rows.
+
+        A segment that is damaged as a whole is one group. Its lost rows count when a reader reaches them.
+
+        Raises:
+            SegmentGone: The segment is missing.
+        """
+        opened = self.open(segment)
+        live = range(segment.skip, segment.skip + segment.rows)
+        if opened is None:
+            units = segment.rows if self.counting.by_row else 0
+            return [Span(-1, live, segment.first, units, False)]
+        found = []
+        starts = [0, *accumulate(opened.rows)]
+        for group, (start, stop) in enumerate(pairwise(starts)):
+            first, last = max(start, live.start), min(stop, live.stop)
+            if first >= last:
+                continue
+            rows = range(first - start, last - start)
+            whole = len(rows) == stop - start
+            number = segment.first - segment.skip + first
+            units = opened.units[group] if whole else self._count(segment, opened, group, rows)
+            found.append(Span(group, rows, number, len(rows) if self.counting.by_row else units, whole))
+        return found
+
+    def _count(self, segment: StoredSegment, opened: OpenSegment, group: int, rows: range) -> int:
+        """Count the units of a part of a group; this needs its rows."""
+        if self.counting.by_row:
+            return len(rows)
+        try:
+            part = opened.read_folded(group, columns=self._columns(opened), rows=rows).batch
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, group, len(rows), error)
+            return 0
+        return count_units(part, self.counting.unit)
+
+    def read(self, segment: StoredSegment, span: Span) -> Batch | None:
+        """Read the units of a span, with missing columns filled; None if they are lost.
+
+        Raises:
+            SegmentGone: The segment is missing.
+        """
+        folded = self.read_folded(segment, span)
+        return None if folded is None else unfold([folded])
+
+    def read_folded(self, segment: StoredSegment, span: Span) -> Folded | None:
+        """Read like `read`, but without looking up frame stacks yet."""
+        opened = self.open(segment)
+        if opened is None or span.group < 0:
+            return None
+        try:
+            folded = opened.read_folded(
+                span.group, columns=self._columns(opened), rows=None if span.whole else span.rows
+            )
+            self._check(folded.batch, span, segment)
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, span.group, self._weigh(segment, span), error)
+            return None
+        return replace(folded, batch=self.filled(folded.batch))
+
+    def filled(self, batch: Batch) -> Batch:
+        """Return the batch with every column known so far, if columns are filled."""
+        filling = self.options.filling
+        return batch if filling is None else filling.fill(batch)
+
+    def _check(self, batch: Batch, span: Span, segment: StoredSegment) -> None:
+        """Check the counts that the segment states for its group, because positions rely on them."""
+        unit = self.counting.unit
+        found = count_units(batch, unit)
+        if found != span.units:
+            raise CorruptData(
+                f"the row group has {found} {unit} and its shard says {span.units}",
+                uri=self.source.uri_of(segment.path),
+                record=span.group,
+            )
+        if batch.agent_steps() != len(span.rows):
+            raise CorruptData(
+                f"the row group has {batch.agent_steps()} rows and its shard says {len(span.rows)}",
+                uri=self.source.uri_of(segment.path),
+                record=span.group,
+            )
+
+    def _columns(self, opened: OpenSegment) -> list[str] | None:
+        """Return the wanted columns; with filling, those that this segment has."""
+        columns = self.options.columns
+        if columns is None or self.options.filling is None:
+            return columns
+        policies = opened.schema.policies.values()
+        # If all wanted columns are filled, one other column is read to count the rows, and dropped.
+        found = [name for name in columns if any(name in policy.names for policy in policies)]
+        has = [column for policy in policies for column in policy.columns]
+        return found or [column for column in has if not is_per_sequence(column)][:1]
+
+    def _lose(self, segment: StoredSegment, group: int, rows: int, error: CorruptData | DataNotFound) -> None:
+        """Count lost rows once, or raise.
+
+        Raises:
+            SegmentGone: The segment is missing, and another listing may show where its rows are.
+        """
+        path = segment.path
+        if isinstance(error, DataNotFound) and path not in self._given_up:
+            raise SegmentGone(self.source, segment, error) from error
+        if not self.options.skip_damage:
+            raise error
+        if (path, group) not in self._damaged:
+            self._damaged.add((path, group))
+            self.skipped += rows
+            logger.warning("skipped %d rows: %s", rows, error)
+
+
+def _all_rows(segment: StoredSegment, span: Span | None) -> int:
+    return segment.rows if span is None else len(span.rows)

@@ -1,0 +1,189 @@
+"""The engine reads all that is stored through `rlio.source.source.Source`: a made-up source shows it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from rlio.batch import SampleBatch, concat_samples
+from rlio.dataset.stats import Normaliser
+from rlio.errors import CorruptData, EndOfData, HoleError
+from rlio.readers.cold_pass import ColdPass
+from rlio.readers.read_options import ReadOptions
+from rlio.readers.stored_pass import StoredPass
+from rlio.replay.draws import Draw
+from rlio.replay.filters import RowFilter
+from rlio.replay.store import draw_of
+from rlio.schemas.folded import Folded
+from rlio.schemas.schema import Schema
+from rlio.source.source import SegmentKey, Source
+
+
+class File(NamedTuple):
+    """Episodes of five steps, held in memory."""
+
+    path: str
+    first: int
+    rows: int
+    writer: str = "them"
+    skip: int = 0
+
+    @property
+    def key(self) -> SegmentKey:
+        return SegmentKey(f"{self.path}@1", 0, self.rows)
+
+
+def episode(number: int) -> SampleBatch:
+    ids = number * 5 + np.arange(5)
+    return SampleBatch(
+        obs=ids[:, None].astype(np.float32), rewards=ids.astype(np.float32), actions=ids,
+        terminateds=np.arange(5) == 4, truncateds=np.zeros(5, bool), eps_id=np.full(5, number),
+        t=np.arange(5),
+    )  # fmt: skip
+
+
+class OpenFile:
+    """A group is an episode."""
+
+    def __init__(self, file: File, schema: Schema, damaged: frozenset[int]) -> None:
+        self.schema = schema
+        self._first, self._damaged = file.first // 5, damaged
+        self.rows = self.units = [5] * (file.rows // 5)
+
+    def read_folded(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> Folded:
+        number = self._first + index
+        if number in self._damaged:
+            raise CorruptData("an episode is damaged", uri="made-up", record=number)
+        found = episode(number)
+        assert rows is None
+        return Folded(
+            SampleBatch({name: found[name] for name in found if columns is None or name in columns})
+        )
+
+    def bounds(self, index: int) -> Mapping[str, Any]:
+        return {}
+
+
+class Files(Source):
+    """Two files of ten episodes each."""
+
+    def __init__(self, *, damaged: Sequence[int] = (), gone: Sequence[str] = ()) -> None:
+        schema = Schema.of(episode(0))
+        self._schemas = {schema.hash: schema}
+        self._damaged, self._gone = frozenset(damaged), gone
+
+    uri = "made-up"  # type: ignore[assignment]  # An attribute does for a property.
+    state_identity = "20 episodes"  # type: ignore[assignment]  # The same.
+
+    @property
+    def schemas(self) -> Mapping[str, Schema]:
+        return self._schemas
+
+    @property
+    def segments(self) -> Sequence[File]:
+        return [File("a", 0, 50), File("b", 50, 50)]
+
+    def open_segment(self, segment: Any) -> OpenFile:
+        if segment.path in self._gone:
+            from rlio.errors import DataNotFound
+
+            raise DataNotFound("no such file", uri="made-up/" + segment.path)
+        return OpenFile(segment, next(iter(self._schemas.values())), self._damaged)
+
+    def uri_of(self, path: str) -> str:
+        return f"made-up/{path}"
+
+
+def passes(kind: str, source: Source, *, draw: Draw | None = None, **options: Any) -> Any:
+    read = ReadOptions(**{"batch_size": 7, "epochs": 1, **options})
+    draw = draw or draw_of({}, columns=read.columns)
+    if kind == "cold":
+        return ColdPass(source, read, "error", draw.filter)
+    return StoredPass(source, read, draw=draw, cache="memory", missing="error")
+
+
+def actions(reader: Any) -> list[int]:
+    found: list[int] = []
+    try:
+        while True:
+            found += reader.take(None)["actions"].tolist()
+    except EndOfData:
+        return found
+    finally:
+        reader.close()
+
+
+both = pytest.mark.parametrize("kind", ["cold", "stored"])
+
+
+@both
+def test_a_made_up_source_is_read_in_its_order_and_as_a_permutation_by_ranks(kind: str) -> None:
+    assert actions(passes(kind, Files())) == list(range(100))
+    shares = [actions(passes(kind, Files(), shuffle=True, seed=3, shard=(rank, 3))) for rank in range(3)]
+    assert sorted(functools.reduce(operator.iadd, shares, [])) == list(range(100))
+    assert min(map(len, shares)) >= 33
+    assert functools.reduce(operator.iadd, shares, []) != list(range(100))
+
+
+@both
+def test_a_damaged_episode_of_a_made_up_source_loses_its_own_rows_alone(kind: str) -> None:
+    with pytest.raises(CorruptData, match="an episode is damaged"):
+        actions(passes(kind, Files(damaged=[7])))
+    reader = passes(kind, Files(damaged=[7, 12]), on_error="skip")
+    assert actions(reader) == [n for n in range(100) if n // 5 not in (7, 12)]
+    if kind == "cold":
+        assert reader.skipped == 10
+
+
+@both
+def test_a_missing_file_of_a_made_up_source_is_a_hole(kind: str) -> None:
+    with pytest.raises(HoleError, match="1 attempts"):
+        actions(passes(kind, Files(gone=["b"])))
+    assert actions(passes(kind, Files(gone=["b"]), on_error="skip")) == list(range(50))
+
+
+@both
+def test_a_made_up_source_resumes_filters_and_splits(kind: str) -> None:
+    draw = draw_of({"filter": "rewards >= 30", "split": ("train", 0.5)})
+    assert draw.filter is not None
+    whole = actions(passes(kind, Files(), draw=draw, shuffle=True, seed=1))
+    ids = np.arange(30, 100) // 5
+    expected = np.arange(30, 100)[RowFilter.of(draw.filter).split.holds(ids, "them")]  # type: ignore[union-attr]
+    assert sorted(whole) == expected.tolist()
+    assert 0 < len(whole) < 70
+    first = passes(kind, Files(), draw=draw, shuffle=True, seed=1)
+    begun = first.take(None)["actions"].tolist()
+    second = passes(kind, Files(), draw=draw, shuffle=True, seed=1)
+    second.seek(first.position())
+    first.close()
+    assert begun + actions(second) == whole
+
+
+def test_a_made_up_source_has_n_step_and_derived_columns_and_statistics() -> None:
+    draw = draw_of({"n_step": 2, "gamma": 0.5, "derive": ["returns_to_go"]})
+    reader = passes("stored", Files(), draw=draw, batch_size=100)
+    found = reader.take(None)
+    reader.close()
+    rows = concat_samples([episode(number) for number in range(20)])
+    rewards = rows["rewards"].reshape(20, 5)
+    two = rewards + 0.5 * np.pad(rewards[:, 1:], ((0, 0), (0, 1)))
+    np.testing.assert_allclose(found["rewards"], two.reshape(-1))
+    np.testing.assert_allclose(found["returns_to_go"], rewards[:, ::-1].cumsum(1)[:, ::-1].reshape(-1))
+    scaled = Normaliser.of("mean_std", Files())(episode(3))["obs"]
+    np.testing.assert_allclose(scaled[:, 0], (np.arange(15, 20) - 49.5) / np.arange(100).std(), rtol=1e-6)
+
+
+def test_the_content_of_a_source_has_an_identity_apart_from_its_rows() -> None:
+    one, other = Files(), Files()
+    assert one.content_identity == other.content_identity
+    moved = [File("a", 0, 50), File("c", 50, 50)]
+    other.__class__ = type("Moved", (Files,), {"segments": property(lambda self: moved)})
+    assert one.content_identity != other.content_identity
+    assert one.state_identity == other.state_identity
