@@ -21,6 +21,7 @@ from rlio.replay.filters import RowFilter
 from rlio.replay.order import share
 from rlio.replay.positions import columns_digest
 from rlio.schemas.folded import Folded, unfold
+from rlio.source.damage import Damage
 from rlio.source.selection import group_options, own_size
 from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SegmentGone
@@ -57,6 +58,8 @@ class ColdPass(EpochPass):
         self._filter = row_filter
         self._missing: Literal["error", "drop", "fill"] = missing
         self._gone = GoneSegments(options.on_error)
+        #: The damaged places.
+        self.damage: Damage = Damage()
         # For frame stacks.
         self._buffers = Buffers()
         #: The source, as listed last.
@@ -203,8 +206,9 @@ class ColdPass(EpochPass):
                 missing=self._missing,
                 on_error=self.options.on_error,
                 given_up=self._gone.given_up,
+                damage=self.damage,
             )
-        groups = Groups(source, options, self._gone.given_up, found)
+        groups = Groups(source, options, self._gone.given_up, found, self.damage)
         return RecordedOrder(groups) if self.seed is None else WindowedOrder(groups, seed=self.seed)
 
     def _list_again(self, gone: SegmentGone) -> None:

@@ -15,43 +15,28 @@ Example:
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
-from rlio.batch import Batch
 from rlio.dataset.dataset import Dataset, Snapshot, opened, refuse_open_options
 from rlio.dataset.stats import Normalise, Normaliser, Stats
-from rlio.errors import OptionError, StateError, excerpt
+from rlio.errors import OptionError, excerpt
 from rlio.following.follow import FollowPass
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.reader import Endless, InputReader, JsonState, Unit
-from rlio.readers.cold_pass import ColdPass
+from rlio.reader import Endless
 from rlio.readers.growing_pass import GrowingPass, SnapshotPass, dataset_of
-from rlio.readers.read_options import ReadKeywords, ReadOptions
-from rlio.readers.stored_pass import Cache, Kept, StoredPass, choose_cache
-from rlio.replay.draws import Draw
-from rlio.replay.joint_gather import RowSource
-from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
+from rlio.readers.read_options import ReadOptions
+from rlio.readers.source_reader import DRAWN, Asked, SourceKeywords, SourceReader, open_pass
+from rlio.readers.stored_pass import Cache
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_choice, checked_keywords
 
 __all__ = ["DatasetReader"]
 
 
-class DatasetKeywords(ReadKeywords, UnitKeywords, total=False):
-    """The keyword options of a `DatasetReader` that select and shape rows, with defaults."""
-
-
-_DRAWN: Final = tuple(UnitKeywords.__annotations__)
-# The key of a state that names the statistics, if rows are normalised.
-_NORMALISE: Final = "normalise"
-
-
-class DatasetReader(InputReader):
+class DatasetReader(SourceReader):
     """Reads the data set under ``root``, in recorded order or shuffled.
 
     Rows keep the column order, dtypes and shapes in which they were written. ``n`` and ``batch_size`` count
@@ -163,8 +148,6 @@ class DatasetReader(InputReader):
         LedgerError: The row count of a store differs from the count in the shards' names: a bug in rlio.
     """
 
-    replayable = True
-
     @checked_keywords
     def __init__(
         self,
@@ -180,22 +163,18 @@ class DatasetReader(InputReader):
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
         normalise: Normalise | None = None,
-        **keywords: Unpack[DatasetKeywords],
+        **keywords: Unpack[SourceKeywords],
     ) -> None:
         check_choice("cache", cache, ("auto", "memory", "disk", "none"))
-        given: dict[str, Any] = {**keywords}
-        drawn = {name: given.pop(name) for name in _DRAWN if name in given}
-        if isinstance(given.get("columns"), str):
+        if isinstance(keywords.get("columns"), str):
             raise OptionError(
-                f"columns={excerpt(given['columns'])}: expected a list of names, or None for all columns; "
+                f"columns={excerpt(keywords['columns'])}: expected a list of names, or None for all columns; "
                 "for columns that only some writers have, pass missing='error', 'drop' or 'fill'"
             )
-        self.options: ReadOptions = ReadOptions.of(cast(ReadKeywords, given))
+        asked = Asked.of(keywords)
+        self.options: ReadOptions = asked.options
         self.drop_last: bool = self.options.drop_last
-        draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
-        if self.options.columns is not None and draw.derive:
-            stored = [name for name in self.options.columns if name not in draw.derive]
-            self.options = replace(self.options, columns=stored)
+        draw = asked.draw
         self._pass: SnapshotPass | GrowingPass | FollowPass
         self._normaliser: Normaliser | None = None
         if (follow or grow) and not isinstance(normalise, Normaliser | Stats | None):
@@ -204,7 +183,7 @@ class DatasetReader(InputReader):
                 "those of a snapshot, normalise=dataset.stats()"
             )
         if follow:
-            choosy = bool(drawn) or cache in ("memory", "disk")
+            choosy = asked.drawn or cache in ("memory", "disk")
             _check_follow(choosy=choosy, bounded=at is not None or grow)
             storage = _storage(root, storage_options, limits)
             self._uri = storage.uri
@@ -228,17 +207,12 @@ class DatasetReader(InputReader):
             self._normaliser = Normaliser.of(
                 normalise, dataset, policy=draw.policy, columns=self.options.columns
             )
-        open_pass = partial(_open_pass, draw=draw, cache=cache, missing=missing)
+        opens = partial(open_pass, draw=draw, cache=cache, missing=missing)
         if grow:
             _check_growth(dataset, self.options)
-            self._pass = GrowingPass(dataset, self.options, missing, open_pass)
+            self._pass = GrowingPass(dataset, self.options, missing, opens)
         else:
-            self._pass = open_pass(dataset, self.options)
-
-    def _describe(self) -> Iterator[str]:
-        yield repr(self._uri)
-        yield self._pass.place
-        yield from self.options.given()
+            self._pass = opens(dataset, self.options)
 
     @property
     def _reading(self) -> SnapshotPass | FollowPass:
@@ -247,11 +221,6 @@ class DatasetReader(InputReader):
             return self._pass
         with self._turns_of_threads.held():  # Between two epochs, only `sample` may open the next.
             return self._pass.current
-
-    @property
-    def cache(self) -> Kept:
-        """Where the rows are kept; with ``cache="auto"``, the choice (with ``grow``, for this epoch)."""
-        return self._reading.cache
 
     @property
     def dataset(self) -> Dataset:
@@ -265,12 +234,6 @@ class DatasetReader(InputReader):
             return reading.dataset
         return dataset_of(reading)
 
-    # A property, because a follower knows the unit only once there is a row to read.
-    @property
-    def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
-        """The unit that ``n`` and ``batch_size`` count."""
-        return self._reading.unit
-
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far, with ``on_error="skip"``."""
@@ -279,90 +242,12 @@ class DatasetReader(InputReader):
         with self._turns_of_threads.held():
             return self._pass.skipped
 
-    @property
-    def epoch(self) -> int:
-        """Number, from 0, of the epoch in which the next batch begins."""
-        return self._reading.epoch
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the order; None for the recorded order."""
-        return self._reading.seed
-
-    def __len__(self) -> int:
-        """Units of one epoch, of all ranks together; when following, the listed rows."""
-        return self._reading.total
-
-    def skip(self, n: int) -> None:
-        """Skip ``n`` batches of ``batch_size`` units: move to the position after ``n`` calls of `sample`.
-
-        Reads nothing, with two exceptions: with ``on_error="skip"``, because rows after damaged ones fill up
-        batches and only reading finds the next batch; and with ``grow``.
-
-        Args:
-            n: Batches, 0 or more.
-
-        Raises:
-            EndOfData: Fewer batches are left. The reader is then at the end, as if `sample` had raised it.
-            OptionError: ``n`` is below 0, or the reader follows a data set, where batches have no fixed size.
-            StateError: The last `load_state_dict` failed.
-            ClosedError: After `close`.
-        """
-        with self._turns_of_threads.held():
-            self._check_open()
-            self._check_loaded()
-            if operator.index(n) < 0:
-                raise OptionError(f"skip(n={n}): expected a number of batches, 0 or more")
-            self._pass.skip(operator.index(n))
-
-    @property
-    def row_source(self) -> RowSource | None:
-        """The source of its next rows, to gather them with those of others; None without a store.
-
-        None also if rows are normalised, which comes after gathering.
-        """
-        return self._pass if isinstance(self._pass, StoredPass) and self._normaliser is None else None
-
     # ---- hooks of InputReader ----
 
     def _endless(self) -> Endless | None:
         if self.options.epochs is not None or isinstance(self._pass, FollowPass):
             return None
         return Endless(self.epoch, len(self))
-
-    def interrupt(self) -> None:
-        """Wake a `sample` that waits for rows, or for its store to be built; see `InputReader`."""
-        self._pass.interrupt()
-
-    def _next(self) -> Batch:
-        return self._finished(self._pass.take(None))
-
-    def _take(self, n: int) -> Batch:
-        return self._finished(self._pass.take(n))
-
-    def _finished(self, batch: Batch) -> Batch:
-        return batch if self._normaliser is None else self._normaliser(batch)
-
-    def _position(self) -> JsonState:
-        position = self._pass.position()
-        return position if self._normaliser is None else {**position, _NORMALISE: self._normaliser.digest}
-
-    def _seek(self, position: JsonState) -> None:
-        rest = dict(position)
-        saved, ours = (
-            rest.pop(_NORMALISE, None),
-            None if self._normaliser is None else self._normaliser.digest,
-        )
-        if saved != ours:
-            raise StateError(
-                f"state['position'][{_NORMALISE!r}] is {excerpt(saved)} but this reader has {excerpt(ours)}: "
-                "normalise by the same statistics, normalise=..., as the reader that saved the state",
-                uri=self._uri,
-            )
-        self._pass.seek(rest)
-
-    def _close(self) -> None:
-        self._pass.close()
 
 
 def _storage(
@@ -386,7 +271,7 @@ def _check_follow(*, choosy: bool, bounded: bool) -> None:
         OptionError: One of them is true.
     """
     if choosy:
-        raise OptionError("follow=True gives rows in recorded order; leave out cache, " + ", ".join(_DRAWN))
+        raise OptionError("follow=True gives rows in recorded order; leave out cache, " + ", ".join(DRAWN))
     if bounded:
         raise OptionError(
             "follow=True follows new rows, at=... reads a fixed snapshot, and grow=True adds rows at each "
@@ -408,18 +293,3 @@ def _check_growth(dataset: Dataset, options: ReadOptions) -> None:
             "For each epoch, take a snapshot on one rank, rlio.open_dataset(root).snapshot(), and pass it as "
             "at= to the readers of all ranks"
         )
-
-
-def _open_pass(
-    dataset: Dataset,
-    options: ReadOptions,
-    *,
-    draw: Draw,
-    cache: Cache,
-    missing: Literal["error", "drop", "fill"],
-) -> SnapshotPass:
-    """The pass that reads epochs of a data set as listed."""
-    chosen = choose_cache(dataset, options, draw, cache)
-    if chosen == "none":
-        return ColdPass(dataset, options, missing, draw.filter)
-    return StoredPass(dataset, options, draw=draw, cache=chosen, missing=missing)

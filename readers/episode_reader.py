@@ -1,152 +1,52 @@
 """`EpisodeReader`: reads data sets of other libraries through the sources of `rlio.formats`.
 
-An `EpisodeSource` gives one episode after the other as a `SampleBatch` with rlio's columns. The reader adds
-what all readers have: batch sizes, epochs, seeded shuffling, shards, damaged episodes, saved positions.
-
-Not here: how a format stores an episode (`rlio.formats`).
+Not here: how a format stores an episode (`rlio.formats`), how the engine sees it (`rlio.source.episodes`),
+and the engine (`rlio.readers.source_reader`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, Protocol, Self, Unpack, runtime_checkable
+from typing import Any, Final, Self, Unpack
 
-import numpy as np
-
-from rlio.batch import SampleBatch, concat_samples
-from rlio.batch.columns import Columns, with_possible_validity
-from rlio.batch.nested import leaves, map_structure
-from rlio.errors import CorruptData, SchemaError
+from rlio.dataset.stats import Normalise, Normaliser
+from rlio.errors import DataNotFound, StateError
 from rlio.formats.format import Format
-from rlio.formats.place import locate_format, open_source
+from rlio.formats.place import about_format, locate_format, open_source
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, raise_at
-from rlio.readers.read_options import ReadKeywords, ReadOptions
-from rlio.readers.rllib_json import check_asked
-from rlio.readers.uniform import Uniform
-from rlio.storage import InputFile
+from rlio.reader import JsonState
+from rlio.readers.read_options import ReadOptions
+from rlio.readers.source_reader import Asked, Missing, SourceKeywords, SourceReader, open_pass
+from rlio.readers.stored_pass import Cache
+from rlio.source.damage import SkippedRecord
+from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage.paths import StrPath
 from rlio.support.options import checked_keywords
 
-__all__ = [
-    "EpisodeReader",
-    "EpisodeSource",
-    "RunSource",
-    "measure_row",
-    "with_next_obs",
-    "without_final_obs",
-]
+__all__ = ["EpisodeReader"]
 
-# Rows that are read at a time: whole episodes, as many as fit.
-_GROUP_ROWS = 4096
-_GROUP_BYTES = 64 << 20
+# What `columns="intersect"` and the like mean for the schemas of a source.
+_MISSING: Final[dict[str, Missing]] = {"error": "error", "intersect": "drop", "fill": "fill"}
 
 
-class EpisodeSource(Protocol):
-    """Episodes in another library's format, each readable by itself.
-
-    Attributes:
-        uri: Where they are stored, for messages.
-        files: The files of the episodes; their names and sizes are part of a reader's state.
-        lengths: Steps of each episode.
-        row_bytes: About how many bytes a row takes in memory. Saved positions depend on it, so a source
-            measures the same episode in all versions.
-        spaces: (observation space, action space); None: the format does not say.
-
-    A source may have two more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps, and
-    ``notes``, sentences about its data for the report (`rlio.formats.report`).
-    """
-
-    uri: str
-    files: Sequence[InputFile]
-    lengths: Sequence[int]
-    row_bytes: int
-    spaces: tuple[Any, Any] | None
-
-    def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
-        """Read one episode as fresh arrays, a row a step.
-
-        Args:
-            episode: Index into `lengths`.
-            columns: Columns that are needed; None: all. More may be given.
-
-        Returns:
-            Columns by rlio's names, without ``eps_id`` and ``t``, which the reader adds if they are absent.
-
-        Raises:
-            CorruptData: The episode is damaged.
-            SchemaError: Its columns are not columns of a batch.
-        """
-
-    def close(self) -> None:
-        """Close all files."""
-
-
-@runtime_checkable
-class RunSource(Protocol):
-    """A source that reads many short episodes at once; more of an `EpisodeSource`."""
-
-    def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
-        """Read the episodes from ``first`` to ``stop``, with ``eps_id`` and ``t``; see `EpisodeSource`."""
-
-
-def measure_row(rows: SampleBatch) -> int:
-    """About how many bytes a row takes in memory, by the rows of an episode."""
-    return max(1, rows.size_bytes() // max(1, len(rows)))
-
-
-def with_next_obs(observations: Any) -> dict[str, Any]:
-    """Columns ``obs`` and ``new_obs`` of an episode of N steps, as views of its N+1 observations.
-
-    Args:
-        observations: Array of N+1 rows, or such arrays nested in dicts and tuples.
-    """
-    return {
-        Columns.OBS: map_structure(lambda leaf: leaf[:-1], observations),
-        Columns.NEXT_OBS: map_structure(lambda leaf: leaf[1:], observations),
-    }
-
-
-def without_final_obs(observations: Any) -> dict[str, Any]:
-    """Columns ``obs``, ``new_obs`` and ``new_obs_valid`` of an episode whose last observation is not stored.
-
-    ``new_obs`` of the last row is zeros, and ``new_obs_valid`` is False there.
-
-    Args:
-        observations: Array of N rows, or such arrays nested in dicts and tuples.
-    """
-
-    def shifted(leaf: np.ndarray) -> np.ndarray:
-        follow = np.zeros_like(leaf)
-        follow[:-1] = leaf[1:]
-        return follow
-
-    valid = np.ones(len(leaves(observations)[0][1]), np.bool_)
-    valid[-1:] = False
-    return {
-        Columns.OBS: observations,
-        Columns.NEXT_OBS: map_structure(shifted, observations),
-        Columns.NEXT_OBS_VALID: valid,
-    }
-
-
-class EpisodeReader(StoredReader):
+class EpisodeReader(SourceReader):
     """Reads a data set that another library wrote, in one of the formats of `rlio.formats`.
 
-    Rows are served in the order of the episodes, each episode in the order of its steps. ``eps_id`` numbers
-    the episodes, and ``t`` the steps of each, unless the format has these columns. Without ``batch_size``,
-    `sample` serves some thousands of rows. Shuffled, rows of some 16 places of the data set are mixed at a
-    time. Each rank gets its share of every stretch of episodes.
+    Rows come in the order of the episodes, each episode in the order of its steps. ``eps_id`` numbers the
+    episodes, and ``t`` the steps of each, unless the format has these columns. All options are those of
+    `rlio.DatasetReader`, except ``at``, ``grow`` and ``follow``. With ``on_error="skip"``, a damaged episode
+    is left out, and `skipped` counts episodes.
 
     Args:
         inputs: The data set: a folder, a file, a glob, a URI, or a list of files.
         format: Name of the format, such as ``"minari"``; None: recognise it.
         format_options: Options of the format, see docs/foreign.md.
+        cache: Where rows are kept: see `rlio.DatasetReader`.
+        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Bounds on the files.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: See `ReadOptions`.
+        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+            ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Attributes:
         format: The format.
@@ -157,6 +57,7 @@ class EpisodeReader(StoredReader):
         UnknownLayout: The format is not known, or rlio does not read it.
         MissingExtra: The library that decodes the files is not installed.
         CorruptData: The data set is damaged. (UnsafeData: it exceeds ``limits``.)
+        MissingColumn: A column does not exist.
         OptionError: An option is illegal.
     """
 
@@ -167,14 +68,16 @@ class EpisodeReader(StoredReader):
         *,
         format: str | None = None,
         format_options: Mapping[str, Any] | None = None,
+        cache: Cache = "auto",
+        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
-        **keywords: Unpack[ReadKeywords],
+        **keywords: Unpack[SourceKeywords],
     ) -> None:
-        ReadOptions.of(keywords)  # Raises before anything is opened.
+        asked = Asked.of(keywords)  # Raises before anything is opened.
         own = dict(format_options or {})
         found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
-        self._open(open_source(found, place, own, limits=limits), found, keywords, own)
+        self._begin(open_source(found, place, own, limits=limits), found, own, asked, cache, normalise)
 
     @classmethod
     def of(
@@ -183,7 +86,9 @@ class EpisodeReader(StoredReader):
         format: Format,
         *,
         details: Mapping[str, Any] | None = None,
-        **keywords: Unpack[ReadKeywords],
+        cache: Cache = "auto",
+        normalise: Normalise | None = None,
+        **keywords: Unpack[SourceKeywords],
     ) -> Self:
         """Read an open source.
 
@@ -191,109 +96,86 @@ class EpisodeReader(StoredReader):
             source: The episodes; owned by the reader.
             format: Their format.
             details: Everything besides the files that determines the rows, as JSON values; part of states.
-            keywords: See `ReadOptions`.
+            cache: See the class.
+            normalise: See the class.
+            keywords: See the class.
         """
         made = cls.__new__(cls)
-        made._open(source, format, keywords, dict(details or {}))
+        made._begin(source, format, dict(details or {}), Asked.of(keywords), cache, normalise)
         return made
 
-    def _open(
-        self, source: EpisodeSource, format: Format, keywords: ReadKeywords, own: dict[str, Any]
+    def _begin(
+        self,
+        layout: EpisodeSource,
+        format: Format,
+        own: dict[str, Any],
+        asked: Asked,
+        cache: Cache,
+        normalise: Normalise | None,
+        *,
+        shared: bool = False,
     ) -> None:
         self.format: Format = format
-        self._episodes, self._own = source, own
-        self._is_shared = False
+        self.options: ReadOptions = asked.options
+        self.drop_last: bool = self.options.drop_last
+        self.can_read_ahead: bool = self.options.shard[1] == 1 and not self.drop_last
+        self._own, self._is_shared = own, shared
+        self._layout, self._uri = layout, layout.uri
         try:
-            options = ReadOptions.of(keywords)
-            self.spaces: tuple[Any, Any] | None = self._episodes.spaces
-            self._table = _EpisodeTable(self._episodes, options)
-
-            def make_cursor(seed: int, failures: Failures) -> Cursor:
-                return TableCursor(self._table, options, seed=seed, failures=failures)
-
-            details = {"format": self.format.name, "format_options": own or None}
-            StoredReader.__init__(self, options, self._episodes.files, make_cursor, details=details)
+            self.spaces: tuple[Any, Any] | None = layout.spaces
+            names = [*(self.options.columns or ())]
+            if asked.draw.filter is not None:
+                names += asked.draw.filter.columns or ()
+            source = EpisodeFiles(layout, about=about_format(format, own), columns=names)
+            if not len(source):
+                raise DataNotFound("found no row in the files: expected at least one", uri=layout.uri)
+            if normalise is not None:
+                self._normaliser = Normaliser.of(
+                    normalise, source, policy=asked.draw.policy, columns=self.options.columns
+                )
+            missing = _MISSING[self.options.unlike]
+            self._pass = open_pass(source, self.options, draw=asked.draw, cache=cache, missing=missing)
         except BaseException:
-            self._episodes.close()
+            if not shared:
+                layout.close()
             raise
 
     @property
     def source(self) -> EpisodeSource:
         """The episodes, owned by the reader."""
-        return self._episodes
+        return self._layout
 
-    def again(self, **keywords: Unpack[ReadKeywords]) -> Self:
+    def again(self, **keywords: Unpack[SourceKeywords]) -> Self:
         """Another reader of the same open source, from its beginning; it must be closed before this one.
 
         Args:
-            keywords: See `ReadOptions`.
+            keywords: See the class.
         """
-        made = type(self).of(self._episodes, self.format, details=self._own, **keywords)
-        made._is_shared = True
+        made = type(self).__new__(type(self))
+        made._begin(self._layout, self.format, self._own, Asked.of(keywords), "auto", None, shared=True)
         return made
+
+    @property
+    def skipped(self) -> int:
+        """Damaged episodes that ``on_error="skip"`` has skipped so far, each counted once."""
+        count: int = self._pass.damage.count
+        return count
+
+    @property
+    def errors(self) -> list[SkippedRecord]:
+        """The first 1000 of them, each with its place and its damage."""
+        return list(self._pass.damage.errors)
+
+    def _seek(self, position: JsonState) -> None:
+        if "at" in position:
+            raise StateError(
+                "the state was saved by an earlier version, which served the rows of such files in another "
+                "order: begin a new epoch, or finish the run with that version",
+                uri=self._uri,
+            )
+        super()._seek(position)
 
     def _close(self) -> None:
         super()._close()
         if not self._is_shared:
-            self._episodes.close()
-
-
-class _EpisodeTable:
-    """The rows of a source in groups of whole episodes; a `TableSource`."""
-
-    def __init__(self, source: EpisodeSource, options: ReadOptions) -> None:
-        self._episodes = source
-        self._asked = options.columns
-        self._wanted = None if options.columns is None else with_possible_validity(options.columns)
-        self._uniform = Uniform(unlike=options.unlike)
-        #: Rows before each episode, and all rows.
-        self._starts = [0, *accumulate(source.lengths)]
-        most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, source.row_bytes)))
-        #: First episode of each group, and the number of episodes.
-        self._groups = [0]
-        for episode in range(len(source.lengths)):
-            rows = self._starts[episode + 1] - self._starts[self._groups[-1]]
-            if rows > most and episode > self._groups[-1]:
-                self._groups.append(episode)
-        self._groups.append(len(source.lengths))
-        ends = [self._starts[episode] for episode in self._groups]
-        self.rows = [stop - start for start, stop in pairwise(ends)]
-        self.sizes = [rows * source.row_bytes for rows in self.rows]
-
-    def load(self, group: int, start: int, stop: int) -> SampleBatch:
-        base = self._starts[self._groups[group]]
-        first = bisect_right(self._starts, base + start) - 1
-        last = bisect_left(self._starts, base + stop)
-        step = last - first if isinstance(self._episodes, RunSource) else 1
-        parts = []
-        for episode in range(first, last, max(1, step)):
-            begin = self._starts[episode]
-            rows = self._rows(group, episode, episode + step)
-            parts.append(rows[max(0, base + start - begin) : base + stop - begin])
-        joined = parts[0] if len(parts) == 1 else concat_samples(parts)
-        assert isinstance(joined, SampleBatch)
-        return joined
-
-    def _rows(self, group: int, episode: int, stop: int) -> SampleBatch:
-        """The rows of the episodes from ``episode`` to ``stop``: several if the source takes more."""
-        steps = self._starts[stop] - self._starts[episode]
-        try:
-            if isinstance(self._episodes, RunSource):
-                rows = self._episodes.load_run(episode, stop, self._wanted)
-            else:
-                rows = self._episodes.load(episode, self._wanted)
-            if len(rows) != steps:
-                raise CorruptData(f"episode {episode} has {len(rows)} steps, expected {steps}")
-            if Columns.EPS_ID not in rows:
-                rows[Columns.EPS_ID] = np.full(steps, episode, np.int64)
-            if Columns.T not in rows:
-                rows[Columns.T] = np.arange(steps)
-            check_asked(self._asked, rows)
-            if self._wanted is not None:
-                for name in rows.keys() - self._wanted:
-                    del rows[name]
-            conformed = self._uniform.conform(rows)
-        except (CorruptData, SchemaError) as error:
-            raise_at(error, uri=self._episodes.uri, record=group)
-        assert isinstance(conformed, SampleBatch)
-        return conformed
+            self._layout.close()

@@ -67,7 +67,7 @@ from rlio.readers.rllib_json import (
     wanted_columns,
 )
 from rlio.readers.space_arrays import Spaces, fit_space, space_of
-from rlio.readers.uniform import Agreed
+from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import check_choice, checked_keywords

@@ -29,6 +29,7 @@ from rlio.replay.filter_pushdown import Matches
 from rlio.replay.order import WindowOrder, WindowRef
 from rlio.schemas.folded import Folded, join_folded
 from rlio.source.ahead import Ahead
+from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of
 from rlio.source.source import Source, StoredSegment
 from rlio.source.span_reader import Span, SpanReader
@@ -88,12 +89,14 @@ class Groups:
         options: What to read of each group.
         given_up: Paths of segments that are listed but missing: damage; may grow.
         matches: The rows that pass a filter, segment by segment; None: no filter.
+        damage: Collects the damaged places.
     """
 
     source: Source
     options: GroupOptions
     given_up: set[str]
     matches: Iterator[Matches] | None = None
+    damage: Damage | None = None
 
 
 class GroupSource(ABC):
@@ -109,7 +112,9 @@ class GroupSource(ABC):
     def __init__(self, groups: Groups) -> None:
         source, options = groups.source, groups.options
         counting = counting_of(source, options.columns)
-        self._reader = SpanReader(source, options, counting, given_up=groups.given_up, weigh=self._weigh)
+        self._reader = SpanReader(
+            source, options, counting, given_up=groups.given_up, weigh=self._weigh, damage=groups.damage
+        )
         self._matches = groups.matches
         # Kept, because finding the rows again would decode the filter's columns each time. Takes at most a
         # bit for each row of the data, and at most 4 bytes for each row that passes.
@@ -334,7 +339,9 @@ class WindowedOrder(GroupSource):
     @cached_property
     def layout(self) -> str:
         """Windows consist of row groups, so the same rows in other groups come in another order."""
-        return f"{self.total} {self.unit} {_digest([units for _, _, units in self._groups])}"
+        mixed = self._reader.source.window_rows
+        windows = "" if mixed is None else f" {mixed}"
+        return f"{self.total} {self.unit} {_digest([units for _, _, units in self._groups])}{windows}"
 
     def reseed(self, seed: int) -> None:
         """Use another seed, that of a saved state."""
@@ -398,7 +405,8 @@ class WindowedOrder(GroupSource):
         return _Window(joined, np.concatenate(place), numbers)
 
     def _order_of(self, seed: int) -> WindowOrder:
-        return WindowOrder([units for _, _, units in self._groups], seed=seed)
+        rows = [units for _, _, units in self._groups]
+        return WindowOrder(rows, seed=seed, window_rows=self._reader.source.window_rows)
 
     def close(self) -> None:
         self._ahead.close()

@@ -28,7 +28,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ from rlio.reader import Endless, InputReader, JsonState
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.order import ORDER_VERSION, Permutation, share
 from rlio.replay.positions import check_position, choose_seed
+from rlio.source.damage import SkippedRecord
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 from rlio.support.states import seed_in, whole_number
@@ -155,14 +156,6 @@ def in_column(name: str) -> Iterator[None]:
 
 
 # ---- damaged records ----
-
-
-class SkippedRecord(NamedTuple):
-    """A record that ``on_error="skip"`` skipped."""
-
-    uri: str | None
-    record: int | None
-    message: str
 
 
 class Failures:

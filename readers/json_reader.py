@@ -47,8 +47,8 @@ from rlio.readers.line_files import (
 from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.space_arrays import Spaces
-from rlio.readers.uniform import Agreed
 from rlio.schemas.json_lines import is_provenance, parse_head
+from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles

@@ -17,6 +17,7 @@ from rlio.replay.epochs import StorePass
 from rlio.replay.positions import columns_digest
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
+from rlio.source.damage import Damage
 from rlio.source.selection import common_columns, counting_of, own_size
 from rlio.source.source import Source
 
@@ -95,6 +96,12 @@ class StoredPass(StorePass):
         """Rows lost to damage, each counted once; waits for the store."""
         self.store.wait()
         return self.store.skipped
+
+    @property
+    def damage(self) -> Damage:
+        """The damaged places; waits for the store."""
+        self.store.wait()
+        return self.store.damage
 
     def serves(self, source: Source) -> bool:
         """Whether another listing has the same rows."""

@@ -70,13 +70,13 @@ def test_a_row_holds_what_its_action_saw_and_caused() -> None:
 
 
 def test_the_first_episode_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions of saved states depend on it."""
+    """Positions of saved states depend on it. The schema is that of the first episode too."""
     loaded, load = [], RllibEpisodeSource.load
     monkeypatch.setattr(
         RllibEpisodeSource, "load", lambda self, *args: loaded.append(args[0]) or load(self, *args)
     )
     rlio.read(GOLDEN / "cartpole").close()
-    assert loaded == [0]
+    assert loaded == [0, 0]
 
 
 def test_episodes_that_the_recorder_wrote_again_are_read_once_and_counted(

@@ -18,7 +18,7 @@ from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
-from rlio.readers.episode_reader import without_final_obs
+from rlio.source.episodes import without_final_obs
 
 FORMAT = Format(
     name="d3rlpy-1",

@@ -277,7 +277,6 @@ class _ReadEpisodes(Episodes):
             identity=[reader.state_dict(), policy],
             parts=[Part(origin=origin, spaces=policies)],
             layout="whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed",
-            notes=_notes_of(reader),
         )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:

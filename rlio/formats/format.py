@@ -31,8 +31,9 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from rlio.dataset.names import HEADER
 from rlio.errors import RlioError, UnknownLayout
-from rlio.limits import DEFAULT_LIMITS
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.parquet_metadata import read_metadata
+from rlio.source.source import FileSource
 from rlio.storage.filesystem import InputFile, Storage, StrPath, open_input
 from rlio.storage.paths import is_uri, locate
 
@@ -93,6 +94,10 @@ def _never(_: object) -> bool:
     return False
 
 
+# Opens the files of formats; a string, because formats import this registry.
+_OPENS: Final = "rlio.formats.place:open_files"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Marks:
     """Properties that only files of one format have.
@@ -128,7 +133,7 @@ class Format:
         title: The name that its users know.
         marks: How it is recognised.
         reader: ``module:Class`` of a `rlio.InputReader` of its own that opens it; None: it has none.
-        source: ``module:Class`` of the `rlio.readers.episode_reader.EpisodeSource` with which `EpisodeReader`
+        source: ``module:Class`` of the `rlio.source.episodes.EpisodeSource` with which `EpisodeReader`
             opens it; the same as ``table``, if the columns of files may have rlio's names. With neither, rlio
             does not read the format.
         table: ``module:Class`` of the `rlio.formats.tables.Table` from which a mapping reads; None: it has no
@@ -186,6 +191,17 @@ class Format:
         return UnknownLayout(
             f"found {self.title}'s layout, expected one that this reader knows: {self.advice}", uri=uri
         )
+
+
+def open_files(
+    inputs: Any, *, storage_options: Mapping[str, Any] | None, limits: Limits
+) -> FileSource | None:
+    """The data set of another library as a source, which the caller closes; None: it is none that is read."""
+    found = recognise(inputs, storage_options=storage_options)
+    if found is None or found.format.source is None:
+        return None
+    opened: FileSource = load(_OPENS)(inputs, storage_options=storage_options, limits=limits)
+    return opened
 
 
 def load(place: str) -> Any:

@@ -15,8 +15,8 @@ from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
 from rlio.formats.place import Place
 from rlio.limits import Limits
-from rlio.readers.episode_reader import measure_row
 from rlio.readers.hdf5_files import Hdf5Files, check_dataset
+from rlio.source.episodes import measure_row
 from rlio.storage import InputFile
 
 __all__ = ["Hdf5Source", "flags_of", "flat", "ranges_of", "rows_at"]

@@ -35,9 +35,9 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.readers.arrow_columns import to_column
-from rlio.readers.episode_reader import measure_row, with_next_obs, without_final_obs
 from rlio.readers.inputs import guarded, raise_at
 from rlio.readers.parquet_files import ParquetFiles
+from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
 from rlio.storage import InputFile, open_input
 from rlio.support.extras import needs
 from rlio.support.options import check_choice

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -37,11 +37,11 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.readers.arrow_columns import to_column
-from rlio.readers.episode_reader import measure_row, with_next_obs
 from rlio.readers.hdf5_files import Hdf5Files, check_dataset
 from rlio.readers.inputs import guarded, raise_at
 from rlio.readers.parquet_files import ParquetFiles
 from rlio.readers.space_arrays import fit_space
+from rlio.source.episodes import measure_row, with_next_obs
 from rlio.storage import InputFile
 
 FORMAT = Format(
@@ -134,6 +134,8 @@ class MinariSource:
                 )
             self._seeds = self._all_seeds()
             self._has_warned = False
+            #: The episode whose sum of rewards was checked last.
+            self._summed = -1
             longest = max(self.lengths, default=0)
             self.row_bytes: int = 1
             if longest:
@@ -163,15 +165,33 @@ class MinariSource:
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
+        return self._load(episode, None, columns)
 
+    @property
+    def reads_parts(self) -> bool:
+        """Whether the file gives a part of an episode without reading all of it."""
+        return isinstance(self._store, _Hdf5Store)
+
+    def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read some steps of an episode; see `PartSource`. The sum of its rewards is checked first."""
+        if episode != self._summed:
+            self._check_rewards(episode, self._store.read(episode, [_REWARDS])[_REWARDS])
+            self._summed = episode
+        return self._load(episode, range(start, stop), columns)
+
+    def _load(self, episode: int, part: range | None, columns: frozenset[str] | None) -> SampleBatch:
         def wants(*names: str) -> bool:
             return columns is None or not columns.isdisjoint(names)
 
         names = [_REWARDS, *_ENDS]
         names += ["observations"] * wants(Columns.OBS, Columns.NEXT_OBS)
         names += ["actions"] * wants(Columns.ACTIONS)
-        found = self._store.read(episode, names)
         steps = self.lengths[episode]
+        if part is None or not isinstance(self._store, _Hdf5Store):
+            found = self._store.read(episode, names)
+        else:
+            found = self._store.read_part(episode, names, part, steps)
+            steps = len(part)
         for name, value in found.items():
             rows = steps + 1 if name == "observations" else steps
             for _, leaf in leaves(value):
@@ -180,9 +200,11 @@ class MinariSource:
                         f"episode {episode} of {steps} steps has {len(leaf)} {name}, expected {rows}",
                         uri=self.uri,
                     )
-        self._check_rewards(episode, found[_REWARDS])
+        if part is None:
+            self._check_rewards(episode, found[_REWARDS])
         terminated, truncated = (found[name].astype(np.bool_, copy=False) for name in _ENDS)
-        if not self._has_warned and (terminated[:-1].any() or truncated[:-1].any()):
+        last = -1 if part is None or part.stop == self.lengths[episode] else None
+        if not self._has_warned and (terminated[:last].any() or truncated[:last].any()):
             self._has_warned = True
             self.notes.append(
                 "Some episodes have steps after one that ends them: all their steps are read, as one episode."
@@ -271,6 +293,14 @@ def _nested(parts: dict[Any, Any], space: Any) -> Any:
 # ---- HDF5 ----
 
 
+class _Rows(NamedTuple):
+    """Rows ``start`` to ``stop - 1`` of a dataset that must have ``all`` rows."""
+
+    start: int
+    stop: int
+    all: int
+
+
 class _Hdf5Store:
     """All episodes in one file: a group each.
 
@@ -330,12 +360,24 @@ class _Hdf5Store:
         """Columns of one episode: N+1 observations, N rows of all else."""
         return self._handles.guarded(0, episode, lambda: self._read(episode, names))
 
-    def _read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        group = self._member(self._handles.file(0).id, f"episode_{episode}")
-        spaces = self._decode.spaces
-        return {name: self._value(group, name, spaces.get(name), 0) for name in names}
+    def read_part(self, episode: int, names: Sequence[str], part: range, steps: int) -> dict[str, Any]:
+        """Columns of some of the ``steps`` steps of an episode; observations have one more."""
+        return self._handles.guarded(0, episode, lambda: self._read(episode, names, part, steps))
 
-    def _value(self, group: Any, name: str, space: Any, depth: int) -> Any:
+    def _read(
+        self, episode: int, names: Sequence[str], part: range | None = None, steps: int = 0
+    ) -> dict[str, Any]:
+        group = self._member(self._handles.file(0).id, f"episode_{episode}")
+        found = {}
+        for name in names:
+            rows = None
+            if part is not None:
+                more = name == "observations"
+                rows = _Rows(part.start, part.stop + more, steps + more)
+            found[name] = self._value(group, name, self._decode.spaces.get(name), 0, rows)
+        return found
+
+    def _value(self, group: Any, name: str, space: Any, depth: int, rows: _Rows | None) -> Any:
         item = self._member(group, name)
         children = children_of(space)
         is_group = isinstance(item, self._h5py.h5g.GroupID)
@@ -345,28 +387,37 @@ class _Hdf5Store:
             if depth > self._decode.limits.nesting:
                 raise UnsafeData(f"{excerpt(name)} nests more than {self._decode.limits.nesting} deep")
             if children is None:
-                return self._groups(item, depth)
+                return self._groups(item, depth, rows)
             parts = {
-                key: self._value(item, key if isinstance(key, str) else f"_index_{key}", child, depth + 1)
+                key: self._value(
+                    item, key if isinstance(key, str) else f"_index_{key}", child, depth + 1, rows
+                )
                 for key, child in children
             }
             return _nested(parts, space)
-        return self._leaf(item, name, space)
+        return self._leaf(item, name, space, rows)
 
-    def _groups(self, group: Any, depth: int) -> Any:
+    def _groups(self, group: Any, depth: int, rows: _Rows | None) -> Any:
         """What is below a group, where no space is stated."""
         names = sorted(name.decode() for name in group)
         positions = [f"_index_{number}" for number in range(len(names))]
         if sorted(positions) == names:
-            return tuple(self._value(group, name, None, depth + 1) for name in positions)
-        return {name: self._value(group, name, None, depth + 1) for name in names}
+            return tuple(self._value(group, name, None, depth + 1, rows) for name in positions)
+        return {name: self._value(group, name, None, depth + 1, rows) for name in names}
 
-    def _leaf(self, item: Any, name: str, space: Any) -> np.ndarray:
+    def _leaf(self, item: Any, name: str, space: Any, rows: _Rows | None) -> np.ndarray:
         shape, kind = check_dataset(item, name, self.files[0].uri, self._decode.limits)
+        if rows is not None and shape[:1] != (rows.all,):
+            raise CorruptData(f"{excerpt(name)} has the shape {shape}, expected {rows.all} rows")
         if kind.hasobject:
-            return self._of_any_length(self._h5py.Dataset(item), name, space)
+            return self._of_any_length(self._h5py.Dataset(item), name, space, rows)
+        if rows is not None:
+            shape = (rows.stop - rows.start, *shape[1:])
         values = np.empty(shape, kind if kind.isnative else kind.newbyteorder("="))
-        item.read(self._all, self._all, values)
+        if rows is None:
+            item.read(self._all, self._all, values)
+        else:
+            self._h5py.Dataset(item).read_direct(values, np.s_[rows.start : rows.stop])
         if values.ndim == 2 and kind == np.uint8 and self._decode.is_jpeg(space):
             return self._decode.pictures([row.tobytes() for row in values], space)
         if name in (_REWARDS, *_ENDS) and values.shape[1:] == (1,):
@@ -377,7 +428,7 @@ class _Hdf5Store:
             )
         return values
 
-    def _of_any_length(self, dataset: Any, name: str, space: Any) -> np.ndarray:
+    def _of_any_length(self, dataset: Any, name: str, space: Any, part: _Rows | None) -> np.ndarray:
         """Texts, or JPEG files of different lengths."""
         is_text = self._h5py.check_string_dtype(dataset.dtype) is not None
         of_bytes = self._h5py.check_vlen_dtype(dataset.dtype) == np.uint8
@@ -391,12 +442,13 @@ class _Hdf5Store:
         most, taken = self._decode.limits.group_bytes, 0
         rows: list[Any] = []
         step = max(1, most // (4 * (self._size or 1)))
-        for start in range(0, len(dataset), step):
-            part = dataset[start : start + step]
-            taken += sum(len(row) for row in part)
+        begin, end = (0, len(dataset)) if part is None else (part.start, part.stop)
+        for start in range(begin, end, step):
+            found = dataset[start : min(start + step, end)]
+            taken += sum(len(row) for row in found)
             if taken > most:
                 raise UnsafeData(f"{excerpt(name)} takes more than {most} bytes: raise Limits.group_bytes")
-            rows.extend(part)
+            rows.extend(found)
         if is_picture:
             return self._decode.pictures([row.tobytes() for row in rows], space)
         return object_column(row.decode() for row in rows)

@@ -20,12 +20,21 @@ from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
 from rlio.formats.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.source.episodes import EpisodeFiles
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath, is_uri
 from rlio.support.options import option_names, refuse_unknown
 
-__all__ = ["Place", "locate_format", "open_place", "open_source", "recognise_inputs"]
+__all__ = [
+    "Place",
+    "about_format",
+    "locate_format",
+    "open_files",
+    "open_place",
+    "open_source",
+    "recognise_inputs",
+]
 
 _MAGIC = frozenset("*?[")
 
@@ -175,9 +184,22 @@ def _join(folder: str, name: str) -> str:
 
 
 def open_source(format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits) -> Any:
-    """The `rlio.readers.episode_reader.EpisodeSource` of a place; see `open_place`."""
+    """The `rlio.source.episodes.EpisodeSource` of a place; see `open_place`."""
     opened = open_place(format, format.source, place, options, limits=limits)
     return by_own_names(opened) if format.source == format.table else opened
+
+
+def open_files(
+    inputs: StrPath, *, storage_options: Mapping[str, Any] | None, limits: Limits = DEFAULT_LIMITS
+) -> EpisodeFiles:
+    """The episodes of a data set as a source; see `locate_format` for the errors."""
+    format, place = locate_format(inputs, storage_options=storage_options, limits=limits)
+    return EpisodeFiles(open_source(format, place, {}, limits=limits), about=about_format(format, {}))
+
+
+def about_format(format: Format, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What determines the rows besides the files, for states and stores."""
+    return {"format": format.name, "options": dict(options) or None}
 
 
 def open_place(

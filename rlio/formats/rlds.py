@@ -43,8 +43,8 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.formats.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, floats_of, ints_of
 from rlio.limits import Limits
-from rlio.readers.episode_reader import with_next_obs, without_final_obs
 from rlio.readers.inputs import guarded, in_column
+from rlio.source.episodes import with_next_obs, without_final_obs
 from rlio.storage import InputFile
 from rlio.storage.open_files import OpenFiles
 from rlio.support.extras import needs

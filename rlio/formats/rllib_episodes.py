@@ -40,11 +40,11 @@ from rlio.formats.rllib_sinks import RllibSink
 from rlio.formats.rllib_states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
-from rlio.readers.episode_reader import measure_row, with_next_obs
 from rlio.readers.inputs import guarded, in_column
 from rlio.readers.packed import Allowance
 from rlio.readers.parquet_files import ParquetFiles
 from rlio.readers.rllib_json import stack_rows, standard_dtype
+from rlio.source.episodes import measure_row, with_next_obs
 from rlio.storage import InputFile
 from rlio.storage.filesystem import Storage
 

@@ -31,7 +31,7 @@ from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
-from rlio.readers.episode_reader import without_final_obs
+from rlio.source.episodes import without_final_obs
 from rlio.storage.filesystem import Storage
 
 FORMAT = Format(

@@ -29,7 +29,7 @@ from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, ranges_of, rows_at
-from rlio.readers.episode_reader import without_final_obs
+from rlio.source.episodes import without_final_obs
 
 FORMAT = Format(
     name="tianshou",

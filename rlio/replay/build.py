@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -17,8 +17,9 @@ from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.schemas.streams import STREAM_COLUMNS
+from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of, group_options, own_size
-from rlio.source.source import SegmentKey, Source, StoredSegment
+from rlio.source.source import Source, StoredSegment
 from rlio.source.span_reader import SpanReader
 from rlio.support.forks import BackgroundThread
 
@@ -40,6 +41,7 @@ class StoreInput:
         columns: The columns, or parts of them, that the store keeps; None: all. Others are decoded only if
             they link the rows of an episode.
         given_up: Paths of segments that are listed but missing, which counts as damage.
+        damage: Collects the damaged places.
         stop: Set it to stop the build.
         progress: Called with the number of rows added, or lost.
     """
@@ -49,6 +51,7 @@ class StoreInput:
     on_error: Literal["raise", "skip"]
     columns: frozenset[str] | None
     given_up: set[str]
+    damage: Damage
     stop: threading.Event
     progress: Callable[[int], object] = lambda rows: None
 
@@ -75,11 +78,9 @@ class SegmentRows(NamedTuple):
     lost: int = 0
 
 
-def rows_of(
-    parts: Mapping[SegmentKey, SegmentRows], segments: Iterable[StoredSegment]
-) -> tuple[list[AddedRows], int]:
-    """The rows of some segments, and the number of lost rows."""
-    found = [(parts[segment.key], segment.writer) for segment in segments]
+def rows_of(parts: Iterable[SegmentRows], segments: Iterable[StoredSegment]) -> tuple[list[AddedRows], int]:
+    """The rows of some segments, by what a store has of each, and the number of lost rows."""
+    found = [(part, segment.writer) for part, segment in zip(parts, segments, strict=True)]
     rows = [replace(part.rows, writer=writer) for part, writer in found if part.rows is not None]
     return rows, sum(part.lost for part, _ in found)
 
@@ -142,9 +143,7 @@ class Decoded(NamedTuple):
     rows: int
 
 
-def build(
-    given: StoreInput, segments: Sequence[StoredSegment], rows: StoreRows
-) -> dict[SegmentKey, SegmentRows]:
+def build(given: StoreInput, segments: Sequence[StoredSegment], rows: StoreRows) -> list[SegmentRows]:
     """Decode segments and add their rows to a store.
 
     Args:
@@ -153,7 +152,7 @@ def build(
         rows: The store.
 
     Returns:
-        The part of each segment, in the order in which they were added.
+        What was added of each segment.
 
     Raises:
         CorruptData: Rows are damaged.
@@ -161,9 +160,11 @@ def build(
         ClosedError: ``given.stop`` was set.
     """
     source = given.source
-    reader = SpanReader(source, given.options, counting_of(source, None), given_up=given.given_up)
+    reader = SpanReader(
+        source, given.options, counting_of(source, None), given_up=given.given_up, damage=given.damage
+    )
     decoded = batches_of(reader, segments)
-    parts = {segment.key: SegmentRows() for segment in segments}
+    parts = {segment: SegmentRows() for segment in segments}
     # A background thread decodes one group ahead of this thread, which packs.
     with closing(BackgroundThread("rlio-decode")) as thread:
         coming = thread.submit(next, decoded, None)
@@ -171,15 +172,14 @@ def build(
             if given.stop.is_set():
                 raise ClosedError("the store was closed while it was being built: open a new one")
             coming = thread.submit(next, decoded, None)
-            key = found.segment.key
-            added, lost = parts[key]
+            added, lost = parts[found.segment]
             if found.batch is None:
-                parts[key] = SegmentRows(added, lost + found.rows)
+                parts[found.segment] = SegmentRows(added, lost + found.rows)
             else:
                 more = rows.add(found.batch, writer=found.segment.writer)
-                parts[key] = SegmentRows(more if added is None else _joined(added, more), lost)
+                parts[found.segment] = SegmentRows(more if added is None else _joined(added, more), lost)
             given.progress(found.rows)
-    return parts
+    return list(parts.values())
 
 
 def _joined(one: AddedRows, other: AddedRows) -> AddedRows:

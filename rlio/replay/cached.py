@@ -35,10 +35,12 @@ class _Contents:
     Attributes:
         parts: What the store has of each segment, in the order in which they were added.
         open: Policy id -> episodes that may continue.
+        damage: The damaged places, as `Damage.to_json` gives them.
     """
 
     parts: dict[SegmentKey, SegmentRows]
     open: Mapping[str, list[Any]]
+    damage: list[list[Any]]
 
     def serves(self, wanted: list[SegmentKey]) -> bool:
         """Whether the segments of a source are exactly the first ones of the store."""
@@ -52,6 +54,7 @@ class _Contents:
                 for key, (added, lost) in self.parts.items()
             ],
             "open": dict(self.open),
+            "damage": self.damage,
         }
 
     @classmethod
@@ -69,7 +72,8 @@ class _Contents:
                     spans = {pid: (first, count) for pid, (first, count) in added[0].items()}
                     made = AddedRows(spans, (added[1][0], added[1][1]))
                 parts[SegmentKey(path, skip, rows)] = SegmentRows(made, lost)
-            return cls(parts, state["open"])
+            # Stores of earlier versions do not say.
+            return cls(parts, state["open"], state.get("damage", []))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CorruptData(
                 f"a store's record of its rows is damaged: {error!r}; remove the store"
@@ -78,7 +82,7 @@ class _Contents:
 
 def open_cached(
     given: StoreInput, schema: Schema, folder: CacheFolder
-) -> tuple[StoreRows, dict[SegmentKey, SegmentRows]]:
+) -> tuple[StoreRows, list[SegmentRows]]:
     """Open the store of a source; builds or extends it if needed.
 
     Args:
@@ -87,7 +91,7 @@ def open_cached(
         folder: The cache folder.
 
     Returns:
-        All rows of the store, and what it has of each segment.
+        All rows of the store, and what it has of each segment of the source.
 
     Raises:
         CorruptData: Rows are damaged.
@@ -112,7 +116,8 @@ def open_cached(
             uri=entry.path,
         )
     contents, arrays = found
-    return StoreRows(schema, capacity=1, arrays=arrays, sealed=True), contents.parts
+    given.damage.add_json(contents.damage)
+    return StoreRows(schema, capacity=1, arrays=arrays, sealed=True), [contents.parts[key] for key in wanted]
 
 
 def _opened(entry: Entry) -> tuple[_Contents, FileArrays] | None:
@@ -150,7 +155,9 @@ def _make(making: Build, given: StoreInput, schema: Schema, wanted: list[Segment
     for pid, episodes in ({} if contents is None else contents.open).items():
         rows.ingests[pid].open_from_json(episodes)
     given.progress(sum(key.rows for key in known))
-    parts = known | build(given, segments, rows)
+    given.damage.add_json([] if contents is None else contents.damage)
+    built = build(given, segments, rows)
+    parts = known | {s.key: part for s, part in zip(segments, built, strict=True)}
     rows.steps.save()
     going_on = {pid: ingest.open_to_json() for pid, ingest in rows.ingests.items()}
-    making.publish(_Contents(parts, going_on).to_json(), rows=rows.used)
+    making.publish(_Contents(parts, going_on, given.damage.to_json()).to_json(), rows=rows.used)

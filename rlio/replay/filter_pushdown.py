@@ -32,6 +32,7 @@ from rlio.schemas.filling import joint_columns
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, Schema
 from rlio.schemas.streams import WRITER
+from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of, group_options, with_step_columns
 from rlio.source.source import OpenSegment, Source, StoredSegment
 from rlio.source.span_reader import Span, SpanReader
@@ -135,6 +136,7 @@ def matches(
     missing: Literal["error", "drop", "fill"] = "error",
     on_error: Literal["raise", "skip"] = "raise",
     given_up: set[str] | None = None,
+    damage: Damage | None = None,
 ) -> Iterator[Matches]:
     """Find the rows that pass a filter, segment by segment in recorded order, with one row group in memory.
 
@@ -146,6 +148,7 @@ def matches(
         on_error: What to do with rows that are damaged or missing: ``"raise"``, or ``"skip"``: count and log
             them. Skipped row groups are not checked.
         given_up: Paths of segments that are listed but missing: damage; they are not requested again.
+        damage: Collects the damaged places.
 
     Raises:
         MissingColumn: The column does not exist.
@@ -165,7 +168,8 @@ def matches(
     options = filter_options(source, row_filter, missing=missing, on_error=on_error)
     check_filter(row_filter, schemas, policies[0], options.columns)
     counting = counting_of(source, options.columns)
-    reader = SpanReader(source, options, counting, given_up=set() if given_up is None else given_up)
+    gone = set() if given_up is None else given_up
+    reader = SpanReader(source, options, counting, given_up=gone, damage=damage)
     start = 0
     for segment in source.segments:
         at, lost, spans = start, 0, reader.spans(segment)

@@ -19,6 +19,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,8 @@ from tqdm import tqdm
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.dataset.dataset import Dataset, Snapshot, opened
-from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
+from rlio.errors import ClosedError, DataNotFound, OptionError, SchemaError, excerpt
+from rlio.formats.format import open_files
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import Unit
 from rlio.readers.read_options import ReadOptions
@@ -52,7 +54,8 @@ from rlio.replay.sequences import Sequences
 from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
-from rlio.source.source import Source
+from rlio.source.damage import Damage
+from rlio.source.source import FileSource, Source
 from rlio.source.span_reader import GoneSegments
 from rlio.support.described import Described
 from rlio.support.options import check_choice, check_count, checked_keywords, default_options
@@ -179,6 +182,8 @@ class ReplayStore(Described):
         self._missing: Literal["error", "drop", "fill"] = "error"
         #: Rows of the data set lost to damage, with ``on_error="skip"``.
         self.skipped: int = 0
+        #: The damaged places.
+        self.damage: Damage = Damage()
         self._closed = False
         #: Holds the rows in files instead of memory.
         self._scratch = None if folder is None else ScratchArrays(folder)
@@ -214,7 +219,8 @@ class ReplayStore(Described):
         """Open a store of a data set's rows, as the data set is now.
 
         Args:
-            root: Folder of the data set (a path or any fsspec URL), or an open `Dataset`.
+            root: Folder of the data set (a path or any fsspec URL), or an open `Dataset`; or a data set of
+                another library (docs/foreign.md).
             at: A snapshot from `Dataset.snapshot`.
             cache: Where to keep the rows: in "memory", or on "disk", in memory-mapped files of the cache
                 folder.
@@ -234,7 +240,21 @@ class ReplayStore(Described):
             CorruptData: Rows are damaged.
             OptionError: The data was recorded in sequences, or an option is illegal.
         """
-        source = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        source: Source
+        try:
+            source = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        except DataNotFound:
+            found = open_files(root, storage_options=storage_options, limits=limits)
+            if found is None:
+                raise
+            if at is not None:
+                found.close()
+                raise OptionError(
+                    "at= is a snapshot of a data set of rlio, and these files are of another library: leave "
+                    "it out",
+                    uri=found.uri,
+                ) from None
+            source = found
         return cls.of(
             source,
             cache=cache,
@@ -244,6 +264,7 @@ class ReplayStore(Described):
             on_error=on_error,
             wait=wait,
             progress=progress,
+            then=source.close if isinstance(source, FileSource) else None,
         )
 
     @classmethod
@@ -258,8 +279,9 @@ class ReplayStore(Described):
         on_error: Literal["raise", "skip"] = "raise",
         wait: bool = True,
         progress: bool | None = None,
+        then: Callable[[], None] | None = None,
     ) -> ReplayStore:
-        """Make a store of a source's rows; see `open`."""
+        """Make a store of a source's rows; see `open`. Calls ``then`` when the rows are loaded."""
         store = cls.__new__(cls)
         check_choice("cache", cache, ("memory", "disk"))
         if cache == "memory" and cache_folder is not None:
@@ -275,17 +297,20 @@ class ReplayStore(Described):
             )
         store._source, store._missing = source, missing
         wanted = None if columns is None else frozenset(columns)
-        store._start(partial(store._build, source, on_error, wanted, progress))
+        store._start(partial(store._build, source, on_error, wanted, progress), then)
         if wait:
             store.wait()
         return store
 
-    def _start(self, build: Callable[[], None]) -> None:
-        """Run the build in a background thread."""
+    def _start(self, build: Callable[[], None], then: Callable[[], None] | None) -> None:
+        """Run the build in a background thread, and ``then`` after it."""
 
         def run() -> None:
             try:
-                build()
+                with ExitStack() as after:
+                    if then is not None:
+                        after.callback(then)
+                    build()
             except BaseException as error:
                 self._failure = error
             with self._changed:
@@ -306,7 +331,9 @@ class ReplayStore(Described):
         gone = GoneSegments(on_error)
 
         def read(source: Source) -> None:
-            given = StoreInput(source, self._missing, on_error, columns, gone.given_up, self._stop)
+            given = StoreInput(
+                source, self._missing, on_error, columns, gone.given_up, self.damage, self._stop
+            )
             self._read(given, progress)
 
         gone.read(source, read)

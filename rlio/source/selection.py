@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import leaves
 from rlio.errors import MissingColumn, OptionError, SchemaConflict
 from rlio.reader import Unit
 from rlio.readers.read_options import ReadOptions
 from rlio.schemas.agreement import check_agreement
 from rlio.schemas.filling import Filling
-from rlio.schemas.schema import column_of_name, with_validity
+from rlio.schemas.schema import column_of_name, is_in, rebuild, with_validity
 from rlio.source.source import Source
 from rlio.support.options import check_choice
 
@@ -21,6 +24,7 @@ __all__ = [
     "common_columns",
     "counting_of",
     "group_options",
+    "named_parts",
     "own_size",
     "with_step_columns",
 ]
@@ -117,6 +121,18 @@ def group_options(
         skip_damage=options.on_error == "skip",
         filling=filling if missing == "fill" or filling.adds_validity else None,
     )
+
+
+def named_parts(batch: SampleBatch, columns: Sequence[str] | None) -> SampleBatch:
+    """Return a batch with only the named columns, and parts of nested ones (``obs/camera``); None: all."""
+    if columns is None or batch.keys() <= set(columns):
+        return batch
+    found: dict[str, Any] = {}
+    for name, column in batch.items():
+        parts = [(path, leaf) for path, leaf in leaves(column) if is_in(name, path, columns)]
+        if parts:
+            found[name] = column if name in columns else rebuild(parts)
+    return SampleBatch(found, zero_padded=batch.zero_padded, max_seq_len=batch.max_seq_len)
 
 
 def own_size(source: Source) -> int:

@@ -30,7 +30,7 @@ from rlio.schemas.spaces import space_from_json
 if TYPE_CHECKING:
     from rlio.schemas.parquet_statistics import Bounds
 
-__all__ = ["EpisodeInfo", "HoleCheck", "OpenSegment", "SegmentKey", "Source", "StoredSegment"]
+__all__ = ["EpisodeInfo", "FileSource", "HoleCheck", "OpenSegment", "SegmentKey", "Source", "StoredSegment"]
 
 
 class Source(ABC):
@@ -38,6 +38,8 @@ class Source(ABC):
 
     #: Whether these rows stay the same: a chosen snapshot, or files that nobody appends to.
     pinned: bool = True
+    #: Rows that a shuffle without a store mixes, if not four times those of the largest group.
+    window_rows: int | None = None
     #: Sentences about what is not read, for reports.
     notes: Sequence[str] = ()
 
@@ -181,6 +183,14 @@ class Source(ABC):
                 uri=self.uri,
             )
         return next(iter(found.values()))
+
+
+class FileSource(Source):
+    """A source that holds files open."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files. May be called again."""
 
 
 class StoredSegment(Protocol):

@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple, TypeVar
 
 from rlio.batch import Batch, count_units
 from rlio.batch.columns import is_per_sequence
-from rlio.errors import CorruptData, DataNotFound, HoleError
+from rlio.errors import CorruptData, DataNotFound, HoleError, SchemaError
 from rlio.schemas.folded import Folded, unfold
+from rlio.source.damage import Damage
 from rlio.source.selection import Counting, GroupOptions
 from rlio.source.source import OpenSegment, Source, StoredSegment
 from rlio.storage.open_files import OpenFiles
@@ -128,6 +129,7 @@ class SpanReader:
             may grow.
         learn: Called if the schema of a segment is unknown; may replace `source` and `options`.
         weigh: Returns how many rows count as lost with a span, or, for None, with a whole segment.
+        damage: Collects the damaged places.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class SpanReader:
         given_up: set[str],
         learn: Callable[[], object] | None = None,
         weigh: Callable[[StoredSegment, Span | None], int] | None = None,
+        damage: Damage | None = None,
     ) -> None:
         self.source = source
         self.options = options
@@ -148,12 +151,14 @@ class SpanReader:
         self._given_up = given_up
         self._learn = learn
         self._weigh = weigh or _all_rows
+        #: The damaged places.
+        self.damage: Damage = damage or Damage()
         self._open: OpenFiles[str, OpenSegment] = OpenFiles(_OPEN_SEGMENTS)
         self._damaged: set[tuple[str, int]] = set()
 
     def with_options(self, options: GroupOptions, counting: Counting) -> SpanReader:
         """Return a reader of other columns that shares the open segments, so each footer is read once."""
-        other = SpanReader(self.source, options, counting, given_up=self._given_up)
+        other = SpanReader(self.source, options, counting, given_up=self._given_up, damage=self.damage)
         other._open = self._open
         return other
 
@@ -235,7 +240,7 @@ class SpanReader:
                 span.group, columns=self._columns(opened), rows=None if span.whole else span.rows
             )
             self._check(folded.batch, span, segment)
-        except (CorruptData, DataNotFound) as error:
+        except (CorruptData, DataNotFound, SchemaError) as error:
             self._lose(segment, span.group, self._weigh(segment, span), error)
             return None
         return replace(folded, batch=self.filled(folded.batch))
@@ -273,7 +278,9 @@ class SpanReader:
         has = [column for policy in policies for column in policy.columns]
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
-    def _lose(self, segment: StoredSegment, group: int, rows: int, error: CorruptData | DataNotFound) -> None:
+    def _lose(
+        self, segment: StoredSegment, group: int, rows: int, error: CorruptData | DataNotFound | SchemaError
+    ) -> None:
         """Count lost rows once, or raise.
 
         Raises:
@@ -287,6 +294,7 @@ class SpanReader:
         if (path, group) not in self._damaged:
             self._damaged.add((path, group))
             self.skipped += rows
+            self.damage.add(error)
             logger.warning("skipped %d rows: %s", rows, error)
 
 

@@ -15,7 +15,7 @@ Example:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,8 +83,12 @@ class Uniform:
             if len(rows) and policy not in self._policies:
                 self._policies[policy] = _types(rows)
 
-    def conform(self, batch: Batch) -> Batch:
+    def conform(self, batch: Batch, columns: Collection[str] | None = None) -> Batch:
         """Return ``batch``, with whole numbers converted to floats where the column has floats elsewhere.
+
+        Args:
+            batch: The batch.
+            columns: The columns that were read; None: all.
 
         Raises:
             SchemaError: A column has another dtype or shape than in the first batch, or is new.
@@ -95,7 +99,10 @@ class Uniform:
             if len(rows):
                 if policy in self._chosen:
                     self._choose(rows, self._chosen[policy])
-                self._conform(rows, self._policies[policy])
+                expected = self._policies[policy]
+                if columns is not None:
+                    expected = {leaf: kind for leaf, kind in expected.items() if leaf[0] in columns}
+                self._conform(rows, expected)
         return batch
 
     def _choose(self, rows: SampleBatch, chosen: dict[str, Any]) -> None:
