@@ -187,7 +187,9 @@ def _attributes(batch: SampleBatch) -> bytes:
     found = {name: v if v != int(v) else int(v) for name, v in attributes_of(batch).items()}
     times = times_of(batch)
     began = {_BEGAN: [list(item) for item in times.began.items()]} if times.began else {}
-    return b'"attributes":%b,' % _json({**found, **began, _WRITTEN: times.written})
+    written = {} if times.written is None else {_WRITTEN: times.written}
+    attributes = {**found, **began, **written}
+    return b'"attributes":%b,' % _json(attributes) if attributes else b""
 
 
 def _nested(value: Any) -> bytes:
