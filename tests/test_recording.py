@@ -387,7 +387,8 @@ def test_tensors_are_recorded_with_and_without_gradients() -> None:
         other.record(seq_lens=1)
 
 
-def test_rows_that_could_not_be_written_are_kept() -> None:
+def test_rows_that_could_not_be_written_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.recording.recorder._MOST_SECONDS", 3600.0)
     writer = Keeping()
     env = RecordExperience(Counter((10_000,)), writer)
     env.reset()
