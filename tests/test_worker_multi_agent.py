@@ -167,7 +167,7 @@ def test_each_policy_learns_on_its_agents() -> None:
 
 def test_weights_of_some_policies_are_set_and_recorded_with_their_version() -> None:
     with team() as worker:
-        worker.set_weights({"odd": {"w": np.array([4.0])}}, 3)
+        worker.set_weights({"odd": {"w": np.array([4.0])}}, weights_seq_no=3)
         batch = ma(worker.sample())
         assert set(batch["odd"]["weights_seq_no"]) == {3}
         assert set(batch["odd"]["w_then"]) == {4.0}

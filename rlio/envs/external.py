@@ -75,7 +75,7 @@ class ExternalEnv:
             raise OptionError(f"this {type(self).__name__} has no runner: pass it to an ExternalRunner")
         return self._sink
 
-    def start_episode(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
+    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
         """Begin an episode and return its name; see `ExternalEpisodes.start`."""
         return self._attached.start(episode_id, training_enabled=training_enabled)
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlio.envs.checking import check_spaces
@@ -66,18 +67,19 @@ class ExternalEnvMade(OptionError):
         self.env = env
 
 
-def set_environs(environs: Mapping[str, str]) -> None:
-    """Set environment variables of this process, which its child processes inherit.
+def set_environs(environs: Mapping[str, str | float]) -> None:
+    """Set environment variables of this process, which its child processes inherit; numbers as their text.
 
     Raises:
-        OptionError: A name or a value is not a str.
+        OptionError: A name is not a str, or a value is neither a str nor a number.
     """
     for name, value in environs.items():
-        if not isinstance(name, str) or not isinstance(value, str):
+        if not isinstance(name, str) or not isinstance(value, (str, Real)):
             raise OptionError(
-                f"extra_python_environs has {excerpt(name)}: {excerpt(value)}: expected str names and values"
+                f"extra_python_environs has {excerpt(name)}: {excerpt(value)}: expected str names, and "
+                "values that are str or numbers"
             )
-    os.environ.update(environs)
+    os.environ.update({name: str(value) for name, value in environs.items()})
 
 
 def make_stepper(
@@ -211,7 +213,7 @@ def _apart(make: Callable[[int, bool], Any], config: RolloutConfig) -> Stepper:
 
 
 def _one_elsewhere(
-    make: Callable[[int, bool], Any], environs: Mapping[str, str], index: int, recreated: bool
+    make: Callable[[int, bool], Any], environs: Mapping[str, str | float], index: int, recreated: bool
 ) -> Any:
     """Make environment ``index``, in its own process."""
     from gymnasium import Env
