@@ -142,6 +142,9 @@ def test_gradients_have_a_batch_count_and_can_be_applied_elsewhere() -> None:
     here, there = group_of(), group_of()
     gradients, stats = here.compute_gradients(BOTH)
     assert stats["odd"] == {"loss": 25.0, "batch_count": 3}
+    wider = MultiAgentBatch({"even": rows_of(2.0, 2), "odd": rows_of(5.0, 3)}, 4)
+    counts = here.compute_gradients(wider)[1]
+    assert (counts["even"]["batch_count"], counts["odd"]["batch_count"], counts["batch_count"]) == (2, 3, 4)
     assert weight(here, "odd") == 0.0
     there.apply_gradients(gradients)
     assert (weight(there, "even"), weight(there, "odd")) == (2.0, 5.0)

@@ -307,6 +307,12 @@ worker 0 without
 ## Sampling
 `SampleBatch.shuffle()`
     rllib_input:methods_that_work_in_place_in_rllib_leave_the_batch_as_it_was_here
+`SampleBatch.OBS`
+    rllib_input:column_names_are_constants_of_the_batch
+    rllib_input:batches_are_joined_by_a_method_of_their_class
+`SampleBatch.timeslices(k)`
+    rllib_input:zero_pad_is_right_zero_pad
+    batch:sequences_slices_by_sequence_in_every_layout
 `SamplerInput.next`
     sampler_input:a_batch_is_a_fragment_and_left_over_rows_are_kept
 `SyncSampler`
@@ -944,7 +950,7 @@ OWNERS: dict[str, list[Any]] = {
         rlio.sampling.PolicySetup,
         rlio.sampling.WorkerPlace,
     ],
-    "Sampling": [rlio.RolloutConfig, RunningEpisode],
+    "Sampling": [rlio.RolloutConfig, RunningEpisode, rlio.SampleBatch, rlio.MultiAgentBatch],
     "Callbacks and metrics": [rlio.Callbacks],
     "Weights and filters": [rlio.connectors.MeanStdFilter],
     "Policies": [rlio.Policy, rlio.PolicySpec],

@@ -245,7 +245,7 @@ def test_metrics_are_by_policy_and_agent() -> None:
     assert summary["agent_episode_returns_mean"] == {"0": 5.0, "1": 10.0}
     assert summary["episode_return_mean"] == 15.0
     assert summary["num_env_steps_sampled"] == 10
-    assert summary["num_agent_steps_sampled"] == 20
+    assert sum(summary["num_agent_steps_sampled"].values()) == 20
     assert summary["num_module_steps_sampled"] == {"even": 10, "odd": 10}
 
 

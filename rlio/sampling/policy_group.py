@@ -366,13 +366,17 @@ class PolicyGroup:
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return gradients and results with ``batch_count``, for policies that learn; changes nothing.
 
+        A policy's ``batch_count`` is its rows. With several policies, the results also have the batch's own,
+        its environment steps, under ``batch_count`` beside the policies.
+
         Raises:
             OptionError: As in `learn_on_batch`.
         """
         found = {policy_id: self._gradients(policy_id, rows) for policy_id, rows in self.trained_rows(batch)}
         return (
             self._own({policy_id: gradients for policy_id, (gradients, _) in found.items()}),
-            self._own({policy_id: stats for policy_id, (_, stats) in found.items()}),
+            self._own({policy_id: stats for policy_id, (_, stats) in found.items()})
+            | ({} if self.is_single else {"batch_count": batch.count}),
         )
 
     def _gradients(self, policy_id: str, rows: SampleBatch) -> tuple[dict[str, Any], dict[str, Any]]:
