@@ -624,6 +624,14 @@ a replay buffer
 `log_action`
     external:logged_actions_are_recorded_and_not_called_the_policys
     external_episodes:of_a_logged_actions_probability_and_its_logarithm_one_is_enough
+`ExternalMultiAgentEnv`
+    external_agents:agents_of_a_loop_share_steps_and_one_joins_late
+    external_agents:logged_actions_are_recorded_and_their_likelihoods_unknown
+    external_agents:agents_leave_early_and_are_rewarded_before_and_between_their_turns
+    external_agents:a_worker_samples_a_loop_of_agents_with_several_policies
+RLlib 2.60's workers refuse
+    external_agents:a_worker_samples_a_loop_of_agents_with_several_policies
+    worker_external:an_external_environment_is_sampled_like_any_other
 a loop that raises
     external:an_error_in_the_loop_surfaces_where_it_is_sampled
     external_episodes:episodes_whose_loops_are_gone_can_be_given_up
@@ -956,7 +964,7 @@ OWNERS: dict[str, list[Any]] = {
     "Policies": [rlio.Policy, rlio.PolicySpec],
     "Environments": [EnvContext, rlio.RolloutConfig],
     "The new API stack: `SingleAgentEnvRunner`": [rlio.EnvRunner],
-    "External environments": [rlio.ExternalEnv, rlio.serving.PolicyClient],
+    "External environments": [rlio.ExternalEnv, rlio.envs.ExternalMultiAgentEnv, rlio.serving.PolicyClient],
     "Several agents": [
         rlio.MultiAgentEnvRunner,
         rlio.RolloutConfig,
@@ -967,8 +975,8 @@ OWNERS: dict[str, list[Any]] = {
 }
 #: Names in such cells that are no attributes: classes, values and keywords, and what the row says otherwise.
 OTHERWISE = {
-    *("EpisodeV2", "MeanStdFilter", "ExternalEnv", "MultiAgentEnv", "PolicyClient", "PolicySpec"),
-    *("RLlib", "pickles"),
+    *("EpisodeV2", "MeanStdFilter", "ExternalEnv", "ExternalMultiAgentEnv", "MultiAgentEnv", "PolicyClient"),
+    *("PolicySpec", "RLlib", "pickles"),
     *("as_serializable", "last_info_for", "creation_args", "policy_ids", "module_for", "max_concurrent"),
     *("global_vars", "inference_only", "mean_raw_obs_processing_ms"),
 }
