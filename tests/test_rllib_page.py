@@ -482,7 +482,9 @@ PPO, A2C
 `custom_vector_env`
     envs:a_function_may_make_a_vector_environment
     env_runner:every_recorded_row_is_a_true_transition
-`BaseEnv`
+a subclass of `VectorEnv`
+    rllib_vector:a_vector_env_of_rllib_is_sampled
+a subclass of `BaseEnv`
     worker_live:functions_are_called_for_each_environment
 `remote_worker_envs`
     distributed_envs:a_worker_records_the_rows_of_environments_in_this_process_and_replaces_a_dead_actor

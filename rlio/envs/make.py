@@ -93,7 +93,7 @@ def make_stepper(
     Args:
         env: A gymnasium id or spec; a function that makes an environment (or, except for ``"async"``, a
             vector environment) and may take an `EnvContext`; an environment, which cannot be copied; or a
-            vector environment.
+            vector environment, also one of RLlib's kind.
         config: How to make and step them; None uses the defaults.
         context: Argument of functions that make environments. For an environment given by id, its items are
             keyword arguments. None: the ``env_config``.
@@ -109,8 +109,11 @@ def make_stepper(
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.vector import VectorEnv
 
+    from rlio.envs.rllib_vector import as_gymnasium
+
     config = RolloutConfig() if config is None else config
     context = config.context() if context is None else context
+    env = as_gymnasium(env)
     if isinstance(env, VectorEnv):
         refuse_makers_options(env, config, ["env_config"])
         return _stepper_of(env, config)
@@ -127,7 +130,7 @@ def make_stepper(
     if config.vectorize_mode == "native":
         given: Any = env  # Any: `named` tells the type.
         make = partial(_native, given, config, context) if named else partial(create, given, context)
-        vector = made(name, make)
+        vector = as_gymnasium(made(name, make))
         if not isinstance(vector, VectorEnv):
             raise OptionError(
                 f"env={name} returned {excerpt(vector)}: expected a vector environment, which 'native' needs"
@@ -136,7 +139,7 @@ def make_stepper(
     one = _EnvMaker(env, config, context)
     if config.envs_are_elsewhere:
         return made(name, partial(_apart, one, config))
-    first = made(name, partial(one, 0))
+    first = as_gymnasium(made(name, partial(one, 0)))
     if isinstance(first, VectorEnv):
         return _stepper_of(first, config)
     if isinstance(first, ExternalEnv):

@@ -226,3 +226,93 @@ def test_metrics_of_the_new_stack_have_the_same_names(agents: int) -> None:
                 assert set(value) == set(found[name]), name
     runner.stop()
     theirs.stop()
+
+
+def test_a_vector_env_of_rllib_gives_the_steps_of_its_environments() -> None:
+    from ray.rllib.env.vector_env import VectorEnv
+
+    made = [gym.make("CartPole-v1") for _ in range(2)]
+    env = VectorEnv.vectorize_gym_envs(existing_envs=made, num_envs=2)
+    config = rlio.RolloutConfig(rollout_fragment_length=60)
+    with rlio.RolloutWorker(env, rlio.RandomPolicy(), rollout=config, seed=0) as worker:
+        rows = worker.sample()
+        assert worker.foreach_env(lambda each: each) == made
+    assert len(rows) == 120
+    again = gym.make("CartPole-v1")
+    for one in rows.split_by_episode():
+        again.reset(seed=0)
+        again.unwrapped.state = one["obs"][0].astype(np.float64)
+        for row in range(min(3, len(one))):
+            seen, reward, terminated, *_ = again.step(int(one["actions"][row]))
+            np.testing.assert_allclose(seen, one["new_obs"][row], atol=1e-4)
+            assert (reward, terminated) == (one["rewards"][row], one["terminateds"][row])
+
+
+def agents_play(env: Any) -> None:
+    """Agent "a" sees 0, 1, .. and "late" joins at step 1; the second game logs its actions."""
+    for logs in (False, True):
+        name = env.start_episode()
+        for t in range(4):
+            seen = {"a": np.array([t], np.float32)}
+            if t:
+                seen["late"] = np.array([10 + t], np.float32)
+            if logs:
+                env.log_action(name, seen, dict.fromkeys(seen, 0))
+            else:
+                env.get_action(name, seen)
+            env.log_returns(name, {agent: float(t) for agent in seen})
+        env.end_episode(name, {"a": np.array([4], np.float32), "late": np.array([14], np.float32)})
+
+
+def transitions_of_rllib(env: Any, games: int) -> list[Any]:
+    """What RLlib's own adapter of an ExternalMultiAgentEnv polls, as transitions; its workers refuse it."""
+    from ray.rllib.env.external_env import ExternalEnvWrapper
+
+    base, over = ExternalEnvWrapper(env), 0
+    found: list[Any] = []
+    last: dict[Any, Any] = {}
+    while over < games:
+        obs, rewards, terminateds, _, _, logged = base.poll()
+        for name, of_agents in obs.items():
+            is_over = bool(terminateds[name]["__all__"])
+            for agent, seen in of_agents.items():
+                if (name, agent) in last:
+                    found.append((agent, *last[name, agent], float(seen[0]), rewards[name][agent], is_over))
+                last[name, agent] = float(seen[0]), logged.get(name, {}).get(agent, 1)
+            over += is_over
+            if not is_over:
+                base.send_actions({name: dict.fromkeys(of_agents, 1)})
+    return found
+
+
+def test_agents_of_an_external_env_have_the_transitions_of_rllibs_adapter() -> None:
+    import time
+
+    from gymnasium.spaces import Box, Discrete
+    from ray.rllib.env.external_multi_agent_env import ExternalMultiAgentEnv
+
+    class Theirs(ExternalMultiAgentEnv):
+        def run(self) -> None:
+            agents_play(self)
+            time.sleep(3600)  # RLlib raises when the thread ends.
+
+    class Ours(rlio.envs.ExternalMultiAgentEnv):
+        def run(self) -> None:
+            agents_play(self)
+
+    class One(rlio.Policy):
+        def compute_actions(self, obs: Any, state: Any = (), **_: Any) -> Any:
+            return np.ones(len(obs), np.int64), state, {}
+
+    spaces = Box(-100.0, 100.0, (1,), np.float32), Discrete(2)
+    said = transitions_of_rllib(Theirs(spaces[1], spaces[0]), 2)
+    config = rlio.RolloutConfig(rollout_fragment_length=8)
+    with rlio.RolloutWorker(Ours(*spaces), {"p": One()}, rollout=config, seed=0) as worker:
+        rows = worker.sample().policies()["p"]
+    columns = [rows[name] for name in ("agent_index", "obs", "actions", "new_obs", "rewards", "terminateds")]
+    found = [
+        (("a", "late")[agent], obs.item(), int(action), new_obs.item(), float(reward), bool(is_over))
+        for agent, obs, action, new_obs, reward, is_over in zip(*columns, strict=True)
+    ]
+    assert sorted(found) == sorted(said)
+    assert len(found) == 14
