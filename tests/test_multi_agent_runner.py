@@ -880,7 +880,7 @@ def test_metrics_count_steps_of_environments_agents_and_policies() -> None:
     runner.run(50)
     summary = runner.get_metrics().summarise()
     assert summary["num_env_steps_sampled"] == 100
-    assert summary["num_agent_steps_sampled"] == 200
+    assert summary["num_agent_steps_sampled"] == {"l": 100, "r": 100}
     assert summary["num_module_steps_sampled"] == {"l": 100, "r": 100}
     assert summary["policy_reward_mean"] == {"l": 175.0, "r": -175.0}
     assert summary["agent_episode_returns_mean"] == {"l": 175.0, "r": -175.0}

@@ -394,6 +394,67 @@ def test_methods_that_work_in_place_in_rllib_leave_the_batch_as_it_was_here() ->
         assert not lengths.zero_padded
 
 
+#: The constants of RLlib's SampleBatch; tests/integrations/test_rllib_calls.py compares both.
+CONSTANTS = {
+    "OBS": "obs",
+    "CUR_OBS": "obs",
+    "NEXT_OBS": "new_obs",
+    "ACTIONS": "actions",
+    "REWARDS": "rewards",
+    "PREV_ACTIONS": "prev_actions",
+    "PREV_REWARDS": "prev_rewards",
+    "TERMINATEDS": "terminateds",
+    "TRUNCATEDS": "truncateds",
+    "DONES": "dones",
+    "INFOS": "infos",
+    "SEQ_LENS": "seq_lens",
+    "T": "t",
+    "EPS_ID": "eps_id",
+    "ENV_ID": "env_id",
+    "AGENT_INDEX": "agent_index",
+    "UNROLL_ID": "unroll_id",
+    "ACTION_DIST_INPUTS": "action_dist_inputs",
+    "ACTION_DIST": "action_dist",
+    "ACTION_PROB": "action_prob",
+    "ACTION_LOGP": "action_logp",
+    "VF_PREDS": "vf_preds",
+    "VALUES_BOOTSTRAPPED": "values_bootstrapped",
+    "OBS_EMBEDS": "obs_embeds",
+    "RETURNS_TO_GO": "returns_to_go",
+    "ATTENTION_MASKS": "attention_masks",
+}
+
+
+def test_column_names_are_constants_of_the_batch() -> None:
+    batch = rlio.SampleBatch({rlio.SampleBatch.OBS: [1.0], rlio.SampleBatch.EPS_ID: [7]})
+    assert {name: getattr(batch, name) for name in CONSTANTS} == CONSTANTS
+    assert batch[batch.OBS].tolist() == [1.0]
+    assert not hasattr(batch, "__dict__"), "an attribute that is mistyped is refused"
+
+
+def test_batches_are_joined_by_a_method_of_their_class() -> None:
+    """RLlib until 2.3: ``SampleBatch.concat_samples([one, other])``, and of MultiAgentBatch."""
+    one, other = rlio.SampleBatch(obs=[1.0, 2.0]), rlio.SampleBatch(obs=[3.0])
+    joined = one.concat_samples([one, other])
+    assert isinstance(joined, rlio.SampleBatch)
+    assert joined["obs"].tolist() == [1.0, 2.0, 3.0]
+    agents = rlio.MultiAgentBatch({"a": one}, 2)
+    for found in (agents.concat_samples([agents, agents]), rlio.SampleBatch.concat_samples([agents, agents])):
+        assert isinstance(found, rlio.MultiAgentBatch)
+        assert (found["a"].count, found.count) == (4, 4)
+    with pytest.raises(SchemaError, match="batch 1 is a dict"):
+        one.concat_samples([one, {}])  # type: ignore[list-item]
+
+
+def test_zero_pad_is_right_zero_pad() -> None:
+    batch = rlio.SampleBatch(obs=[1.0, 2.0, 3.0], state_in_0=[5.0, 6.0], seq_lens=[2, 1])
+    for padded in (batch.zero_pad(3), batch.right_zero_pad(3, True), batch.zero_pad(3, exclude_states=True)):
+        assert padded["obs"].tolist() == [1.0, 2.0, 0.0, 3.0, 0.0, 0.0]
+        assert padded["state_in_0"].tolist() == [5.0, 6.0]
+    with pytest.raises(OptionError, match="exclude_states=False"):
+        batch.zero_pad(3, False)  # type: ignore[arg-type]
+
+
 def test_the_page_names_the_methods_that_return_copies(checkout: Path) -> None:
     page = (checkout / "docs/rllib.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith("| `SampleBatch.shuffle()`")]

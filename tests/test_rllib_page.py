@@ -307,6 +307,12 @@ worker 0 without
 ## Sampling
 `SampleBatch.shuffle()`
     rllib_input:methods_that_work_in_place_in_rllib_leave_the_batch_as_it_was_here
+`SampleBatch.OBS`
+    rllib_input:column_names_are_constants_of_the_batch
+    rllib_input:batches_are_joined_by_a_method_of_their_class
+`SampleBatch.timeslices(k)`
+    rllib_input:zero_pad_is_right_zero_pad
+    batch:sequences_slices_by_sequence_in_every_layout
 `SamplerInput.next`
     sampler_input:a_batch_is_a_fragment_and_left_over_rows_are_kept
 `SyncSampler`
@@ -476,7 +482,9 @@ PPO, A2C
 `custom_vector_env`
     envs:a_function_may_make_a_vector_environment
     env_runner:every_recorded_row_is_a_true_transition
-`BaseEnv`
+a subclass of `VectorEnv`
+    rllib_vector:a_vector_env_of_rllib_is_sampled
+a subclass of `BaseEnv`
     worker_live:functions_are_called_for_each_environment
 `remote_worker_envs`
     distributed_envs:a_worker_records_the_rows_of_environments_in_this_process_and_replaces_a_dead_actor
@@ -618,6 +626,14 @@ a replay buffer
 `log_action`
     external:logged_actions_are_recorded_and_not_called_the_policys
     external_episodes:of_a_logged_actions_probability_and_its_logarithm_one_is_enough
+`ExternalMultiAgentEnv`
+    external_agents:agents_of_a_loop_share_steps_and_one_joins_late
+    external_agents:logged_actions_are_recorded_and_their_likelihoods_unknown
+    external_agents:agents_leave_early_and_are_rewarded_before_and_between_their_turns
+    external_agents:a_worker_samples_a_loop_of_agents_with_several_policies
+RLlib 2.60's workers refuse
+    external_agents:a_worker_samples_a_loop_of_agents_with_several_policies
+    worker_external:an_external_environment_is_sampled_like_any_other
 a loop that raises
     external:an_error_in_the_loop_surfaces_where_it_is_sampled
     external_episodes:episodes_whose_loops_are_gone_can_be_given_up
@@ -944,13 +960,13 @@ OWNERS: dict[str, list[Any]] = {
         rlio.sampling.PolicySetup,
         rlio.sampling.WorkerPlace,
     ],
-    "Sampling": [rlio.RolloutConfig, RunningEpisode],
+    "Sampling": [rlio.RolloutConfig, RunningEpisode, rlio.SampleBatch, rlio.MultiAgentBatch],
     "Callbacks and metrics": [rlio.Callbacks],
     "Weights and filters": [rlio.connectors.MeanStdFilter],
     "Policies": [rlio.Policy, rlio.PolicySpec],
     "Environments": [EnvContext, rlio.RolloutConfig],
     "The new API stack: `SingleAgentEnvRunner`": [rlio.EnvRunner],
-    "External environments": [rlio.ExternalEnv, rlio.serving.PolicyClient],
+    "External environments": [rlio.ExternalEnv, rlio.envs.ExternalMultiAgentEnv, rlio.serving.PolicyClient],
     "Several agents": [
         rlio.MultiAgentEnvRunner,
         rlio.RolloutConfig,
@@ -961,8 +977,8 @@ OWNERS: dict[str, list[Any]] = {
 }
 #: Names in such cells that are no attributes: classes, values and keywords, and what the row says otherwise.
 OTHERWISE = {
-    *("EpisodeV2", "MeanStdFilter", "ExternalEnv", "MultiAgentEnv", "PolicyClient", "PolicySpec"),
-    *("RLlib", "pickles"),
+    *("EpisodeV2", "MeanStdFilter", "ExternalEnv", "ExternalMultiAgentEnv", "MultiAgentEnv", "PolicyClient"),
+    *("PolicySpec", "RLlib", "pickles"),
     *("as_serializable", "last_info_for", "creation_args", "policy_ids", "module_for", "max_concurrent"),
     *("global_vars", "inference_only", "mean_raw_obs_processing_ms"),
 }

@@ -131,7 +131,8 @@ class RolloutConfig:
         render_env: Render each environment before each step, in worker 0 or 1. The frames go into
             ``RunningEpisode.media["frames"]``, and with the episode into the metrics. Environments given by
             id are made with ``render_mode="rgb_array"``.
-        extra_python_environs: Environment variables to set before the environments are made.
+        extra_python_environs: Environment variables to set before the environments are made; numbers become
+            text.
 
     Batches hold the policy's actions; only the environment gets clipped and scaled ones.
 
@@ -182,7 +183,7 @@ class RolloutConfig:
     remote_worker_envs: bool = False
     remote_env_batch_wait_ms: float | None = None
     render_env: bool = False
-    extra_python_environs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    extra_python_environs: Mapping[str, str | float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         expected_mapping(self.env_config, "env_config")

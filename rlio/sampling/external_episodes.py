@@ -57,7 +57,7 @@ from rlio.sampling.progress import Progress
 from rlio.support.clock import utc_ms
 from rlio.support.turns import awaited
 
-__all__ = ["LOGGED", "ExternalEpisodes"]
+__all__ = ["LOGGED", "ExternalEpisodes", "fill_in", "joined", "row_of"]
 
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
@@ -494,7 +494,7 @@ class ExternalEpisodes:
             if not episode.started:
                 episode.started = True
                 self._call("on_episode_start", episode.running)
-        obs = _joined([episode.obs for episode in episodes])
+        obs = joined([episode.obs for episode in episodes])
         acted = self.actor.act(
             self.policy,
             obs,
@@ -522,12 +522,12 @@ class ExternalEpisodes:
     def _record(self, episodes: list[_Episode], obs: Any, acted: Acted) -> None:
         """Open rows for the policy's results, and keep the actions for the loops."""
         columns = acted.extras
-        parts = [_row_of(acted.actions, i) if e.logged is None else e.logged for i, e in enumerate(episodes)]
+        parts = [row_of(acted.actions, i) if e.logged is None else e.logged for i, e in enumerate(episodes)]
         for i, episode in enumerate(episodes):
             if episode.logged is not None:
-                _fill_in(columns, i, episode.columns)
+                fill_in(columns, i, episode.columns)
         columns[LOGGED] = np.array([episode.logged is not None for episode in episodes], bool)
-        acted = acted._replace(actions=_joined(parts))
+        acted = acted._replace(actions=joined(parts))
         integers = _integers_of(episodes)
         integers[Columns.WEIGHTS_SEQ_NO] = acted.weights_seq_no
         first = self._rows.open(obs, acted.actions, columns, integers)
@@ -654,12 +654,12 @@ def _integers_of(episodes: list[_Episode]) -> dict[str, Any]:
     }
 
 
-def _joined(parts: list[Any]) -> Any:
+def joined(parts: list[Any]) -> Any:
     """Concatenate batches of one."""
     return map_structure(lambda *found: np.concatenate(found), *parts)
 
 
-def _row_of(values: Any, i: int) -> Any:
+def row_of(values: Any, i: int) -> Any:
     """Copy row ``i`` as a batch of one."""
     return map_structure(lambda leaf: np.array(np.asarray(leaf)[i : i + 1]), values)
 
@@ -684,7 +684,7 @@ def _is_sound(episode: _Episode, known: Mapping[str, NDArray[Any]]) -> bool:
     return True
 
 
-def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
+def fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
     """Write the known data of a logged action into row ``i`` of the policy's columns."""
     for name in OF_THE_CHOICE:
         if name in columns and columns[name].dtype.kind == "f":

@@ -138,7 +138,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._look_back: LookBack[MultiAgentEpisode] = LookBack(self.config.episode_lookback_horizon)
         self._envs = self._new_envs()
         try:
-            self._loop = MultiAgentLoop(
+            self._loop = self._LOOP(
                 self._envs,
                 self._mapping,
                 config=self.config,
@@ -153,6 +153,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         except BaseException:
             self._envs.close()
             raise
+
+    _LOOP: type[MultiAgentLoop] = MultiAgentLoop
 
     def _new_envs(self) -> MultiAgentEnvs:
         return MultiAgentEnvs(

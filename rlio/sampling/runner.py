@@ -360,7 +360,10 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         }
 
     def get_state(
-        self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
     ) -> PolicyState:
         """Return the runner's state: nested dicts of arrays and JSON values.
 
@@ -368,7 +371,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             components: Any of ``"policies"`` (by id), ``"connectors"`` (by policy id), ``"runner"``
                 (`state_dict`) and ``"metrics"``; None returns all. An `EnvRunner` has ``"policy"`` instead of
                 the first, and ``"observation_connectors"`` and ``"action_connectors"`` instead of the second.
-            not_components: Components to leave out.
+            not_components: Component or components to leave out; None: none.
 
         Raises:
             OptionError: A component does not exist.
@@ -431,7 +434,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
 
     # ---- filters ----
 
-    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
+    def get_filters(self, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
         """Copies of the `MeanStdFilter`s among the observation connectors, by policy id.
 
         Args:
