@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from rlio.formats.rllib_episodes import episode_state
 from rlio.formats.rllib_sinks import with_final_obs
 from rlio.formats.rllib_states import pack, space_to_rllib, unpack
 from rlio.limits import DEFAULT_LIMITS
+from rlio.readers.rllib_columns import infos_of_next_obs, infos_of_obs
 from rlio.resolve import read
 from rlio.writers.parquet_writer import ParquetWriter
 
@@ -174,7 +175,7 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
         rows_recorded: Rows that were written.
 
     Raises:
-        OptionError: ``config.output`` is not a path.
+        OptionError: ``config.output`` is not a path, but None, a function, ``"dataset"`` or ``"logdir"``.
     """
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
@@ -183,10 +184,11 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
         self._writer: ParquetWriter | None = None
         self._records = not config.in_evaluation
         self._root: Any = config.output
-        if self._records and not isinstance(self._root, (str, os.PathLike)):
+        is_word = self._root in ("dataset", "logdir")
+        if self._records and (is_word or not isinstance(self._root, (str, os.PathLike))):
             raise OptionError(
                 f"found output={excerpt(self._root)}, expected where to record: "
-                "config.offline_data(output=...)"
+                "config.offline_data(output=path)" + f", or output='./{self._root}'" * is_word
             )
 
     def sample(self, **kwargs: Any) -> list[Any]:
@@ -254,6 +256,9 @@ def input_creator(src: Any, **options: Any) -> Callable[[Any], Any]:
     ``postprocess_inputs=True`` it reads whole episodes in their order, at least as many rows, and the policy
     postprocesses each of them, which MARWIL's advantages need.
 
+    Infos are RLlib's: those of ``obs``, ``{}`` in the first row of an episode. Shuffled rows have none,
+    because theirs are in other rows.
+
     Args:
         src: Anything that `rlio.read` opens.
         options: Keywords of `rlio.read`.
@@ -277,7 +282,7 @@ class _Input(InputReader):
             self._batches = self._episodes(src, options, shard)
         else:
             given = {"batch_size": self._size, "shuffle": True, "seed": config.seed, "shard": shard}
-            self._batches = iter(read(src, **{**given, **options}))
+            self._batches = _without_infos(read(src, **{**given, **options}))
 
     def _episodes(self, src: Any, options: Mapping[str, Any], shard: tuple[int, int]) -> Iterator[Batch]:
         policy = next(iter(self._worker.policy_map.values()))
@@ -288,6 +293,8 @@ class _Input(InputReader):
                 if number % shard[1] != shard[0]:
                     continue
                 assert isinstance(episode, SampleBatch)
+                if Columns.INFOS in episode:
+                    episode[Columns.INFOS] = infos_of_obs(episode[Columns.INFOS])
                 done = policy.postprocess_trajectory(_to_rllib(episode))
                 waiting.append(SampleBatch({name: done[name] for name in done}))
                 rows += len(episode)
@@ -312,7 +319,9 @@ class _Input(InputReader):
 def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
     """Return a function for ``config.offline_data(output=...)`` of the old stack.
 
-    Each worker owns a `rlio.ParquetWriter`, which is closed when the worker stops.
+    Each worker owns a `rlio.ParquetWriter`, which is closed when the worker stops. ``infos`` are stored as
+    rlio has them: those of ``new_obs``. RLlib's batches have those of ``obs``, so the last row of each
+    episode and of each fragment gets ``{}``.
 
     Args:
         root: Root of the data set.
@@ -356,7 +365,10 @@ class _Output(OutputWriter):
 
 def _from_rllib(batch: Any) -> Batch:
     if not isinstance(batch, RllibMultiAgentBatch):
-        return SampleBatch({name: _column(name, batch[name]) for name in batch if batch[name] is not None})
+        columns = {name: _column(name, batch[name]) for name in batch if batch[name] is not None}
+        if Columns.INFOS in columns:
+            columns[Columns.INFOS] = infos_of_next_obs(columns)
+        return SampleBatch(columns)
     parts = {policy: _from_rllib(rows) for policy, rows in batch.policy_batches.items()}
     if len(parts) == 1:
         return next(iter(parts.values()))
@@ -366,6 +378,19 @@ def _from_rllib(batch: Any) -> Batch:
 
 def _column(name: str, value: Any) -> Any:
     return map_structure(object_column if name == Columns.INFOS else np.asarray, value)
+
+
+def _without_infos(batches: Iterable[Batch]) -> Iterator[Batch]:
+    warned = False
+    for batch in batches:
+        for rows in batch.policies().values():
+            if rows.pop(Columns.INFOS, None) is not None and not warned:
+                warned = True
+                logger.warning(
+                    "infos are left out: RLlib's belong to obs, and in shuffled rows they are in other rows; "
+                    "postprocess_inputs=True reads whole episodes, with infos"
+                )
+        yield batch
 
 
 def _to_rllib(batch: Batch) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from ray.rllib.algorithms.cql import CQLConfig  # noqa: E402
 from ray.rllib.algorithms.marwil import MARWILConfig  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode  # noqa: E402
+from ray.rllib.offline.dataset_writer import DatasetWriter  # noqa: E402
 from ray.rllib.offline.json_reader import JsonReader  # noqa: E402
 from ray.rllib.offline.json_writer import JsonWriter  # noqa: E402
+from ray.rllib.policy.sample_batch import MultiAgentBatch  # noqa: E402
 from ray.rllib.policy.sample_batch import SampleBatch as RllibSampleBatch  # noqa: E402
 
 from rlio.integrations.rllib import (  # noqa: E402
@@ -302,6 +305,123 @@ def test_the_old_stack_records_and_trains(tmp_path: Path) -> None:
             algorithm.stop()
         stats = result["info"]["learner"]["default_policy"]["learner_stats"]
         assert np.isfinite(stats["policy_loss"]), json.dumps(stats, default=str)
+
+
+class Counting(gym.Env[Any, Any]):
+    """The observation is the step's number, and so is the info; an episode has seven steps."""
+
+    observation_space, action_space = gym.spaces.Box(0.0, 9.0, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self.t = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.t = 0
+        return np.zeros(1, np.float32), {"came_with": 0}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, self.t == 7, False, {"came_with": self.t}
+
+
+def sampled(output: Any) -> None:
+    """Let the old stack sample 40 steps of two environments, and write them."""
+    config = (
+        old_stack(PPOConfig(), Counting)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=10)
+        .training(train_batch_size=40, minibatch_size=20, num_epochs=1)
+        .offline_data(output=output, output_write_episodes=False)
+    )
+    algorithm = config.build_algo()
+    try:
+        algorithm.train()
+        writer = algorithm.env_runner.output_writer
+        if isinstance(writer, JsonWriter):
+            writer.cur_file.close()
+    finally:
+        algorithm.stop()
+
+
+def test_infos_that_rllib_recorded_are_those_of_the_next_observation(tmp_path: Path) -> None:
+    sampled(str(tmp_path / "json"))
+    sampled(output_creator(tmp_path / "own"))
+    theirs = next(iter(JsonReader(str(tmp_path / "json")).read_all_files()))["default_policy"]
+    assert (theirs["infos"][1], theirs["obs"][1, 0]) == ({"came_with": 1}, 1)
+    for name, unknown in (("json", 2), ("own", 4)):
+        with rlio.read(tmp_path / name, epochs=1, shuffle=False) as reader:
+            rows = rlio.concat_samples([batch.policies()["default_policy"] for batch in reader])
+        assert len(rows) >= 40
+        ends = rows["terminateds"] | rows["truncateds"]
+        known = np.array([info != {} for info in rows["infos"]])
+        assert not known[ends].any()
+        # The last rows of two environments have no next fragment; the writer has not seen any.
+        assert (~known & ~ends).sum() <= unknown
+        given = [info["came_with"] for info in rows["infos"][known]]
+        assert given == rows["new_obs"][known, 0].tolist()
+
+
+def test_infos_of_rlio_are_those_of_the_observation_for_rllib(tmp_path: Path) -> None:
+    sampled(output_creator(tmp_path / "own"))
+    rlio.convert(tmp_path / "own", tmp_path / "json", to="rllib-json", prove=True)
+    config = (
+        old_stack(MARWILConfig(), Counting)
+        .env_runners(num_env_runners=0)
+        .training(train_batch_size=20)
+        .offline_data(input_=input_creator(tmp_path / "own"), postprocess_inputs=True)
+    )
+    algorithm = config.build_algo()
+    try:
+        episodes = [algorithm.env_runner.input_reader.next()]
+    finally:
+        algorithm.stop()
+    for rows in [*JsonReader(str(tmp_path / "json")).read_all_files(), *episodes]:
+        for info, obs in zip(rows["infos"], np.asarray(rows["obs"])[:, 0], strict=True):
+            assert info in ({}, {"came_with": obs})
+        assert sum(info != {} for info in rows["infos"]) >= len(rows) // 2
+
+
+def test_rllibs_json_reader_reads_a_folder_of_rlio_only_when_it_is_converted(tmp_path: Path) -> None:
+    made = record(tmp_path / "parquet", "CartPole-v1", 2)
+    with rlio.JsonWriter(tmp_path / "own") as writer:
+        for batch in made:
+            writer.write(batch)
+    with pytest.raises(ValueError, match="Failed to read"):
+        JsonReader(str(tmp_path / "own")).next()
+    rlio.convert(tmp_path / "own", tmp_path / "json", to="rllib-json", prove=True)
+    found = list(JsonReader(str(tmp_path / "json")).read_all_files())
+    assert [len(batch) for batch in found] == [len(batch) for batch in made]
+
+
+def test_parquet_of_rllibs_dataset_writer_is_read(tmp_path: Path) -> None:
+    for name, infos in (("flat", [{"a": 0}, {"a": 1}]), ("nested", [{0: {"agent0": {}}}, {"a": 1}])):
+        path = tmp_path / name
+        config = {"format": "parquet", "path": str(path), "max_num_samples_per_file": 2}
+        writer = DatasetWriter(types.SimpleNamespace(output_config=config))
+        rows = RllibSampleBatch(
+            obs=np.zeros((2, 4), np.float32), actions=np.zeros(2, np.int64), rewards=np.ones(2, np.float32),
+            terminateds=np.array([False, True]), eps_id=np.array([5, 5]), infos=np.array(infos, object),
+        )  # fmt: skip
+        for _ in range(2):
+            writer.write(MultiAgentBatch({"p0": rows, "p1": rows}, 2))
+        for batch in rlio.read(path, epochs=1, extension_types="storage"):
+            assert batch["p0"]["infos"].tolist() == batch["p1"]["infos"].tolist() == [{"a": 1}, {}]
+            assert batch["p1"]["obs"].dtype == np.float32
+
+
+@pytest.mark.parametrize("word", ["dataset", "logdir"])
+def test_a_recording_runner_refuses_a_word_that_is_no_path(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(env_runner_cls=RecordingEnvRunner, num_env_runners=0)
+        .offline_data(output=word, output_write_episodes=False)
+    )
+    with pytest.raises(rlio.errors.OptionError, match=rf"found output='{word}'.*'\./{word}'"):
+        RecordingEnvRunner(config=config)
+    assert not (tmp_path / word).exists()
 
 
 def test_bc_of_the_best_recorded_episodes_beats_the_data(
