@@ -28,17 +28,19 @@ from rlio.batch.arrays import object_column, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import map_structure
-from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, excerpt
+from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, RlioError, excerpt
 from rlio.formats.episodes import open_episodes
 from rlio.formats.rllib_episodes import episode_state
 from rlio.formats.rllib_sinks import with_final_obs
 from rlio.formats.rllib_states import pack, space_to_rllib, unpack
 from rlio.limits import DEFAULT_LIMITS
+from rlio.log.recovery import recover
 from rlio.readers.rllib_columns import infos_of_next_obs, infos_of_obs
 from rlio.resolve import read
 from rlio.writers.parquet_writer import ParquetWriter
 
 try:
+    import ray
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from ray.rllib.offline.input_reader import InputReader
@@ -48,6 +50,7 @@ try:
     from ray.rllib.policy.sample_batch import MultiAgentBatch as RllibMultiAgentBatch
     from ray.rllib.policy.sample_batch import SampleBatch as RllibSampleBatch
     from ray.rllib.utils import flatten_dict
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ModuleNotFoundError as _error:
     raise MissingExtra("ray[rllib]", "rllib") from _error
 
@@ -61,6 +64,8 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger("rlio")
 
+# The longest wait for nodes to publish what dead runners left.
+_RECOVERY_SECONDS = 60.0
 # Bytes of episodes in one block of Ray's.
 _BLOCK_BYTES = 16 << 20
 #: The metric of a `RecordingEnvRunner`: rows that it has recorded.
@@ -169,7 +174,8 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
     its outputs; infos are not recorded. Steps that RLlib's runner samples and drops are not recorded (with
     ``batch_mode="complete_episodes"``, unfinished episodes once enough others have ended). The metric
     ``rlio_rows_recorded`` counts the rows. Runners of an evaluation record nothing. A failed write raises in
-    `sample`. `stop` closes the writer.
+    `sample`. `stop` closes the writer. The algorithm's own runner publishes the rows that killed runners left
+    in their logs, when it starts and when it stops, on all nodes of Ray that are up.
 
     Attributes:
         rows_recorded: Rows that were written.
@@ -190,6 +196,8 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
                 f"found output={excerpt(self._root)}, expected where to record: "
                 "config.offline_data(output=path)" + f", or output='./{self._root}'" * is_word
             )
+        if self._records and not self.worker_index:
+            _recover(self._root, self.config.output_config or {})
 
     def sample(self, **kwargs: Any) -> list[Any]:
         """Sample, and record the samples.
@@ -220,10 +228,49 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
         finally:
             if self._writer is not None:
                 self._writer.close()
+            if self._records and not self.worker_index:
+                _recover(self._root, self.config.output_config or {})
         if self._writer is not None:
             logger.info("RecordingEnvRunner: %d rows in %s", self.rows_recorded, self._root)
         elif self._records and self.env is not None:
             logger.warning("RecordingEnvRunner: nothing was sampled, so %s got no row", self._root)
+
+
+def _recover(root: Any, options: Mapping[str, Any]) -> None:
+    """Publish the rows that dead writers left in their logs, on every node that is up; log what stays."""
+    given = {name: options[name] for name in ("spool", "storage_options") if name in options}
+    if "spool" in given and given["spool"] is None:
+        return  # The writers had no log.
+    where = os.fspath(root)
+    try:
+        if not ray.is_initialized():
+            found = [_recover_here(where, given)]
+        else:
+            found = ray.get(_recover_on_nodes(where, given), timeout=_RECOVERY_SECONDS)
+    except (RlioError, OSError, ray.exceptions.RayError) as error:
+        found = [(0, [excerpt(str(error))])]
+    if rows := sum(rows for rows, _ in found):
+        logger.warning("%s: recovered %d rows of runners that had died", where, rows)
+    for message in (message for _, messages in found for message in messages):
+        logger.warning("runners that died may have left rows of %s in their logs: %s", where, message)
+
+
+def _recover_on_nodes(root: str, options: Mapping[str, Any]) -> list[Any]:
+    """Run `_recover_here` on each node that is up; returns the references of the results."""
+    task = ray.remote(_recover_here)
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    pins = [
+        NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False) for node in nodes if node["Alive"]
+    ]
+    return [
+        task.options(num_cpus=0, max_retries=0, scheduling_strategy=pin).remote(root, options) for pin in pins
+    ]
+
+
+def _recover_here(root: str, options: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """The rows that were recovered on this machine, and what failed."""
+    report = recover(root, **options)
+    return report.rows, [f"{log.writer}: {log.error}" for log in report.logs if log.outcome == "failed"]
 
 
 def _rows_of(episode: Any) -> SampleBatch:
@@ -321,7 +368,8 @@ def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
 
     Each worker owns a `rlio.ParquetWriter`, which is closed when the worker stops. ``infos`` are stored as
     rlio has them: those of ``new_obs``. RLlib's batches have those of ``obs``, so the last row of each
-    episode and of each fragment gets ``{}``.
+    episode and of each fragment gets ``{}``. The rows of workers that were killed are recovered as by
+    `RecordingEnvRunner`.
 
     Args:
         root: Root of the data set.
@@ -329,6 +377,9 @@ def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
     """
 
     def create(ioctx: Any) -> Any:
+        is_local = ioctx.worker_index == 0
+        if is_local:
+            _recover(root, options)
         output = _Output(ParquetWriter(root, **options))
         worker = ioctx.worker
         if worker is not None:
@@ -337,6 +388,8 @@ def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
             def stop_and_close() -> None:
                 stop()
                 output.close()
+                if is_local:
+                    _recover(root, options)
 
             worker.stop = stop_and_close  # RLlib closes no output.
         return output

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
+import signal
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,6 +309,47 @@ def test_the_old_stack_records_and_trains(tmp_path: Path) -> None:
             algorithm.stop()
         stats = result["info"]["learner"]["default_policy"]["learner_stats"]
         assert np.isfinite(stats["policy_loss"]), json.dumps(stats, default=str)
+
+
+def test_rows_of_a_killed_runner_are_in_the_data_set_when_the_algorithm_has_stopped(tmp_path: Path) -> None:
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(env_runner_cls=RecordingEnvRunner, num_env_runners=2, rollout_fragment_length=100)
+        .fault_tolerance(restart_failed_env_runners=False, ignore_env_runner_failures=True)
+        .offline_data(output=str(tmp_path / "recorded"), output_write_episodes=False)
+        .training(train_batch_size_per_learner=400, minibatch_size=200, num_epochs=1)
+    )
+    algorithm = config.build_algo()
+    try:
+        sampled = int(algorithm.train()["env_runners"]["num_env_steps_sampled_lifetime"])
+        (first, _) = algorithm.env_runner_group.foreach_env_runner(
+            lambda runner: os.getpid(), local_env_runner=False
+        )
+        os.kill(first, signal.SIGKILL)
+    finally:
+        algorithm.stop()
+    assert len(rlio.open_dataset(tmp_path / "recorded")) == sampled > 0
+
+
+def test_a_runner_recovers_what_an_earlier_run_left_before_it_samples(tmp_path: Path) -> None:
+    code = """
+import os, sys, numpy as np, rlio
+writer = rlio.ParquetWriter(sys.argv[1])
+writer.write(rlio.SampleBatch(obs=np.zeros((7, 4), np.float32), rewards=np.ones(7, np.float32)))
+os._exit(9)
+"""
+    for made in ("runner", "creator"):
+        root = tmp_path / made
+        assert subprocess.run([sys.executable, "-c", code, str(root)], check=False).returncode == 9
+        assert len(rlio.open_dataset(root)) == 0
+        if made == "runner":
+            config = PPOConfig().environment("CartPole-v1").offline_data(output=str(root))
+            RecordingEnvRunner(config=config).stop()
+        else:
+            context = types.SimpleNamespace(worker_index=0, worker=None)
+            output_creator(root)(context).close()
+        assert len(rlio.open_dataset(root)) == 7
 
 
 class Counting(gym.Env[Any, Any]):
