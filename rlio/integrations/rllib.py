@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import map_structure
 from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, RlioError, excerpt
-from rlio.formats.episodes import open_episodes
+from rlio.formats.episodes import Episodes, open_episodes
 from rlio.formats.rllib_episodes import episode_state
 from rlio.formats.rllib_sinks import with_final_obs
 from rlio.formats.rllib_states import pack, space_to_rllib, unpack
@@ -37,6 +37,7 @@ from rlio.limits import DEFAULT_LIMITS
 from rlio.log.recovery import recover
 from rlio.readers.rllib_columns import infos_of_next_obs, infos_of_obs
 from rlio.resolve import read
+from rlio.storage.paths import is_uri
 from rlio.writers.parquet_writer import ParquetWriter
 
 try:
@@ -103,7 +104,8 @@ class EpisodePreLearner(OfflinePreLearner):
 class RlioOfflineData(OfflineData):
     """Reads what ``config.input_`` names (a path, URI or glob, or a list) by whole episodes.
 
-    The data is read once, when the algorithm is built, into Ray's object store, one episode a row.
+    The data is read once, when the algorithm is built, into Ray's object store, one episode a row: of a data
+    set of rlio by one task a writer, on all nodes if the data set is a URI; of other formats in this process.
     ``config.input_config`` has keywords of `rlio.read`. An episode whose final observation is not stored is
     refused, unless ``config.ignore_final_observation`` is set: the last observation then stands in for it.
 
@@ -123,10 +125,12 @@ class RlioOfflineData(OfflineData):
         sources = config.input_ if isinstance(config.input_, list) else [config.input_]
         fed = config.copy(copy_frozen=False)
         # RLlib's own constructor opens the tables with Ray.
-        fed.input_ = [table for source in sources for table in self._tables(source, config)]
+        fed.input_ = [
+            table for number, source in enumerate(sources) for table in self._tables(number, source, config)
+        ]
         if not self.episodes:
             raise DataNotFound(f"no episode with a step in {excerpt(sources)}")
-        fed.input_read_method, fed.input_read_method_kwargs = "from_arrow", {}
+        fed.input_read_method, fed.input_read_method_kwargs = "from_arrow_refs", {}
         super().__init__(fed)
         self.config = config
         self.prelearner_class: type[OfflinePreLearner] = config.prelearner_class or EpisodePreLearner
@@ -134,33 +138,84 @@ class RlioOfflineData(OfflineData):
         self.data_read_batch_size: Any = config.input_read_batch_size or max(1, round(wanted))
         logger.info("RlioOfflineData: %d rows in %d episodes of %s", self.rows, self.episodes, sources)
 
-    def _tables(self, source: Any, config: Any) -> Iterator[Any]:
-        """The episodes as Arrow tables with a column ``item``."""
-        import pyarrow as pa
-
-        packed: list[bytes] = []
-        size = 0
+    def _tables(self, number: int, source: Any, config: Any) -> Iterator[Any]:
+        """References of Arrow tables with a column ``item``, one episode a row."""
         found = open_episodes(source, read_options=config.input_config)
-        described = [
-            (space_to_rllib(observation), space_to_rllib(action))
-            for observation, action in (part.origin.spaces or (None, None) for part in found.parts)
+        packers = [
+            _Packer(found, part, f"{number}-{part}", repeats=config.ignore_final_observation)
+            for part in range(len(found.parts))
         ]
-        for number, (part, rows) in enumerate(found):
+        # Tables in memory and other formats are one part; their files are not known to be on other nodes.
+        is_shared = len(packers) > 1 and not found.uri.startswith("memory:")
+        for rows, episodes, table in _packed_by_tasks(packers, found.uri) if is_shared else _packed(packers):
+            self.rows += rows
+            self.episodes += episodes
+            yield table
+
+
+class _Packer:
+    """Packs the episodes of one part of a source, in a process of its own or in this one.
+
+    RLlib adds up columns by id, so no two episodes have the same: each has its number after ``prefix``.
+    """
+
+    def __init__(self, found: Episodes, part: int, prefix: str, *, repeats: bool) -> None:
+        observation, action = found.parts[part].origin.spaces or (None, None)
+        self._found, self._part, self._prefix, self._repeats = found, part, prefix, repeats
+        self._described = space_to_rllib(observation), space_to_rllib(action)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        """(rows, episodes, Arrow table of these episodes)."""
+        packed: list[bytes] = []
+        steps = size = 0
+        for number, (_, rows) in enumerate(self._found.of_part(self._part)):
             assert isinstance(rows, SampleBatch)
             id_ = None if Columns.EPS_ID in rows else number
-            episode = with_final_obs(
-                Episode.from_batch(rows, id_=id_), repeats=config.ignore_final_observation
-            )
-            # RLlib adds up columns by id, so no two episodes have the same: each is its number here.
-            packed.append(pack({**episode_state(episode, described[part]), "id_": str(self.episodes)}))
+            episode = with_final_obs(Episode.from_batch(rows, id_=id_), repeats=self._repeats)
+            state = episode_state(episode, self._described)
+            packed.append(pack({**state, "id_": f"{self._prefix}-{number}"}))
             size += len(packed[-1])
-            self.rows += len(rows)
-            self.episodes += 1
+            steps += len(rows)
             if size > _BLOCK_BYTES:
-                yield pa.table({"item": pa.array(packed, pa.binary())})
-                packed, size = [], 0
+                yield steps, len(packed), _table(packed)
+                packed, steps, size = [], 0, 0
         if packed:
-            yield pa.table({"item": pa.array(packed, pa.binary())})
+            yield steps, len(packed), _table(packed)
+
+
+def _table(packed: list[bytes]) -> Any:
+    import pyarrow as pa
+
+    return pa.table({"item": pa.array(packed, pa.binary())})
+
+
+def _packed(packers: Iterable[_Packer]) -> Iterator[tuple[int, int, Any]]:
+    """(rows, episodes, reference of the table), read in this process."""
+    for packer in packers:
+        yield from ((rows, episodes, ray.put(table)) for rows, episodes, table in packer)
+
+
+def _packed_by_tasks(packers: Sequence[_Packer], uri: str) -> Iterator[tuple[int, int, Any]]:
+    """The same, read by one task a part: on all nodes, or on this one if other nodes may lack the folder."""
+    stored = [ray.put(packer) for packer in packers]
+    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    place = "SPREAD" if is_uri(uri) else here
+    task = ray.remote(_pack).options(num_returns="streaming", scheduling_strategy=place)
+    running: list[Any] = [task.remote(packer) for packer in stored]
+    for results in running:
+        for counts in results:
+            try:
+                rows, episodes = ray.get(counts)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+            yield rows, episodes, next(results)
+
+
+def _pack(packer: _Packer) -> Iterator[Any]:
+    """The counts of each table, and then the table: an error comes in the place of counts."""
+    for rows, episodes, table in packer:
+        yield rows, episodes
+        yield table
 
 
 # ---- the new stack, recording ----

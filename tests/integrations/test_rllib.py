@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import msgpack
+import msgpack_numpy
 import numpy as np
 import pytest
 
@@ -149,9 +151,6 @@ def test_episodes_of_rllib_are_equal_after_a_data_set_of_rlio(tmp_path: Path) ->
 
 
 def episodes_of(path: Path) -> Iterator[SingleAgentEpisode]:
-    import msgpack
-    import msgpack_numpy
-
     for row in ray.data.read_parquet(str(path)).take_all():
         yield SingleAgentEpisode.from_state(msgpack.unpackb(row["item"], object_hook=msgpack_numpy.decode))
 
@@ -309,6 +308,38 @@ def test_the_old_stack_records_and_trains(tmp_path: Path) -> None:
             algorithm.stop()
         stats = result["info"]["learner"]["default_policy"]["learner_stats"]
         assert np.isfinite(stats["policy_loss"]), json.dumps(stats, default=str)
+
+
+def test_a_data_set_of_several_writers_is_read_by_tasks_and_serves_every_episode_once(tmp_path: Path) -> None:
+    made = [batch for _ in range(3) for batch in record(tmp_path / "own", "CartPole-v1", 5)]
+    config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path / "own")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rlio.integrations.rllib, "_packed", None)  # This process reads nothing.
+        data = RlioOfflineData(config)
+    assert (data.rows, data.episodes) == (sum(map(len, made)), 15)
+    found = [
+        SingleAgentEpisode.from_state(msgpack.unpackb(row["item"], object_hook=msgpack_numpy.decode))
+        for row in data.data.iter_rows()
+    ]
+    assert len({episode.id_ for episode in found}) == 15
+    given = {batch["obs"].tobytes() for batch in made}
+    assert {episode.get_observations(slice(0, len(episode))).tobytes() for episode in found} == given
+
+
+def test_an_error_in_a_task_that_reads_is_raised_where_the_data_is_opened(tmp_path: Path) -> None:
+    for number in range(2):
+        with rlio.ParquetWriter(tmp_path) as writer:
+            writer.write(
+                rlio.SampleBatch(
+                    obs=np.zeros((2, 4), np.float32), new_obs=np.zeros((2, 4), np.float32),
+                    new_obs_valid=np.array([True, number == 0]), actions=np.zeros(2, np.int64),
+                    rewards=np.ones(2, np.float32), terminateds=np.array([False, True]),
+                    truncateds=np.zeros(2, bool), eps_id=np.full(2, number), t=np.arange(2),
+                )
+            )  # fmt: skip
+    config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path)])
+    with pytest.raises(rlio.errors.SchemaError, match="final observation"):
+        RlioOfflineData(config)
 
 
 def test_rows_of_a_killed_runner_are_in_the_data_set_when_the_algorithm_has_stopped(tmp_path: Path) -> None:
