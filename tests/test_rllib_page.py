@@ -170,6 +170,7 @@ a function of `IOContext`
     worker:observations_are_compressed_after_they_were_written
 `infos`
     env_runner:infos_are_left_out_unless_asked_for
+    rllib_input:an_info_of_rllib_is_served_with_the_observation_that_it_came_with
 `output_filesystem`
     options_of_stores_reach_readers_and_writers
 `output_config={...}`
@@ -777,6 +778,7 @@ an action connector
     json_reader:a_record_wrapped_in_value_is_unwrapped
 `DatasetWriter`
     rllib_recordings:a_parquet_recording_is_read_whole
+    rllib_input:parquet_with_pickled_objects_of_several_policies_is_read
     foreign_parquet:rows_that_are_batches_are_records
 the new stack with `output_write_episodes=False`
     foreign_parquet:packed_text_of_one_row_a_step_is_unpacked
