@@ -234,6 +234,7 @@ worker 0 without
     env_runner_sampling:an_auto_fragment_shares_out_the_train_batch
 `batch_mode`
     worker_live:complete_episodes_are_packed_and_not_cut
+    callback_order:a_batch_of_whole_episodes_has_a_fragment_of_each_environment
     multi_agent_runner:steps_may_be_counted_by_agents
 `sampler_perf_stats_ema_coef`
     metrics:performance_is_milliseconds_a_step
@@ -362,10 +363,13 @@ rendering
     policy_group:policies_are_announced_when_they_have_their_spaces
 `on_episode_created`
     env_runner_callbacks:the_last_step_of_an_episode_is_a_step
+    callback_order:callbacks_are_called_in_the_order_of_rllib
     env_runner_callbacks:callbacks_get_to_know_each_episode_from_beginning_to_end
     env_runner_callbacks:the_episode_of_an_environment_that_fails_is_discarded_and_the_others_go_on
 `on_postprocess_trajectory`
     env_runner_callbacks:trajectories_and_samples_are_shown
+    callback_order:metrics_that_postprocessing_sets_are_counted
+    callback_order:callbacks_are_called_in_the_order_of_rllib
     policy_group:callbacks_see_batches_before_they_are_learned_on_and_may_add_to_the_results
 `on_evaluate_start`
     evaluate:callbacks_hear_of_an_evaluation_and_its_episodes
