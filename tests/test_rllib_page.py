@@ -358,6 +358,28 @@ exploration hooks
 rendering
     envs_seeding:frames_go_into_the_media_of_episodes
 ## Callbacks and metrics
+`worker`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+`base_env`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+`env_context`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+`policies`, `rl_module`
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+`prev_episode_chunks`
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+the argument `metrics_logger`
+    callbacks:an_argument_that_rlio_does_not_have_is_refused_when_callbacks_are_given
+`algorithm`
+    callbacks:an_argument_that_rlio_does_not_have_is_refused_when_callbacks_are_given
+a method without
+    callbacks:a_callback_gets_only_the_arguments_that_it_names
+`config.callbacks(
+    callbacks:callbacks_may_be_functions_by_name
+`"callbacks": {
+    callbacks:functions_of_rllib_0_8_get_one_dict
+    callbacks:functions_that_nobody_could_call_are_refused
 `on_environment_created`
     env_runner_callbacks:environments_are_told_of_when_they_are_made
     policy_group:policies_are_announced_when_they_have_their_spaces
