@@ -222,6 +222,7 @@ def recorder(base: Any) -> Any:
                 np.asarray(rows["obs"])[:, 2].astype(int).tolist(),
                 np.asarray(rows["rewards"], float).tolist(),
                 np.asarray(rows["terminateds"]).tolist(),
+                np.asarray(rows["t"]).tolist(),
             )
 
         def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:

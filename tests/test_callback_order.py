@@ -73,6 +73,10 @@ def comparable(scenario: Scenario, calls: list[Any]) -> list[Any]:
             for call in calls
             if call[0] != "on_postprocess_trajectory"
         ]
+    if scenario.agents is None:
+        return calls
+    # For `t` of several agents, see below.
+    calls = [call[:-1] if call[0] == "on_postprocess_trajectory" else call for call in calls]
     return _without_repeats(calls) if scenario.agents == "come and go" else calls
 
 
@@ -109,6 +113,21 @@ def test_callbacks_are_called_in_the_order_of_rllib(name: str) -> None:
         fewest = min(len(own), len(theirs))
         assert fewest > 8
         assert own[:fewest] == theirs[:fewest]
+
+
+def test_t_is_the_step_in_which_an_agent_acted() -> None:
+    """RLlib's old stack has the last step before the agent's next observation: [1, 3] for agents in turns.
+
+    Both are the same if agents act in every step.
+    """
+    name = "old, turns, 1 env, whole episodes"
+    pairs = zip(calls_of(SCENARIOS[name]), GOLDEN[name], strict=True)
+    found = [pair for pair in pairs if pair[0][0] == "on_postprocess_trajectory"]
+    assert len(found) > 3
+    for own, theirs in found:
+        length, observed = own[3], own[7]
+        assert own[-1] == observed, "the step of its own observation"
+        assert theirs[-1] == [step - 1 for step in [*observed[1:], length]]
 
 
 # ---- what callbacks may do then ----

@@ -357,6 +357,25 @@ exploration hooks
     env_runner_callbacks:sequences_have_the_state_that_they_began_with
 rendering
     envs_seeding:frames_go_into_the_media_of_episodes
+## Columns of a batch
+`obs`, `new_obs`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`infos`, if
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`prev_actions`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`unroll_id`, `agent_index`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`weights_seq_no`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`vf_preds`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`state_in_0`
+    env_runner_callbacks:sequences_have_the_state_that_they_began_with
+-
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`t` of agents
+    callback_order:t_is_the_step_in_which_an_agent_acted
 ## Callbacks and metrics
 `worker`
     callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
@@ -1132,6 +1151,40 @@ def test_columns_are_renamed_by_a_function(tmp_path: Path) -> None:
         batch = reader.sample()
     assert batch["obs"].tolist() == [0.0, 1.0, 2.0]
     assert "o_t" not in batch
+
+
+class RemembersLast(rlio.Policy):
+    """Records the previous action and reward."""
+
+    input_columns = ("prev_actions", "prev_rewards")
+
+    def compute_actions(
+        self, obs: Any, state: Any = (), *, explore: bool = True, inputs: Any = None, timestep: int = 0
+    ) -> Any:
+        return np.arange(len(obs)) % 2, state, {name: inputs[name].copy() for name in self.input_columns}
+
+
+def test_columns_are_there_always_or_with_the_option_that_the_page_names() -> None:
+    """Each column of the table "Columns of a batch" is there with its option, and not without."""
+
+    def columns(policy: rlio.Policy, **config: Any) -> set[str]:
+        rollout = rlio.RolloutConfig(rollout_fragment_length=12, **config)
+        with rlio.RolloutWorker("CartPole-v1", policy, rollout=rollout, seed=0) as worker:
+            return set(worker.sample())
+
+    torch = pytest.importorskip("torch")
+    plain = columns(rlio.RandomPolicy())
+    always = {"obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t"}
+    always |= {"unroll_id", "agent_index", "weights_seq_no", "env_id"}
+    assert plain == always | {"action_prob", "action_logp"}
+    assert columns(rlio.RandomPolicy(), record_infos=True) == plain | {"infos"}
+    assert columns(rlio.RandomPolicy(), record_env_seeds=True) == plain | {"env_seed"}
+    assert columns(RemembersLast()) == always | {"prev_actions", "prev_rewards"}
+    of_torch = {"action_dist_inputs", "action_logp"}
+    assert columns(rlio.TorchPolicy(torch.nn.Linear(4, 2))) == always | of_torch
+    of_gae = {"vf_preds", "advantages", "value_targets", "values_bootstrapped"}
+    gae = rlio.TorchPolicy(torch.nn.Linear(4, 3), postprocessing=rlio.policies.GAE())
+    assert columns(gae) == always | of_torch | of_gae
 
 
 def test_nothing_global_is_seeded() -> None:

@@ -41,10 +41,11 @@ def calls_of(scenario: Scenario) -> list[Any]:
     return made.calls
 
 
-def _old(scenario: Scenario, env: Any, callbacks: Any) -> Any:
+def _old(scenario: Scenario, env: Any, callbacks: Any, *, clip_rewards: Any = None) -> Any:
     config = _config(AlgorithmConfig(), scenario, env, callbacks)
     config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
     config.experimental(_disable_preprocessor_api=True)
+    config.environment(clip_rewards=clip_rewards)
     return RolloutWorker(env_creator=env, default_policy_class=RandomPolicy, config=config)
 
 
