@@ -244,6 +244,35 @@ def test_rows_are_the_same_whether_callbacks_postprocess_them_or_nobody_does(sev
         assert rows(Marks, mode) == rows(None, mode)
 
 
+class SumsToCome(Idle):
+    """Adds the sum of the rewards that follow in the trajectory."""
+
+    def postprocess_trajectory(
+        self, batch: SampleBatch, other_agent_batches: Any = None, episode: Any = None
+    ) -> SampleBatch:
+        batch["to_come"] = np.cumsum(batch["rewards"][::-1])[::-1]
+        return batch
+
+
+def test_a_policy_postprocesses_the_same_trajectories_whether_callbacks_see_them_or_not() -> None:
+    """With resets of their own, environments differ in rows, and an episode may end in a surplus row."""
+
+    def rows(callbacks: Any) -> list[list[float]]:
+        callback_calls.Lengths.made = count()
+        envs = SyncVectorEnv([Steps] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
+        config = RolloutConfig(rollout_fragment_length=4)
+        runner = EnvRunner(envs, SumsToCome(), config=config, callbacks=callbacks, seed=0)
+        found = [runner.run()["to_come"].tolist() for _ in range(12)]
+        runner.stop()
+        return found
+
+    class Ends(Callbacks):
+        def on_episode_end(self, **kwargs: Any) -> None:
+            pass
+
+    assert rows(Ends) == rows(None)
+
+
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 def test_rows_of_an_episode_that_is_excluded_at_its_end_are_in_no_batch(mode: Any) -> None:
     class Odd(Callbacks):

@@ -33,7 +33,7 @@ from rlio.errors import OptionError, StateError, excerpt
 from rlio.policies.policy import Policy, PolicyState
 from rlio.reader import JsonState, Unit
 from rlio.sampling.actor import Actor, remembers
-from rlio.sampling.callbacks import CallbacksLike
+from rlio.sampling.callbacks import CallbacksLike, RunningEpisode
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.lookback import LookBack
 from rlio.sampling.postprocessed import Postprocessed
@@ -184,6 +184,8 @@ class EnvRunner(Runner[Episode]):
         #: out whole.
         self._is_cut = False
         self._done_rows = Postprocessed()
+        #: Rows of the next batch of fragments; 0: it will have whole episodes.
+        self._wanted_rows = 0
         loop = VectorLoop(
             self._stepper,
             self.policy,
@@ -346,6 +348,7 @@ class EnvRunner(Runner[Episode]):
         """Step until whole episodes have ``rows`` rows in total, or until ``episodes`` episodes ended."""
         if self._is_cut:
             self._begin()
+        self._wanted_rows = 0
         loop, recorder = self._loop, self._loop.recorder
         ended = recorder.ended
         # If all episodes begin now, the first ones to end are short: each environment plays its share then.
@@ -403,16 +406,22 @@ class EnvRunner(Runner[Episode]):
         eps_id, episode = loop.episodes.eps_id.item(env), loop.episodes.updated(env)
         if loop.at_random or not episode.training_enabled:
             return
-        rows = recorder.valid if ends else self._first_rows(self._wanted_rows)
-        at = np.flatnonzero(rows[:, env] & (recorder.column(Columns.EPS_ID)[:, env] == eps_id))
+        at = np.flatnonzero(recorder.valid[:, env] & (recorder.column(Columns.EPS_ID)[:, env] == eps_id))
         at = at[self._done_rows.count(eps_id) :]
-        if not len(at):
-            return
-        columns = recorder.peek(env, at)
+        # Rows that the next batch will have are a trajectory of their own, as they are without callbacks.
+        now = np.ones(len(at), bool)
+        if 0 < self._wanted_rows < recorder.rows:
+            now = self._first_rows(self._wanted_rows)[at, env]
+        for piece in (at[now], at[~now]) if ends else (at[now],):
+            if len(piece):
+                self._postprocess_rows(env, piece, eps_id, episode)
+
+    def _postprocess_rows(self, env: int, at: NDArray[np.intp], eps_id: int, episode: RunningEpisode) -> None:
+        columns = self._loop.recorder.peek(env, at)
         columns[Columns.ENV_ID] = np.full(len(at), env)
         columns[Columns.AGENT_INDEX] = np.zeros(len(at), np.int64)
         columns[Columns.UNROLL_ID] = self._progress.unroll_ids(np.full(len(at), eps_id))
-        starts: dict[int | str, int] = {eps_id: loop.episodes.starts[eps_id]}
+        starts: dict[int | str, int] = {eps_id: self._loop.episodes.starts[eps_id]}
         made = self._postprocessed_episode(SampleBatch(columns, episode_starts=starts), episode)
         self._done_rows.add(eps_id, len(at), made)
 
