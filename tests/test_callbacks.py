@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -12,8 +13,13 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rlio import EnvRunner, RandomPolicy, RolloutConfig, RolloutWorker, TorchPolicy
-from rlio.errors import OptionError
+from rlio.envs.external import ExternalEnv
+from rlio.envs.multi_agent import make_multi_agent
+from rlio.errors import ClosedError, OptionError
 from rlio.sampling.callbacks import Callbacks, RunningEpisode, combine, overridden
+from rlio.sampling.evaluate import evaluate
+from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 
 EPISODE = RunningEpisode(eps_id=3)
 
@@ -298,3 +304,46 @@ def test_functions_of_rllib_0_8_get_one_dict() -> None:
 def test_functions_that_nobody_could_call_are_refused(given: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         combine(given)
+
+
+class Loop(ExternalEnv):
+    """Episodes of two steps."""
+
+    def __init__(self) -> None:
+        super().__init__(Twice.observation_space, Twice.action_space)
+
+    def run(self) -> None:
+        with contextlib.suppress(ClosedError):
+            while True:
+                episode = self.start_episode()
+                for t in range(2):
+                    self.get_action(episode, [float(t)])
+                    self.log_returns(episode, 1.0)
+                self.end_episode(episode, [2.0])
+
+
+def test_every_runner_gives_rllibs_arguments() -> None:
+    told: list[Any] = []
+
+    def tell(
+        episode: Any, worker: Any, env_runner: Any, base_env: Any, policies: Any, rl_module: Any
+    ) -> None:
+        assert worker is env_runner
+        told.append((type(worker).__name__, type(base_env).__name__, list(policies), rl_module))
+
+    config = RolloutConfig(rollout_fragment_length=2)
+    callbacks = {"on_episode_end": tell}
+    evaluate(RandomPolicy(), Twice, episodes=1, callbacks=callbacks, seed=0)
+    agents = make_multi_agent(Twice)
+    runners: list[Any] = [
+        ExternalRunner(Loop(), RandomPolicy(), config=config, callbacks=callbacks, seed=0),
+        MultiAgentEnvRunner(agents, {"p": RandomPolicy()}, config=config, callbacks=callbacks, seed=0),
+    ]
+    for runner in runners:
+        runner.run()
+        runner.stop()
+    assert told == [
+        ("EnvRunner", "SyncVectorEnv", ["default_policy"], None),
+        ("ExternalEpisodes", "NoneType", ["default_policy"], None),
+        ("MultiAgentEnvRunner", type(agents()).__name__, ["p"], {"p": None}),
+    ]
