@@ -235,6 +235,7 @@ worker 0 without
     env_runner_sampling:an_auto_fragment_shares_out_the_train_batch
 `batch_mode`
     worker_live:complete_episodes_are_packed_and_not_cut
+    callback_order:a_batch_of_whole_episodes_has_a_fragment_of_each_environment
     multi_agent_runner:steps_may_be_counted_by_agents
 `sampler_perf_stats_ema_coef`
     metrics:performance_is_milliseconds_a_step
@@ -363,16 +364,60 @@ exploration hooks
     env_runner_callbacks:sequences_have_the_state_that_they_began_with
 rendering
     envs_seeding:frames_go_into_the_media_of_episodes
+## Columns of a batch
+`obs`, `new_obs`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`infos`, if
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`prev_actions`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`unroll_id`, `agent_index`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`weights_seq_no`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`vf_preds`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`state_in_0`
+    env_runner_callbacks:sequences_have_the_state_that_they_began_with
+-
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`t` of agents
+    callback_order:t_is_the_step_in_which_an_agent_acted
 ## Callbacks and metrics
+`worker`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+`base_env`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+`env_context`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+`policies`, `rl_module`
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+`prev_episode_chunks`
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+the argument `metrics_logger`
+    callbacks:an_argument_that_rlio_does_not_have_is_refused_when_callbacks_are_given
+`algorithm`
+    callbacks:an_argument_that_rlio_does_not_have_is_refused_when_callbacks_are_given
+a method without
+    callbacks:a_callback_gets_only_the_arguments_that_it_names
+`config.callbacks(
+    callbacks:callbacks_may_be_functions_by_name
+`"callbacks": {
+    callbacks:functions_of_rllib_0_8_get_one_dict
+    callbacks:functions_that_nobody_could_call_are_refused
 `on_environment_created`
     env_runner_callbacks:environments_are_told_of_when_they_are_made
     policy_group:policies_are_announced_when_they_have_their_spaces
 `on_episode_created`
     env_runner_callbacks:the_last_step_of_an_episode_is_a_step
+    callback_order:callbacks_are_called_in_the_order_of_rllib
     env_runner_callbacks:callbacks_get_to_know_each_episode_from_beginning_to_end
     env_runner_callbacks:the_episode_of_an_environment_that_fails_is_discarded_and_the_others_go_on
 `on_postprocess_trajectory`
     env_runner_callbacks:trajectories_and_samples_are_shown
+    callback_order:metrics_that_postprocessing_sets_are_counted
+    callback_order:callbacks_are_called_in_the_order_of_rllib
     policy_group:callbacks_see_batches_before_they_are_learned_on_and_may_add_to_the_results
 `on_evaluate_start`
     evaluate:callbacks_hear_of_an_evaluation_and_its_episodes
@@ -1124,6 +1169,40 @@ def test_columns_are_renamed_by_a_function(tmp_path: Path) -> None:
         batch = reader.sample()
     assert batch["obs"].tolist() == [0.0, 1.0, 2.0]
     assert "o_t" not in batch
+
+
+class RemembersLast(rlio.Policy):
+    """Records the previous action and reward."""
+
+    input_columns = ("prev_actions", "prev_rewards")
+
+    def compute_actions(
+        self, obs: Any, state: Any = (), *, explore: bool = True, inputs: Any = None, timestep: int = 0
+    ) -> Any:
+        return np.arange(len(obs)) % 2, state, {name: inputs[name].copy() for name in self.input_columns}
+
+
+def test_columns_are_there_always_or_with_the_option_that_the_page_names() -> None:
+    """Each column of the table "Columns of a batch" is there with its option, and not without."""
+
+    def columns(policy: rlio.Policy, **config: Any) -> set[str]:
+        rollout = rlio.RolloutConfig(rollout_fragment_length=12, **config)
+        with rlio.RolloutWorker("CartPole-v1", policy, rollout=rollout, seed=0) as worker:
+            return set(worker.sample())
+
+    torch = pytest.importorskip("torch")
+    plain = columns(rlio.RandomPolicy())
+    always = {"obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t"}
+    always |= {"unroll_id", "agent_index", "weights_seq_no", "env_id"}
+    assert plain == always | {"action_prob", "action_logp"}
+    assert columns(rlio.RandomPolicy(), record_infos=True) == plain | {"infos"}
+    assert columns(rlio.RandomPolicy(), record_env_seeds=True) == plain | {"env_seed"}
+    assert columns(RemembersLast()) == always | {"prev_actions", "prev_rewards"}
+    of_torch = {"action_dist_inputs", "action_logp"}
+    assert columns(rlio.TorchPolicy(torch.nn.Linear(4, 2))) == always | of_torch
+    of_gae = {"vf_preds", "advantages", "value_targets", "values_bootstrapped"}
+    gae = rlio.TorchPolicy(torch.nn.Linear(4, 3), postprocessing=rlio.policies.GAE())
+    assert columns(gae) == always | of_torch | of_gae
 
 
 def test_nothing_global_is_seeded() -> None:

@@ -270,9 +270,9 @@ def test_callbacks_know_agents_and_policies() -> None:
     assert seen == [
         ("even", True),
         ("odd", True),
-        ("even", "odd", {(0, "even"): 5.0, (1, "odd"): 10.0}),
         (0, "even", [0, 1]),
         (1, "odd", [0, 1]),
+        ("even", "odd", {(0, "even"): 5.0, (1, "odd"): 10.0}),
         5,
     ]
 

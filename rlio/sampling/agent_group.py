@@ -203,12 +203,12 @@ class AgentGroup:
             SchemaError: An observation does not fit its space.
         """
         # Final observations come first, because a slot's next episode may have begun in the same step.
-        if self._ended:
-            self._settle_ended()
+        self.settle_ended()
         if self._arrived:
             self._settle_arrived()
 
-    def _settle_ended(self) -> None:
+    def settle_ended(self) -> None:
+        """Close the rows of the agents that ended since the last call."""
         for are_seen in (True, False):
             ended = [each for each in self._ended if (each[0].seen is not UNSEEN) is are_seen]
             if not ended:

@@ -60,7 +60,7 @@ class RolloutConfig:
         num_envs: Number of environments stepped together.
         batch_mode: ``"truncate_episodes"``: fragments of exactly num_envs x rollout_fragment_length rows,
             which may begin and end in the middle of episodes. ``"complete_episodes"``: whole episodes, never
-            cut, with at least rollout_fragment_length rows in total.
+            cut, with at least num_envs x rollout_fragment_length rows in total.
         count_steps_by: The unit of a fragment's steps with several agents: ``"env_steps"`` or
             ``"agent_steps"``. With one agent they are the same.
         episode_lookback_horizon: Number of earlier steps in the ``lookback`` of a chunk, where

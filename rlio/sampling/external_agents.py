@@ -30,7 +30,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -516,13 +516,13 @@ class _ExternalLoop(MultiAgentLoop):
 
     envs: Any
 
-    def step(self, envs: Any = None) -> None:
+    def step(self, envs: Collection[int] | None = None, *, wanted: int | None = None) -> None:
         for given in self.envs.admitted():
             shown = self._created(given.index)
             shown.training_enabled = given.training_enabled
             self._play(shown, self.envs.taken(given))
         self._settle()
-        super().step(envs)
+        super().step(envs, wanted=wanted)
 
     def _start(self, index: int) -> None:
         self.envs.over(index)

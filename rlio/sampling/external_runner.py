@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from rlio.batch import SampleBatch
+from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.batch.episode import Episode
 from rlio.envs.external import ExternalEnv, ExternalMultiAgentEnv
@@ -114,6 +114,12 @@ class ExternalRunner(Runner[Episode]):
             worker_index=worker_index,
         )
         self._progress = self.episodes.progress
+        # Postprocessing may write to an episode that is shown, so it comes before the episode's end.
+        self._early = "on_postprocess_trajectory" in self._hooks or (
+            bool(self._hooks) and policy.postprocesses
+        )
+        if self._early:
+            self.episodes.postprocess = self._postprocessed_episode
         self._whole = self.config.batch_mode == "complete_episodes"
         env.attach(self.episodes)
         self._thread = LoopThread(env, self.episodes.changed, is_closed=lambda: self._closed)
@@ -193,7 +199,7 @@ class ExternalRunner(Runner[Episode]):
         else:
             self._begin_call(None)
             self.serve_until(lambda: self.episodes.episodes_ready >= episodes)
-            batch = self.postprocessed(self.episodes.take(whole=True))
+            batch = self._taken(whole=True)
         return [Episode.from_batch(rows) for rows in without_states(batch).split_by_episode()]
 
     def serve_until(self, enough: Callable[[], bool]) -> None:
@@ -220,12 +226,21 @@ class ExternalRunner(Runner[Episode]):
 
     def hand_out(self) -> SampleBatch:
         """Return the ready rows, postprocessed, with a recurrent policy's state before each row."""
-        return self.postprocessed(self.episodes.take(whole=self._whole))
+        return self._taken(whole=self._whole)
+
+    def _taken(self, *, whole: bool) -> SampleBatch:
+        batch = self.episodes.take(whole=whole)
+        if not self._early:
+            return self.postprocessed(batch)
+        self.metrics.sampled(len(batch), weights_seq_no=self.policy.weights_seq_no)
+        return batch
 
     def postprocessed(self, batch: SampleBatch) -> SampleBatch:
-        """Count rows in which this runner's policy acted, and postprocess them."""
+        """Count rows in which this runner's policy acted elsewhere, and postprocess them."""
         self.metrics.sampled(len(batch), weights_seq_no=self.policy.weights_seq_no)
-        return self._postprocessed(batch) if len(batch) else batch
+        if not len(batch) or not self._early:
+            return self.policy.postprocess_batch(batch)
+        return concat_samples([self._postprocessed_episode(rows, None) for rows in batch.split_by_episode()])
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Observation and action space, the same for ``"__env__"`` and for the policy."""

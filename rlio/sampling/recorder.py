@@ -256,6 +256,25 @@ class StepRecorder(RowStore):
         self._drop(np.zeros((steps, self.num_envs), bool) if chosen is None else self.valid & ~chosen)
         return columns, counts.astype(np.int64)
 
+    def column(self, name: str) -> NDArray[np.int64]:
+        """A scalar column of all recorded rows, shape (steps, N): a view."""
+        return self._integers[name][: self.steps]
+
+    def peek(self, env: int, at: NDArray[np.intp]) -> dict[str, Column]:
+        """Copy rows of one environment, which stay for `take`.
+
+        Args:
+            env: The environment.
+            at: Numbers of the steps of its `valid` rows, in order.
+        """
+        rows = {step: row for row, step in enumerate(at.tolist())}
+        next_obs = [buffer[at + 1, env] for buffer in self._obs]
+        for step, where, final in self._finals:
+            if where == env and step in rows:
+                for column, value in zip(next_obs, final, strict=True):
+                    column[rows[step]] = value
+        return self._columns(lambda buffer: buffer[at, env], next_obs)
+
     def _taken(self, steps: int, chosen: NDArray[np.bool_] | None) -> dict[str, Column]:
         def rows(buffer: NDArray[Any]) -> NDArray[Any]:
             by_env = buffer[:steps].swapaxes(0, 1)
