@@ -151,6 +151,7 @@ class StepRecorder(RowStore):
         scalars: Mapping[str, Any],
         infos: list[dict[str, Any]] | None = None,
         ends: NDArray[np.bool_] | None = None,
+        checked: bool = False,
     ) -> None:
         """Record one step of every environment.
 
@@ -161,13 +162,18 @@ class StepRecorder(RowStore):
             scalars: Integer columns, (N,) or one number for all.
             infos: N infos, if infos are recorded; kept, so they must be copies.
             ends: Mask of the rows that are the last of an episode, (N,); None uses the flags.
+            checked: Whether `fitted` has checked the actions and observations.
 
         Raises:
             SchemaError: Actions, extras or observations do not fit; nothing is recorded.
         """
         at, own = self.steps, self._own
-        seen = self._fitting(step.obs)
-        acted = self._checked_actions(actions, self.num_envs)
+        if checked:
+            seen = [leaf_of(step.obs, leaf.path) for leaf in self._observation_leaves]
+            acted = [leaf_of(actions, leaf.path) for leaf in self._action_leaves]
+        else:
+            seen = self._fitting(step.obs)
+            acted = self._checked_actions(actions, self.num_envs)
         self._put(at, acted, self._checked_extras(extras, self.num_envs), scalars)
         own[Columns.REWARDS][at] = step.rewards
         own[Columns.TERMINATEDS][at] = step.terminateds
