@@ -22,16 +22,31 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.errors import SchemaError, excerpt
-from rlio.readers.packed import Allowance, is_packed, unpack
+from rlio.readers.packed import Allowance, is_packed, unpack, unpickle
 from rlio.readers.parquet_footer import Extension
 from rlio.readers.rllib_json import stack_rows, standard_dtype
 
-__all__ = ["to_column"]
+__all__ = ["is_pickled", "load_pickled", "to_column"]
 
 Array: TypeAlias = NDArray[Any]
 
 # Extension types that store one list a row, and the rows' shape in their parameters.
 _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+
+
+def is_pickled(extension: Extension | None) -> bool:
+    """Whether Ray Data stored Python objects in a column, because Arrow has no type for them."""
+    return extension is not None and extension.name == "ray.data.arrow_pickled_object"
+
+
+def load_pickled(data: bytes | None, allowance: Allowance) -> Any:
+    """A value of such a column, read without running the pickle; see `rlio.readers.packed`.
+
+    Raises:
+        UnsafeData: It has something else than plain values and arrays, or exceeds ``allowance``.
+        CorruptData: It is damaged.
+    """
+    return None if data is None else unpickle(data, allowance=allowance)
 
 
 def to_column(
@@ -74,6 +89,9 @@ def _to_column(
         return {key: part for key, part in parts.items() if part is not None}
     if _is_list(kind) and _has_numbers(kind) and name != Columns.INFOS:
         return standard_dtype(name, _shaped(_from_lists(values), extensions.get(path)))
+    if is_pickled(extensions.get(path)):
+        objects = [load_pickled(value, allowance) for value in values.to_pylist()]
+        return object_column(objects) if name == Columns.INFOS else stack_rows(objects, allowance)
     if types.is_string(kind) or types.is_large_string(kind):
         return _from_text(values, allowance)
     if _is_number(kind):

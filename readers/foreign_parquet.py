@@ -45,7 +45,7 @@ from rlio.errors import (
 )
 from rlio.formats.format import format_of_columns
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.arrow_columns import to_column
+from rlio.readers.arrow_columns import is_pickled, load_pickled, to_column
 from rlio.readers.inputs import (
     Cursor,
     Failures,
@@ -101,6 +101,7 @@ class ForeignParquetReader(StoredReader):
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
             and prev_actions their structure and dtypes.
         unnormalise_actions: As for `rlio.JsonReader`.
+        format_options: As for `rlio.JsonReader`. ``{"infos": "obs"}`` needs rows that are batches.
         extension_types: What to do with columns of an Arrow extension type that a library (Ray, for example)
             has registered in this process. ``"refuse"`` them, because that library may read more out of them
             than is stored; or read their ``"storage"``, as for types that are not registered. The library's
@@ -124,6 +125,7 @@ class ForeignParquetReader(StoredReader):
         *,
         spaces: Spaces | None = None,
         unnormalise_actions: bool | None = None,
+        format_options: Mapping[str, Any] | None = None,
         extension_types: Literal["refuse", "storage"] = "refuse",
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
@@ -138,6 +140,7 @@ class ForeignParquetReader(StoredReader):
             spaces=spaces,
             limits=limits,
             unnormalise_actions=unnormalise_actions,
+            format_options=format_options,
             source=files[0].uri,
         )
 
@@ -146,6 +149,12 @@ class ForeignParquetReader(StoredReader):
             if self._groups.rows_are_batches:
                 records = _BatchRows(self._groups, options, decoder)
                 return RecordCursor(records, options, seed=seed, failures=failures)
+            if decoder.infos.given == "obs":
+                raise OptionError(
+                    "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
+                    "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
+                    uri=files[0].uri,
+                )
             steps = _StepRows(self._groups, options, spaces, decoder)
             return TableCursor(steps, options, seed=seed, failures=failures)
 
@@ -355,12 +364,30 @@ class _BatchRows:
             raise_at(error, uri=uri, record=record)
 
     def _decode(self, group: int, row: int) -> Batch:
-        (record,) = self._groups.whole(group).slice(row, 1).to_pylist()
         try:
-            return self._decoder.decode_record(record)
+            record = self._record(group, row)
+            return self._decoder.decode_record(record, following=partial(self._next_record, group, row))
         except UnknownLayout as error:
             uri, number = self._groups.place(group, row)
             raise_at(error, uri=uri, record=number)
+
+    def _record(self, group: int, row: int) -> dict[str, Any]:
+        """A row as Python values, pickled objects interpreted."""
+        table = self._groups.whole(group).slice(row, 1)
+        record: dict[str, Any] = table.to_pylist()[0]
+        extensions, allowance = self._groups.extensions(group), self._groups.allowance(group, None)
+        for name in table.column_names:
+            if is_pickled(extensions.get(name)):
+                with in_column(name):
+                    record[name] = load_pickled(record[name], allowance)
+        return record
+
+    def _next_record(self, group: int, row: int) -> dict[str, Any] | None:
+        """The row after a row; None: there is none, or it is damaged, which is reported when it is served."""
+        group, row = (group, row + 1) if row + 1 < self._groups.rows[group] else (group + 1, 0)
+        with contextlib.suppress(CorruptData, SchemaError):
+            return self._record(group, row) if group < len(self._groups.rows) else None
+        return None
 
 
 class _StepRows:

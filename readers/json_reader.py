@@ -23,6 +23,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from typing import IO, Any, Unpack
 
@@ -45,7 +46,7 @@ from rlio.readers.line_files import (
     open_line_files,
 )
 from rlio.readers.read_options import ReadKeywords, ReadOptions
-from rlio.readers.rllib_json import RllibDecoder
+from rlio.readers.rllib_json import NextLine, RllibDecoder
 from rlio.readers.space_arrays import Spaces
 from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.source.uniform import Agreed
@@ -82,6 +83,10 @@ class JsonReader(StoredReader):
         unnormalise_actions: RLlib records actions of bounded Boxes scaled to [-1, 1]. True: actions and
             prev_actions are scaled to the bounds of their space, and clipped to them. False, or None: they
             are served as recorded; None also logs this once if actions are floats.
+        format_options: ``{"infos": "obs"}`` or ``{"infos": "new_obs"}``: which observation an info came with.
+            None: RLlib's rule, which changed with its version 2.3: that of ``obs`` in batches with
+            ``terminateds``, else that of ``new_obs``. rlio's rows have that of ``new_obs``; where it was not
+            recorded, they have ``{}``.
         limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
         keywords: ``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``shard``, ``columns``, ``on_error`` and
@@ -100,6 +105,7 @@ class JsonReader(StoredReader):
         *,
         spaces: Spaces | None = None,
         unnormalise_actions: bool | None = None,
+        format_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
@@ -112,6 +118,7 @@ class JsonReader(StoredReader):
             spaces=spaces,
             limits=limits,
             unnormalise_actions=unnormalise_actions,
+            format_options=format_options,
             source=found[0].uri,
         )
         files = open_line_files(found, limits)
@@ -202,16 +209,28 @@ class _Records:
         return self.files[file].lines(self._limit, offset=offset, number=number)
 
     def load(self, index: int) -> Batch:
-        file, line = bisect_right(self._ends, index), self._last
-        if line is None or index + 1 < len(self._offsets):
-            line = self._line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
-        batch = self._decode(file, line)
+        file, line = bisect_right(self._ends, index), self._line(index)
+        batch = self._decode(file, line, partial(self._next_line, index))
         try:
             return self._agreed.conform(batch)
         except SchemaError as error:
             raise_at(error, uri=self.files[file].uri, record=line.number)
 
-    def _decode(self, file: int, line: Line) -> Batch:
+    def _line(self, index: int) -> Line:
+        """The line of record ``index``, which must be known."""
+        if self._last is not None and index + 1 == len(self._offsets):
+            return self._last
+        file = bisect_right(self._ends, index)
+        return self._line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
+
+    def _next_line(self, index: int) -> bytes | None:
+        """The line after that of record ``index``; None: there is none."""
+        # Damage is reported when the line itself is served.
+        with contextlib.suppress(CorruptData):
+            return self._line(index + 1).data if self.has(index + 1) else None
+        return None
+
+    def _decode(self, file: int, line: Line, next_line: NextLine | None = None) -> Batch:
         try:
             if line.data is None:
                 raise UnsafeData(
@@ -224,7 +243,7 @@ class _Records:
                     "set with rlio.DatasetReader",
                     uri=self.files[file].uri,
                 )
-            return self._decoder.decode(line.data)
+            return self._decoder.decode(line.data, next_line)
         except (CorruptData, SchemaError, UnknownLayout) as error:
             raise_at(error, uri=self.files[file].uri, record=line.number)
 

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 
-__all__ = ["Allowance", "is_packed", "unpack"]
+__all__ = ["Allowance", "is_packed", "unpack", "unpickle"]
 
 # The head of an LZ4 frame in base64: the magic number, then the flags. The flags vary with the size (one
 # block or several, linked or not) and with the library: content size stated or not, checksum or none, block
@@ -139,6 +139,15 @@ def unpack(text: str, *, allowance: Allowance | None = None) -> Any:
     # RLlib's pickles begin with the opcode PROTO, the messages of 2019 with two small numbers.
     if len(stream) >= 8 and stream[2:4] == stream[6:8] == b"\0\0" and stream[0] != _PROTO:
         return _tensor_of_2019(stream, allowance)
+    return _Interpreter(allowance).run(stream)
+
+
+def unpickle(stream: bytes, *, allowance: Allowance) -> Any:
+    """Return the value in a bare Python object stream, as Ray Data stores objects that Arrow has no type for.
+
+    Its values and errors are those of `unpack`.
+    """
+    allowance.spend(len(stream))
     return _Interpreter(allowance).run(stream)
 
 

@@ -16,10 +16,12 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -36,13 +38,20 @@ from rlio.batch.columns import (
 )
 from rlio.batch.nested import leaves, map_structure
 from rlio.dataset.step_columns import check_other_names
-from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, MissingColumn, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import format_of_json
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.inputs import in_column
 from rlio.readers.json_arrays import parse_arrays
 from rlio.readers.packed import Allowance, is_packed, unpack
-from rlio.readers.rllib_columns import ActionScaling, DoneFlags
+from rlio.readers.rllib_columns import (
+    INFO_COLUMNS,
+    INFO_KEYS,
+    NEXT_INFOS,
+    ActionScaling,
+    DoneFlags,
+    InfoOrder,
+)
 from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
 from rlio.schemas.json_columns import check_containers
 
@@ -60,6 +69,9 @@ __all__ = [
 ]
 
 Array: TypeAlias = NDArray[Any]
+#: Returns the next record, or its line; None: there is none, or it cannot be read.
+NextRecord: TypeAlias = Callable[[], Mapping[str, Any] | None]
+NextLine: TypeAlias = Callable[[], bytes | None]
 
 # The padding of an array of texts may take this fraction of a record's bytes.
 _MAX_PADDED = 4
@@ -88,6 +100,9 @@ _EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *STEP_NUMBERS))
 # Bytes that a text or object counts as.
 _OBJECT_BYTES = 64
 _SPECIAL_FLOATS = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
+# Columns of infos, which are objects.
+_INFOS = (Columns.INFOS, NEXT_INFOS)
+_EMPTY_INFOS = re.compile(rb'"infos": ?\[(?:\{\}(?:, ?)?)*\]')
 # Half of a surrogate pair, escaped: Python reads it, but cannot encode it again.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -164,10 +179,13 @@ class RllibDecoder:
         limits: Limits on a record's demands.
         unnormalise_actions: Whether actions and prev_actions are scaled from [-1, 1] to the bounds of their
             space; None: they are not scaled, and this is logged once if it matters.
+        format_options: ``{"infos": "obs"}`` or ``{"infos": "new_obs"}``: what infos belong to, see
+            `rlio.readers.rllib_columns.InfoOrder`.
         source: Name of the input in messages.
 
     Raises:
-        OptionError: ``spaces`` are none, or ``unnormalise_actions`` is set without them.
+        OptionError: ``spaces`` or ``format_options`` are none, or ``unnormalise_actions`` is set without
+            spaces.
     """
 
     def __init__(
@@ -177,22 +195,36 @@ class RllibDecoder:
         spaces: Spaces | None = None,
         limits: Limits = DEFAULT_LIMITS,
         unnormalise_actions: bool | None = None,
+        format_options: Mapping[str, Any] | None = None,
         source: str = "",
     ) -> None:
         check_spaces(spaces)
+        self.infos: InfoOrder = InfoOrder(format_options, of="RLlib's records")
         self.flags: DoneFlags = DoneFlags(columns, source)
         self.scaling: ActionScaling = ActionScaling(spaces, unnormalise_actions, source)
         self._asked = columns
         self._wanted = wanted_columns(columns)
+        #: Those, and the columns that tell which row has which info.
+        self._read = self._wanted
+        if self._wanted is not None and Columns.INFOS in self._wanted:
+            self._read = self._wanted | {*INFO_COLUMNS}
+        # The next record, which was parsed for its infos, and its line.
+        self._parsed: tuple[bytes, dict[str, Any]] = (b"", {})
         self._spaces = spaces
         self._limits = limits
         #: Options that change the batches, as JSON values.
         self.details: dict[str, Any] = {"spaces": None if spaces is None else repr(spaces)}
         if unnormalise_actions:
             self.details["unnormalise_actions"] = True
+        if self.infos.given is not None:
+            self.details["format_options"] = {"infos": self.infos.given}
 
-    def decode(self, line: bytes) -> Batch:
+    def decode(self, line: bytes, next_line: NextLine | None = None) -> Batch:
         """Decode the batch in one line.
+
+        Args:
+            line: The line.
+            next_line: Returns the next line of the recording, which may have the infos of last rows.
 
         Raises:
             CorruptData: The line is damaged. (UnsafeData: it asks for more than data may.)
@@ -204,26 +236,41 @@ class RllibDecoder:
         if found is None or any(
             type(v) is str and k != "type" and not is_packed(v) for k, v in found.items()
         ):
-            return self.decode_record(parse_line(line, self._limits), infinite=b"Infinity" in line)
+            known, parsed = self._parsed
+            record = parsed if known == line and known else parse_line(line, self._limits)
+            following = None if next_line is None else partial(self._parse_next, next_line)
+            return self.decode_record(record, infinite=b"Infinity" in line, following=following)
         return self.decode_record(found, infinite=False)
 
-    def decode_record(self, record: Mapping[str, Any], *, infinite: bool = True) -> Batch:
+    def _parse_next(self, next_line: NextLine) -> Mapping[str, Any] | None:
+        """The next record, if it has infos; it is kept for the call that decodes it."""
+        line = next_line()
+        if not line or not _has_infos(line):
+            return None
+        if self._parsed[0] != line:
+            self._parsed = line, parse_line(line, self._limits)
+        return self._parsed[1]
+
+    def decode_record(
+        self, record: Mapping[str, Any], *, infinite: bool = True, following: NextRecord | None = None
+    ) -> Batch:
         """Decode the batch in a parsed record; see `decode`."""
-        if record.keys() == {"value"} and isinstance(record["value"], dict):
-            record = record["value"]
+        record = _unwrapped(record)
         kind = record.get("type")
         if not _EXPECTED & record.keys() and (found := format_of_json(record)) and found.reader is None:
             raise found.refusal()
         if kind == "MultiAgentBatch":
-            return self._multi_agent(record, infinite)
+            return self._multi_agent(record, infinite, following)
         if kind not in (None, "SampleBatch"):
             raise CorruptData(
                 f"a record of type {excerpt(kind)}: expected 'SampleBatch', 'MultiAgentBatch' or no type"
             )
         columns = {name: value for name, value in record.items() if name != "type"}
-        return self._batch(columns, DEFAULT_POLICY_ID, infinite, Allowance(self._limits))
+        return self._batch(columns, DEFAULT_POLICY_ID, infinite, Allowance(self._limits), following)
 
-    def _multi_agent(self, record: Mapping[str, Any], infinite: bool) -> MultiAgentBatch:
+    def _multi_agent(
+        self, record: Mapping[str, Any], infinite: bool, following: NextRecord | None
+    ) -> MultiAgentBatch:
         steps, policies = record.get("count"), record.get("policy_batches")
         if type(steps) is not int or not 0 <= steps < 2**48:
             raise CorruptData(f"count is {excerpt(steps)}: expected the record's number of environment steps")
@@ -234,11 +281,16 @@ class RllibDecoder:
         batches, allowance = {}, Allowance(self._limits)
         for policy, columns in policies.items():
             if columns is not None:
-                batches[policy] = self._batch(columns, policy, infinite, allowance)
+                batches[policy] = self._batch(columns, policy, infinite, allowance, following)
         return MultiAgentBatch(batches, steps)
 
     def _batch(
-        self, columns: Mapping[str, Any], policy: str, infinite: bool, allowance: Allowance
+        self,
+        columns: Mapping[str, Any],
+        policy: str,
+        infinite: bool,
+        allowance: Allowance,
+        following: NextRecord | None,
     ) -> SampleBatch:
         columns = {name: value for name, value in columns.items() if value is not None}
         self._check_parts(columns)
@@ -249,20 +301,15 @@ class RllibDecoder:
             raise CorruptData(
                 f"not a record of experience: found {names}; expected obs, actions, rewards and the like"
             )
-        one_step = any(
-            type(columns[name]) in (bool, int, float)
-            or (type(columns[name]) is str and name == Columns.EPS_ID)
-            for name in STEP_NUMBERS
-            if name in columns
-        )
-        context = _Record(one_step, infinite, allowance)
+        context = _Record(_is_one_step(columns), infinite, allowance)
         spaces = space_of(self._spaces, policy)
         arrays = {
             name: self._column(name, value, spaces.get(name), context)
             for name, value in columns.items()
-            if self._wanted is None or name in self._wanted
+            if self._read is None or name in self._read
         }
         self._check_parts(arrays)
+        self._settle_infos(arrays, policy, context, following)
         self.flags.settle(arrays)
         self.scaling.scale(arrays, policy)
         check_asked(self._asked, arrays)
@@ -271,12 +318,37 @@ class RllibDecoder:
             raise UnsafeData(f"a record of {rows} rows, more than {self._limits.group_rows}")
         return _make_batch(arrays, rows)
 
+    def _settle_infos(
+        self, arrays: dict[str, Any], policy: str, context: _Record, following: NextRecord | None
+    ) -> None:
+        """Align infos with ``new_obs``, and drop columns that were read for this alone."""
+        more = None if following is None else partial(self._first_infos, following, policy, context)
+        self.infos.settle(arrays, is_batch=not context.one_step, following=more)
+        if self._wanted is not None:
+            for name in arrays.keys() - self._wanted:
+                del arrays[name]
+
+    def _first_infos(self, following: NextRecord, policy: str, context: _Record) -> Mapping[str, Any] | None:
+        """The infos of the next record, and the columns that say whose they are; None: they are not there."""
+        # Damage is reported when the record is served.
+        with contextlib.suppress(CorruptData, SchemaError, UnknownLayout):
+            found = following()
+            record: Any = None if found is None else _unwrapped(found)
+            if record is not None and record.get("type") == "MultiAgentBatch":
+                policies = record.get("policy_batches")
+                record = policies.get(policy) if isinstance(policies, dict) else None
+            if isinstance(record, dict):
+                one = replace(context, one_step=_is_one_step(record), allowance=Allowance(self._limits))
+                names = [name for name in (Columns.INFOS, *INFO_KEYS) if record.get(name) is not None]
+                return {name: self._column(name, record[name], None, one) for name in names}
+        return None
+
     def _check_parts(self, columns: Mapping[str, Any]) -> None:
         """Refuse too many columns, counting parts of nested ones, and columns that are nested too deeply."""
         count, limits = 0, self._limits
         if len(columns) > limits.columns:
             raise UnsafeData(f"a record of {len(columns)} columns, more than {limits.columns}")
-        pending = [(value, 0) for name, value in columns.items() if name != Columns.INFOS]
+        pending = [(value, 0) for name, value in columns.items() if name not in _INFOS]
         while pending:
             value, depth = pending.pop()
             parts = value.values() if isinstance(value, dict) else value if type(value) is tuple else ()
@@ -310,6 +382,32 @@ class RllibDecoder:
         return value
 
 
+def _has_infos(line: bytes) -> bool:
+    """Whether a line has infos that are not all empty. Without parsing it: RLlib always writes infos."""
+    at = line.find(b'"infos"')
+    while at >= 0:
+        if not _EMPTY_INFOS.match(line, at):
+            return True
+        at = line.find(b'"infos"', at + 1)
+    return False
+
+
+def _unwrapped(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record without the object around it that older versions of Ray Data wrote."""
+    if record.keys() == {"value"} and isinstance(record["value"], dict):
+        return record["value"]
+    return record
+
+
+def _is_one_step(columns: Mapping[str, Any]) -> bool:
+    """Whether a record is one step, not a batch of steps."""
+    return any(
+        type(columns[name]) in (bool, int, float) or (type(columns[name]) is str and name == Columns.EPS_ID)
+        for name in STEP_NUMBERS
+        if name in columns
+    )
+
+
 def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
     """Stack rows, each an array or a dict or tuple of arrays, into one such value with a row axis.
 
@@ -339,7 +437,7 @@ def _joined(value: Any, allowance: Allowance) -> Array:
 
 def _convert(name: str, value: Any, context: _Record) -> Any:
     """Convert a column without a space, nested as it was written."""
-    if isinstance(value, dict) and not (context.one_step and name == Columns.INFOS):
+    if isinstance(value, dict) and not (context.one_step and name in _INFOS):
         if not value and context.one_step:
             return object_column([value])
         return {_key(key): _convert(name, item, context) for key, item in value.items()}
@@ -365,7 +463,7 @@ def _to_array(name: str, value: Any, context: _Record) -> Array:
             value = [value]
         elif not isinstance(value, list):
             raise SchemaError(f"expected a list with one item a row, found {excerpt(value, 80)}")
-        array = object_column(value) if name == Columns.INFOS else _from_list(name, value, context)
+        array = object_column(value) if name in _INFOS else _from_list(name, value, context)
         context.allowance.spend(_OBJECT_BYTES * len(array) if array.dtype == object else array.nbytes)
     return standard_dtype(name, array)
 

@@ -119,6 +119,15 @@ _NOOP_OUTPUT = "rlio.writers.noop_output:NoopOutput"
 
 # Options of a mixture; all others go to the readers that it opens. The type of `columns` decides its target.
 _MIX_OPTIONS = ("batch_size", "end", "source_column")
+# RLlib's words for inputs and outputs that are no names here, and what to pass instead.
+_NO_OUTPUTS = {
+    "dataset": "RLlib's word for files of Ray Data; pass the path, for Parquet, or rlio.JsonWriter(path)",
+    "sampler": "the name of an input; pass a path, a writer or None",
+}
+_NO_INPUTS = {
+    "dataset": "'dataset' is RLlib's word for files of Ray Data: pass their path",
+    "logdir": "'logdir' is the name of an output: pass the path of the folder",
+}
 # Default number of steps in a mixture's batch: as many as one fragment of RLlib's rollouts.
 _MIX_BATCH_SIZE = 200
 
@@ -348,6 +357,8 @@ def resolve_output(value: Any, context: IOContext) -> OutputWriter:
         return _outputs.create(creator, context, f"the output {value!r}")
     if callable(value):
         return _outputs.create(value, context, f"the output {excerpt(value)}")
+    if isinstance(value, str) and (instead := _NO_OUTPUTS.get(value)):
+        raise OptionError(f"output={value!r}: {instead}; for a folder of that name pass './{value}'")
     if not isinstance(value, (str, os.PathLike)):
         raise OptionError(
             f"the output is {excerpt(value)}: expected a writer, a function of IOContext, one of the names "
@@ -529,8 +540,10 @@ def _reader_of(
     except DataNotFound as error:
         refuse_known(values, storage_options, error)
         if len(values) == 1 and isinstance(values[0], str) and _may_be_name(values[0]):
+            instead = _NO_INPUTS.get(values[0])
             raise DataNotFound(
-                f"{error}; no input has that name either: the names are {', '.join(_inputs.names())}"
+                f"{error}; no input has that name either: "
+                + (instead or f"the names are {', '.join(_inputs.names())}")
             ) from error
         raise
     counts = {

@@ -365,7 +365,6 @@ class RolloutWorker(InputReader):
     def sample_and_learn(
         self,
         expected_batch_size: int | None = None,
-        *,
         num_sgd_iter: int = 1,
         sgd_minibatch_size: int = 0,
         standardize_fields: Collection[str] = (),
@@ -403,7 +402,7 @@ class RolloutWorker(InputReader):
         self.group.apply_gradients(gradients)
 
     def get_weights(
-        self, policies: Collection[str] | None = None, *, inference_only: bool = False
+        self, policies: Collection[str] | None = None, inference_only: bool = False
     ) -> dict[str, Any]:
         """Copies of weights, by default of the policies that learn; see `PolicyGroup.get_weights`."""
         return self.group.get_weights(policies, inference_only=inference_only)
@@ -411,29 +410,35 @@ class RolloutWorker(InputReader):
     def set_weights(
         self,
         weights: Mapping[str, Any],
+        global_vars: GlobalVars | Mapping[str, Any] | None = None,
         weights_seq_no: int | None = None,
-        *,
-        global_vars: GlobalVars | None = None,
     ) -> None:
         """Replace the policies' weights.
 
         Args:
-            weights: A `get_weights` result.
+            weights: A `get_weights` result; that of a worker with more policies too, see
+                `PolicyGroup.set_weights`.
+            global_vars: See `set_global_vars`.
             weights_seq_no: Version of the weights, recorded with every step from now on. A policy with this
                 version or a newer one keeps its weights. 0 and None always set the weights and keep the
                 version.
-            global_vars: See `set_global_vars`.
         """
+        told = None if global_vars is None else GlobalVars.of(global_vars)
         self.group.set_weights(weights, weights_seq_no)
-        if global_vars is not None:
-            self.group.set_global_vars(global_vars)
+        if told is not None:
+            self.group.set_global_vars(told)
 
     def get_global_vars(self) -> GlobalVars:
         """Variables shared by all workers; ``timestep`` is at least the number of steps sampled here."""
         return self.group.get_global_vars()
 
-    def set_global_vars(self, global_vars: GlobalVars, policy_ids: Collection[str] | None = None) -> None:
-        """See `PolicyGroup.set_global_vars`."""
+    def set_global_vars(
+        self, global_vars: GlobalVars | Mapping[str, Any], policy_ids: Collection[str] | None = None
+    ) -> None:
+        """Set variables from a `GlobalVars` or a dict of its fields, such as ``{"timestep": 42}``.
+
+        See `PolicyGroup.set_global_vars`.
+        """
         self.group.set_global_vars(global_vars, policy_ids)
 
     def export_policy_model(
@@ -508,7 +513,7 @@ class RolloutWorker(InputReader):
             metrics.off_policy = self._inputs.evaluation.take()
         return metrics
 
-    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
+    def get_filters(self, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
         """Copies of the runner's filters, by policy id; see `EnvRunner.get_filters`."""
         return {} if self.runner is None else self.runner.get_filters(flush_after=flush_after)
 
@@ -568,8 +573,8 @@ class RolloutWorker(InputReader):
 
     def get_state(
         self,
-        components: Collection[str] | None = None,
-        not_components: Collection[str] = (),
+        components: str | Collection[str] | None = None,
+        not_components: str | Collection[str] | None = None,
         *,
         trainable_only: bool = False,
     ) -> dict[str, Any]:
@@ -581,12 +586,14 @@ class RolloutWorker(InputReader):
         filters). Functions and classes are stored by name; see `PolicyGroup.get_state`.
 
         Args:
-            components: The components to return; None: all.
-            not_components: The components to leave out.
+            components: The component or components to return; None: all.
+            not_components: The component or components to leave out; None: none.
             trainable_only: Leave out the policies that do not learn.
 
         Raises:
             OptionError: A component does not exist.
+            StateError: A policy that was added cannot be made from the state: it has no importable class, or
+                its arguments cannot be stored.
         """
         with self._turns_of_threads.held():
             state = self.group.get_state(trainable_only=trainable_only) | {"position": self.state_dict()}
@@ -594,7 +601,9 @@ class RolloutWorker(InputReader):
                 state["metrics"] = self.runner.metrics.state_dict()
                 with self._not_sampling():
                     state["connectors"] = self.runner.connector_states()
-        return select_components(state, components, not_components)
+        state = select_components(state, components, not_components)
+        self.group.check_remade(state.get("policies", ()))
+        return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_state`, or from some of its components.
@@ -637,8 +646,8 @@ class RolloutWorker(InputReader):
         self,
         folder: str | os.PathLike[str],
         *,
-        components: Collection[str] | None = None,
-        not_components: Collection[str] = (),
+        components: str | Collection[str] | None = None,
+        not_components: str | Collection[str] | None = None,
         trainable_only: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -653,6 +662,7 @@ class RolloutWorker(InputReader):
 
         Raises:
             OptionError: A component does not exist.
+            StateError: As in `get_state`.
             PublishError: The state could not be stored.
         """
         state = self.get_state(components, not_components, trainable_only=trainable_only)
@@ -662,8 +672,8 @@ class RolloutWorker(InputReader):
         self,
         folder: str | os.PathLike[str],
         *,
-        components: Collection[str] | None = None,
-        not_components: Collection[str] = (),
+        components: str | Collection[str] | None = None,
+        not_components: str | Collection[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Continue from what `save` stored, or from some components of it; see `set_state`.

@@ -13,7 +13,8 @@ A line is a JSON object in UTF-8 with its keys in this order and no white space:
   several policies) come early, so an index needs no parsing.
 - ``columns`` are all columns of the schema, each as in `rlio.schemas.json_columns`. A nested column is the
   object (dict) or list (tuple) of its leaves. ``new_obs`` is written in full.
-- Padding is not written. ``attributes`` holds ``max_seq_len`` and ``num_grad_updates``, if set.
+- Padding is not written. ``attributes`` has the time of writing, starts of episodes, ``max_seq_len`` and
+  ``num_grad_updates``, as far as they are known.
 - A line has at most 64 MiB, 4 million lists and objects, and 16 million rows. Its columns decode to at most 1
   GiB.
 - The first line of a shard is its ``Provenance``: the origin of the data, and library versions. It has no
@@ -24,7 +25,7 @@ Example:
     >>> schema = Schema.of(SampleBatch(obs=np.float32([[0.1, 1], [2, np.nan]]), t=[0, 1]))
     >>> line = encode_line(SampleBatch(obs=np.float32([[0.1, 1], [2, np.nan]]), t=[0, 1]), schema)
     >>> print(line.decode())
-    {"type":"SampleBatch","schema":"...","rows":2,"units":2,"columns":{"obs":[[0.1,1],[2,"NaN"]],"t":[0,1]},"crc32":"..."}
+    {"type":"SampleBatch","schema":"...","rows":2,"units":2,"attributes":{"written":...},"columns":{"obs":[[0.1,1],[2,"NaN"]],"t":[0,1]},"crc32":"..."}
     >>> decode_line(line, lambda name: schema)
     SampleBatch(2 steps: obs float32 (2, 2), t int64 (2,))
 """
@@ -187,7 +188,9 @@ def _attributes(batch: SampleBatch) -> bytes:
     found = {name: v if v != int(v) else int(v) for name, v in attributes_of(batch).items()}
     times = times_of(batch)
     began = {_BEGAN: [list(item) for item in times.began.items()]} if times.began else {}
-    return b'"attributes":%b,' % _json({**found, **began, _WRITTEN: times.written})
+    written = {} if times.written is None else {_WRITTEN: times.written}
+    attributes = {**found, **began, **written}
+    return b'"attributes":%b,' % _json(attributes) if attributes else b""
 
 
 def _nested(value: Any) -> bytes:

@@ -117,13 +117,14 @@ class Piece:
 
 
 def times_of(*parts: SampleBatch) -> Times:
-    """The times of rows that are written now."""
+    """The times of rows that are written now. The time of a clock from before 1970 is unknown."""
     starts: dict[int | str, int] = {}
     for part in parts:
         if part.episode_starts and Columns.EPS_ID in part:
             ids = set(np.unique(to_numpy(part[Columns.EPS_ID])).tolist())
             starts |= {eps_id: int(start) for eps_id, start in part.episode_starts.items() if eps_id in ids}
-    return Times(utc_ms(), starts)
+    now = utc_ms()
+    return Times(now if now >= 0 else None, starts)
 
 
 def pooled(piece: Piece, schema: Schema) -> Piece:

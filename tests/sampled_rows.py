@@ -221,7 +221,9 @@ def _fragments(runner: Any, how: str) -> Iterator[Any]:
     yield runner.run()
     metrics = runner.get_metrics()
     ends = sorted((round(each.total_reward, 3), each.length) for each in metrics.episodes)
-    yield [metrics.counts, metrics.policy_steps, ends]
+    counts = metrics.counts
+    numbers = (f"{name}={value}" for name, value in counts.state_dict().items() if isinstance(value, int))
+    yield [f"Counts({', '.join(numbers)})", counts.policy_steps, ends]
     runner.stop()
 
 

@@ -75,6 +75,7 @@ CLOCKS: dict[str, Callable[[], Callable[[], float]]] = {
 @kinds
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.each_value_once
+@pytest.mark.usefixtures("stopped_clock")
 def test_what_is_written_and_recovered_does_not_depend_on_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, clock: str
 ) -> None:
@@ -98,6 +99,23 @@ def test_what_is_written_and_recovered_does_not_depend_on_the_clock(
     monkeypatch.setattr(time, "time", CLOCKS[clock]())
     assert write(tmp_path / "false") == expected
     assert sorted(rows_of(tmp_path / "false")) == sorted([*range(60), *range(30)])
+
+
+@kinds
+def test_a_clock_from_before_the_epoch_gives_no_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: -(10**15))
+
+    def die() -> None:
+        WRITERS[kind](tmp_path, writer_id="w00001-0a1b2c3d").write(steps(10))
+
+    dies(die)
+    recover(tmp_path)
+    with WRITERS[kind](tmp_path) as writer:
+        writer.write(steps(0))
+    assert [info.written for info in rlio.open_dataset(tmp_path).episodes()] == [None, None]
+    assert rlio.verify(tmp_path).ok
 
 
 # ---- roots ----

@@ -24,6 +24,8 @@ from rlio import Roll
 from rlio.log.recovery import recover
 from rlio.maintenance import compact, gc
 
+pytestmark = pytest.mark.usefixtures("stopped_clock")
+
 # Rows of each write(), and what is done after some: rolls at 8 rows, so that some are cut in two.
 _WRITES = (3, 3, 5, 2, 9, 1)
 _FLUSH_AFTER = 3

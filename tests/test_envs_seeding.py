@@ -245,8 +245,19 @@ def test_environs_are_set_before_environments_are_made(monkeypatch: pytest.Monke
         runner = EnvRunner(Looking, RandomPolicy(), config=config, seed=0)
         assert runner.envs.get_attr("seen") == (mode,)
         runner.stop()
-    with pytest.raises(OptionError, match="expected str names and values"):
-        set_environs({"A": 1})  # type: ignore[dict-item]
+    with pytest.raises(OptionError, match="expected str names, and values that are str or numbers"):
+        set_environs({"A": None})  # type: ignore[dict-item]
+
+
+def test_environs_that_are_numbers_become_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLlib: `os.environ[key] = str(value)`."""
+    for name in ("RLIO_A", "RLIO_B", "RLIO_C"):
+        monkeypatch.setenv(name, "before")
+    set_environs({"RLIO_A": 3, "RLIO_B": 0.5, "RLIO_C": "text"})
+    assert [os.environ[name] for name in ("RLIO_A", "RLIO_B", "RLIO_C")] == ["3", "0.5", "text"]
+    with pytest.raises(OptionError, match="values that are str or numbers"):
+        set_environs({"RLIO_A": 4, "RLIO_B": None})  # type: ignore[dict-item]
+    assert os.environ["RLIO_A"] == "3", "nothing was set"
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -464,7 +464,7 @@ def test_an_error_of_the_loop_is_no_end_of_the_data() -> None:
 
 def test_what_happens_between_looking_and_waiting_is_seen_at_once(monkeypatch: Any) -> None:
     """Rows become ready after `enough` has looked, and before it waits: no wake-up is lost."""
-    monkeypatch.setattr("rlio.sampling.external_runner._LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr("rlio.sampling.external_runner.LOOK_SECONDS", 3600.0)
     looked, go = threading.Event(), threading.Event()
 
     def plays(env: Loop) -> None:

@@ -288,6 +288,10 @@ GAMMA = 0.99
 #: What RLlib 2.60 says of its cartpole/large.json with rewards + obs[:, 0]: by `ImportanceSampling` and
 #: `WeightedImportanceSampling`, as the test below finds where RLlib can be imported.
 RLLIB_SAYS = {"is": 12.011688820171008, "wis": 77.94853589184048, "v_behavior": 79.24770892180267}
+RLLIB_SPREADS = {
+    "is": {"v_behavior_std": 10.412271590435518, "v_target_std": 24.405372176436792},
+    "wis": {"v_behavior_std": 10.412271590435518, "v_target_std": 90.68837066172179},
+}
 
 
 def cartpole(recordings: Path) -> rlio.SampleBatch:
@@ -328,6 +332,16 @@ def test_is_and_wis_are_step_wise_as_in_rllib(recordings: Path, tmp_path: Path) 
     assert found["trajectory_is"]["v_target"] == pytest.approx(1.7978738e-05, rel=1e-4)
     assert found["pdis"]["v_target"] == found["is"]["v_target"]
     assert found["wpdis"]["v_target"] != pytest.approx(found["wis"]["v_target"], rel=0.01)
+
+
+def test_the_spread_over_episodes_has_rllibs_names(recordings: Path, tmp_path: Path) -> None:
+    """``v_behavior_std`` and ``v_target_std`` of RLlib's estimators, as the test below finds them."""
+    found = judged_by_a_worker(cartpole(recordings), tmp_path)
+    for name in ("is", "wis"):
+        said = {key: found[name][key] for key in ("v_behavior_std", "v_target_std")}
+        assert said == pytest.approx(RLLIB_SPREADS[name], rel=1e-6)
+    for name in ALL:
+        assert found[name]["v_target_std"] > 0.0
 
 
 def test_rllibs_own_files_are_judged_as_they_are(recordings: Path, tmp_path: Path) -> None:
@@ -373,7 +387,7 @@ def test_is_wis_and_gains_are_those_of_rllibs_classes(recordings: Path, tmp_path
     theirs = RllibBatch({name: np.asarray(rows[name]) for name in rows})
     for name, kind in (("is", "ImportanceSampling"), ("wis", "WeightedImportanceSampling")):
         said = getattr(estimators, kind)(Judged(), gamma=GAMMA).estimate(theirs)
-        for key in ("v_target", "v_behavior", "v_gain", "v_delta"):
+        for key in ("v_target", "v_target_std", "v_behavior", "v_behavior_std", "v_gain", "v_delta"):
             assert found[name][key] == pytest.approx(said[key]), (name, key)
         assert said["v_target"] == pytest.approx(RLLIB_SAYS[name])
 

@@ -102,7 +102,8 @@ def test_lists_become_arrays_as_numpy_makes_them() -> None:
             "infos": [{"a": [1]}, {}],
             "task": ["left", "NaN"],
             "eps_id": [2**63 + 5, 7],
-        }
+        },
+        format_options={"infos": "new_obs"},
     )
     assert {name: str(batch[name].dtype) for name in batch} == {
         "obs": "float64",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,14 @@ def test_what_is_drained_is_what_was_counted_and_is_gone_afterwards() -> None:
     assert [one.duration_s for one in drained.episodes[2:]] == [0.5, 2.0]
     assert math.isnan(drained.episodes[0].duration_s)
     assert drained.counts == Counts(
-        env_steps=18, agent_steps=36, episodes=4, faulty_episodes=2, env_restarts=1, rows_dropped=10
+        env_steps=18,
+        agent_steps=36,
+        episodes=4,
+        faulty_episodes=2,
+        env_restarts=1,
+        rows_dropped=10,
+        policy_steps=Counter({"a": 30, "b": 6}),
     )
-    assert drained.policy_steps == {"a": 30, "b": 6}
     again = collector.drain()
     assert again.episodes == []
     assert again.counts == Counts()
@@ -67,11 +73,23 @@ def test_a_summary_has_rllibs_names() -> None:
         "num_faulty_episodes": 0,
         "num_env_steps_sampled": 60,
         "num_env_steps_sampled_lifetime": 60,
-        "num_agent_steps_sampled_lifetime": 60,
+        "episodes_timesteps_total": 30,
+        "num_agent_steps_sampled": {"default_agent": 60},
+        "num_agent_steps_sampled_lifetime": {"default_agent": 60},
+        "num_module_steps_sampled": {"default_policy": 60},
+        "num_module_steps_sampled_lifetime": {"default_policy": 60},
+        "agent_episode_return_mean": {"default_agent": 2.0},
+        "module_episode_return_mean": {"default_policy": 2.0},
         "weights_seq_no": 4.5,
-        "policy_reward_mean": {},
+        "policy_reward_mean": {"default_policy": 2.0},
+        "policy_reward_min": {"default_policy": 1.0},
+        "policy_reward_max": {"default_policy": 3.0},
         "custom_metrics": {},
-        "hist_stats": {"episode_reward": [1.0, 3.0], "episode_lengths": [10, 20]},
+        "hist_stats": {
+            "episode_reward": [1.0, 3.0],
+            "episode_lengths": [10, 20],
+            "policy_default_policy_reward": [1.0, 3.0],
+        },
         "sampler_perf": {},
     }
     assert {name: summary[name] for name in expected} == expected
@@ -112,6 +130,38 @@ def test_agents_and_policies_have_returns_of_their_own() -> None:
     assert summary["policy_reward_max"] == {"p": 6.0, "q": 5.0}
     assert summary["hist_stats"]["policy_p_reward"] == [1.0, 2.0, 6.0]
     assert summary["agent_episode_returns_mean"] == {"a": 3.5, "b": 2.0, "0": 5.0}
+    assert summary["module_episode_returns_mean"] == {"p": 3.0, "q": 5.0}
+
+
+def test_steps_by_agent_and_policy_are_counted_over_the_lifetime_and_stay_in_the_state() -> None:
+    """``num_agent_steps_sampled_lifetime`` and ``num_module_steps_sampled_lifetime`` of RLlib's new stack."""
+    collector = MetricsCollector()
+    for steps in (3, 4):
+        collector.sampled(
+            5, agent_steps=2 * steps, policy_steps={"p": 2 * steps}, steps_of_agents={"a": steps, "0": steps}
+        )
+        summary = collector.drain().summarise()
+        assert summary["num_agent_steps_sampled"] == {"a": steps, "0": steps}
+        assert summary["num_module_steps_sampled"] == {"p": 2 * steps}
+    again = MetricsCollector()
+    again.load_state_dict(json.loads(json.dumps(collector.state_dict())))
+    again.sampled(1, agent_steps=1, policy_steps={"q": 1}, steps_of_agents={"a": 1})
+    summary = again.drain().summarise()
+    assert summary["num_agent_steps_sampled"] == {"a": 1}
+    assert summary["num_agent_steps_sampled_lifetime"] == {"a": 8, "0": 7}
+    assert summary["num_module_steps_sampled_lifetime"] == {"p": 14, "q": 1}
+
+
+def test_metrics_states_without_steps_by_agent_and_policy_are_read() -> None:
+    """States of earlier versions."""
+    collector = MetricsCollector()
+    collector.sampled(7)
+    state = {name: value for name, value in collector.state_dict().items() if isinstance(value, int)}
+    collector.load_state_dict(state)
+    assert collector.drain().summarise()["num_agent_steps_sampled_lifetime"] == {"default_agent": 7}
+    for wrong in ({"policy_steps": 3}, {"steps_of_agents": {"a": 1.5}}):
+        with pytest.raises(StateError):
+            collector.load_state_dict(state | wrong)
 
 
 def test_histograms_and_media_of_callbacks_are_gathered() -> None:
@@ -140,7 +190,7 @@ def test_the_metrics_of_several_workers_add_up() -> None:
     merged = RolloutMetrics.merge(parts)
     assert sorted(one.total_reward for one in merged.episodes) == [1.0, 2.0, 10.0, 20.0]
     assert merged.counts.env_steps == merged.lifetime.env_steps == 300
-    assert merged.policy_steps == {"p": 3}
+    assert merged.counts.policy_steps == merged.lifetime.policy_steps == {"p": 3}
     weighted = sum(p.perf["mean_inference_ms"] * p.perf_steps for p in parts) / 3
     assert merged.perf["mean_inference_ms"] == pytest.approx(weighted)
     assert merged.summarise()["episode_return_max"] == 20.0

@@ -99,6 +99,59 @@ def test_values_may_come_as_a_list_of_dicts_and_with_something_where_there_is_no
     ]
 
 
+def test_fill_gives_values_of_steps_outside_the_episode() -> None:
+    """RLlib: ``get_rewards(indices=9, fill=0.0)``, and slices that reach beyond both ends."""
+    episode = made()
+    assert plain(episode.get_rewards(9, fill=0.0)) == {"a": 0.0, "b": 0.0}
+    assert plain(episode.get_rewards(-9, fill=0.5)) == {"a": 0.5, "b": 0.5}
+    assert plain(episode.get_rewards([2, 9], fill=0.0)) == {"a": [2.0, 0.0], "b": [5.0, 0.0]}
+    assert plain(episode.get_rewards(slice(4, 8), fill=0.0)) == {"a": [3.0, 0, 0, 0], "b": [0.0] * 4}
+    assert plain(episode.get_rewards(slice(-8, -5), fill=0.0)) == {"a": [0, 0, 1.0], "b": [0.0] * 3}
+    assert plain(episode.get_actions(slice(7, 3, -1), fill=0)["a"]) == [0, 0, 0, 14]
+    assert plain(episode.get_actions(slice(None, None, -1), fill=0)["a"]) == [0, 14, 0, 12, 0, 10]
+    assert plain(episode.get_observations(slice(6, 9), ["a"], fill=-1)) == {"a": {"x": [116, -1, -1]}}
+    assert plain(episode.get_rewards(9, fill=0.0, return_list=True)) == [{"a": 0.0, "b": 0.0}]
+    assert plain(episode.get_rewards(slice(2, 5), env_steps=False, fill=0.0)) == {
+        "a": [3.0, 0, 0],
+        "b": [0.0] * 3,
+    }
+    with pytest.raises(OptionError, match="has 6 such steps"):
+        episode.get_rewards(9)
+
+
+def test_fill_beyond_the_beginning_of_a_chunk_gives_its_lookback() -> None:
+    """RLlib's buffer of 10 to 14, two of them lookback, answers slice(-7, -2) with [0, 0, 10, 11, 12]."""
+    whole = made()
+    chunk = whole.slice(4)
+    chunk.lookback = whole.slice(0, 4).tail(1)
+    assert plain(chunk.get_actions(slice(-6, None), fill=0)) == {"a": [0, 0, 12, 0, 14, 0]}
+
+
+def test_fill_that_a_column_cannot_hold_is_refused() -> None:
+    for fill in (0.5, float("nan"), 2.0**70):
+        with pytest.raises(OptionError, match="the values are int64, which cannot hold it"):
+            made().get_actions(3, fill=fill)
+
+
+def test_fill_gives_values_of_an_agent_that_has_not_acted() -> None:
+    waits = Episode(5, agent_id="c", observations=[1.0], actions=np.zeros(0, int), rewards=np.zeros(0))
+    episode = MultiAgentEpisode(5, {"c": waits}, env_ts={"c": [3]}, policy_ids={"c": "main"}, env_t=4)
+    assert plain(episode.get_rewards([0, 9], fill=7.0)) == {"c": [7.0, 7.0]}
+
+
+def test_one_agent_may_be_named_alone_and_by_position() -> None:
+    """RLlib: ``agent_ids``: "an optional collection of AgentIDs or a single AgentID", the second argument."""
+    one = Episode(1, agent_id="agent_1", observations=[0, 1], actions=[3], rewards=[1.0])
+    two = Episode(1, agent_id=2, observations=[0, 1], actions=[4], rewards=[2.0])
+    episode = MultiAgentEpisode(
+        1, {"agent_1": one, 2: two}, env_ts={"agent_1": [0, 1], 2: [0, 1]},
+        policy_ids={"agent_1": "main", 2: "main"}, env_t=1,
+    )  # fmt: skip
+    assert plain(episode.get_rewards(0, "agent_1")) == {"agent_1": 1.0}
+    assert plain(episode.get_actions(0, agent_ids=2)) == {2: 4}
+    assert plain(episode.get_observations(0, ["agent_1", 2])) == {"agent_1": 0, 2: 0}
+
+
 def test_values_are_found_by_the_agents_own_steps() -> None:
     episode = made()
     assert plain(episode.get_actions(-1, env_steps=False)) == {"a": 14, "b": 212}

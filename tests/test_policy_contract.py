@@ -243,7 +243,7 @@ def test_checkpoints_are_stored_and_loaded_by_components(tmp_path: Path) -> None
     assert files == {"state.json", "arrays.npz"}
     for options, message in (
         ({"components": ["nothing"]}, "has no components"),
-        ({"components": "weights"}, "as a list"),
+        ({"components": "weight"}, "has no components"),
         ({"components": ["weights"], "not_components": ["weights"]}, "both requested and excluded"),
     ):
         with pytest.raises(OptionError, match=message):

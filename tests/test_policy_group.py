@@ -142,6 +142,9 @@ def test_gradients_have_a_batch_count_and_can_be_applied_elsewhere() -> None:
     here, there = group_of(), group_of()
     gradients, stats = here.compute_gradients(BOTH)
     assert stats["odd"] == {"loss": 25.0, "batch_count": 3}
+    wider = MultiAgentBatch({"even": rows_of(2.0, 2), "odd": rows_of(5.0, 3)}, 4)
+    counts = here.compute_gradients(wider)[1]
+    assert (counts["even"]["batch_count"], counts["odd"]["batch_count"], counts["batch_count"]) == (2, 3, 4)
     assert weight(here, "odd") == 0.0
     there.apply_gradients(gradients)
     assert (weight(there, "even"), weight(there, "odd")) == (2.0, 5.0)
@@ -298,6 +301,21 @@ def test_weights_are_taken_if_they_are_newer() -> None:
         group.set_weights({"unknown": {}}, 9)
 
 
+def test_weights_of_policies_that_are_not_here_are_left_out_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """RLlib: a learner may have policies that a worker lacks."""
+    group = group_of("even")
+    weights = {name: {"w": np.array([4.0])} for name in ("even", "gone")}
+    with caplog.at_level(logging.WARNING, "rlio"):
+        assert group.set_weights(weights)
+        assert group.set_weights(weights)
+    assert weight(group, "even") == 4.0
+    assert [record.message for record in caplog.records] == [
+        "weights of the policy 'gone' are left out: it is not here"
+    ]
+
+
 def test_global_vars_reach_every_policy() -> None:
     """Row "get/set_global_vars"."""
     group = group_of()
@@ -348,9 +366,21 @@ def test_a_state_of_the_policies_that_learn_leaves_the_others_as_they_are() -> N
     assert (weight(other, "even"), weight(other, "odd")) == (3.0, 0.0)
 
 
+def unnamed_class() -> Any:
+    """A class that no other process can import."""
+
+    class Unnamed(LinearPolicy):
+        pass
+
+    return Unnamed
+
+
+Unnamed = unnamed_class()
+
+
 def test_what_has_no_name_is_left_out_of_a_state_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     group = group_of("even", policy_mapping_fn=unnamed())
-    group.add("object", LinearPolicy(), spaces=SPACES)
+    group.add("object", Unnamed(), spaces=SPACES)
     group.add("inner", PolicySpec(lambda: LinearPolicy(), *SPACES))
     with caplog.at_level(logging.WARNING, "rlio"):
         state = group.get_state()
@@ -359,7 +389,7 @@ def test_what_has_no_name_is_left_out_of_a_state_with_a_warning(caplog: pytest.L
     other = group_of("even", policy_mapping_fn=even_odd)
     with pytest.raises(StateError, match="has no spec"):
         other.set_state(state)
-    other.add("object", LinearPolicy(), spaces=SPACES)
+    other.add("object", Unnamed(), spaces=SPACES)
     other.add("inner", SPEC)
     other.set_state(state)
     assert other.policy_mapping_fn is even_odd

@@ -387,7 +387,8 @@ def test_tensors_are_recorded_with_and_without_gradients() -> None:
         other.record(seq_lens=1)
 
 
-def test_rows_that_could_not_be_written_are_kept() -> None:
+def test_rows_that_could_not_be_written_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.recording.recorder._MOST_SECONDS", 3600.0)
     writer = Keeping()
     env = RecordExperience(Counter((10_000,)), writer)
     env.reset()
@@ -621,7 +622,8 @@ def test_a_vector_step_without_an_episode_is_refused() -> None:
         envs.step(np.zeros(2, np.int64))
 
 
-def test_vector_rows_that_could_not_be_written_are_kept() -> None:
+def test_vector_rows_that_could_not_be_written_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.recording.recorder._MOST_SECONDS", 3600.0)
     writer = Keeping()
     envs = RecordVectorExperience(vector(AutoresetMode.SAME_STEP, [(9000,)] * 2), writer)
     envs.reset()
@@ -940,10 +942,13 @@ def test_the_infos_of_the_last_step_are_kept(mode: AutoresetMode, way: str, arou
         envs = DictInfoToList(envs)
     found = WAYS_TO_KEEP_INFOS[way](envs)
     assert len(found) >= 4
+    # Gymnasium 1.2 does not count the first step of the later episodes.
+    counts_less = gym.__version__.startswith("1.2.") and around != "each environment"
+    shortest = 2 if counts_less and mode is AutoresetMode.SAME_STEP else 3
     for info in found:
         assert info["t"] == 3, "of the step, not of the reset"
         assert "begins" not in info
-        assert info["episode"]["l"] == 3
+        assert shortest <= info["episode"]["l"] <= 3
 
 
 class Tensor(torch.Tensor):

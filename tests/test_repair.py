@@ -232,6 +232,7 @@ def _failing(call: Any, calls: Iterator[int]) -> Any:
     return operation
 
 
+@pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize("name", ["a flipped footer", "no schema file", "a header of nonsense"])
 def test_a_repair_that_is_interrupted_anywhere_is_finished_by_the_next(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -354,10 +354,27 @@ def test_logdir_is_the_workers_log_folder() -> None:
 
 
 def test_a_path_may_contain_any_letters() -> None:
-    for name in ("dataset", "./logdir", "s3-like", "d4rl"):
+    for name in ("./dataset", "./logdir", "s3-like", "d4rl"):
         with resolve_output(name, IOContext()) as writer:
             writer.write(rows_of(0, 2))
         assert os.path.exists(f"{name}/_rlio.json")
+
+
+@pytest.mark.parametrize("word", ["dataset", "sampler"])
+def test_a_word_of_rllib_that_is_no_output_makes_no_folder(word: str) -> None:
+    with pytest.raises(OptionError, match=rf"output='{word}': .*'\./{word}'"):
+        resolve_output(word, IOContext())
+    with pytest.raises(OptionError, match=word):
+        rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), output=word)
+    assert not Path(word).exists()
+    register_output(word, lambda context: NoopOutput())
+    assert isinstance(resolve_output(word, IOContext()), NoopOutput)
+
+
+@pytest.mark.parametrize(("word", "what"), [("dataset", "files of Ray Data"), ("logdir", "of an output")])
+def test_a_word_of_rllib_that_is_no_input_is_explained(word: str, what: str) -> None:
+    with pytest.raises(DataNotFound, match=what):
+        read(word)
 
 
 @pytest.mark.parametrize("value", [3, [], ["a"], {"a": 1}])

@@ -170,6 +170,7 @@ a function of `IOContext`
     worker:observations_are_compressed_after_they_were_written
 `infos`
     env_runner:infos_are_left_out_unless_asked_for
+    rllib_input:an_info_of_rllib_is_served_with_the_observation_that_it_came_with
 `output_filesystem`
     options_of_stores_reach_readers_and_writers
 `output_config={...}`
@@ -234,6 +235,7 @@ worker 0 without
     env_runner_sampling:an_auto_fragment_shares_out_the_train_batch
 `batch_mode`
     worker_live:complete_episodes_are_packed_and_not_cut
+    callback_order:a_batch_of_whole_episodes_has_a_fragment_of_each_environment
     multi_agent_runner:steps_may_be_counted_by_agents
 `sampler_perf_stats_ema_coef`
     metrics:performance_is_milliseconds_a_step
@@ -307,6 +309,12 @@ worker 0 without
 ## Sampling
 `SampleBatch.shuffle()`
     rllib_input:methods_that_work_in_place_in_rllib_leave_the_batch_as_it_was_here
+`SampleBatch.OBS`
+    rllib_input:column_names_are_constants_of_the_batch
+    rllib_input:batches_are_joined_by_a_method_of_their_class
+`SampleBatch.timeslices(k)`
+    rllib_input:zero_pad_is_right_zero_pad
+    batch:sequences_slices_by_sequence_in_every_layout
 `SamplerInput.next`
     sampler_input:a_batch_is_a_fragment_and_left_over_rows_are_kept
 `SyncSampler`
@@ -356,16 +364,60 @@ exploration hooks
     env_runner_callbacks:sequences_have_the_state_that_they_began_with
 rendering
     envs_seeding:frames_go_into_the_media_of_episodes
+## Columns of a batch
+`obs`, `new_obs`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`infos`, if
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`prev_actions`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`unroll_id`, `agent_index`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`weights_seq_no`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`vf_preds`
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`state_in_0`
+    env_runner_callbacks:sequences_have_the_state_that_they_began_with
+-
+    columns_are_there_always_or_with_the_option_that_the_page_names
+`t` of agents
+    callback_order:t_is_the_step_in_which_an_agent_acted
 ## Callbacks and metrics
+`worker`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+`base_env`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+`env_context`
+    callbacks:callbacks_with_rllibs_arguments_get_what_there_is_of_them
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+`policies`, `rl_module`
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+`prev_episode_chunks`
+    callbacks:callbacks_with_the_arguments_of_rllibs_new_stack_get_what_there_is_of_them
+the argument `metrics_logger`
+    callbacks:an_argument_that_rlio_does_not_have_is_refused_when_callbacks_are_given
+`algorithm`
+    callbacks:an_argument_that_rlio_does_not_have_is_refused_when_callbacks_are_given
+a method without
+    callbacks:a_callback_gets_only_the_arguments_that_it_names
+`config.callbacks(
+    callbacks:callbacks_may_be_functions_by_name
+`"callbacks": {
+    callbacks:functions_of_rllib_0_8_get_one_dict
+    callbacks:functions_that_nobody_could_call_are_refused
 `on_environment_created`
     env_runner_callbacks:environments_are_told_of_when_they_are_made
     policy_group:policies_are_announced_when_they_have_their_spaces
 `on_episode_created`
     env_runner_callbacks:the_last_step_of_an_episode_is_a_step
+    callback_order:callbacks_are_called_in_the_order_of_rllib
     env_runner_callbacks:callbacks_get_to_know_each_episode_from_beginning_to_end
     env_runner_callbacks:the_episode_of_an_environment_that_fails_is_discarded_and_the_others_go_on
 `on_postprocess_trajectory`
     env_runner_callbacks:trajectories_and_samples_are_shown
+    callback_order:metrics_that_postprocessing_sets_are_counted
+    callback_order:callbacks_are_called_in_the_order_of_rllib
     policy_group:callbacks_see_batches_before_they_are_learned_on_and_may_add_to_the_results
 `on_evaluate_start`
     evaluate:callbacks_hear_of_an_evaluation_and_its_episodes
@@ -476,7 +528,9 @@ PPO, A2C
 `custom_vector_env`
     envs:a_function_may_make_a_vector_environment
     env_runner:every_recorded_row_is_a_true_transition
-`BaseEnv`
+a subclass of `VectorEnv`
+    rllib_vector:a_vector_env_of_rllib_is_sampled
+a subclass of `BaseEnv`
     worker_live:functions_are_called_for_each_environment
 `remote_worker_envs`
     distributed_envs:a_worker_records_the_rows_of_environments_in_this_process_and_replaces_a_dead_actor
@@ -618,6 +672,14 @@ a replay buffer
 `log_action`
     external:logged_actions_are_recorded_and_not_called_the_policys
     external_episodes:of_a_logged_actions_probability_and_its_logarithm_one_is_enough
+`ExternalMultiAgentEnv`
+    external_agents:agents_of_a_loop_share_steps_and_one_joins_late
+    external_agents:logged_actions_are_recorded_and_their_likelihoods_unknown
+    external_agents:agents_leave_early_and_are_rewarded_before_and_between_their_turns
+    external_agents:a_worker_samples_a_loop_of_agents_with_several_policies
+RLlib 2.60's workers refuse
+    external_agents:a_worker_samples_a_loop_of_agents_with_several_policies
+    worker_external:an_external_environment_is_sampled_like_any_other
 a loop that raises
     external:an_error_in_the_loop_surfaces_where_it_is_sampled
     external_episodes:episodes_whose_loops_are_gone_can_be_given_up
@@ -761,6 +823,7 @@ an action connector
     json_reader:a_record_wrapped_in_value_is_unwrapped
 `DatasetWriter`
     rllib_recordings:a_parquet_recording_is_read_whole
+    rllib_input:parquet_with_pickled_objects_of_several_policies_is_read
     foreign_parquet:rows_that_are_batches_are_records
 the new stack with `output_write_episodes=False`
     foreign_parquet:packed_text_of_one_row_a_step_is_unpacked
@@ -944,13 +1007,13 @@ OWNERS: dict[str, list[Any]] = {
         rlio.sampling.PolicySetup,
         rlio.sampling.WorkerPlace,
     ],
-    "Sampling": [rlio.RolloutConfig, RunningEpisode],
+    "Sampling": [rlio.RolloutConfig, RunningEpisode, rlio.SampleBatch, rlio.MultiAgentBatch],
     "Callbacks and metrics": [rlio.Callbacks],
     "Weights and filters": [rlio.connectors.MeanStdFilter],
     "Policies": [rlio.Policy, rlio.PolicySpec],
     "Environments": [EnvContext, rlio.RolloutConfig],
     "The new API stack: `SingleAgentEnvRunner`": [rlio.EnvRunner],
-    "External environments": [rlio.ExternalEnv, rlio.serving.PolicyClient],
+    "External environments": [rlio.ExternalEnv, rlio.envs.ExternalMultiAgentEnv, rlio.serving.PolicyClient],
     "Several agents": [
         rlio.MultiAgentEnvRunner,
         rlio.RolloutConfig,
@@ -961,8 +1024,8 @@ OWNERS: dict[str, list[Any]] = {
 }
 #: Names in such cells that are no attributes: classes, values and keywords, and what the row says otherwise.
 OTHERWISE = {
-    *("EpisodeV2", "MeanStdFilter", "ExternalEnv", "MultiAgentEnv", "PolicyClient", "PolicySpec"),
-    *("RLlib", "pickles"),
+    *("EpisodeV2", "MeanStdFilter", "ExternalEnv", "ExternalMultiAgentEnv", "MultiAgentEnv", "PolicyClient"),
+    *("PolicySpec", "RLlib", "pickles"),
     *("as_serializable", "last_info_for", "creation_args", "policy_ids", "module_for", "max_concurrent"),
     *("global_vars", "inference_only", "mean_raw_obs_processing_ms"),
 }
@@ -1106,6 +1169,40 @@ def test_columns_are_renamed_by_a_function(tmp_path: Path) -> None:
         batch = reader.sample()
     assert batch["obs"].tolist() == [0.0, 1.0, 2.0]
     assert "o_t" not in batch
+
+
+class RemembersLast(rlio.Policy):
+    """Records the previous action and reward."""
+
+    input_columns = ("prev_actions", "prev_rewards")
+
+    def compute_actions(
+        self, obs: Any, state: Any = (), *, explore: bool = True, inputs: Any = None, timestep: int = 0
+    ) -> Any:
+        return np.arange(len(obs)) % 2, state, {name: inputs[name].copy() for name in self.input_columns}
+
+
+def test_columns_are_there_always_or_with_the_option_that_the_page_names() -> None:
+    """Each column of the table "Columns of a batch" is there with its option, and not without."""
+
+    def columns(policy: rlio.Policy, **config: Any) -> set[str]:
+        rollout = rlio.RolloutConfig(rollout_fragment_length=12, **config)
+        with rlio.RolloutWorker("CartPole-v1", policy, rollout=rollout, seed=0) as worker:
+            return set(worker.sample())
+
+    torch = pytest.importorskip("torch")
+    plain = columns(rlio.RandomPolicy())
+    always = {"obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t"}
+    always |= {"unroll_id", "agent_index", "weights_seq_no", "env_id"}
+    assert plain == always | {"action_prob", "action_logp"}
+    assert columns(rlio.RandomPolicy(), record_infos=True) == plain | {"infos"}
+    assert columns(rlio.RandomPolicy(), record_env_seeds=True) == plain | {"env_seed"}
+    assert columns(RemembersLast()) == always | {"prev_actions", "prev_rewards"}
+    of_torch = {"action_dist_inputs", "action_logp"}
+    assert columns(rlio.TorchPolicy(torch.nn.Linear(4, 2))) == always | of_torch
+    of_gae = {"vf_preds", "advantages", "value_targets", "values_bootstrapped"}
+    gae = rlio.TorchPolicy(torch.nn.Linear(4, 3), postprocessing=rlio.policies.GAE())
+    assert columns(gae) == always | of_torch | of_gae
 
 
 def test_nothing_global_is_seeded() -> None:

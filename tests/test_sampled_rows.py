@@ -114,9 +114,9 @@ def test_metrics_count_the_steps_of_each_agent() -> None:
     index = np.concatenate([runner.run()["default_policy"]["agent_index"] for _ in range(2)])
     metrics = runner.get_metrics()
     counts = {str(agent): int((index == agent).sum()) for agent in range(3)}
-    assert metrics.steps_of_agents == counts
-    assert metrics.summarise()["num_agent_steps_sampled_by_agent"] == counts
-    assert type(metrics).merge([metrics, metrics]).steps_of_agents == {k: 2 * v for k, v in counts.items()}
+    assert metrics.summarise()["num_agent_steps_sampled"] == counts
+    twice = type(metrics).merge([metrics, metrics]).summarise()
+    assert twice["num_agent_steps_sampled"] == {agent: 2 * steps for agent, steps in counts.items()}
 
 
 def test_an_external_runner_saves_all_of_itself_and_tells_callbacks_of_samples() -> None:

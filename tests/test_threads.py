@@ -680,7 +680,7 @@ def test_eight_threads_call_one_worker(tmp_path: Path) -> None:
             one.state_dict,
             lambda: one.save(tmp_path / "saved"),
             one.get_filters,
-            lambda: one.set_weights(one.get_weights(), 3),
+            lambda: one.set_weights(one.get_weights(), None, 3),
             one.get_metrics,
         ]
         results = together(*calls)

@@ -459,7 +459,7 @@ def test_metrics_are_drained_and_summarised_over_workers() -> None:
         with worker_of(lambda: Mock(5), worker_index=index, num_workers=2) as worker:
             worker.sample()
             worker.sample()
-            worker.set_weights(worker.get_weights(), 7)
+            worker.set_weights(worker.get_weights(), weights_seq_no=7)
             worker.sample()
             parts.append(worker.get_metrics())
             assert worker.get_metrics().episodes == []

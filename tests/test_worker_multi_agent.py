@@ -167,7 +167,7 @@ def test_each_policy_learns_on_its_agents() -> None:
 
 def test_weights_of_some_policies_are_set_and_recorded_with_their_version() -> None:
     with team() as worker:
-        worker.set_weights({"odd": {"w": np.array([4.0])}}, 3)
+        worker.set_weights({"odd": {"w": np.array([4.0])}}, weights_seq_no=3)
         batch = ma(worker.sample())
         assert set(batch["odd"]["weights_seq_no"]) == {3}
         assert set(batch["odd"]["w_then"]) == {4.0}
@@ -245,7 +245,7 @@ def test_metrics_are_by_policy_and_agent() -> None:
     assert summary["agent_episode_returns_mean"] == {"0": 5.0, "1": 10.0}
     assert summary["episode_return_mean"] == 15.0
     assert summary["num_env_steps_sampled"] == 10
-    assert summary["num_agent_steps_sampled"] == 20
+    assert sum(summary["num_agent_steps_sampled"].values()) == 20
     assert summary["num_module_steps_sampled"] == {"even": 10, "odd": 10}
 
 
@@ -270,9 +270,9 @@ def test_callbacks_know_agents_and_policies() -> None:
     assert seen == [
         ("even", True),
         ("odd", True),
-        ("even", "odd", {(0, "even"): 5.0, (1, "odd"): 10.0}),
         (0, "even", [0, 1]),
         (1, "odd", [0, 1]),
+        ("even", "odd", {(0, "even"): 5.0, (1, "odd"): 10.0}),
         5,
     ]
 

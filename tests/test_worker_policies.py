@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from pathlib import Path
@@ -267,11 +268,148 @@ def test_sample_and_learn_takes_exactly_so_many_steps_in_shuffled_parts() -> Non
 def test_weights_and_global_vars_arrive_together() -> None:
     """Row "set_weights(weights, global_vars, weights_seq_no)"."""
     with live() as worker:
-        worker.set_weights({"w": np.array([3.0])}, 4, global_vars=GlobalVars(99, {"default_policy": 7}))
-        worker.set_weights({"w": np.array([1.0])}, 3)
+        worker.set_weights({"w": np.array([3.0])}, GlobalVars(99, {"default_policy": 7}), 4)
+        worker.set_weights({"w": np.array([1.0])}, None, 3)
         assert weight(worker) == 3.0
         assert set(worker.sample()["weights_seq_no"]) == {4}
         assert worker.get_global_vars() == GlobalVars(99, {"default_policy": 7})
+
+
+def test_rllibs_own_calls_of_weights_and_global_vars_work() -> None:
+    """The docstrings of RLlib's RolloutWorker: `worker.set_weights(weights, {"timestep": 42})` and others."""
+    with live() as worker:
+        worker.set_weights(worker.get_weights(), {"timestep": 42})
+        assert worker.get_global_vars() == GlobalVars(42, {"default_policy": 0})
+        worker.set_weights(worker.get_weights(None, True), {"timestep": 43}, 7)
+        assert set(worker.sample()["weights_seq_no"]) == {7}
+        worker.set_global_vars({"timestep": 4242, "num_grad_updates_per_policy": {"default_policy": 3}})
+        assert worker.get_global_vars() == GlobalVars(4242, {"default_policy": 3})
+        worker.set_global_vars({"timestep": 4243}, ["default_policy"])
+        assert worker.get_global_vars() == GlobalVars(4243, {"default_policy": 3})
+        assert worker.get_filters(True) == {"default_policy": []}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"timestep": "42"}, {"timestep": -1}, {"timestep": 1, "timesteps": 2}, 42, {"timestep": 1.5}],
+)
+def test_global_vars_that_are_not_understood_are_refused(given: Any) -> None:
+    with live() as worker:
+        with pytest.raises(OptionError, match="global_vars="):
+            worker.set_weights({"w": np.array([3.0])}, given)
+        assert weight(worker) == 0.0, "nothing was set"
+        with pytest.raises(OptionError, match="global_vars="):
+            worker.set_global_vars(given)
+
+
+def test_sample_and_learn_takes_rllibs_arguments_by_position() -> None:
+    with live() as worker:
+        stats, steps = worker.sample_and_learn(12, 1, 5, [])
+        assert (steps, stats["num_grad_updates_lifetime"]) == (12, 3)
+        assert worker.sample_and_learn(20, 2, 0, ["rewards"])[0]["num_grad_updates_lifetime"] == 5
+        with pytest.raises(OptionError, match=r"expected a list of columns, such as \['rewards'\]"):
+            worker.sample_and_learn(20, 1, 5, "rewards")
+
+
+def test_a_component_may_be_given_as_text(tmp_path: Path) -> None:
+    """RLlib: ``components: Optional[Union[str, Collection[str]]]``."""
+    with live(RandomPolicy()) as worker:
+        every = list(worker.get_state())
+        assert list(worker.get_state("policies")) == ["policies"]
+        assert list(worker.get_state(not_components="policies")) == [
+            name for name in every if name != "policies"
+        ]
+        assert list(worker.get_state(not_components=None)) == every
+        assert worker.runner is not None
+        assert list(worker.runner.get_state("policy")) == ["policy"]
+        assert "policy" not in worker.runner.get_state(not_components="policy")
+        worker.save(tmp_path / "worker", components="policies")
+        worker.restore(tmp_path / "worker", components="policies")
+        worker.policy.save(tmp_path / "policy", not_components="rng")
+        worker.policy.load(tmp_path / "policy", components="weights")
+        with pytest.raises(OptionError, match="has no components"):
+            worker.get_state("policie")
+
+
+def test_a_policy_that_was_added_as_an_object_is_stored_with_its_class_and_arguments(tmp_path: Path) -> None:
+    with live() as worker:
+        worker.add_policy("positional", LinearPolicy(0.25))
+        worker.add_policy("copied", copy.deepcopy(LinearPolicy(rate=0.125)))
+        worker.set_weights({"positional": {"w": np.array([7.0])}})
+        worker.save(tmp_path)
+    with live() as again:
+        again.restore(tmp_path)
+        for policy_id, rate in {"positional": 0.25, "copied": 0.125}.items():
+            policy = again.get_policy(policy_id)
+            assert isinstance(policy, LinearPolicy)
+            assert policy.rate == rate
+        assert weight(again, "positional") == 7.0
+
+
+class Options(LinearPolicy):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+
+class Positional(LinearPolicy):
+    def __init__(self, *rates: float) -> None:
+        super().__init__(*rates)
+
+
+def test_a_policy_with_any_keywords_is_stored_with_those_that_it_was_given(tmp_path: Path) -> None:
+    with live() as worker:
+        worker.add_policy("options", Options(rate=0.5))
+        worker.save(tmp_path)
+    with live() as again:
+        again.restore(tmp_path)
+        assert again.get_policy("options").rate == 0.5  # type: ignore[union-attr]
+
+
+def local_class() -> LinearPolicy:
+    class Local(LinearPolicy):
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize(
+    ("added", "why"),
+    [
+        (local_class(), "cannot be imported by a name"),
+        (Options(rate=object()), r"config\['rate'\] is"),
+        (Positional(0.5), "1 arguments by position"),
+        (PolicySpec(lambda: LinearPolicy()), "cannot be imported by a name"),
+    ],
+    ids=["local class", "argument", "position", "lambda"],
+)
+def test_saving_refuses_an_added_policy_that_restoring_could_not_make(
+    added: Any, why: str, tmp_path: Path
+) -> None:
+    with live() as worker:
+        worker.save(tmp_path / "before")
+        worker.add_policy("added", added)
+        with pytest.raises(StateError, match=rf"the policy 'added' was added.*{why}"):
+            worker.save(tmp_path / "after")
+        with pytest.raises(StateError, match="the policy 'added' was added"):
+            rlio.save_checkpoint(tmp_path / "after", worker=worker)
+        assert not (tmp_path / "after").exists()
+        worker.save(tmp_path / "after", not_components="policies")
+        worker.remove_policy("added")
+        worker.save(tmp_path / "after")
+
+
+def test_a_worker_that_was_made_with_such_a_policy_is_stored_and_restored(tmp_path: Path) -> None:
+    with live(local_class()) as worker:
+        worker.set_weights({"w": np.array([5.0])})
+        worker.save(tmp_path)
+    with live(local_class()) as again:
+        again.restore(tmp_path)
+        assert weight(again) == 5.0
+
+
+def test_a_policy_class_without_arguments_refuses_them() -> None:
+    with pytest.raises(TypeError, match=r"RandomPolicy\(\) takes no arguments"):
+        RandomPolicy(3)  # type: ignore[call-arg]
 
 
 def test_policies_to_train_and_mapping_change_on_the_fly() -> None:

@@ -10,6 +10,8 @@ from typing import Final
 class Columns:
     """Names of the columns that rlio understands; each constant is the string itself."""
 
+    __slots__ = ()
+
     OBS: Final = "obs"
     NEXT_OBS: Final = "new_obs"
     #: bool; written only if a final observation is missing (``new_obs`` holds zeros in those rows).

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
-from rlio.batch.join import Unlike, join
+from rlio.batch.join import Unlike
 from rlio.batch.multi_agent import (
     MultiAgentBatch,
-    check_batch,
     concat_samples_into_ma_batch,
     episode_numbers,
     step_numbers,
@@ -78,12 +77,7 @@ def concat_samples(
         MissingColumn: A batch lacks a column of another; the message names both.
         SchemaError: Dtypes, row shapes, nesting or layouts differ; the message names the column.
     """
-    if any(isinstance(sample, MultiAgentBatch) for sample in samples):
-        return concat_samples_into_ma_batch(samples, columns=columns)
-    if not all(isinstance(sample, SampleBatch) for sample in samples):
-        for i, sample in enumerate(samples):
-            check_batch(i, sample)
-    return join(cast("Sequence[SampleBatch]", samples or [SampleBatch()]), columns=columns)
+    return SampleBatch.concat_samples(samples, columns=columns)
 
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:

@@ -220,6 +220,13 @@ class MultiAgentBatch:
             return policy_batches[DEFAULT_POLICY_ID]
         return MultiAgentBatch(policy_batches, env_steps)
 
+    @staticmethod
+    def concat_samples(
+        samples: Sequence[SampleBatch | MultiAgentBatch], *, columns: Unlike = "error"
+    ) -> MultiAgentBatch:
+        """All of ``samples`` joined; see `rlio.batch.concat_samples_into_ma_batch`."""
+        return concat_samples_into_ma_batch(samples, columns=columns)
+
     def _each(self, fn: Callable[[SampleBatch], SampleBatch]) -> Self:
         return type(self)({key: fn(batch) for key, batch in self.policy_batches.items()}, self._env_steps)
 

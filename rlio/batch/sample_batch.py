@@ -24,7 +24,7 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 
@@ -45,8 +45,8 @@ from rlio.batch.arrays import (
 from rlio.batch.checks import check_layout
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.compressed_rows import compress_column, decompress_column
-from rlio.batch.join import join
-from rlio.batch.multi_agent import MultiAgentBatch
+from rlio.batch.join import Unlike, join
+from rlio.batch.multi_agent import MultiAgentBatch, check_batch
 from rlio.batch.nested import leaves, map_structure, path_text
 from rlio.batch.rows import boundaries, sequence_range
 from rlio.batch.tensors import to_tensors
@@ -64,7 +64,7 @@ _SEQ_LENS = Columns.SEQ_LENS
 _DONES = Columns.DONES
 
 
-class SampleBatch(MutableMapping[str, Column]):
+class SampleBatch(Columns, MutableMapping[str, Column]):
     """Rows of experience: a mutable mapping from column name to array; all columns have the same rows.
 
     A column is an array, a torch tensor, or a dict or tuple of columns. Without ``seq_lens`` each row is a
@@ -79,6 +79,8 @@ class SampleBatch(MutableMapping[str, Column]):
 
     Reading ``batch["dones"]`` gives terminated OR truncated, if the batch has at least one of the two. It is
     not a column and cannot be written.
+
+    The class has the names of `Columns` as constants, such as ``SampleBatch.OBS``, as in RLlib.
 
     Args:
         columns: A mapping, (name, column) pairs, or a table: a data frame of pandas or Polars, or an Arrow
@@ -110,6 +112,13 @@ class SampleBatch(MutableMapping[str, Column]):
         "episode_starts",
         "num_grad_updates",
     )
+
+    # Names that RLlib's SampleBatch also has; rlio gives them no meaning.
+    CUR_OBS: Final = Columns.OBS
+    ACTION_DIST: Final = "action_dist"
+    OBS_EMBEDS: Final = "obs_embeds"
+    RETURNS_TO_GO: Final = "returns_to_go"
+    ATTENTION_MASKS: Final = "attention_masks"
 
     def __init__(
         self,
@@ -538,11 +547,14 @@ class SampleBatch(MutableMapping[str, Column]):
         """
         return rows.shuffle(self, seed)
 
-    def right_zero_pad(self, max_seq_len: int, *, time_major: bool = False) -> Self:
+    def right_zero_pad(
+        self, max_seq_len: int, exclude_states: Literal[True] = True, *, time_major: bool = False
+    ) -> Self:
         """Lay out each sequence in ``max_seq_len`` rows; rows after its end are zeros, None for objects.
 
         Args:
-            max_seq_len: Rows a sequence; ``state_in_k`` still have one row a sequence.
+            max_seq_len: Rows a sequence.
+            exclude_states: True, because ``state_in_k`` have one row a sequence, which cannot be padded.
             time_major: Return columns of shape (max_seq_len, sequences, ...) instead of (sequences *
                 max_seq_len, ...).
 
@@ -553,8 +565,16 @@ class SampleBatch(MutableMapping[str, Column]):
         Raises:
             MissingColumn: The batch has no ``seq_lens``.
             SchemaError: A sequence is longer than ``max_seq_len``.
+            OptionError: ``exclude_states`` is not True.
         """
+        if exclude_states is not True:
+            raise OptionError(
+                f"exclude_states={excerpt(exclude_states)}: state_in_k have one row a sequence, not one a "
+                "step, and are never padded; leave it out"
+            )
         return rows.pad(self, max_seq_len, time_major=time_major)
+
+    zero_pad = right_zero_pad
 
     def unpad(self) -> Self:
         """The inverse of `right_zero_pad`: concatenated sequences, in fresh memory.
@@ -566,6 +586,19 @@ class SampleBatch(MutableMapping[str, Column]):
     def _each(self, fn: Callable[[SampleBatch], SampleBatch]) -> SampleBatch:
         """A batch of ``fn`` of each policy's rows, as in a `MultiAgentBatch`."""
         return fn(self)
+
+    @staticmethod
+    def concat_samples(
+        samples: Sequence[SampleBatch | MultiAgentBatch], *, columns: Unlike = "error"
+    ) -> SampleBatch | MultiAgentBatch:
+        """All of ``samples`` joined; see `rlio.batch.concat_samples`."""
+        if any(isinstance(sample, MultiAgentBatch) for sample in samples):
+            return MultiAgentBatch.concat_samples(samples, columns=columns)
+        plain = [sample for sample in samples if isinstance(sample, SampleBatch)]
+        if len(plain) < len(samples):
+            for i, sample in enumerate(samples):
+                check_batch(i, sample)
+        return join(plain or [SampleBatch()], columns=columns)
 
     def concat(self, other: SampleBatch) -> SampleBatch:
         """This batch and ``other`` joined; see `rlio.batch.concat_samples`."""

@@ -277,7 +277,7 @@ class MeanStdFilter(Connector):
         made = [next(copies) if filtered else None for filtered in self._filtered]
         return unflatten([leaf.path for leaf in self._leaves], made)
 
-    def apply_changes(self, other: MeanStdFilter, *, with_buffer: bool = False) -> None:
+    def apply_changes(self, other: MeanStdFilter, with_buffer: bool = False) -> None:
         """Add the values that ``other`` received since its buffer was reset.
 
         Args:

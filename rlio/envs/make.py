@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlio.envs.checking import check_spaces
@@ -66,18 +67,19 @@ class ExternalEnvMade(OptionError):
         self.env = env
 
 
-def set_environs(environs: Mapping[str, str]) -> None:
-    """Set environment variables of this process, which its child processes inherit.
+def set_environs(environs: Mapping[str, str | float]) -> None:
+    """Set environment variables of this process, which its child processes inherit; numbers as their text.
 
     Raises:
-        OptionError: A name or a value is not a str.
+        OptionError: A name is not a str, or a value is neither a str nor a number.
     """
     for name, value in environs.items():
-        if not isinstance(name, str) or not isinstance(value, str):
+        if not isinstance(name, str) or not isinstance(value, (str, Real)):
             raise OptionError(
-                f"extra_python_environs has {excerpt(name)}: {excerpt(value)}: expected str names and values"
+                f"extra_python_environs has {excerpt(name)}: {excerpt(value)}: expected str names, and "
+                "values that are str or numbers"
             )
-    os.environ.update(environs)
+    os.environ.update({name: str(value) for name, value in environs.items()})
 
 
 def make_stepper(
@@ -91,7 +93,7 @@ def make_stepper(
     Args:
         env: A gymnasium id or spec; a function that makes an environment (or, except for ``"async"``, a
             vector environment) and may take an `EnvContext`; an environment, which cannot be copied; or a
-            vector environment.
+            vector environment, also one of RLlib's kind.
         config: How to make and step them; None uses the defaults.
         context: Argument of functions that make environments. For an environment given by id, its items are
             keyword arguments. None: the ``env_config``.
@@ -107,8 +109,11 @@ def make_stepper(
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.vector import VectorEnv
 
+    from rlio.envs.rllib_vector import as_gymnasium
+
     config = RolloutConfig() if config is None else config
     context = config.context() if context is None else context
+    env = as_gymnasium(env)
     if isinstance(env, VectorEnv):
         refuse_makers_options(env, config, ["env_config"])
         return _stepper_of(env, config)
@@ -125,7 +130,7 @@ def make_stepper(
     if config.vectorize_mode == "native":
         given: Any = env  # Any: `named` tells the type.
         make = partial(_native, given, config, context) if named else partial(create, given, context)
-        vector = made(name, make)
+        vector = as_gymnasium(made(name, make))
         if not isinstance(vector, VectorEnv):
             raise OptionError(
                 f"env={name} returned {excerpt(vector)}: expected a vector environment, which 'native' needs"
@@ -134,7 +139,7 @@ def make_stepper(
     one = _EnvMaker(env, config, context)
     if config.envs_are_elsewhere:
         return made(name, partial(_apart, one, config))
-    first = made(name, partial(one, 0))
+    first = as_gymnasium(made(name, partial(one, 0)))
     if isinstance(first, VectorEnv):
         return _stepper_of(first, config)
     if isinstance(first, ExternalEnv):
@@ -211,7 +216,7 @@ def _apart(make: Callable[[int, bool], Any], config: RolloutConfig) -> Stepper:
 
 
 def _one_elsewhere(
-    make: Callable[[int, bool], Any], environs: Mapping[str, str], index: int, recreated: bool
+    make: Callable[[int, bool], Any], environs: Mapping[str, str | float], index: int, recreated: bool
 ) -> Any:
     """Make environment ``index``, in its own process."""
     from gymnasium import Env

@@ -50,7 +50,11 @@ __all__ = [
 
 # Batches hold rewards as float32, which learners compute in.
 _MOST_REWARD: Final = float(np.finfo(np.float32).max)
-_MOST_SQUARE: Final = _MOST_REWARD**2
+# With this factor, no square of a float64 overflows.
+_SCALE: Final = 1e-160
+_MOST_SQUARE: Final = (_MOST_REWARD * _SCALE) ** 2
+_OBJECT: Final = np.dtype(object)
+_BOOL: Final = np.dtype(bool)
 _NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_)
 
 
@@ -87,9 +91,13 @@ def fitted(leaf: Leaf, value: Any, *, column: str, giver: str, rows: int | None 
     Raises:
         SchemaError: The value does not fit.
     """
+    dtype = leaf.dtype
+    shape = leaf.shape if rows is None else (rows, *leaf.shape)
+    # The usual case first. NumPy has one object for each builtin dtype, and one for objects.
+    if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape and dtype is not _OBJECT:
+        return value
     if leaf.is_object:
         return _fitted_objects(leaf, value, column=column, giver=giver, rows=rows)
-    shape = leaf.shape if rows is None else (rows, *leaf.shape)
     try:
         given = in_numpy(value)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -195,6 +203,8 @@ def as_reward(value: Any, *, giver: str) -> float:
     Raises:
         SchemaError: ``value`` is not a number, or is finite but beyond float32.
     """
+    if type(value) is float and -_MOST_REWARD <= value <= _MOST_REWARD:
+        return value
     try:
         number = float(value) if isinstance(value, _NUMBERS) else _number(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
@@ -229,10 +239,14 @@ def as_rewards(values: Any, rows: int, *, giver: str) -> NDArray[Any]:
     Raises:
         SchemaError: They are not numbers, or not one for each environment.
     """
-    found = _column(values, rows)
+    is_usual = type(values) is np.ndarray and values.shape == (rows,)
+    found = values if is_usual else _column(values, rows)
     if found is not None and found.dtype.kind in "biuf":
+        if found.dtype != np.float64:
+            return found
         # No reward is beyond float32 if the sum of all squares is not: one product, at each step.
-        if found.dtype != np.float64 or _product(found) <= _MOST_SQUARE:
+        scaled = found * _SCALE
+        if scaled.dot(scaled) <= _MOST_SQUARE:
             return found
         if np.all((np.abs(found) <= _MOST_REWARD) | ~np.isfinite(found)):
             return found
@@ -240,11 +254,6 @@ def as_rewards(values: Any, rows: int, *, giver: str) -> NDArray[Any]:
         f"{giver} gave the rewards {excerpt(values)}: expected {rows} numbers that float32 holds",
         column=Columns.REWARDS,
     )
-
-
-def _product(values: NDArray[np.float64]) -> float:
-    with np.errstate(over="ignore"):
-        return float(values.dot(values))
 
 
 def as_flag(value: Any, *, column: str, giver: str) -> bool:
@@ -270,6 +279,8 @@ def as_flags(values: Any, rows: int, *, column: str, giver: str) -> NDArray[np.b
     Raises:
         SchemaError: They are something else, or not one for each environment.
     """
+    if type(values) is np.ndarray and values.dtype is _BOOL and values.shape == (rows,):
+        return values
     found = _column(values, rows)
     if found is not None and found.dtype == bool:
         return found

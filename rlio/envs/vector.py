@@ -316,7 +316,8 @@ class VectorStepper(Stepper):
         unseen = np.isin(np.arange(self.num_envs), list(misfits)) if misfits else None
         rewards = self._numbers(rewards, misfits)
         finals: list[tuple[int, list[Any]]] = []
-        if not self._next_step and ended.any():
+        # (`count_nonzero`: `any` takes ten times as long.)
+        if not self._next_step and np.count_nonzero(ended):
             given = self._given_finals(infos) if self._same_step else None
             for env in np.flatnonzero(ended).tolist():
                 try:

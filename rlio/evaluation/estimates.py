@@ -49,6 +49,8 @@ class Measured:
             where i is an episode's contribution to the estimate; about a third of the episodes if i is
             normal.
         doubts: Why the standard error and the interval are not reliable; empty if they are.
+        standard_deviation: Of the episodes' values, whose mean is ``value``, as NumPy computes it: RLlib's
+            ``v_target_std``.
     """
 
     value: float
@@ -57,6 +59,7 @@ class Measured:
     concentration: tuple[float, float] | None = None
     error_sample_size: float = math.inf
     doubts: tuple[str, ...] = ()
+    standard_deviation: float = math.nan
 
     @property
     def reliable(self) -> bool:
@@ -113,14 +116,23 @@ def measured(
         concentration,
         error_sample_size=rests_on,
         doubts=tuple(found),
+        standard_deviation=rescaled(_deviation(on_scale), log_scale),
     )
+
+
+def _deviation(parts: Sequence[Contributions]) -> float:
+    """Standard deviation of the episodes' values of the first part, minus those of the second if present."""
+    values = parts[0].episode_values - sum(part.episode_values for part in parts[1:])
+    largest = float(np.abs(values).max()) or 1.0
+    return largest * float(np.std(values / largest))
 
 
 def _on_scale(part: Contributions, log_scale: float) -> Contributions:
     if part.log_scale == log_scale:
         return part
     factor = np.exp(part.log_scale - log_scale)
-    return Contributions(part.numerators * factor, part.denominators, log_scale)
+    values = None if part.values is None else part.values * factor
+    return Contributions(part.numerators * factor, part.denominators, log_scale, values)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ evaluation" (2016).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,16 +56,24 @@ class Contributions:
         numerators: (n,).
         denominators: (n,); all 1 if the estimate is a mean.
         log_scale: 0, unless numbers are too large.
+        values: Value of each episode, (n,), divided by e^log_scale, if the numerators are not these times the
+            mean denominator: their mean is the estimate.
     """
 
     numerators: Floats
     denominators: Floats
     log_scale: float = 0.0
+    values: Floats | None = None
 
     @property
     def value(self) -> float:
         """The estimate."""
         return rescaled(float(self.numerators.sum() / self.denominators.sum()), self.log_scale)
+
+    @property
+    def episode_values(self) -> Floats:
+        """Value of each episode, (n,), divided by e^log_scale; their mean is the estimate."""
+        return self.numerators / self.denominators.mean() if self.values is None else self.values
 
     @property
     def influences(self) -> Floats:
@@ -281,7 +289,9 @@ def stepwise_weighted(steps: WeightedSteps) -> Contributions:
     reach = np.bincount(steps.t, minlength=horizon)[steps.t]
     # The estimate plus each episode's influence on it, to first order.
     values = means + reach * shares * (steps.rewards - means)
-    return _mean(steps.sums(np.exp(steps.log_discounts) * values))
+    discounts = np.exp(steps.log_discounts)
+    found = _mean(steps.sums(discounts * values))
+    return replace(found, values=steps.sums(discounts * reach * shares * steps.rewards))
 
 
 def _model(steps: WeightedSteps) -> tuple[Floats, Floats, Floats]:

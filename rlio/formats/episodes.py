@@ -170,9 +170,26 @@ class Episodes:
         """(index of the part, rows), in order."""
         raise NotImplementedError  # A hook: each kind of source has its own.
 
+    def of_part(self, number: int) -> Iterator[tuple[int, Batch]]:
+        """As an iteration, of one part alone, so that several processes share the parts.
+
+        Args:
+            number: Index of the part.
+        """
+        return self._cut(self._batches_of(number))
+
+    def _batches_of(self, number: int) -> Iterator[tuple[int, Batch]]:
+        """`_batches` of one part."""
+        if len(self.parts) > 1:
+            raise NotImplementedError  # A hook: a source of several parts has its own.
+        return self._batches()
+
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
+        return self._cut(self._batches())
+
+    def _cut(self, batches: Iterator[tuple[int, Batch]]) -> Iterator[tuple[int, Batch]]:
         cutter, part = EpisodeCutter(self.layout), 0
-        for number, batch in self._batches():
+        for number, batch in batches:
             if self.joint:
                 yield number, batch
                 continue
@@ -249,11 +266,14 @@ class _StoredEpisodes(Episodes):
         )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
-        for number, at in enumerate(self._snapshots):
-            part = self._dataset.part(at)
-            with DatasetReader(part, epochs=1, cache=self._cache, **self._options) as reader:
-                yield from ((number, rows) for batch in reader for rows in _of(batch, self._policy))
-                self._note_skipped(reader, "rows")
+        for number in range(len(self._snapshots)):
+            yield from self._batches_of(number)
+
+    def _batches_of(self, number: int) -> Iterator[tuple[int, Batch]]:
+        part = self._dataset.part(self._snapshots[number])
+        with DatasetReader(part, epochs=1, cache=self._cache, **self._options) as reader:
+            yield from ((number, rows) for batch in reader for rows in _of(batch, self._policy))
+            self._note_skipped(reader, "rows")
 
 
 class _ReadEpisodes(Episodes):

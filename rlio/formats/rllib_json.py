@@ -3,6 +3,9 @@
 A row has the observation that its action was chosen for (``obs``), and the reward and the observation
 (``new_obs``) that followed. ``terminateds`` and ``truncateds`` are true in the last row of an episode only.
 One episode is written a line, with nothing packed.
+
+``infos`` are those of ``obs``, as RLlib has them since 2.3; the first is ``{}``. ``new_infos`` are those of
+``new_obs``, which rlio reads again.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from rlio.errors import SchemaError, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.rllib_sinks import RllibSink
 from rlio.formats.sink import Origin
+from rlio.readers.rllib_columns import NEXT_INFOS
 from rlio.storage.filesystem import Storage
 
 FORMAT = Format(
@@ -53,15 +57,18 @@ class RllibJsonSink(RllibSink):
         super().__init__(storage, final_obs)
 
     def _packed(self, episode: Episode) -> bytes:
-        batch = episode.to_batch()
-        record = {
-            "type": "SampleBatch",
-            **{
-                name: _plain(column, name)
-                for name, column in batch.items()
-                if name not in (Columns.AGENT_INDEX, "agent_id")
-            },
+        columns = {
+            name: _plain(column, name)
+            for name, column in episode.to_batch().items()
+            if name not in (Columns.AGENT_INDEX, "agent_id")
         }
+        if NEXT_INFOS in columns:
+            raise SchemaError(
+                "files for RLlib have infos under this name: rename the column", column=NEXT_INFOS
+            )
+        if infos := columns.get(Columns.INFOS):
+            columns[Columns.INFOS], columns[NEXT_INFOS] = [{}, *infos[:-1]], infos
+        record = {"type": "SampleBatch", **columns}
         return json.dumps(record).encode() + b"\n"
 
     def _encoded(self, episodes: list[bytes]) -> bytes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,17 +28,21 @@ from rlio.batch.arrays import object_column, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import map_structure
-from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, excerpt
-from rlio.formats.episodes import open_episodes
+from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, RlioError, excerpt
+from rlio.formats.episodes import Episodes, open_episodes
 from rlio.formats.rllib_episodes import episode_state
 from rlio.formats.rllib_sinks import with_final_obs
 from rlio.formats.rllib_states import pack, space_to_rllib, unpack
 from rlio.limits import DEFAULT_LIMITS
+from rlio.log.recovery import recover
+from rlio.readers.rllib_columns import infos_of_next_obs, infos_of_obs
 from rlio.resolve import read
+from rlio.storage.paths import is_uri
 from rlio.writers.parquet_writer import ParquetWriter
 from rlio.writers.storable_rows import write_storable
 
 try:
+    import ray
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from ray.rllib.offline.input_reader import InputReader
@@ -48,6 +52,7 @@ try:
     from ray.rllib.policy.sample_batch import MultiAgentBatch as RllibMultiAgentBatch
     from ray.rllib.policy.sample_batch import SampleBatch as RllibSampleBatch
     from ray.rllib.utils import flatten_dict
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ModuleNotFoundError as _error:
     raise MissingExtra("ray[rllib]", "rllib") from _error
 
@@ -61,6 +66,8 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger("rlio")
 
+# The longest wait for nodes to publish what dead runners left.
+_RECOVERY_SECONDS = 60.0
 # Bytes of episodes in one block of Ray's.
 _BLOCK_BYTES = 16 << 20
 #: The metric of a `RecordingEnvRunner`: rows that it has recorded.
@@ -98,7 +105,8 @@ class EpisodePreLearner(OfflinePreLearner):
 class RlioOfflineData(OfflineData):
     """Reads what ``config.input_`` names (a path, URI or glob, or a list) by whole episodes.
 
-    The data is read once, when the algorithm is built, into Ray's object store, one episode a row.
+    The data is read once, when the algorithm is built, into Ray's object store, one episode a row: of a data
+    set of rlio by one task a writer, on all nodes if the data set is a URI; of other formats in this process.
     ``config.input_config`` has keywords of `rlio.read`. An episode whose final observation is not stored is
     refused, unless ``config.ignore_final_observation`` is set: the last observation then stands in for it.
 
@@ -118,10 +126,12 @@ class RlioOfflineData(OfflineData):
         sources = config.input_ if isinstance(config.input_, list) else [config.input_]
         fed = config.copy(copy_frozen=False)
         # RLlib's own constructor opens the tables with Ray.
-        fed.input_ = [table for source in sources for table in self._tables(source, config)]
+        fed.input_ = [
+            table for number, source in enumerate(sources) for table in self._tables(number, source, config)
+        ]
         if not self.episodes:
             raise DataNotFound(f"no episode with a step in {excerpt(sources)}")
-        fed.input_read_method, fed.input_read_method_kwargs = "from_arrow", {}
+        fed.input_read_method, fed.input_read_method_kwargs = "from_arrow_refs", {}
         super().__init__(fed)
         self.config = config
         self.prelearner_class: type[OfflinePreLearner] = config.prelearner_class or EpisodePreLearner
@@ -129,33 +139,84 @@ class RlioOfflineData(OfflineData):
         self.data_read_batch_size: Any = config.input_read_batch_size or max(1, round(wanted))
         logger.info("RlioOfflineData: %d rows in %d episodes of %s", self.rows, self.episodes, sources)
 
-    def _tables(self, source: Any, config: Any) -> Iterator[Any]:
-        """The episodes as Arrow tables with a column ``item``."""
-        import pyarrow as pa
-
-        packed: list[bytes] = []
-        size = 0
+    def _tables(self, number: int, source: Any, config: Any) -> Iterator[Any]:
+        """References of Arrow tables with a column ``item``, one episode a row."""
         found = open_episodes(source, read_options=config.input_config)
-        described = [
-            (space_to_rllib(observation), space_to_rllib(action))
-            for observation, action in (part.origin.spaces or (None, None) for part in found.parts)
+        packers = [
+            _Packer(found, part, f"{number}-{part}", repeats=config.ignore_final_observation)
+            for part in range(len(found.parts))
         ]
-        for number, (part, rows) in enumerate(found):
+        # Tables in memory and other formats are one part; their files are not known to be on other nodes.
+        is_shared = len(packers) > 1 and not found.uri.startswith("memory:")
+        for rows, episodes, table in _packed_by_tasks(packers, found.uri) if is_shared else _packed(packers):
+            self.rows += rows
+            self.episodes += episodes
+            yield table
+
+
+class _Packer:
+    """Packs the episodes of one part of a source, in a process of its own or in this one.
+
+    RLlib adds up columns by id, so no two episodes have the same: each has its number after ``prefix``.
+    """
+
+    def __init__(self, found: Episodes, part: int, prefix: str, *, repeats: bool) -> None:
+        observation, action = found.parts[part].origin.spaces or (None, None)
+        self._found, self._part, self._prefix, self._repeats = found, part, prefix, repeats
+        self._described = space_to_rllib(observation), space_to_rllib(action)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        """(rows, episodes, Arrow table of these episodes)."""
+        packed: list[bytes] = []
+        steps = size = 0
+        for number, (_, rows) in enumerate(self._found.of_part(self._part)):
             assert isinstance(rows, SampleBatch)
             id_ = None if Columns.EPS_ID in rows else number
-            episode = with_final_obs(
-                Episode.from_batch(rows, id_=id_), repeats=config.ignore_final_observation
-            )
-            # RLlib adds up columns by id, so no two episodes have the same: each is its number here.
-            packed.append(pack({**episode_state(episode, described[part]), "id_": str(self.episodes)}))
+            episode = with_final_obs(Episode.from_batch(rows, id_=id_), repeats=self._repeats)
+            state = episode_state(episode, self._described)
+            packed.append(pack({**state, "id_": f"{self._prefix}-{number}"}))
             size += len(packed[-1])
-            self.rows += len(rows)
-            self.episodes += 1
+            steps += len(rows)
             if size > _BLOCK_BYTES:
-                yield pa.table({"item": pa.array(packed, pa.binary())})
-                packed, size = [], 0
+                yield steps, len(packed), _table(packed)
+                packed, steps, size = [], 0, 0
         if packed:
-            yield pa.table({"item": pa.array(packed, pa.binary())})
+            yield steps, len(packed), _table(packed)
+
+
+def _table(packed: list[bytes]) -> Any:
+    import pyarrow as pa
+
+    return pa.table({"item": pa.array(packed, pa.binary())})
+
+
+def _packed(packers: Iterable[_Packer]) -> Iterator[tuple[int, int, Any]]:
+    """(rows, episodes, reference of the table), read in this process."""
+    for packer in packers:
+        yield from ((rows, episodes, ray.put(table)) for rows, episodes, table in packer)
+
+
+def _packed_by_tasks(packers: Sequence[_Packer], uri: str) -> Iterator[tuple[int, int, Any]]:
+    """The same, read by one task a part: on all nodes, or on this one if other nodes may lack the folder."""
+    stored = [ray.put(packer) for packer in packers]
+    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    place = "SPREAD" if is_uri(uri) else here
+    task = ray.remote(_pack).options(num_returns="streaming", scheduling_strategy=place)
+    running: list[Any] = [task.remote(packer) for packer in stored]
+    for results in running:
+        for counts in results:
+            try:
+                rows, episodes = ray.get(counts)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+            yield rows, episodes, next(results)
+
+
+def _pack(packer: _Packer) -> Iterator[Any]:
+    """The counts of each table, and then the table: an error comes in the place of counts."""
+    for rows, episodes, table in packer:
+        yield rows, episodes
+        yield table
 
 
 # ---- the new stack, recording ----
@@ -169,13 +230,14 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
     its outputs; infos are not recorded. Steps that RLlib's runner samples and drops are not recorded (with
     ``batch_mode="complete_episodes"``, unfinished episodes once enough others have ended). The metric
     ``rlio_rows_recorded`` counts the rows. Runners of an evaluation record nothing. A failed write raises in
-    `sample`. `stop` closes the writer.
+    `sample`. `stop` closes the writer. The algorithm's own runner publishes the rows that killed runners left
+    in their logs, when it starts and when it stops, on all nodes of Ray that are up.
 
     Attributes:
         rows_recorded: Rows that were written.
 
     Raises:
-        OptionError: ``config.output`` is not a path.
+        OptionError: ``config.output`` is not a path, but None, a function, ``"dataset"`` or ``"logdir"``.
     """
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
@@ -184,11 +246,14 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
         self._writer: ParquetWriter | None = None
         self._records = not config.in_evaluation
         self._root: Any = config.output
-        if self._records and not isinstance(self._root, (str, os.PathLike)):
+        is_word = self._root in ("dataset", "logdir")
+        if self._records and (is_word or not isinstance(self._root, (str, os.PathLike))):
             raise OptionError(
                 f"found output={excerpt(self._root)}, expected where to record: "
-                "config.offline_data(output=...)"
+                "config.offline_data(output=path)" + f", or output='./{self._root}'" * is_word
             )
+        if self._records and not self.worker_index:
+            _recover(self._root, self.config.output_config or {})
 
     def sample(self, **kwargs: Any) -> list[Any]:
         """Sample, and record the samples.
@@ -219,10 +284,49 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
         finally:
             if self._writer is not None:
                 self._writer.close()
+            if self._records and not self.worker_index:
+                _recover(self._root, self.config.output_config or {})
         if self._writer is not None:
             logger.info("RecordingEnvRunner: %d rows in %s", self.rows_recorded, self._root)
         elif self._records and self.env is not None:
             logger.warning("RecordingEnvRunner: nothing was sampled, so %s got no row", self._root)
+
+
+def _recover(root: Any, options: Mapping[str, Any]) -> None:
+    """Publish the rows that dead writers left in their logs, on every node that is up; log what stays."""
+    given = {name: options[name] for name in ("spool", "storage_options") if name in options}
+    if "spool" in given and given["spool"] is None:
+        return  # The writers had no log.
+    where = os.fspath(root)
+    try:
+        if not ray.is_initialized():
+            found = [_recover_here(where, given)]
+        else:
+            found = ray.get(_recover_on_nodes(where, given), timeout=_RECOVERY_SECONDS)
+    except (RlioError, OSError, ray.exceptions.RayError) as error:
+        found = [(0, [excerpt(str(error))])]
+    if rows := sum(rows for rows, _ in found):
+        logger.warning("%s: recovered %d rows of runners that had died", where, rows)
+    for message in (message for _, messages in found for message in messages):
+        logger.warning("runners that died may have left rows of %s in their logs: %s", where, message)
+
+
+def _recover_on_nodes(root: str, options: Mapping[str, Any]) -> list[Any]:
+    """Run `_recover_here` on each node that is up; returns the references of the results."""
+    task = ray.remote(_recover_here)
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    pins = [
+        NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False) for node in nodes if node["Alive"]
+    ]
+    return [
+        task.options(num_cpus=0, max_retries=0, scheduling_strategy=pin).remote(root, options) for pin in pins
+    ]
+
+
+def _recover_here(root: str, options: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """The rows that were recovered on this machine, and what failed."""
+    report = recover(root, **options)
+    return report.rows, [f"{log.writer}: {log.error}" for log in report.logs if log.outcome == "failed"]
 
 
 def _rows_of(episode: Any) -> SampleBatch:
@@ -255,6 +359,9 @@ def input_creator(src: Any, **options: Any) -> Callable[[Any], Any]:
     ``postprocess_inputs=True`` it reads whole episodes in their order, at least as many rows, and the policy
     postprocesses each of them, which MARWIL's advantages need.
 
+    Infos are RLlib's: those of ``obs``, ``{}`` in the first row of an episode. Shuffled rows have none,
+    because theirs are in other rows.
+
     Args:
         src: Anything that `rlio.read` opens.
         options: Keywords of `rlio.read`.
@@ -278,7 +385,7 @@ class _Input(InputReader):
             self._batches = self._episodes(src, options, shard)
         else:
             given = {"batch_size": self._size, "shuffle": True, "seed": config.seed, "shard": shard}
-            self._batches = iter(read(src, **{**given, **options}))
+            self._batches = _without_infos(read(src, **{**given, **options}))
 
     def _episodes(self, src: Any, options: Mapping[str, Any], shard: tuple[int, int]) -> Iterator[Batch]:
         policy = next(iter(self._worker.policy_map.values()))
@@ -289,6 +396,8 @@ class _Input(InputReader):
                 if number % shard[1] != shard[0]:
                     continue
                 assert isinstance(episode, SampleBatch)
+                if Columns.INFOS in episode:
+                    episode[Columns.INFOS] = infos_of_obs(episode[Columns.INFOS])
                 done = policy.postprocess_trajectory(_to_rllib(episode))
                 waiting.append(SampleBatch({name: done[name] for name in done}))
                 rows += len(episode)
@@ -313,7 +422,10 @@ class _Input(InputReader):
 def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
     """Return a function for ``config.offline_data(output=...)`` of the old stack.
 
-    Each worker owns a `rlio.ParquetWriter`, which is closed when the worker stops.
+    Each worker owns a `rlio.ParquetWriter`, which is closed when the worker stops. ``infos`` are stored as
+    rlio has them: those of ``new_obs``. RLlib's batches have those of ``obs``, so the last row of each
+    episode and of each fragment gets ``{}``. The rows of workers that were killed are recovered as by
+    `RecordingEnvRunner`.
 
     Args:
         root: Root of the data set.
@@ -321,6 +433,9 @@ def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
     """
 
     def create(ioctx: Any) -> Any:
+        is_local = ioctx.worker_index == 0
+        if is_local:
+            _recover(root, options)
         output = _Output(ParquetWriter(root, **options))
         worker = ioctx.worker
         if worker is not None:
@@ -329,6 +444,8 @@ def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
             def stop_and_close() -> None:
                 stop()
                 output.close()
+                if is_local:
+                    _recover(root, options)
 
             worker.stop = stop_and_close  # RLlib closes no output.
         return output
@@ -357,7 +474,10 @@ class _Output(OutputWriter):
 
 def _from_rllib(batch: Any) -> Batch:
     if not isinstance(batch, RllibMultiAgentBatch):
-        return SampleBatch({name: _column(name, batch[name]) for name in batch if batch[name] is not None})
+        columns = {name: _column(name, batch[name]) for name in batch if batch[name] is not None}
+        if Columns.INFOS in columns:
+            columns[Columns.INFOS] = infos_of_next_obs(columns)
+        return SampleBatch(columns)
     parts = {policy: _from_rllib(rows) for policy, rows in batch.policy_batches.items()}
     if len(parts) == 1:
         return next(iter(parts.values()))
@@ -367,6 +487,19 @@ def _from_rllib(batch: Any) -> Batch:
 
 def _column(name: str, value: Any) -> Any:
     return map_structure(object_column if name == Columns.INFOS else np.asarray, value)
+
+
+def _without_infos(batches: Iterable[Batch]) -> Iterator[Batch]:
+    warned = False
+    for batch in batches:
+        for rows in batch.policies().values():
+            if rows.pop(Columns.INFOS, None) is not None and not warned:
+                warned = True
+                logger.warning(
+                    "infos are left out: RLlib's belong to obs, and in shuffled rows they are in other rows; "
+                    "postprocess_inputs=True reads whole episodes, with infos"
+                )
+        yield batch
 
 
 def _to_rllib(batch: Batch) -> Any:

@@ -246,32 +246,35 @@ def _parsed(raw: bytes, uri: str) -> dict[str, Any]:
 
 
 def select_components(
-    state: Mapping[str, T], components: Collection[str] | None = None, not_components: Collection[str] = ()
+    state: Mapping[str, T],
+    components: str | Collection[str] | None = None,
+    not_components: str | Collection[str] | None = None,
 ) -> dict[str, T]:
     """Select parts of ``state``.
 
     Args:
         state: Name -> part.
-        components: Names of parts to keep; None: all.
-        not_components: Names of parts to leave out.
+        components: Name or names of parts to keep; None: all.
+        not_components: Name or names of parts to leave out; None: none.
 
     Raises:
         OptionError: A name is not that of a part, or is both requested and left out.
     """
-    for given in (components, not_components):
-        if isinstance(given, str):
-            raise OptionError(f"{excerpt(given)}: pass the names of components as a list")
-    wanted = set(state if components is None else components)
-    unknown = (wanted | set(not_components)) - state.keys()
+    wanted, unwanted = _names(state if components is None else components), _names(not_components or ())
+    unknown = (wanted | unwanted) - state.keys()
     if unknown:
         raise OptionError(
             f"the state has no components {excerpt(sorted(unknown))}: it has {excerpt(sorted(state))}"
         )
-    if components is not None and wanted & set(not_components):
+    if components is not None and wanted & unwanted:
         raise OptionError(
-            f"the components {excerpt(sorted(wanted & set(not_components)))} are both requested and excluded"
+            f"the components {excerpt(sorted(wanted & unwanted))} are both requested and excluded"
         )
-    return {name: part for name, part in state.items() if name in wanted and name not in not_components}
+    return {name: part for name, part in state.items() if name in wanted - unwanted}
+
+
+def _names(given: str | Collection[str]) -> set[str]:
+    return {given} if isinstance(given, str) else set(given)
 
 
 @contextlib.contextmanager

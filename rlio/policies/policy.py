@@ -21,7 +21,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,17 @@ class Policy(ABC):
 
     # Class-level defaults, so that authors need not call super().__init__().
     _spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None
+    _made_with: tuple[tuple[Any, ...], Mapping[str, Any]]
+
+    if not TYPE_CHECKING:  # Type checkers look at the subclass's __init__.
+
+        def __new__(cls, *args: Any, **keywords: Any) -> Self:
+            """Note the arguments: `PolicySpec.of` describes with them how to make the policy again."""
+            if cls.__init__ is object.__init__ and (args or keywords):  # Otherwise nothing would refuse them.
+                raise TypeError(f"{cls.__name__}() takes no arguments")
+            policy = super().__new__(cls)
+            policy._made_with = args, keywords
+            return policy
 
     # ---- spaces ----
 
@@ -411,15 +422,15 @@ class Policy(ABC):
         self,
         folder: str | os.PathLike[str],
         *,
-        components: Collection[str] | None = None,
-        not_components: Collection[str] = (),
+        components: str | Collection[str] | None = None,
+        not_components: str | Collection[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Store the state in ``folder``, a path or any fsspec URL; see `save_state`.
 
         Args:
             folder: Its contents are replaced.
-            components: Names of the state's parts to store, such as ``"weights"``; None: all.
+            components: Name or names of the state's parts to store, such as ``"weights"``; None: all.
             not_components: Parts to leave out.
             storage_options: For fsspec.
 
@@ -436,8 +447,8 @@ class Policy(ABC):
         self,
         folder: str | os.PathLike[str],
         *,
-        components: Collection[str] | None = None,
-        not_components: Collection[str] = (),
+        components: str | Collection[str] | None = None,
+        not_components: str | Collection[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Continue from what `save` stored; the policy must be bound, and made in the same way.

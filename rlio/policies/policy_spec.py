@@ -19,6 +19,7 @@ Example:
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -75,6 +76,26 @@ class PolicySpec:
             raise OptionError(
                 f"config={excerpt(self.config)}: expected keywords of the policy's class, as a dict"
             )
+
+    @classmethod
+    def of(cls, policy: Policy) -> PolicySpec:
+        """How ``policy`` was made: its own spec, or else its class and arguments; with its spaces.
+
+        Raises:
+            OptionError: It was made with arguments that have no names.
+        """
+        spec = policy.spec
+        if spec is None:
+            args, keywords = policy._made_with
+            parameters = inspect.signature(type(policy).__init__).parameters.values()
+            names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+            if len(args) > len(names):
+                raise OptionError(
+                    f"{type(policy).__name__} was made with {len(args)} arguments by position, but only "
+                    f"{excerpt(names)} have names: pass it as a PolicySpec"
+                )
+            spec = cls(type(policy), config={**dict(zip(names, args, strict=False)), **keywords})
+        return spec.with_spaces(*policy.spaces) if policy.is_bound else spec
 
     def with_spaces(
         self, observation_space: gym.Space[Any] | None, action_space: gym.Space[Any] | None

@@ -238,7 +238,10 @@ def standardize_fields(batch: BatchT, fields: Collection[str]) -> BatchT:
 
     Raises:
         MissingColumn: A column is absent.
+        OptionError: ``fields`` is one str.
     """
+    if isinstance(fields, str):
+        raise OptionError(f"standardize_fields={fields!r}: expected a list of columns, such as [{fields!r}]")
     if isinstance(batch, MultiAgentBatch):
         parts = {policy_id: standardize_fields(rows, fields) for policy_id, rows in batch.items()}
         return MultiAgentBatch(parts, batch.env_steps())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.errors import OptionError, StateError, excerpt
 from rlio.support.options import check_count
 from rlio.support.states import value_in, whole_number
 
@@ -44,6 +45,25 @@ class GlobalVars:
 
     timestep: int = 0
     num_grad_updates_per_policy: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: GlobalVars | Mapping[str, Any]) -> GlobalVars:
+        """``given``, or the `GlobalVars` of a dict of its fields, such as RLlib's ``{"timestep": 42}``.
+
+        Raises:
+            OptionError: It is neither, has no timestep, another key, or a value that is no whole number.
+        """
+        if isinstance(given, GlobalVars):
+            return given
+        if not isinstance(given, Mapping) or "timestep" not in given or given.keys() - {"timestep", _UPDATES}:
+            raise OptionError(
+                f"global_vars={excerpt(given)}: expected a GlobalVars, as get_global_vars() returns it, or a "
+                f"dict with timestep and, if known, {_UPDATES}"
+            )
+        try:
+            return cls.from_json({_UPDATES: {}, **given})
+        except StateError as error:
+            raise OptionError(f"global_vars={excerpt(given)}: {error}") from error
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON."""

@@ -146,12 +146,17 @@ class EnvRows:
     def act(self, action: Any, extras: dict[str, Any]) -> None:
         """Store the action of the next step, and extra columns, before the environment can change them.
 
+        Empties ``extras``.
+
         Raises:
             SchemaError: One of them does not fit.
         """
-        self._actions.put(self.count, action)
-        if extras or self._extras:
-            self._add_extras(extras)
+        try:
+            self._actions.put(self.count, action)
+            if extras or self._extras:
+                self._add_extras(extras)
+        finally:
+            extras.clear()
 
     def add(self, obs: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> None:
         """Record the result of the step whose action `act` stored.

@@ -147,7 +147,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
             PublishError: Rows could not be written; they are kept.
         """
         self._check_state()
-        if not self._running.all():
+        if np.count_nonzero(self._running) < self.num_envs:
             raise OptionError(
                 f"step() was called, but environments {excerpt(np.flatnonzero(~self._running).tolist())} "
                 "have no "
@@ -163,9 +163,10 @@ class RecordVectorExperience(Recording, VectorWrapper):
         self._failed = False
         if self._stepper.is_reset_by_caller:
             self._running[step.starts] = False
-        misfits = dict(step.misfits)
+        misfits = step.misfits
         infos: list[dict[str, Any]] | None = None
         if self._infos:
+            misfits = dict(misfits)
             try:
                 infos = self._stepper.env_infos(step)
             except SchemaError as error:
@@ -178,7 +179,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
                     misfits.setdefault(env, error)
                     infos[env] = {}
         self._rows.add(step, chosen, extras, infos, misfits)
-        self._recorder.write_if_due(ended=bool(step.starts.any()))
+        self._recorder.write_if_due(ended=bool(np.count_nonzero(step.starts)))
         return result
 
     def close(self, **kwargs: Any) -> None:

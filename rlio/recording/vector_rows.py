@@ -50,8 +50,8 @@ class VectorRows:
         self._env_seed = np.full(self._envs, -1, np.int64) if seeds else None
         #: When the episodes of the rows, and the running ones, began.
         self._starts: dict[int | str, int] = {}
-        #: Environments whose current observation is unknown, because it did not fit.
-        self._unseen = np.zeros(self._envs, bool)
+        #: Environments whose current observation is unknown, because it did not fit; None: none.
+        self._unseen: NDArray[np.bool_] | None = None
         #: Rows that were taken from the recorder but not written.
         self._taken: SampleBatch | None = None
 
@@ -72,7 +72,8 @@ class VectorRows:
             SchemaError: An observation does not fit the space.
         """
         self._steps.restart(obs, which)
-        self._unseen &= ~which
+        if self._unseen is not None:
+            self._unseen &= ~which
         self._begin(which)
         if self._env_seed is not None and seed is not None:
             # One number is the first environment's seed; the others get the numbers after it.
@@ -127,23 +128,36 @@ class VectorRows:
         scalars = {Columns.EPS_ID: self._eps_id, Columns.T: self._t}
         if self._env_seed is not None:
             scalars[Columns.ENV_SEED] = self._env_seed
-        lost = self._unseen | np.isin(np.arange(self._envs), list(misfits)) if misfits else self._unseen
-        lost = lost if step.valid is None else lost & step.valid
+        lost = self._lost(step, misfits)
         stored = step
-        if lost.any():
-            stored = step._replace(valid=~lost if step.valid is None else step.valid & ~lost)
-        self._steps.add(stored, actions=actions, extras=extras, scalars=scalars, infos=infos)
-        self._unseen = np.zeros(self._envs, bool) if step.unseen is None else step.unseen
+        if lost:
+            valid = np.ones(self._envs, bool) if step.valid is None else step.valid.copy()
+            valid[lost] = False
+            stored = step._replace(valid=valid)
+        self._steps.add(stored, actions=actions, extras=extras, scalars=scalars, infos=infos, checked=True)
+        self._unseen = step.unseen
         ended = step.terminateds | step.truncateds
         if step.valid is None:
             self._t += 1
         else:
             self._t += step.valid
             ended &= step.valid
-        if ended.any():
+        if np.count_nonzero(ended):
             self._begin(ended)
-        if lost.any():
-            raise _not_stored(np.flatnonzero(lost).tolist(), misfits)
+        if lost:
+            raise _not_stored(lost, misfits)
+
+    def _lost(self, step: VectorStep, misfits: Mapping[int, SchemaError]) -> list[int]:
+        """The environments whose transition cannot be stored."""
+        if not misfits and self._unseen is None:
+            return []
+        lost = np.isin(np.arange(self._envs), list(misfits))
+        if self._unseen is not None:
+            lost |= self._unseen
+        if step.valid is not None:
+            lost &= step.valid
+        found: list[int] = np.flatnonzero(lost).tolist()
+        return found
 
     def batch(self) -> SampleBatch:
         """The rows, environment by environment; they stay here until `written` is called."""

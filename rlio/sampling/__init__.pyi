@@ -1,6 +1,7 @@
 from .callbacks import Callbacks as Callbacks
 from .config import RolloutConfig as RolloutConfig
 from .env_runner import EnvRunner as EnvRunner
+from .external_agents import ExternalAgentsRunner as ExternalAgentsRunner
 from .external_runner import ExternalRunner as ExternalRunner
 from .metrics import MetricsCollector as MetricsCollector
 from .metrics import RolloutMetrics as RolloutMetrics

@@ -19,7 +19,7 @@ from rlio.connectors.connector import Streams
 from rlio.envs.leaves import leaves_of
 from rlio.envs.multi_agent import AgentId
 from rlio.errors import SchemaError, excerpt
-from rlio.sampling.actor import Actor
+from rlio.sampling.actor import Acted, Actor
 from rlio.sampling.agent_rows import AGENT_T, EPISODE, AgentRows, stacked
 from rlio.support.clock import utc_ms
 
@@ -169,6 +169,8 @@ class AgentGroup:
             self._observations.space, self._actions.space, infos=config.record_infos
         )
         self.waiting: list[Agent] = []
+        #: Changes what the policy chose, before it is recorded.
+        self.adapt: Callable[[Sequence[Agent], Acted], Acted] | None = None
         self._obs: Any = None
         self._arrived: list[Agent] = []
         self._ended: list[tuple[Agent, tuple[bool, bool]]] = []
@@ -201,12 +203,12 @@ class AgentGroup:
             SchemaError: An observation does not fit its space.
         """
         # Final observations come first, because a slot's next episode may have begun in the same step.
-        if self._ended:
-            self._settle_ended()
+        self.settle_ended()
         if self._arrived:
             self._settle_arrived()
 
-    def _settle_ended(self) -> None:
+    def settle_ended(self) -> None:
+        """Close the rows of the agents that ended since the last call."""
         for are_seen in (True, False):
             ended = [each for each in self._ended if (each[0].seen is not UNSEEN) is are_seen]
             if not ended:
@@ -296,6 +298,8 @@ class AgentGroup:
         acted = self.actor.act(
             policy, obs, streams, integers, explore=explore, timestep=timestep, at_random=at_random
         )
+        if self.adapt is not None:
+            acted = self.adapt(agents, acted)
         integers[Columns.WEIGHTS_SEQ_NO] = acted.weights_seq_no
         first = self.rows.open(obs, acted.actions, acted.extras, integers)
         self.actor.keep(streams.slots, acted)

@@ -189,6 +189,10 @@ class AgentRows(RowStore):
             The columns of the chosen rows as copies, ordered by environment, episode, agent and time,
             including the integer columns for runners; and the new number of each row, or -1.
         """
+        return self.peek(chosen), self._keep(~chosen)
+
+    def peek(self, chosen: NDArray[np.bool_]) -> dict[str, Column]:
+        """The columns of closed rows as copies, as `take` returns them; the rows stay."""
         at = np.flatnonzero(chosen)
         names = (Columns.AGENT_INDEX, EPISODE, Columns.ENV_ID)
         keys = [self._integers[name][at] for name in names if name in self._integers]
@@ -198,7 +202,7 @@ class AgentRows(RowStore):
         valid = self._own[Columns.NEXT_OBS_VALID][order]
         if not valid.all():
             columns[Columns.NEXT_OBS_VALID] = valid
-        return columns, self._keep(~chosen)
+        return columns
 
     def empty(self) -> None:
         """Forget all rows; new rows may have other extra columns."""

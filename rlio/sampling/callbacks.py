@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.errors import OptionError, excerpt
+from rlio.sampling.callback_arguments import OLD_NAMES, with_arguments
 
 if TYPE_CHECKING:
     import os
@@ -93,16 +95,29 @@ class RunningEpisode:
 class Callbacks:
     """Methods that are called while workers sample and learn. Override those you need; the rest do nothing.
 
-    All arguments are keywords; accept ``**kwargs`` too, because later versions may pass more. Only overridden
+    All arguments are keywords. A method gets those that it names, and with ``**kwargs`` the others of this
+    class too. It may also name arguments of RLlib, see `rlio.sampling.callback_arguments`. Only overridden
     methods are called, so an unused ``on_episode_step`` costs nothing. An exception in a callback is raised
     from the call that triggered it. ``env`` is the (vector) environment and ``runner`` the runner: an
     `EnvRunner`, a `MultiAgentEnvRunner` or another sampler.
+
+    In each step, methods are called environment by environment: `on_episode_step`; if the episode ends,
+    `on_postprocess_trajectory` for each agent in the order in which they appeared, `on_episode_end`,
+    `on_episode_created` and `on_episode_start`; if it is cut instead, because the fragment is complete,
+    `on_postprocess_trajectory`.
     """
 
     # ---- environments ----
 
-    def on_environment_created(self, *, runner: Any, env: Any, **kwargs: Any) -> None:
-        """The runner's (vector) environment was made, but not reset yet."""
+    def on_environment_created(self, *, runner: Any, env: Any, context: Any = None, **kwargs: Any) -> None:
+        """The runner's (vector) environment was made, but not reset yet.
+
+        Args:
+            runner: Runner that owns the environment.
+            env: The (vector) environment.
+            context: The context passed to its creator; see `rlio.envs`.
+            kwargs: Reserved for later versions.
+        """
 
     def on_sub_environment_created(
         self, *, runner: Any, env: Any, env_index: int, context: Any = None, **kwargs: Any
@@ -161,11 +176,11 @@ class Callbacks:
         original_batches: Mapping[Any, tuple[str, SampleBatch]],
         **kwargs: Any,
     ) -> None:
-        """An agent's rows of an episode, or of a chunk, were postprocessed.
+        """An agent's rows of an episode, or of a chunk, were postprocessed, before `on_episode_end`.
 
         Args:
             runner: Runner that samples.
-            episode: The episode; None if it ended and was released.
+            episode: The episode; None for rows that a client of a policy server sampled.
             agent_id: The agent that the rows belong to; None if there is one agent.
             policy_id: The policy that acted.
             policies: All policies, by id.
@@ -215,9 +230,10 @@ class Callbacks:
 
 _HOOKS = tuple(name for name in vars(Callbacks) if name.startswith("on_"))
 
-CallbacksLike: TypeAlias = (
-    Callbacks | Callable[[], Callbacks] | Sequence[Callbacks | Callable[[], Callbacks]] | None
-)
+#: A function, several of them that are called in their order, or None, which calls nothing.
+_Functions: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+_Part: TypeAlias = Callbacks | Callable[[], Callbacks] | Mapping[str, _Functions]
+CallbacksLike: TypeAlias = _Part | Sequence[_Part] | None
 
 
 def overridden(callbacks: Callbacks) -> frozenset[str]:
@@ -231,51 +247,97 @@ def overridden(callbacks: Callbacks) -> frozenset[str]:
 
 
 def combine(callbacks: CallbacksLike) -> Callbacks:
-    """Make one `Callbacks` of the user's argument: callbacks, a class or function, several, or None.
+    """Make one `Callbacks` of the user's argument.
 
-    Several callbacks are called in their order.
+    Several callbacks are called in their order. Methods and functions may take fewer arguments, and those
+    that RLlib passes; see `rlio.sampling.callback_arguments`.
+
+    Args:
+        callbacks: Callbacks, a class or function that makes them, functions by the names of the methods,
+            several of these, or None.
 
     Raises:
-        OptionError: A part does not give `Callbacks`, or has an unknown method ``on_...`` that would never be
-            called.
+        OptionError: A part does not give `Callbacks`, has an unknown method ``on_...`` that would never be
+            called, or a method with an argument that rlio does not have.
     """
     if callbacks is None:
         return Callbacks()
-    if isinstance(callbacks, (Callbacks, type)) or not isinstance(callbacks, Iterable):
+    if isinstance(callbacks, (Callbacks, type, Mapping)) or not isinstance(callbacks, Iterable):
         return _made(callbacks)
     parts = [_made(part) for part in callbacks]
-    return parts[0] if len(parts) == 1 else _Combined(parts)
+    return (
+        parts[0]
+        if len(parts) == 1
+        else _Called(
+            {name: [getattr(part, name) for part in parts if name in overridden(part)] for name in _HOOKS}
+        )
+    )
 
 
 def _made(given: Any) -> Callbacks:
+    if isinstance(given, Mapping):
+        return _of_functions(given)
     made = given() if callable(given) and not isinstance(given, Callbacks) else given
     if not isinstance(made, Callbacks):
         raise OptionError(
-            f"callbacks={excerpt(given)}: expected Callbacks, a class or function that returns them, or a "
-            "list of these"
+            f"callbacks={excerpt(given)}: expected Callbacks, a class or function that returns them, a dict "
+            "of functions by the names of its methods, or a list of these"
         )
-    unknown = sorted(name for name in dir(made) if name.startswith("on_") and name not in _HOOKS)
+    _check_names(type(made).__name__, [name for name in dir(made) if name.startswith("on_")])
+    methods = {name: getattr(made, name) for name in overridden(made)}
+    fitting = {name: with_arguments(name, _native(name), method) for name, method in methods.items()}
+    if all(fitting[name] is method for name, method in methods.items()):
+        return made
+    return _Called({name: [method] for name, method in fitting.items()})
+
+
+def _of_functions(given: Mapping[Any, Any]) -> Callbacks:
+    """Callbacks that call functions, given by the names of the methods, as in RLlib."""
+    _check_names("callbacks", [name for name in given if name not in OLD_NAMES])
+    calls: dict[str, list[Callable[..., None]]] = {}
+    for name, functions in given.items():
+        hook = OLD_NAMES.get(name, name)
+        for function in functions if isinstance(functions, Sequence) else (functions,):
+            if function is None:
+                continue
+            if not callable(function):
+                raise OptionError(
+                    f"callbacks[{excerpt(name)}]={excerpt(function)}: expected a function, a list of "
+                    "functions, or None"
+                )
+            calls.setdefault(hook, []).append(with_arguments(name, _native(hook), function))
+    return _Called(calls)
+
+
+def _check_names(giver: str, names: Sequence[Any]) -> None:
+    unknown = sorted(str(name) for name in names if name not in _HOOKS)
     if unknown:
+        told = ", ".join(name if name.isidentifier() else excerpt(name) for name in unknown)
         raise OptionError(
-            f"{type(made).__name__} has {', '.join(unknown)}, which would never be called: callbacks are "
-            f"{', '.join(_HOOKS)}. Rename a method that your training loop calls"
+            f"{giver} has {told}, which would never be called: callbacks are {', '.join(_HOOKS)}. Rename a "
+            "method that your training loop calls"
         )
-    return made
 
 
-class _Combined(Callbacks):
-    """Several callbacks, one after the other."""
+def _native(name: str) -> tuple[str, ...]:
+    """The arguments with which rlio calls a method."""
+    return tuple(
+        each for each in signature(getattr(Callbacks, name)).parameters if each not in ("self", "kwargs")
+    )
 
-    def __init__(self, parts: Sequence[Callbacks]) -> None:
-        for name in _HOOKS:
-            methods = [getattr(part, name) for part in parts if name in overridden(part)]
+
+class _Called(Callbacks):
+    """Callbacks of which each calls several methods or functions, in their order."""
+
+    def __init__(self, calls: Mapping[str, Sequence[Callable[..., None]]]) -> None:
+        for name, methods in calls.items():
             if methods:
                 # Set on the object, not on the class, because `overridden` must report only hooks that a part
                 # overrides.
-                setattr(self, name, _each(methods))
+                setattr(self, name, methods[0] if len(methods) == 1 else _each(methods))
 
 
-def _each(methods: list[Callable[..., None]]) -> Callable[..., None]:
+def _each(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
     def call(**keywords: Any) -> None:
         for method in methods:
             method(**keywords)

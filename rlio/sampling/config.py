@@ -60,7 +60,7 @@ class RolloutConfig:
         num_envs: Number of environments stepped together.
         batch_mode: ``"truncate_episodes"``: fragments of exactly num_envs x rollout_fragment_length rows,
             which may begin and end in the middle of episodes. ``"complete_episodes"``: whole episodes, never
-            cut, with at least rollout_fragment_length rows in total.
+            cut, with at least num_envs x rollout_fragment_length rows in total.
         count_steps_by: The unit of a fragment's steps with several agents: ``"env_steps"`` or
             ``"agent_steps"``. With one agent they are the same.
         episode_lookback_horizon: Number of earlier steps in the ``lookback`` of a chunk, where
@@ -131,7 +131,8 @@ class RolloutConfig:
         render_env: Render each environment before each step, in worker 0 or 1. The frames go into
             ``RunningEpisode.media["frames"]``, and with the episode into the metrics. Environments given by
             id are made with ``render_mode="rgb_array"``.
-        extra_python_environs: Environment variables to set before the environments are made.
+        extra_python_environs: Environment variables to set before the environments are made; numbers become
+            text.
 
     Batches hold the policy's actions; only the environment gets clipped and scaled ones.
 
@@ -182,7 +183,7 @@ class RolloutConfig:
     remote_worker_envs: bool = False
     remote_env_batch_wait_ms: float | None = None
     render_env: bool = False
-    extra_python_environs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    extra_python_environs: Mapping[str, str | float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         expected_mapping(self.env_config, "env_config")

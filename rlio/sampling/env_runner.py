@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
+from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.episode import Episode
 from rlio.connectors.connector import Pipeline
@@ -33,9 +33,10 @@ from rlio.errors import OptionError, StateError, excerpt
 from rlio.policies.policy import Policy, PolicyState
 from rlio.reader import JsonState, Unit
 from rlio.sampling.actor import Actor, remembers
-from rlio.sampling.callbacks import CallbacksLike
+from rlio.sampling.callbacks import CallbacksLike, RunningEpisode
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.lookback import LookBack
+from rlio.sampling.postprocessed import Postprocessed
 from rlio.sampling.progress import Progress, shares_of
 from rlio.sampling.recorder import until_last
 from rlio.sampling.runner import Runner
@@ -156,7 +157,7 @@ class EnvRunner(Runner[Episode]):
                 "render_env=True, but the environments have no render mode: set it in the function that "
                 "makes them, as in gymnasium.make(id, render_mode='rgb_array')"
             )
-        self.callbacks.on_environment_created(runner=self, env=stepper.envs)
+        self.callbacks.on_environment_created(runner=self, env=stepper.envs, context=self._env_context)
         if "on_sub_environment_created" in self._hooks:
             for i in range(stepper.num_envs):
                 self._tell_of_env(i)
@@ -182,7 +183,10 @@ class EnvRunner(Runner[Episode]):
         #: Whether rows of running episodes were handed out, which means that these episodes cannot be handed
         #: out whole.
         self._is_cut = False
-        return VectorLoop(
+        self._done_rows = Postprocessed()
+        #: Rows of the next batch of fragments; 0: it will have whole episodes.
+        self._wanted_rows = 0
+        loop = VectorLoop(
             self._stepper,
             self.policy,
             config=self.config,
@@ -193,6 +197,11 @@ class EnvRunner(Runner[Episode]):
             runner=self,
             worker_index=self.worker_index,
         )
+        # Postprocessing may write to an episode that is shown, so it comes before the episode's end.
+        writes = loop.episodes.are_shown and self.policy.postprocesses
+        if writes or "on_postprocess_trajectory" in self._hooks:
+            loop.postprocess = self._postprocess_env
+        return loop
 
     # ---- environments and spaces ----
 
@@ -270,8 +279,9 @@ class EnvRunner(Runner[Episode]):
         Returns:
             In truncate mode, num_envs x steps rows: exactly ``steps`` of each environment. If the vector
             environment spends steps on resets (NEXT_STEP), the numbers per environment differ. In complete
-            mode, whole episodes with at least ``steps`` rows in total. Episodes with
-            `RunningEpisode.training_enabled` False are sampled but left out, and the batch is smaller.
+            mode, whole episodes with at least num_envs x ``steps`` rows in total: the first ones that ended.
+            Episodes with `RunningEpisode.training_enabled` False are sampled but left out, and the batch is
+            smaller.
 
         Raises:
             OptionError: ``steps`` is below 1.
@@ -281,19 +291,31 @@ class EnvRunner(Runner[Episode]):
             self._act_at_random(False)
             return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
-    def _sampled(self, steps: int | None = None, *, episodes: int = 0) -> SampleBatch:
-        """A batch of fragments with ``steps`` steps of each environment, or of whole episodes."""
+    def _sampled(
+        self, steps: int | None = None, *, total: int | None = None, episodes: int = 0
+    ) -> SampleBatch:
+        """A batch of fragments with ``steps`` steps of each environment, or of whole episodes.
+
+        Args:
+            steps: Steps of each environment; None: the config's.
+            total: Steps of whole episodes together; None: as many as those of a fragment.
+            episodes: Number of whole episodes; 0: as many as have the steps.
+        """
         steps = self._begin_call(steps)
         if not self._loop.is_ready:
             self._begin()
+        waiting = set(self._loop.recorder.scalar(Columns.EPS_ID).tolist())
+        self._loop.episodes.over = [each for each in self._loop.episodes.over if each in waiting]
         if episodes:
             return self._handed_out(self._complete(0, episodes))
+        rows = steps * self.num_envs if total is None else total
         if self.config.batch_mode == "complete_episodes":
-            return self._handed_out(self._complete(steps))
+            return self._handed_out(self._complete(rows))
         return self._handed_out(self._fragment(steps))
 
     def _begin(self) -> None:
         self._is_cut = False
+        self._done_rows.clear()
         self._loop.begin()
 
     def _fragment(self, steps: int) -> NDArray[np.bool_] | None:
@@ -303,26 +325,30 @@ class EnvRunner(Runner[Episode]):
             Mask of the recorder's rows to hand out; None: all.
         """
         loop, recorder = self._loop, self._loop.recorder
-        wanted = steps * recorder.num_envs
+        self._wanted_rows = wanted = steps * recorder.num_envs
         while recorder.rows < wanted:
             self._check_open()
             if recorder.is_full:
                 # Resets and failures take steps that give no rows, so allow for more steps than rows.
                 least = 2 * steps + 2 if loop.stepper.has_reset_steps else steps
                 recorder.reserve(max(least, 2 * recorder.steps))
-            loop.step()
+            loop.step(wanted)
         self._is_cut = True
-        if recorder.rows == wanted:
-            return None
-        # Take the first rows in time. The surplus rows belong to the last step, unless whole episodes were
-        # requested before.
-        valid = recorder.valid
+        return None if recorder.rows == wanted else self._first_rows(wanted)
+
+    def _first_rows(self, wanted: int) -> NDArray[np.bool_]:
+        """Mask of the first ``wanted`` rows in time.
+
+        The surplus rows belong to the last step, unless whole episodes were requested before.
+        """
+        valid = self._loop.recorder.valid
         return valid & (np.cumsum(valid).reshape(valid.shape) <= wanted)
 
     def _complete(self, rows: int, episodes: int = 0) -> NDArray[np.bool_]:
         """Step until whole episodes have ``rows`` rows in total, or until ``episodes`` episodes ended."""
         if self._is_cut:
             self._begin()
+        self._wanted_rows = 0
         loop, recorder = self._loop, self._loop.recorder
         ended = recorder.ended
         # If all episodes begin now, the first ones to end are short: each environment plays its share then.
@@ -335,7 +361,7 @@ class EnvRunner(Runner[Episode]):
         ):
             self._check_open()
             if recorder.is_full:
-                if rows != 1:  # 1 means the next episode that ends, however long it is
+                if rows > self.num_envs:  # 1 step means the next episodes that end, however long they are
                     usual = self.config.fragment_steps * self.num_envs
                     self._warn_of_long_episodes(recorder.rows, max(rows, usual))
                 recorder.reserve(2 * recorder.capacity)
@@ -348,6 +374,10 @@ class EnvRunner(Runner[Episode]):
             ended &= np.cumsum(ended, axis=0) <= shares
         elif episodes:
             ended &= np.cumsum(ended).reshape(ended.shape) <= episodes
+        else:
+            # As many as are needed, in the order in which they ended, as RLlib takes them.
+            lengths = np.where(ended, recorder.column(Columns.T) + 1, 0)
+            ended &= np.cumsum(lengths).reshape(ended.shape) - lengths < rows
         return until_last(ended, recorder.valid)
 
     # ---- handing out rows ----
@@ -358,15 +388,56 @@ class EnvRunner(Runner[Episode]):
         episodes.update()
         batch = self._wanted(self._numbered(chosen))
         if len(batch) and not loop.at_random:  # postprocessing needs the policy's own extra columns
-            batch = self._postprocessed(batch, episodes.known if episodes.are_shown else None)
+            batch = self._with_postprocessed(batch)
         if episodes.are_shown:
-            episodes.keep(np.unique(loop.recorder.scalar(Columns.EPS_ID)).tolist())
+            waiting = set(loop.recorder.scalar(Columns.EPS_ID).tolist())
+            episodes.keep(waiting)
+            self._done_rows.keep(waiting.__contains__)
         self.metrics.sampled(self.timesteps - self._counted, weights_seq_no=self.policy.weights_seq_no)
         self._counted = self.timesteps
         failures = self._stepper.failures - self._failures_counted
         self._failures_counted += failures
         self.metrics.episodes_failed(0, restarts=failures)
         return batch
+
+    def _postprocess_env(self, env: int, ends: bool) -> None:
+        """Postprocess the rows of an environment's episode, which ends or is cut now."""
+        loop, recorder = self._loop, self._loop.recorder
+        eps_id, episode = loop.episodes.eps_id.item(env), loop.episodes.updated(env)
+        if loop.at_random or not episode.training_enabled:
+            return
+        at = np.flatnonzero(recorder.valid[:, env] & (recorder.column(Columns.EPS_ID)[:, env] == eps_id))
+        at = at[self._done_rows.count(eps_id) :]
+        # Rows that the next batch will have are a trajectory of their own, as they are without callbacks.
+        now = np.ones(len(at), bool)
+        if 0 < self._wanted_rows < recorder.rows:
+            now = self._first_rows(self._wanted_rows)[at, env]
+        for piece in (at[now], at[~now]) if ends else (at[now],):
+            if len(piece):
+                self._postprocess_rows(env, piece, eps_id, episode)
+
+    def _postprocess_rows(self, env: int, at: NDArray[np.intp], eps_id: int, episode: RunningEpisode) -> None:
+        columns = self._loop.recorder.peek(env, at)
+        columns[Columns.ENV_ID] = np.full(len(at), env)
+        columns[Columns.AGENT_INDEX] = np.zeros(len(at), np.int64)
+        columns[Columns.UNROLL_ID] = self._progress.unroll_ids(np.full(len(at), eps_id))
+        starts: dict[int | str, int] = {eps_id: self._loop.episodes.starts[eps_id]}
+        made = self._postprocessed_episode(SampleBatch(columns, episode_starts=starts), episode)
+        self._done_rows.add(eps_id, len(at), made)
+
+    def _with_postprocessed(self, batch: SampleBatch) -> SampleBatch:
+        """``batch`` after postprocessing, which `_postprocess_env` has done for most rows, if it is used."""
+        episodes = self._loop.episodes
+        if self._loop.postprocess is None:
+            return self.policy.postprocess_batch(batch)
+        made = []
+        for rows in batch.split_by_episode():
+            eps_id = int(rows[Columns.EPS_ID][0])
+            done = self._done_rows.take(eps_id, len(rows))
+            if done is None:
+                done = self._postprocessed_episode(rows, episodes.known.get(eps_id))
+            made.append(done)
+        return concat_samples(made)
 
     def _numbered(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
         columns, counts = self._loop.recorder.take(chosen)
@@ -400,10 +471,14 @@ class EnvRunner(Runner[Episode]):
         if force_reset:
             self._abandon()
         loop = self._loop
+        total = steps
         if steps is not None and self.config.batch_mode == "truncate_episodes":
             steps = -(-steps // self.num_envs)
-        batch = self._sampled(steps, episodes=episodes or 0)
+        batch = self._sampled(steps, total=total, episodes=episodes or 0)
         rows_of_episodes = without_states(batch).split_by_episode() if len(batch) else []
+        # Ended episodes come first, in the order of their ends, and then the running ones, as in RLlib.
+        places = {eps_id: place for place, eps_id in enumerate(loop.episodes.over)}
+        rows_of_episodes.sort(key=lambda rows: places.get(int(rows[Columns.EPS_ID][0]), len(places)))
         running = loop.episodes.ids.union(loop.recorder.scalar(Columns.EPS_ID).tolist())
         return self._look_back.follow(map(Episode.from_batch, rows_of_episodes), running=running)
 

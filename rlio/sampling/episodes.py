@@ -17,6 +17,7 @@ Example:
     >>> episodes.count(np.array([1.0, 2.0]), None)
     2
     >>> episodes.end([1])
+    >>> episodes.renew(1)
     >>> metrics.drain().counts.episodes, episodes.t.tolist()
     (1, [1, 0])
 """
@@ -82,6 +83,7 @@ class Episodes:
         are_shown: Whether a callback or the caller uses `running`.
         running: The episode of each environment, as callbacks see it.
         known: Episodes that may have waiting rows, by id.
+        over: Ids of ended episodes, in the order of their ends; the caller forgets them.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Episodes:
             RunningEpisode(-1, env, worker_index) for env in range(num_envs)
         ]
         self.known: dict[int, RunningEpisode] = {}
+        self.over: list[int] = []
         self._callbacks, self._metrics = callbacks, metrics
         self._runner, self._worker_index = runner, worker_index
         self._paths = [leaf.path for leaf in leaves_of(space)]
@@ -122,12 +125,14 @@ class Episodes:
         """Ids of the running episodes."""
         return set(self.eps_id.tolist())
 
-    # ---- events, in this order: begin, started; then for each step: count, follow, end, fail, renew ----
+    # ---- events, in this order: begin, started; then, in each step, count and, for each environment, follow,
+    # end, fail, renew; if no episode is shown, only count, end and fail ----
 
     def begin(self) -> None:
         """Begin an episode in every environment."""
         now = time.perf_counter()
         self.starts.clear()
+        self.over.clear()
         for env in range(len(self.t)):
             self._renew(env, now)
         self.known.clear()
@@ -151,31 +156,27 @@ class Episodes:
         return int(np.count_nonzero(valid))
 
     def follow(
-        self, step: VectorStep, ended: NDArray[np.bool_], *, sent: Any, infos: Sequence[Any] | None
+        self, env: int, step: VectorStep, *, final: Any, sent: Any, infos: Sequence[Any] | None
     ) -> None:
-        """Pass a step to callbacks.
+        """Pass the step of one environment to callbacks. The caller then calls `end` or `forget_values`.
 
         Args:
+            env: The environment.
             step: The step, before connectors.
-            ended: Mask of the rows that end an episode, (N,).
+            final: The leaves of the episode's last observation; None if ``step.obs`` has it.
             sent: The actions that the environments got.
             infos: Infos of the rows; None if no callback needs them.
         """
-        finals = dict(step.finals)
-        told = np.flatnonzero(ended)
-        if "on_episode_step" in self._wants:
-            told = np.arange(len(ended)) if step.valid is None else np.flatnonzero(step.valid)
-        for env in told.tolist():
-            final = finals.get(env)
-            episode = self._updated(env)
-            episode.last_observation = self._row(step.obs, env) if final is None else self._nested(final)
-            episode.last_action = map_structure(lambda leaf, env=env: leaf[env], sent)
-            episode.last_reward = float(step.rewards[env])
-            episode.last_info = None if infos is None else infos[env]
-            self._call("on_episode_step", episode)
-            if ended[env]:
-                self._show_end(episode)
-            _forget_values(episode)
+        episode = self.updated(env)
+        episode.last_observation = self._row(step.obs, env) if final is None else self._nested(final)
+        episode.last_action = map_structure(lambda leaf: leaf[env], sent)
+        episode.last_reward = float(step.rewards[env])
+        episode.last_info = None if infos is None else infos[env]
+        self._call("on_episode_step", episode)
+
+    def forget_values(self, env: int) -> None:
+        """Take the values of the step from the episode, because the next step overwrites their arrays."""
+        _forget_values(self.running[env])
 
     def end(self, envs: Iterable[int], games: Mapping[int, Game | None] | None = None) -> None:
         """End the episodes of ``envs``, and begin new ones.
@@ -183,12 +184,19 @@ class Episodes:
         Args:
             envs: The environments, by index.
             games: Games to count instead of some episodes, see `rlio.envs.games`; None counts no game.
+
+        A callback is called before the episode goes into the metrics.
         """
         now = time.perf_counter()
         plain = []
         # A loop, because few episodes end in a step, and a masked assignment costs more than several rows.
         for env in envs:
             total, length, duration = self.totals.item(env), self.t.item(env), now - self._began.item(env)
+            if self.are_shown:
+                ended = self.updated(env)
+                self._show_end(ended)
+                _forget_values(ended)
+            self.over.append(self.eps_id.item(env))
             self._renew(env, now)
             episode = self.running[env]
             if games and env in games:
@@ -210,23 +218,28 @@ class Episodes:
         for env in envs:
             # It may have ended in this step, and the next one has not begun.
             if self.are_shown and env not in self._over:
-                episode = self._updated(env)
+                episode = self.updated(env)
                 self._show_end(episode, errors.get(env))
                 self.known.pop(episode.eps_id, None)
             self._renew(env, now)
         self._metrics.episodes_failed(len(envs), rows=rows)
 
-    def renew(self, step: VectorStep, infos: Sequence[Any]) -> None:
-        """Show new episodes instead of the ended ones, and start those that ``step`` started.
+    def renew(self, env: int, obs: Any = None, infos: Sequence[Any] = ()) -> None:
+        """Show a new episode of ``env`` if the last one ended; start it if its first observation is there.
 
         Args:
-            step: The step, before connectors.
+            env: The environment.
+            obs: The observations, before connectors, if the environment was reset; None if it was not.
             infos: Infos of each environment's last reset.
         """
         self._create()
-        if self.looks_at_starts:
-            for env in np.flatnonzero(step.starts).tolist():
-                self._start(env, step.obs, infos[env])
+        if obs is not None and self.looks_at_starts:
+            self._start(env, obs, infos[env])
+
+    @property
+    def looks_at_steps(self) -> bool:
+        """Whether a callback needs every step."""
+        return "on_episode_step" in self._wants
 
     @property
     def looks_at_starts(self) -> bool:
@@ -235,13 +248,13 @@ class Episodes:
 
     def looks_at(self, ended: NDArray[np.bool_]) -> bool:
         """Whether a callback needs the infos of a step."""
-        return "on_episode_step" in self._wants or ("on_episode_end" in self._wants and bool(ended.any()))
+        return self.looks_at_steps or ("on_episode_end" in self._wants and bool(ended.any()))
 
     def update(self) -> None:
         """Update what callbacks see of the running episodes."""
         if self.are_shown:
             for env in range(len(self.running)):
-                self._updated(env)
+                self.updated(env)
 
     def _renew(self, env: int, now: float) -> None:
         if not self._drawn:
@@ -256,7 +269,8 @@ class Episodes:
 
     # ---- calls ----
 
-    def _updated(self, env: int) -> RunningEpisode:
+    def updated(self, env: int) -> RunningEpisode:
+        """The episode of ``env`` as callbacks see it, up to now."""
         episode = self.running[env]
         episode.length, episode.total_reward = self.t.item(env), self.totals.item(env)
         return episode

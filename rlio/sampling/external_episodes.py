@@ -26,7 +26,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -34,7 +34,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
+from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import RECORDED, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import map_structure
 from rlio.connectors.connector import Streams
@@ -53,11 +53,12 @@ from rlio.sampling.given_values import (
     value_of,
 )
 from rlio.sampling.metrics import MetricsCollector
+from rlio.sampling.postprocessed import Postprocessed
 from rlio.sampling.progress import Progress
 from rlio.support.clock import utc_ms
 from rlio.support.turns import awaited
 
-__all__ = ["LOGGED", "ExternalEpisodes"]
+__all__ = ["LOGGED", "ExternalEpisodes", "fill_in", "joined", "row_of"]
 
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
@@ -129,6 +130,8 @@ class ExternalEpisodes:
         actor: The policy and its memory of each episode.
         progress: Counts rows with a known outcome, rows that no batch will contain, and unroll ids.
         changed: The lock; notified on each change.
+        postprocess: Called with rows of an episode that ends, before ``on_episode_end``, and with rows of
+            running ones when they are taken; returns what becomes of them. None: rows stay as recorded.
     """
 
     def __init__(
@@ -159,6 +162,8 @@ class ExternalEpisodes:
         self._metrics = metrics if metrics is not None else MetricsCollector()
         self._ids = np.random.default_rng(seed)
         self._worker_index = worker_index
+        self.postprocess: Callable[[SampleBatch, RunningEpisode | None], SampleBatch] | None = None
+        self._done_rows = Postprocessed()
         self._episodes: dict[str, _Episode] = {}
         #: Episodes whose loops wait for an action.
         self._waiting: list[_Episode] = []
@@ -290,10 +295,34 @@ class ExternalEpisodes:
             running.last_observation = None if seen is None else map_structure(lambda leaf: leaf[0], seen)
             try:
                 self._close_row(episode, seen, ended=(not truncated, truncated))
+                self._postprocess(running)
                 self._call("on_episode_end", running)
                 self._metrics.episode_ended(running, duration=time.monotonic() - episode.began)
             finally:
                 self._forget(episode)
+
+    def _postprocess(self, episode: RunningEpisode) -> None:
+        """Postprocess the rows of an episode that ends."""
+        if self.postprocess is None or not episode.training_enabled:
+            return
+        chosen = self._rows.closed & (self._rows.integers(Columns.EPS_ID) == episode.eps_id)
+        if chosen.any():
+            rows = self._finished(self._rows.peek(chosen), [])
+            with awaited():  # Usually in the thread of a loop, while `sample` waits.
+                made = self.postprocess(rows, episode)
+            self._done_rows.add(episode.eps_id, len(rows), made)
+
+    def _with_postprocessed(self, batch: SampleBatch) -> SampleBatch:
+        """``batch``, in which rows of running episodes are postprocessed now."""
+        if self.postprocess is None or not len(batch):
+            return batch
+        running = {episode.running.eps_id: episode.running for episode in self._episodes.values()}
+        made = []
+        for rows in batch.split_by_episode():
+            eps_id = int(rows[Columns.EPS_ID][0])
+            done = self._done_rows.take(eps_id, len(rows))
+            made.append(self.postprocess(rows, running.get(eps_id)) if done is None else done)
+        return concat_samples(made)
 
     def _new_id(self) -> int:
         return int(self._ids.integers(0, 1 << 63, dtype=np.int64))
@@ -494,7 +523,7 @@ class ExternalEpisodes:
             if not episode.started:
                 episode.started = True
                 self._call("on_episode_start", episode.running)
-        obs = _joined([episode.obs for episode in episodes])
+        obs = joined([episode.obs for episode in episodes])
         acted = self.actor.act(
             self.policy,
             obs,
@@ -522,12 +551,12 @@ class ExternalEpisodes:
     def _record(self, episodes: list[_Episode], obs: Any, acted: Acted) -> None:
         """Open rows for the policy's results, and keep the actions for the loops."""
         columns = acted.extras
-        parts = [_row_of(acted.actions, i) if e.logged is None else e.logged for i, e in enumerate(episodes)]
+        parts = [row_of(acted.actions, i) if e.logged is None else e.logged for i, e in enumerate(episodes)]
         for i, episode in enumerate(episodes):
             if episode.logged is not None:
-                _fill_in(columns, i, episode.columns)
+                fill_in(columns, i, episode.columns)
         columns[LOGGED] = np.array([episode.logged is not None for episode in episodes], bool)
-        acted = acted._replace(actions=_joined(parts))
+        acted = acted._replace(actions=joined(parts))
         integers = _integers_of(episodes)
         integers[Columns.WEIGHTS_SEQ_NO] = acted.weights_seq_no
         first = self._rows.open(obs, acted.actions, columns, integers)
@@ -574,9 +603,11 @@ class ExternalEpisodes:
             left = set(self._rows.integers(Columns.EPS_ID).tolist())
             self._over = {eps_id: enabled for eps_id, enabled in self._over.items() if eps_id in left}
             batch = self._finished(columns, [eps_id for eps_id in wanted if not wanted[eps_id]])
+            batch = self._with_postprocessed(batch)
             batch.episode_starts = self._starts
             left |= {each.eps_id for each in running}
             self._starts = {eps_id: start for eps_id, start in self._starts.items() if eps_id in left}
+            self._done_rows.keep(left.__contains__)
             return batch
 
     def _chosen(self, *, whole: bool) -> NDArray[np.bool_]:
@@ -630,6 +661,8 @@ class ExternalEpisodes:
             new = {old: self._new_id() for old in known}
             eps_id[:] = [new[old] for old in eps_id.tolist()]
             self._over = {new[old]: enabled for old, enabled in self._over.items()}
+            self._done_rows.clear()  # Their ids changed.
+            self._starts = {new[old]: start for old, start in self._starts.items() if old in new}
             for each in running:
                 each.eps_id = new[each.eps_id]
 
@@ -654,12 +687,12 @@ def _integers_of(episodes: list[_Episode]) -> dict[str, Any]:
     }
 
 
-def _joined(parts: list[Any]) -> Any:
+def joined(parts: list[Any]) -> Any:
     """Concatenate batches of one."""
     return map_structure(lambda *found: np.concatenate(found), *parts)
 
 
-def _row_of(values: Any, i: int) -> Any:
+def row_of(values: Any, i: int) -> Any:
     """Copy row ``i`` as a batch of one."""
     return map_structure(lambda leaf: np.array(np.asarray(leaf)[i : i + 1]), values)
 
@@ -684,7 +717,7 @@ def _is_sound(episode: _Episode, known: Mapping[str, NDArray[Any]]) -> bool:
     return True
 
 
-def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
+def fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
     """Write the known data of a logged action into row ``i`` of the policy's columns."""
     for name in OF_THE_CHOICE:
         if name in columns and columns[name].dtype.kind == "f":

@@ -6,12 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from rlio.batch import SampleBatch
+from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.batch.episode import Episode
-from rlio.envs.external import ExternalEnv
+from rlio.envs.external import ExternalEnv, ExternalMultiAgentEnv
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, excerpt
 from rlio.policies.policy import Policy
 from rlio.reader import JsonState, Unit
@@ -29,17 +29,17 @@ from rlio.support.turns import awaited
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["ExternalRunner"]
+__all__ = ["LOOK_SECONDS", "OF_WORKERS", "USED", "ExternalRunner", "LoopThread"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
 # How long to wait for the loop's thread when the runner stops: it may be inside a simulator's call.
 _STOP_SECONDS = 5.0
 # The config fields used here, and those that a worker may use.
-_USED = frozenset(
+USED = frozenset(
     {"rollout_fragment_length", "train_batch_size", "batch_mode", "explore", "record_infos", "count_steps_by"}
 )
-_OF_WORKERS = frozenset(
+OF_WORKERS = frozenset(
     {
         "compress_observations",
         "fake_sampler",
@@ -51,7 +51,7 @@ _OF_WORKERS = frozenset(
     }
 )
 # How often to check whether the loop ended.
-_LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.2
 
 
 class ExternalRunner(Runner[Episode]):
@@ -88,6 +88,11 @@ class ExternalRunner(Runner[Episode]):
         worker_index: int = 0,
         timeout: float | None = None,
     ) -> None:
+        if isinstance(env, ExternalMultiAgentEnv):
+            raise OptionError(
+                f"env={excerpt(env)} has several agents: pass it to a RolloutWorker with its policies, or to "
+                "rlio.sampling.ExternalAgentsRunner(env, policies, policy_mapping_fn)"
+            )
         if not isinstance(env, ExternalEnv):
             raise OptionError(
                 f"env={excerpt(env)}: expected an ExternalEnv; use EnvRunner for other environments"
@@ -96,7 +101,7 @@ class ExternalRunner(Runner[Episode]):
         self.env: ExternalEnv = env
         self.policy: Policy = policy
         self.config: RolloutConfig = self.config.resolved()
-        self.config.refuse_others("the sampler of an ExternalEnv", _USED | _OF_WORKERS)
+        self.config.refuse_others("the sampler of an ExternalEnv", USED | OF_WORKERS)
         policy.bind(env.observation_space, env.action_space, self._seeds.policy)
         self.episodes: ExternalEpisodes = ExternalEpisodes(
             policy,
@@ -109,28 +114,15 @@ class ExternalRunner(Runner[Episode]):
             worker_index=worker_index,
         )
         self._progress = self.episodes.progress
+        # Postprocessing may write to an episode that is shown, so it comes before the episode's end.
+        self._early = "on_postprocess_trajectory" in self._hooks or (
+            bool(self._hooks) and policy.postprocesses
+        )
+        if self._early:
+            self.episodes.postprocess = self._postprocessed_episode
         self._whole = self.config.batch_mode == "complete_episodes"
-        #: The error that ended the loop, and whether it was raised.
-        self._error: BaseException | None = None
-        self._error_told = False
         env.attach(self.episodes)
-        #: The process that owns the loop's thread.
-        self._owner = Owner()
-        # A daemon thread: a loop that hangs must not keep the interpreter alive.
-        self._thread = threading.Thread(target=self._play, name="rlio-external-env", daemon=True)
-        self._thread.start()
-
-    def _play(self) -> None:
-        try:
-            with awaited():
-                self.env.run()
-        except BaseException as error:  # Sampling raises any error again.
-            if isinstance(error, ClosedError) and self._closed:  # The loop noticed the stop.
-                logger.debug("the loop of %s ended with its runner", type(self.env).__name__)
-            else:
-                self._error = error
-        with self.episodes.changed:
-            self.episodes.changed.notify_all()
+        self._thread = LoopThread(env, self.episodes.changed, is_closed=lambda: self._closed)
 
     # ---- environment and spaces ----
 
@@ -207,7 +199,7 @@ class ExternalRunner(Runner[Episode]):
         else:
             self._begin_call(None)
             self.serve_until(lambda: self.episodes.episodes_ready >= episodes)
-            batch = self.postprocessed(self.episodes.take(whole=True))
+            batch = self._taken(whole=True)
         return [Episode.from_batch(rows) for rows in without_states(batch).split_by_episode()]
 
     def serve_until(self, enough: Callable[[], bool]) -> None:
@@ -216,29 +208,14 @@ class ExternalRunner(Runner[Episode]):
         Raises:
             EndOfData: As for `run`, like EnvError and ClosedError.
         """
-        self._owner.check(type(self).__name__)
+        self._thread.owner.check(type(self).__name__)
         # Hold the lock between the check and the wait, because a change in between would not wake the wait.
         with self.episodes.changed:
             while not enough():
                 self._check_open()
-                if self._error is not None and not self._error_told:
-                    self._error_told = True
-                    self._raise(self._error)
-                if self._error is None and self._thread.is_alive():
-                    self.episodes.serve(_LOOK_SECONDS)
-                elif self.rows_ready:
+                if not self._thread.goes_on(self.rows_ready):
                     return
-                elif self._error is not None:
-                    self._raise(self._error)
-                else:
-                    raise EndOfData(
-                        f"{type(self.env).__name__}.run() ended, and all its rows were handed out"
-                    )
-
-    def _raise(self, error: BaseException) -> NoReturn:
-        raise EnvError(
-            f"{type(self.env).__name__}.run() raised {type(error).__name__}: {excerpt(str(error), 500)}"
-        ) from error
+                self.episodes.serve(LOOK_SECONDS)
 
     def abandon_silent(self, seconds: float) -> list[str]:
         """Give up episodes whose loops are gone; see `ExternalEpisodes.abandon_silent`.
@@ -249,12 +226,21 @@ class ExternalRunner(Runner[Episode]):
 
     def hand_out(self) -> SampleBatch:
         """Return the ready rows, postprocessed, with a recurrent policy's state before each row."""
-        return self.postprocessed(self.episodes.take(whole=self._whole))
+        return self._taken(whole=self._whole)
+
+    def _taken(self, *, whole: bool) -> SampleBatch:
+        batch = self.episodes.take(whole=whole)
+        if not self._early:
+            return self.postprocessed(batch)
+        self.metrics.sampled(len(batch), weights_seq_no=self.policy.weights_seq_no)
+        return batch
 
     def postprocessed(self, batch: SampleBatch) -> SampleBatch:
-        """Count rows in which this runner's policy acted, and postprocess them."""
+        """Count rows in which this runner's policy acted elsewhere, and postprocess them."""
         self.metrics.sampled(len(batch), weights_seq_no=self.policy.weights_seq_no)
-        return self._postprocessed(batch) if len(batch) else batch
+        if not len(batch) or not self._early:
+            return self.policy.postprocess_batch(batch)
+        return concat_samples([self._postprocessed_episode(rows, None) for rows in batch.split_by_episode()])
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Observation and action space, the same for ``"__env__"`` and for the policy."""
@@ -269,8 +255,7 @@ class ExternalRunner(Runner[Episode]):
             EnvError: The loop raised an error.
         """
         self._check_open()
-        if self._error is not None:
-            self._raise(self._error)
+        self._thread.assert_healthy()
 
     # ---- state and end ----
 
@@ -284,7 +269,7 @@ class ExternalRunner(Runner[Episode]):
 
     def interrupt(self) -> None:
         """Wake the loops and a `run` that waits in another thread, all with a ClosedError."""
-        if not self._owner.is_here:
+        if not self._thread.owner.is_here:
             return
         self._closed = True
         self.episodes.close()
@@ -294,16 +279,82 @@ class ExternalRunner(Runner[Episode]):
 
         May be called again.
         """
-        if self._owner.is_here:
+        if self._thread.owner.is_here:
             self._close()
 
     def _close(self) -> None:
         self.interrupt()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_STOP_SECONDS)
-            if self._thread.is_alive():
-                logger.warning(
-                    "%s.run() is still running %.0f s after its runner stopped: it requests no actions",
-                    type(self.env).__name__,
-                    _STOP_SECONDS,
-                )
+        self._thread.join()
+
+
+class LoopThread:
+    """The thread of an environment that drives the loop, and how its loop ended.
+
+    Args:
+        env: The environment; its `ExternalEnv.run` begins at once.
+        changed: Notified when the loop ends.
+        is_closed: Whether the runner is stopped.
+
+    Attributes:
+        owner: The process that owns the thread.
+    """
+
+    def __init__(
+        self, env: ExternalEnv, changed: threading.Condition, *, is_closed: Callable[[], bool]
+    ) -> None:
+        self.owner: Owner = Owner()
+        self._env, self._changed, self._is_closed = env, changed, is_closed
+        #: The error that ended the loop, and whether it was raised.
+        self._error: BaseException | None = None
+        self._error_told = False
+        # A daemon thread: a loop that hangs must not keep the interpreter alive.
+        self._thread = threading.Thread(target=self._play, name="rlio-external-env", daemon=True)
+        self._thread.start()
+
+    def _play(self) -> None:
+        try:
+            with awaited():
+                self._env.run()
+        except BaseException as error:  # Sampling raises any error again.
+            if isinstance(error, ClosedError) and self._is_closed():  # The loop noticed the stop.
+                logger.debug("the loop of %s ended with its runner", type(self._env).__name__)
+            else:
+                self._error = error
+        with self._changed:
+            self._changed.notify_all()
+
+    def goes_on(self, rows: int) -> bool:
+        """Whether the loop still runs; False if it ended and ``rows`` are left to hand out.
+
+        Raises:
+            EnvError: The loop raised an error: the first time, and when no rows are left.
+            EndOfData: The loop ended, and no rows are left.
+        """
+        if self._error is not None and not (self._error_told and rows):
+            self._error_told = True
+            self.assert_healthy()
+        if self._error is None and self._thread.is_alive():
+            return True
+        if not rows:
+            raise EndOfData(f"{type(self._env).__name__}.run() ended, and all its rows were handed out")
+        return False
+
+    def assert_healthy(self) -> None:
+        """Raise an EnvError if the loop raised an error."""
+        error = self._error
+        if error is not None:
+            raise EnvError(
+                f"{type(self._env).__name__}.run() raised {type(error).__name__}: {excerpt(str(error), 500)}"
+            ) from error
+
+    def join(self) -> None:
+        """Wait some seconds for the thread."""
+        if self._thread is threading.current_thread():
+            return
+        self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            logger.warning(
+                "%s.run() is still running %.0f s after its runner stopped: it requests no actions",
+                type(self._env).__name__,
+                _STOP_SECONDS,
+            )

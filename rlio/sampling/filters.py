@@ -31,7 +31,7 @@ __all__ = ["HasFilters", "add_changes", "filters_in", "make_equal", "synchronize
 class HasFilters(Protocol):
     """A runner or worker."""
 
-    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
+    def get_filters(self, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
         """Copies of the filters, by policy id."""
 
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:

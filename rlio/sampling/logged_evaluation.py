@@ -75,7 +75,8 @@ class Judged:
     def summarise(self) -> dict[str, dict[str, Any]]:
         """Name in ``input_evaluation`` -> numbers with their reliability; {} without an episode.
 
-        The names are RLlib's: ``v_behavior``, ``v_target``, ``v_gain``, which is v_target / v_behavior (None
+        The names are RLlib's: ``v_behavior``, ``v_target``, with the standard deviation over episodes in
+        ``v_behavior_std`` and ``v_target_std``, ``v_gain``, which is v_target / v_behavior (None
         if v_behavior is not above 0), and ``v_delta``, their difference. ``estimator`` is the name in
         `rlio.evaluation`.
         """
@@ -98,7 +99,9 @@ def _numbers(estimate: OffPolicyEstimate) -> dict[str, Any]:
     return {
         "estimator": estimate.estimator,
         "v_behavior": estimate.v_behavior.value,
+        "v_behavior_std": estimate.v_behavior.standard_deviation,
         "v_target": estimate.v_target.value,
+        "v_target_std": estimate.v_target.standard_deviation,
         "v_target_standard_error": estimate.v_target.standard_error,
         "v_target_interval": list(estimate.v_target.interval),
         "reliable": estimate.reliable,

@@ -28,7 +28,7 @@ from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.errors import OptionError, excerpt
 from rlio.reader import JsonState
 from rlio.sampling.callbacks import RunningEpisode
-from rlio.support.states import whole_number
+from rlio.support.states import value_in, whole_number
 
 if TYPE_CHECKING:
     from rlio.sampling.logged_evaluation import Judged
@@ -153,6 +153,8 @@ class Counts:
         faulty_episodes: Episodes discarded because their environment failed.
         env_restarts: Environments that were recreated.
         rows_dropped: Sampled rows that are in no batch.
+        policy_steps: Transitions by policy id; empty with one agent.
+        steps_of_agents: Transitions by agent id, as text; empty with one agent.
     """
 
     env_steps: int = 0
@@ -161,21 +163,45 @@ class Counts:
     faulty_episodes: int = 0
     env_restarts: int = 0
     rows_dropped: int = 0
+    policy_steps: Counter[str] = field(default_factory=Counter)
+    steps_of_agents: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def from_state(cls, state: JsonState) -> Counts:
-        """Return the counts in a `MetricsCollector.state_dict`.
+        """Return the counts that `state_dict` described.
 
         Raises:
             StateError: A count is missing, or is not a whole number.
         """
-        return cls(*(whole_number(state, name, of="the metrics' state") for name in cls.__slots__))
+        found: dict[str, Any] = {
+            name: _by_id(state, name) if name in _BY_ID else whole_number(state, name, of=_STATE)
+            for name in cls.__slots__
+        }
+        return cls(**found)
+
+    def state_dict(self) -> JsonState:
+        """The counts as JSON."""
+        numbers = {name: getattr(self, name) for name in Counts.__slots__}
+        return numbers | {name: dict(numbers[name]) for name in _BY_ID}
+
+    def by_policy(self) -> dict[str, int]:
+        """Transitions by policy id; with one agent, all under ``default_policy``."""
+        return dict(self.policy_steps) or _alone(DEFAULT_POLICY_ID, self.agent_steps)
+
+    def by_agent(self) -> dict[str, int]:
+        """Transitions by agent id, as text; with one agent, all under RLlib's ``default_agent``."""
+        return dict(self.steps_of_agents) or _alone(_DEFAULT_AGENT_ID, self.agent_steps)
 
     def plus(self, other: Counts) -> Counts:
         """Return the sum of both."""
         return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
 
 
+#: Fields of `Counts` with one number a policy or agent.
+_BY_ID = ("policy_steps", "steps_of_agents")
+_STATE = "the metrics' state"
+#: RLlib's name of an only agent.
+_DEFAULT_AGENT_ID = "default_agent"
 _SUMS = ("seconds", "between", "calls", "weights_seq_no", "perf_steps")
 
 
@@ -190,8 +216,6 @@ class RolloutMetrics:
         details: Further episodes, with all details.
         counts: Counts since the last request.
         lifetime: Counts since the runner was made, including the run that it was restored from.
-        policy_steps: Transitions by policy id; empty with one policy.
-        steps_of_agents: Transitions by agent id, as text; empty with one agent.
         seconds: Time spent sampling.
         between: Total seconds between the end of one ``sample`` call and the start of the next.
         calls: Number of calls of ``sample``, or of the method that replaces it.
@@ -207,8 +231,6 @@ class RolloutMetrics:
     details: list[EpisodeMetrics] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     lifetime: Counts = field(default_factory=Counts)
-    policy_steps: Counter[str] = field(default_factory=Counter)
-    steps_of_agents: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     between: float = 0.0
     calls: int = 0
@@ -237,8 +259,6 @@ class RolloutMetrics:
         for part in given:
             merged.counts = merged.counts.plus(part.counts)
             merged.lifetime = merged.lifetime.plus(part.lifetime)
-            merged.policy_steps.update(part.policy_steps)
-            merged.steps_of_agents.update(part.steps_of_agents)
             for policy_id, judged in part.off_policy.items():
                 before = merged.off_policy.get(policy_id)
                 merged.off_policy[policy_id] = judged if before is None else before.plus(judged)
@@ -261,6 +281,10 @@ class RolloutMetrics:
         lengths = np.concatenate([self.lengths, np.array([one.length for one in details], np.int64)])
         durations = np.concatenate([self.durations, [one.duration_s for one in details]])
         by_policy, by_agent = _agent_returns(details)
+        alone = [*self.returns.tolist(), *(one.total_reward for one in details if not one.agent_rewards)]
+        if alone:
+            by_policy[DEFAULT_POLICY_ID] = alone + by_policy.get(DEFAULT_POLICY_ID, [])
+            by_agent[_DEFAULT_AGENT_ID] = alone
         histograms = {"episode_reward": returns.tolist(), "episode_lengths": lengths.tolist()}
         histograms |= {f"policy_{name}_reward": values for name, values in by_policy.items()}
         histograms |= _joined(one.hist_data for one in details)
@@ -271,9 +295,16 @@ class RolloutMetrics:
             | _spread("episode_duration_sec", durations)
             | self._numbers()
         )
+        of_agents = {name: float(np.mean(values)) for name, values in by_agent.items()}
+        of_modules = {name: float(np.mean(values)) for name, values in by_policy.items()}
         return summary | {
             **_by_name("policy_reward", by_policy),
-            "agent_episode_returns_mean": {name: float(np.mean(v)) for name, v in by_agent.items()},
+            # RLlib has the plural with several agents, and the singular with one.
+            "agent_episode_returns_mean": of_agents,
+            "agent_episode_return_mean": of_agents,
+            "module_episode_returns_mean": of_modules,
+            "module_episode_return_mean": of_modules,
+            "episodes_timesteps_total": int(lengths.sum()),
             "custom_metrics": _custom(details, keep=keep_custom_metrics),
             "hist_stats": histograms,
             "episode_media": _gathered(one.media for one in details),
@@ -299,10 +330,10 @@ class RolloutMetrics:
             "num_rows_dropped": counts.rows_dropped,
             "num_env_steps_sampled": counts.env_steps,
             "num_env_steps_sampled_lifetime": lifetime.env_steps,
-            "num_agent_steps_sampled": counts.agent_steps,
-            "num_agent_steps_sampled_lifetime": lifetime.agent_steps,
-            "num_module_steps_sampled": dict(self.policy_steps),
-            "num_agent_steps_sampled_by_agent": dict(self.steps_of_agents),
+            "num_agent_steps_sampled": counts.by_agent(),
+            "num_agent_steps_sampled_lifetime": lifetime.by_agent(),
+            "num_module_steps_sampled": counts.by_policy(),
+            "num_module_steps_sampled_lifetime": lifetime.by_policy(),
             "num_env_steps_sampled_throughput": _ratio(counts.env_steps, self.seconds),
             "time_between_sampling": _ratio(self.between, self.calls),
             "weights_seq_no": _ratio(self.weights_seq_no, self.calls),
@@ -410,8 +441,8 @@ class MetricsCollector:
             now = self._now
             now.counts.env_steps += env_steps
             now.counts.agent_steps += env_steps if agent_steps is None else agent_steps
-            now.policy_steps.update(policy_steps or {})
-            now.steps_of_agents.update(steps_of_agents or {})
+            now.counts.policy_steps.update(policy_steps or {})
+            now.counts.steps_of_agents.update(steps_of_agents or {})
             now.weights_seq_no += weights_seq_no
             now.calls += 1
             if self._began is not None:
@@ -441,8 +472,7 @@ class MetricsCollector:
     def state_dict(self) -> JsonState:
         """The lifetime counts as JSON, including those not drained yet."""
         with self._lock:
-            counts = self.lifetime.plus(self._now.counts)
-        return {name: getattr(counts, name) for name in Counts.__slots__}
+            return self.lifetime.plus(self._now.counts).state_dict()
 
     def load_state_dict(self, state: JsonState) -> None:
         """Continue counting from a `state_dict` state; discards metrics that were not drained.
@@ -459,6 +489,16 @@ class MetricsCollector:
     def _forget_episodes(self) -> None:
         self._episodes.clear()
         self._details.clear()
+
+
+def _by_id(state: JsonState, name: str) -> Counter[str]:
+    """Counts by id; none in states of earlier versions."""
+    found = value_in({name: {}, **state}, name, dict, of=_STATE)
+    return Counter({each: whole_number(found, each, of=_STATE) for each in found})
+
+
+def _alone(name: str, steps: int) -> dict[str, int]:
+    return {name: steps} if steps else {}
 
 
 def _ratio(amount: float, of: float) -> float:

@@ -23,7 +23,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.context import EnvContext, create
-from rlio.envs.make import made, refuse_makers_options, set_environs
+from rlio.envs.external import ExternalEnv
+from rlio.envs.make import ExternalEnvMade, made, refuse_makers_options, set_environs
 from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv
 from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
@@ -257,7 +258,10 @@ def _build(
 ) -> MultiAgentEnv:
     """Make an environment, in the process that will step it."""
     at = context.with_index(index, recreated=recreated)
-    env = as_multi_agent_env(make(at))
+    given = make(at)
+    if isinstance(given, ExternalEnv):
+        raise ExternalEnvMade(given, excerpt(make))
+    env = as_multi_agent_env(given)
     if config.validate_env is not None:
         config.validate_env(env, at)
     if config.render_env and getattr(env, "render_mode", None) is None:

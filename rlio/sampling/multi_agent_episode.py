@@ -41,6 +41,8 @@ from rlio.support.states import fitting, flag_in, text_in, whole_number
 
 __all__ = ["Indices", "MultiAgentEpisode"]
 
+#: One agent, several agents, or None for all.
+Agents: TypeAlias = AgentId | Collection[AgentId] | None
 #: One step, several steps, or None for all.
 Indices: TypeAlias = int | slice | Sequence[int] | None
 
@@ -48,7 +50,6 @@ Indices: TypeAlias = int | slice | Sequence[int] | None
 class LookKeywords(TypedDict, total=False):
     """The keyword options, with defaults, of `MultiAgentEpisode.get_actions` and its like."""
 
-    agent_ids: Annotated[Collection[AgentId] | None, None]
     env_steps: Annotated[bool, True]
     neg_index_as_lookback: Annotated[bool, False]
     return_list: Annotated[bool, False]
@@ -176,61 +177,75 @@ class MultiAgentEpisode:
     # ---- reading values ----
 
     @checked_keywords
-    def get_observations(self, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
+    def get_observations(
+        self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[LookKeywords]
+    ) -> Any:
         """Observations by agent.
 
         Args:
             indices: Steps counted from the beginning of the chunk, negative ones from its end: environment
                 steps, or with ``env_steps=False`` each agent's own steps. There is one more observation than
                 there are steps.
+            agent_ids: As in `get_actions`.
             options: As in `get_actions`.
 
         Returns:
             As in `get_actions`.
         """
-        return self._get("observations", indices, **options)
+        return self._get("observations", indices, agent_ids, **options)
 
     @checked_keywords
-    def get_actions(self, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
+    def get_actions(
+        self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[LookKeywords]
+    ) -> Any:
         """Actions by agent.
 
         Args:
             indices: As in `get_observations`.
-            options: ``agent_ids``: the agents (None: all). ``env_steps``: True for environment steps, False
-                for each agent's own. ``neg_index_as_lookback``: whether negative indices are steps before the
-                chunk, in its ``lookback``. ``return_list``: return one dict per step. ``fill``: a number that
-                replaces missing values.
+            agent_ids: The agent or agents; None: all.
+            options: ``env_steps``: True for environment steps, False for each agent's own.
+                ``neg_index_as_lookback``: whether negative indices are steps before the chunk, in its
+                ``lookback``. ``return_list``: return one dict per step. ``fill``: a number that replaces
+                missing values, also those outside the episode: indices then have no bounds, and slices are
+                not cut to the chunk.
 
         Returns:
             Agent id -> a value, or for several steps a column of values, nested as the space. Agents without
             values are left out.
 
         Raises:
-            OptionError: An agent is not in this chunk, or an index is out of range.
+            OptionError: An agent is not in this chunk, an index is out of range, or a column's dtype cannot
+                hold ``fill``.
         """
-        return self._get("actions", indices, **options)
+        return self._get("actions", indices, agent_ids, **options)
 
     @checked_keywords
-    def get_rewards(self, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
+    def get_rewards(
+        self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[LookKeywords]
+    ) -> Any:
         """Rewards by agent, at the steps of the actions that earned them; options as in `get_actions`."""
-        return self._get("rewards", indices, **options)
+        return self._get("rewards", indices, agent_ids, **options)
 
     @checked_keywords
-    def get_infos(self, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
+    def get_infos(
+        self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[LookKeywords]
+    ) -> Any:
         """Infos by agent that came with the rewards; options as in `get_actions`."""
-        return self._get("infos", indices, **options)
+        return self._get("infos", indices, agent_ids, **options)
 
     @checked_keywords
-    def get_extra_outputs(self, name: str, indices: Indices = None, **options: Unpack[LookKeywords]) -> Any:
+    def get_extra_outputs(
+        self, name: str, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[LookKeywords]
+    ) -> Any:
         """One further policy column, for the agents that have it; options as in `get_actions`."""
-        return self._get(name, indices, **options)
+        return self._get(name, indices, agent_ids, **options)
 
     def _get(
         self,
         what: str,
         indices: Indices,
+        agent_ids: Agents,
         *,
-        agent_ids: Collection[AgentId] | None = None,
         env_steps: bool = True,
         neg_index_as_lookback: bool = False,
         return_list: bool = False,
@@ -240,12 +255,16 @@ class MultiAgentEpisode:
             raise OptionError(
                 "return_list=True requires env_steps=True, because each agent has its own steps"
             )
-        chosen = self.agent_ids if agent_ids is None else [self._known(agent) for agent in agent_ids]
-        source = self.with_lookback() if neg_index_as_lookback else self
+        given = [agent_ids] if isinstance(agent_ids, (str, int)) else agent_ids
+        chosen = self.agent_ids if given is None else [self._known(agent) for agent in given]
+        is_open = fill is not None  # Indices have no bounds.
+        source = self.with_lookback() if neg_index_as_lookback or is_open else self
         times = np.zeros(0, np.int64)
         if env_steps:
             size = len(self) + (what == "observations")
-            times = self.env_t_started + _chosen(indices, size, neg_index_as_lookback, check=True)
+            times = self.env_t_started + _chosen(
+                indices, size, neg_index_as_lookback, is_open=is_open, check=True
+            )
         found: dict[AgentId, tuple[Column, NDArray[np.int64]]] = {}
         for agent in chosen:
             column = source._column(agent, what)
@@ -256,9 +275,9 @@ class MultiAgentEpisode:
                 # Number the agent's own steps from the first one in this chunk.
                 before = self.agent_episodes[agent].t_started - source.agent_episodes[agent].t_started
                 ts = np.arange(len(ts)) - before
-                times = _chosen(indices, len(ts) - before, neg_index_as_lookback)
+                times = _chosen(indices, len(ts) - before, neg_index_as_lookback, is_open=is_open)
             at = _positions(ts, times)
-            found[agent] = column, at if return_list or fill is not None else at[at >= 0]
+            found[agent] = column, at if return_list or is_open else at[at >= 0]
         if return_list:
             return [
                 {
@@ -553,16 +572,30 @@ def _rows(column: Column, at: NDArray[np.int64], fill: float | None, *, one: boo
     """Rows of a column, with ``fill`` at positions of -1."""
 
     def rows(leaf: Any) -> Any:
-        taken = take_leaf(leaf, np.maximum(at, 0))
-        if fill is not None and (at < 0).any():
-            taken = taken.copy()
-            taken[at < 0] = fill
+        known = at >= 0
+        if known.all() or fill is None:
+            taken = take_leaf(leaf, at)
+        else:
+            values = to_numpy(leaf)
+            taken = np.full((len(at), *values.shape[1:]), _fitting(fill, values.dtype), values.dtype)
+            taken[known] = values[at[known]]
         return taken[0] if one else taken
 
     return map_structure(rows, column)
 
 
-def _chosen(indices: Indices, size: int, as_lookback: bool, *, check: bool = False) -> NDArray[np.int64]:
+def _fitting(fill: float, dtype: np.dtype[Any]) -> Any:
+    """``fill`` as ``dtype``, if that holds it."""
+    with np.errstate(invalid="ignore"):
+        holds = dtype.kind not in "biu" or np.asarray(float(fill)).astype(dtype) == fill
+    if not holds:
+        raise OptionError(f"fill={excerpt(fill)}: the values are {dtype}, which cannot hold it")
+    return fill
+
+
+def _chosen(
+    indices: Indices, size: int, as_lookback: bool, *, is_open: bool, check: bool = False
+) -> NDArray[np.int64]:
     """The steps ``indices`` of ``size`` steps, counted from the first one; negative ones precede it.
 
     Args:
@@ -570,7 +603,8 @@ def _chosen(indices: Indices, size: int, as_lookback: bool, *, check: bool = Fal
         size: Number of steps.
         as_lookback: Whether negative indices are steps before the first one, instead of counting from the
             end.
-        check: Whether to refuse indices out of range.
+        is_open: Whether steps out of range are allowed, and kept.
+        check: Whether to refuse other indices out of range.
 
     Raises:
         OptionError: An index is out of range.
@@ -578,12 +612,14 @@ def _chosen(indices: Indices, size: int, as_lookback: bool, *, check: bool = Fal
     if indices is None:
         indices = slice(None)
     if isinstance(indices, slice):
-        return _counted(indices, size) if as_lookback else np.arange(size)[indices]
+        if as_lookback or is_open:
+            return _counted(indices, size, as_lookback, is_open)
+        return np.arange(size)[indices]
     at = np.atleast_1d(np.asarray(indices, np.int64))
     if as_lookback:
         return at
     at = np.where(at < 0, at + size, at)
-    if check and ((at < 0) | (at >= size)).any():
+    if check and not is_open and ((at < 0) | (at >= size)).any():
         raise OptionError(
             f"indices={excerpt(indices)}: the chunk has {size} such steps; to read earlier ones, set "
             "neg_index_as_lookback=True"
@@ -591,13 +627,15 @@ def _chosen(indices: Indices, size: int, as_lookback: bool, *, check: bool = Fal
     return at
 
 
-def _counted(indices: slice, size: int) -> NDArray[np.int64]:
-    """Indices of a slice whose negative numbers do not count from the end."""
-    return np.arange(
-        0 if indices.start is None else indices.start,
-        size if indices.stop is None else min(indices.stop, size),
-        1 if indices.step is None else indices.step,
+def _counted(indices: slice, size: int, as_lookback: bool, is_open: bool) -> NDArray[np.int64]:
+    """Indices of a slice that may begin before the first step, and if it ``is_open`` end after the last."""
+    step = 1 if indices.step is None else indices.step
+    ends = (0, size) if step > 0 else (size - 1, -1)
+    start, stop = (
+        end if given is None else given + size if given < 0 and not as_lookback else given
+        for given, end in zip((indices.start, indices.stop), ends, strict=True)
     )
+    return np.arange(start, stop if is_open else min(stop, size), step)
 
 
 # ---- rows ----

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class MultiAgentLoop:
         at_random: Whether actions are drawn uniformly at random.
         ids: Draws the ids of new episodes; set it before `begin`.
         is_ready: Whether `step` can be called: False before `begin`, and after a step that failed halfway.
+        postprocess: Called with an episode that is about to end or to be cut, before ``on_episode_end``; None
+            calls nothing.
     """
 
     ids: np.random.Generator
@@ -85,6 +87,7 @@ class MultiAgentLoop:
         self.explore: bool = config.explore
         self.at_random: bool = False
         self.is_ready: bool = False
+        self.postprocess: Callable[[PlayedEpisode], None] | None = None
         self._config = config
         self._callbacks = callbacks
         self._hooks = overridden(callbacks)
@@ -97,6 +100,13 @@ class MultiAgentLoop:
         self._looks = bool(self._hooks & _LOOKING)
         # Only the first of several workers renders.
         self._renders = config.render_env and worker_index <= 1
+        # Environment by environment, as RLlib does, except where rows would depend on it, or where an
+        # environment that fails afterwards would leave the fragment incomplete.
+        self._cuts_in_turn = (
+            "on_postprocess_trajectory" in self._hooks
+            and not config.observation_connectors
+            and not config.restart_failed_sub_environments
+        )
         self._indexes = {agent: i for i, agent in enumerate(envs.envs[0].possible_agents)}
 
     @property
@@ -173,11 +183,12 @@ class MultiAgentLoop:
 
     # ---- a step ----
 
-    def step(self, envs: Collection[int] | None = None) -> None:
+    def step(self, envs: Collection[int] | None = None, *, wanted: int | None = None) -> None:
         """Step environments once, and record the step.
 
         Args:
             envs: The environments; None: all with a running episode.
+            wanted: The value of `fresh` with which the fragment is complete, which cuts running episodes.
         """
         self.is_ready = False
         perf = self._metrics.perf
@@ -192,7 +203,9 @@ class MultiAgentLoop:
                 frames.append(own_copy(self.envs.envs[index].render()))
                 perf.lap(PerfCounters.ENV_RENDER)
             self.envs.send(index, actions.get(index, {}))
-        for index in self.envs.ready(chosen):
+        ready = self.envs.ready(chosen)
+        cuts = wanted is not None and self._cuts_in_turn and self.fresh + len(ready) >= wanted
+        for index in ready:
             episode, sent = self.playing[index], self.envs.sent(index)
             step = self.envs.step(index)
             perf.lap(PerfCounters.ENV_WAIT)
@@ -200,6 +213,9 @@ class MultiAgentLoop:
                 self._discard(episode)
             else:
                 self._advance(episode, step, sent)
+                if cuts and not episode.is_over:
+                    self._settle()
+                    self._postprocess(episode)
         self._settle()
         perf.lap(PerfCounters.OBS_PROCESSING)
         perf.end_step()
@@ -391,13 +407,18 @@ class MultiAgentLoop:
             if total and agent_id in episode.before:
                 shown.agent_rewards[agent_id, episode.before[agent_id]] = total
                 self._count_late(agent_id, shown.env_index, recorded)
-        _sum_up(episode)
+        self._postprocess(episode)
         for policy_id in set(shown.agent_policies.values()) & self.mapping.policies.keys():
             policy = self.mapping.policies[policy_id]
             if policy.has_episode_hooks:
                 policy.on_episode_end(np.array([shown.env_index]))
         self._call_end(shown, None)
         self._metrics.episode_ended(shown, duration=time.perf_counter() - episode.began)
+
+    def _postprocess(self, episode: PlayedEpisode) -> None:
+        _sum_up(episode)
+        if self.postprocess is not None:
+            self.postprocess(episode)
 
     def _discard(self, episode: PlayedEpisode) -> None:
         """Discard the episode of a failed environment, with all rows that were not handed out."""

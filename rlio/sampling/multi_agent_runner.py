@@ -29,7 +29,7 @@ import numpy as np
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID
-from rlio.envs.multi_agent import AgentId, MultiAgentEnv
+from rlio.envs.multi_agent import MultiAgentEnv
 from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import Policy
 from rlio.reader import JsonState
@@ -45,6 +45,7 @@ from rlio.sampling.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.sampling.multi_agent_episode import MultiAgentEpisode
 from rlio.sampling.multi_agent_loop import MultiAgentLoop
 from rlio.sampling.policy_group import MappingFn
+from rlio.sampling.postprocessed import Postprocessed
 from rlio.sampling.progress import Progress, runner_number, shares_of
 from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
@@ -138,7 +139,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._look_back: LookBack[MultiAgentEpisode] = LookBack(self.config.episode_lookback_horizon)
         self._envs = self._new_envs()
         try:
-            self._loop = MultiAgentLoop(
+            self._loop = self._LOOP(
                 self._envs,
                 self._mapping,
                 config=self.config,
@@ -148,11 +149,15 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
                 runner=self,
                 worker_index=worker_index,
             )
+            self._done_rows = Postprocessed()
+            self._loop.postprocess = self._postprocess_episode
             self._tell_of_envs()
             self.make_module()
         except BaseException:
             self._envs.close()
             raise
+
+    _LOOP: type[MultiAgentLoop] = MultiAgentLoop
 
     def _new_envs(self) -> MultiAgentEnvs:
         return MultiAgentEnvs(
@@ -164,7 +169,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
 
     def _tell_of_envs(self) -> None:
         if "on_environment_created" in self._hooks:
-            self.callbacks.on_environment_created(runner=self, env=self._envs.envs)
+            self.callbacks.on_environment_created(runner=self, env=self._envs.envs, context=self._env_context)
 
     def make_env(self) -> None:
         """Recreate the environments; closes the current ones and drops their episodes.
@@ -279,7 +284,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             In truncate mode with ``count_steps_by="env_steps"``, exactly num_envs x ``steps`` environment
             steps, ``steps`` of each environment; if one fails, the others make up for it. With
             ``"agent_steps"``, at least num_envs x ``steps`` rows. In complete mode, whole episodes with at
-            least ``steps`` in total. Policies that did not act are left out.
+            least num_envs x ``steps`` in total: the first ones that ended. Policies that did not act are left
+            out.
 
         Raises:
             OptionError: ``steps`` is below 1.
@@ -299,11 +305,12 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     def _sampled_chunks(
         self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
     ) -> list[MultiAgentEpisode]:
+        total = steps
         if steps is not None and self.config.batch_mode == "truncate_episodes":
             steps = -(-steps // self.num_envs)
         if force_reset:
             self._loop.is_ready = False
-        taken = self._sampled(steps, episodes=episodes or 0, at_random=at_random)
+        taken = self._sampled(steps, total=total, episodes=episodes or 0, at_random=at_random)
         chunks = self._chunks(taken)
         self._count(taken)
         return chunks
@@ -335,12 +342,22 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             truncated=episode.truncated,
         )
 
-    def _sampled(self, steps: int | None, *, episodes: int = 0, at_random: bool = False) -> _Taken:
-        """Sample fragments of ``steps`` of each environment, or whole episodes, and take out their rows."""
+    def _sampled(
+        self, steps: int | None, *, total: int | None = None, episodes: int = 0, at_random: bool = False
+    ) -> _Taken:
+        """Sample fragments of ``steps`` of each environment, or whole episodes, and take out their rows.
+
+        Args:
+            steps: Steps of each environment; None: the config's.
+            total: Steps of whole episodes together; None: as many as those of a fragment.
+            episodes: Number of whole episodes; 0: as many as have the steps.
+            at_random: Whether actions are random.
+        """
         steps = self._begin_call(steps)
         self._make_ready(at_random=at_random)
         if episodes or self.config.batch_mode == "complete_episodes":
-            return self._handed_out(self._complete(steps, episodes))
+            total = steps * self.num_envs if total is None else total
+            return self._handed_out(self._complete(total, episodes))
         self._fragment(steps)
         self._is_cut = True
         return self._handed_out(None)
@@ -357,6 +374,7 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             self._loop.ids = self._seeds.episode_ids()
             self._is_seeded = True
         self._look_back.forget()
+        self._done_rows.clear()
         self._loop.begin()
         self._is_cut = False
 
@@ -375,23 +393,29 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             if lacking <= 0:
                 return
             # If an environment failed and others make up for it, only some take the last step.
-            loop.step(None if lacking >= len(loop.playing) else sorted(loop.playing)[:lacking])
+            envs = None if lacking >= len(loop.playing) else sorted(loop.playing)[:lacking]
+            loop.step(envs, wanted=wanted)
 
     def _complete(self, steps: int, episodes: int) -> list[PlayedEpisode]:
-        """Step until the ended episodes have ``steps`` in total, or number ``episodes``; return them."""
+        """Step until ended episodes have ``steps`` in total, or number ``episodes``; return only these."""
         if self._is_cut:
             self._begin()
         loop = self._loop
         # If all episodes begin now, the first ones to end are short: each environment plays its share then.
         is_new = not loop.over and not any(episode.t for episode in loop.playing.values())
         shares = shares_of(episodes, self.num_envs) if is_new else None
+        taken = total = 0
         while True:
             if episodes and (chosen := _first_to_end(loop.over, episodes, shares)):
                 return chosen
-            if not episodes and sum(map(self._size, loop.over)) >= steps:
-                return loop.over[:]
+            # As many as are needed, in the order in which they ended, as RLlib takes them.
+            while not episodes and taken < len(loop.over):
+                total += self._size(loop.over[taken])
+                taken += 1
+                if total >= steps:
+                    return loop.over[:taken]
             self._check_open()
-            self._warn_of_long_episodes(loop.fresh, steps * self.num_envs)
+            self._warn_of_long_episodes(loop.fresh, steps)
             loop.revive()
             loop.step()
 
@@ -403,8 +427,13 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     def _handed_out(self, over: list[PlayedEpisode] | None) -> _Taken:
         """Take out the rows of the episodes ``over``, or, if None, all closed rows."""
         loop = self._loop
-        known = {episode.number: episode for episode in (*loop.playing.values(), *loop.over)}
+        # Ended episodes come first, in the order of their ends, and then the running ones, as in RLlib.
+        running = [loop.playing[env] for env in sorted(loop.playing)]
+        known = {episode.number: episode for episode in (*loop.over, *running)}
         chosen = known if over is None else {episode.number: episode for episode in over}
+        for episode in chosen.values():
+            # Those that were not cut in turn.
+            self._postprocess_episode(episode)
         unwanted = [number for number, each in known.items() if not each.shown.training_enabled]
         parts: _Parts = {}
         for policy_id, group in list(loop.groups.items()):
@@ -419,7 +448,10 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
             episode.fresh = 0
         loop.over = [episode for episode in loop.over if episode.number not in chosen]
         wanted = {number: each for number, each in chosen.items() if each.shown.training_enabled}
-        return _Taken(self._with_postprocessed(parts, chosen), wanted, fresh)
+        self._replace_postprocessed(parts)
+        left = {episode.number for episode in (*running, *loop.over)}
+        self._done_rows.keep(lambda key: key[0] in left)
+        return _Taken(parts, wanted, fresh)
 
     def _drop_unwanted(self, policy_id: str, group: AgentGroup, unwanted: list[int]) -> None:
         """Drop closed rows of episodes excluded from training and of removed policies."""
@@ -443,27 +475,52 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
         self._loop.moved(group, moved)
         return columns
 
-    def _with_postprocessed(self, parts: _Parts, episodes: Mapping[int, PlayedEpisode]) -> _Parts:
-        """Apply `Policy.postprocess_trajectory` to ``parts`` where a policy or a callback uses it."""
+    def _postprocess_episode(self, episode: PlayedEpisode) -> None:
+        """Postprocess the closed rows of ``episode``, agent by agent in the order in which they appeared."""
         hooked = "on_postprocess_trajectory" in self._hooks
-        wanted = [each for each in parts if hooked or self.policies[each].postprocesses]
         # Postprocessing needs the policy's own extra columns.
-        if not wanted or self._loop.at_random:
-            return parts
-        by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
-        for own in parts.values():
-            for part in own:
-                agent = episodes[part.number].ids[part.agent_index]
-                by_episode.setdefault(part.number, {})[agent] = part.policy_id, part.rows
-        for policy_id in wanted:
-            for part in parts[policy_id]:
-                episode = episodes[part.number]
+        if self._loop.at_random or not episode.shown.training_enabled:
+            return
+        if not hooked and not any(self.policies[each].postprocesses for each in self._acting(episode)):
+            return
+        for group in self._loop.groups.values():
+            group.settle_ended()
+        trajectories = self._fresh_parts(episode)
+        originals = {episode.ids[part.agent_index]: (part.policy_id, part.rows) for part in trajectories}
+        for part in trajectories:
+            if hooked or self.policies[part.policy_id].postprocesses:
                 agent = episode.ids[part.agent_index]
                 # A copy, because the other agents must not see changes made in place.
                 rows = part.rows.copy()
-                part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
-                part.whole = None
-        return parts
+                made = self._postprocess(rows, part.policy_id, agent, episode.shown, originals)
+                self._done_rows.add(_key_of(part), len(part.rows), made)
+
+    def _acting(self, episode: PlayedEpisode) -> list[str]:
+        """The policies that act in ``episode``, except those that were removed."""
+        acting = {agent.group.policy_id for agent in episode.agents.values()}
+        return [policy_id for policy_id in self._loop.groups if policy_id in acting & self.policies.keys()]
+
+    def _fresh_parts(self, episode: PlayedEpisode) -> list[AgentPart]:
+        """The closed rows of ``episode`` that were not postprocessed yet, by agent."""
+        starts: dict[int | str, int] = {episode.shown.eps_id: episode.began_at}
+        found = []
+        for policy_id in self._acting(episode):
+            rows = self._loop.groups[policy_id].rows
+            chosen = rows.closed & (rows.integers(EPISODE) == episode.number)
+            for part in cut(policy_id, rows.peek(chosen), starts) if chosen.any() else ():
+                part.rows = part.rows[self._done_rows.count(_key_of(part)) :]
+                if len(part.rows):
+                    found.append(part)
+        places = {agent.index: place for place, agent in enumerate(episode.agents.values())}
+        return sorted(found, key=lambda part: places[part.agent_index])
+
+    def _replace_postprocessed(self, parts: _Parts) -> None:
+        """Replace the rows of ``parts`` with the postprocessed ones."""
+        for own in parts.values():
+            for part in own:
+                made = self._done_rows.take(_key_of(part), len(part.rows))
+                if made is not None:
+                    part.rows, part.whole = made, None
 
     def _joined(self, parts: _Parts) -> dict[str, SampleBatch]:
         batches = {}
@@ -545,6 +602,10 @@ class _Taken(NamedTuple):
     def env_steps(self) -> int:
         """Environment steps of the episodes used in training."""
         return sum(self.fresh[number] for number in self.episodes)
+
+
+def _key_of(part: AgentPart) -> tuple[int, str, int]:
+    return part.number, part.policy_id, part.agent_index
 
 
 def _seed_of(seed: int, policy_id: str) -> int:

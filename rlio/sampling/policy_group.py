@@ -87,6 +87,8 @@ class PolicyGroup:
         callbacks: Callbacks | None = None,
     ) -> None:
         self.policies = policies
+        #: Ids of the policies that whoever makes this group again also gives.
+        self._given = frozenset(policies)
         self.policy_mapping_fn: MappingFn | None = None
         self.num_grad_updates: Counter[str] = Counter()
         self.count_steps: Callable[[], int] = lambda: 0
@@ -94,6 +96,7 @@ class PolicyGroup:
         self._timestep = 0
         self._callbacks = callbacks if callbacks is not None else Callbacks()
         self._hooks = overridden(self._callbacks)
+        self._told_unknown: set[str] = set()
         # Of the threads that add and remove policies.
         self._turns = Turns(type(self).__name__)
         self._to_train: frozenset[str] | Callable[[str, Batch | None], bool] | None = None
@@ -189,6 +192,7 @@ class PolicyGroup:
                 raise OptionError(f"{policy_id!r} is the last policy: add another one first")
             del self.policies[policy_id]
             del self.num_grad_updates[policy_id]
+            self._given -= {policy_id}
             if isinstance(self._to_train, frozenset):
                 self._to_train -= {policy_id}
             return policy
@@ -362,13 +366,17 @@ class PolicyGroup:
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return gradients and results with ``batch_count``, for policies that learn; changes nothing.
 
+        A policy's ``batch_count`` is its rows. With several policies, the results also have the batch's own,
+        its environment steps, under ``batch_count`` beside the policies.
+
         Raises:
             OptionError: As in `learn_on_batch`.
         """
         found = {policy_id: self._gradients(policy_id, rows) for policy_id, rows in self.trained_rows(batch)}
         return (
             self._own({policy_id: gradients for policy_id, (gradients, _) in found.items()}),
-            self._own({policy_id: stats for policy_id, (_, stats) in found.items()}),
+            self._own({policy_id: stats for policy_id, (_, stats) in found.items()})
+            | ({} if self.is_single else {"batch_count": batch.count}),
         )
 
     def _gradients(self, policy_id: str, rows: SampleBatch) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -414,18 +422,26 @@ class PolicyGroup:
 
         Args:
             weights: A `get_weights` result. An empty mapping, as from policies that do not learn, changes
-                nothing.
+                nothing. Weights of policies that this group lacks, beside others, are left out, with one
+                warning a policy: a learner may have more policies than a worker.
             weights_seq_no: Version of the weights; 0 or None always sets them. See `update_weights`.
 
         Returns:
             Whether any policy took the weights.
 
         Raises:
-            OptionError: A policy is unknown.
+            OptionError: All policies are unknown.
             StateError: Names or shapes differ.
         """
         parts = self._by_policy(weights)
-        self._check_known(parts)
+        unknown = parts.keys() - self.policies.keys()
+        if unknown == parts.keys():
+            self._check_known(parts)
+        for policy_id in unknown:
+            del parts[policy_id]
+            if policy_id not in self._told_unknown:
+                self._told_unknown.add(policy_id)
+                logger.warning("weights of the policy %s are left out: it is not here", excerpt(policy_id))
         taken = []
         for policy_id, own in parts.items():
             with self._held(policy_id) as policy:
@@ -448,17 +464,16 @@ class PolicyGroup:
         """Variables shared by all workers, as known here."""
         return GlobalVars(self.timestep, {each: self.num_grad_updates[each] for each in self.policies})
 
-    def set_global_vars(self, global_vars: GlobalVars, policy_ids: Collection[str] | None = None) -> None:
+    def set_global_vars(
+        self, global_vars: GlobalVars | Mapping[str, Any], policy_ids: Collection[str] | None = None
+    ) -> None:
         """Store the variables shared by all workers, and pass them to the policies; None: all policies.
 
         Raises:
-            OptionError: A policy is unknown, or ``global_vars`` is not a `GlobalVars`.
+            OptionError: A policy is unknown, or ``global_vars`` is neither a `GlobalVars` nor a dict of its
+                fields.
         """
-        if not isinstance(global_vars, GlobalVars):
-            raise OptionError(
-                f"global_vars is {excerpt(global_vars)}: expected a GlobalVars, as get_global_vars() "
-                "returns it"
-            )
+        global_vars = GlobalVars.of(global_vars)
         chosen = list(self.policies) if policy_ids is None else list(policy_ids)
         self._check_known(chosen)
         self._timestep = global_vars.timestep
@@ -472,8 +487,9 @@ class PolicyGroup:
     def get_state(self, *, trainable_only: bool = False) -> dict[str, Any]:
         """Return the group's state by components: arrays and JSON values.
 
-        Functions and specs are saved by name. Those without an importable name are left out, with a warning:
-        the group that loads the state must have the same ones.
+        Functions and specs are saved by name; a policy that was given as an object has the spec of its class
+        and arguments. Those without an importable name are left out, with a warning: the group that loads the
+        state must have the same ones (see `check_remade`).
 
         Args:
             trainable_only: Leave out the policies that do not learn.
@@ -490,6 +506,24 @@ class PolicyGroup:
             else _described(to_train, "policies_to_train"),
             "global_vars": self.get_global_vars().to_json(),
         }
+
+    def check_remade(self, policy_ids: Iterable[str]) -> None:
+        """Raise unless a state is enough to make these policies, as far as they were added later.
+
+        Raises:
+            StateError: An added policy cannot be made from a spec that can be stored.
+        """
+        for policy_id in policy_ids:
+            if policy_id in self._given:
+                continue
+            try:
+                PolicySpec.of(self.get(policy_id)).to_state()
+            except RlioError as error:
+                raise StateError(
+                    f"the policy {policy_id!r} was added, and a worker that loads this state could not make "
+                    f"it: {error}. Add it as a PolicySpec of an importable class or function, with a config "
+                    "that can be stored; or remove it first"
+                ) from error
 
     def set_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
         """Continue from a `get_state` state, or from some of its components.
@@ -567,13 +601,10 @@ def check_mapping(policy_mapping_fn: MappingFn | None) -> None:
 
 def _policy_state(policy: Policy, policy_id: str) -> dict[str, Any]:
     spec = None
-    if policy.spec is not None:
-        given = policy.spec
-        if policy.is_bound:
-            given = given.with_spaces(policy.observation_space, policy.action_space)
-        try:
-            spec = given.to_state()
-        except RlioError as error:
+    try:
+        spec = PolicySpec.of(policy).to_state()
+    except RlioError as error:
+        if policy.spec is not None:  # Who gave an object expects to give it again.
             logger.warning("the spec of the policy %r is not in the state: %s", policy_id, error)
     return {"spec": spec, "state": policy.get_state()}
 

@@ -151,6 +151,7 @@ class StepRecorder(RowStore):
         scalars: Mapping[str, Any],
         infos: list[dict[str, Any]] | None = None,
         ends: NDArray[np.bool_] | None = None,
+        checked: bool = False,
     ) -> None:
         """Record one step of every environment.
 
@@ -161,13 +162,18 @@ class StepRecorder(RowStore):
             scalars: Integer columns, (N,) or one number for all.
             infos: N infos, if infos are recorded; kept, so they must be copies.
             ends: Mask of the rows that are the last of an episode, (N,); None uses the flags.
+            checked: Whether `fitted` has checked the actions and observations.
 
         Raises:
             SchemaError: Actions, extras or observations do not fit; nothing is recorded.
         """
         at, own = self.steps, self._own
-        seen = self._fitting(step.obs)
-        acted = self._checked_actions(actions, self.num_envs)
+        if checked:
+            seen = [leaf_of(step.obs, leaf.path) for leaf in self._observation_leaves]
+            acted = [leaf_of(actions, leaf.path) for leaf in self._action_leaves]
+        else:
+            seen = self._fitting(step.obs)
+            acted = self._checked_actions(actions, self.num_envs)
         self._put(at, acted, self._checked_extras(extras, self.num_envs), scalars)
         own[Columns.REWARDS][at] = step.rewards
         own[Columns.TERMINATEDS][at] = step.terminateds
@@ -255,6 +261,25 @@ class StepRecorder(RowStore):
         counts = np.full(self.num_envs, steps) if chosen is None else chosen.sum(axis=0)
         self._drop(np.zeros((steps, self.num_envs), bool) if chosen is None else self.valid & ~chosen)
         return columns, counts.astype(np.int64)
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """A scalar column of all recorded rows, shape (steps, N): a view."""
+        return self._integers[name][: self.steps]
+
+    def peek(self, env: int, at: NDArray[np.intp]) -> dict[str, Column]:
+        """Copy rows of one environment, which stay for `take`.
+
+        Args:
+            env: The environment.
+            at: Numbers of the steps of its `valid` rows, in order.
+        """
+        rows = {step: row for row, step in enumerate(at.tolist())}
+        next_obs = [buffer[at + 1, env] for buffer in self._obs]
+        for step, where, final in self._finals:
+            if where == env and step in rows:
+                for column, value in zip(next_obs, final, strict=True):
+                    column[rows[step]] = value
+        return self._columns(lambda buffer: buffer[at, env], next_obs)
 
     def _taken(self, steps: int, chosen: NDArray[np.bool_] | None) -> dict[str, Column]:
         def rows(buffer: NDArray[Any]) -> NDArray[Any]:

@@ -160,6 +160,8 @@ class RowStore:
         Raises:
             SchemaError: A column is not one array with n rows, or differs from earlier calls.
         """
+        if not extras and self._extras is not None and not self._extras:
+            return {}
         arrays = {name: in_numpy(value) for name, value in extras.items()}
         if self._extras is None:
             for name, array in arrays.items():

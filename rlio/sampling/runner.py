@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from rlio.batch import SampleBatch, concat_samples
-from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch import SampleBatch
+from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import AgentId
 from rlio.errors import ClosedError, OptionError, StateError, excerpt
@@ -234,7 +234,8 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             force_reset: Abandon the running episodes and begin new ones.
 
         Returns:
-            `Episode`s, or `MultiAgentEpisode`s if the runner has several agents.
+            `Episode`s, or `MultiAgentEpisode`s if the runner has several agents: first those that ended, in
+            the order of their ends, then the running ones by environment.
 
         Raises:
             OptionError: Both numbers are given, or one is below 1; or the call asks external loops for random
@@ -259,26 +260,16 @@ class Runner(Described, ABC, Generic[EpisodeT]):
 
     # ---- handing out rows ----
 
-    def _postprocessed(
-        self, batch: SampleBatch, episodes: Mapping[int, RunningEpisode] | None = None
-    ) -> SampleBatch:
-        """Rows of the runner's only policy, postprocessed by the policy and by callbacks.
+    def _postprocessed_episode(self, rows: SampleBatch, episode: RunningEpisode | None) -> SampleBatch:
+        """Rows of an episode of the runner's only policy, postprocessed by the policy and by callbacks.
 
         Args:
-            batch: Rows, grouped by episode.
-            episodes: Episode id -> the episode that callbacks see; None if no callback needs it.
+            rows: The rows; may be changed.
+            episode: The episode that callbacks see; None if unknown.
         """
         hooked = "on_postprocess_trajectory" in self._hooks
-        if episodes is None and not hooked:
-            return self.policy.postprocess_batch(batch)
-        if not hooked and not self.policy.postprocesses:
-            return batch
-        made = []
-        for part in batch.split_by_episode():
-            originals = {None: (DEFAULT_POLICY_ID, part.copy() if hooked else part)}
-            episode = (episodes or {}).get(int(part[Columns.EPS_ID][0]))
-            made.append(self._postprocess(part, DEFAULT_POLICY_ID, None, episode, originals))
-        return concat_samples(made)
+        originals = {None: (DEFAULT_POLICY_ID, rows.copy() if hooked else rows)}
+        return self._postprocess(rows, DEFAULT_POLICY_ID, None, episode, originals)
 
     def _postprocess(
         self,
@@ -360,7 +351,10 @@ class Runner(Described, ABC, Generic[EpisodeT]):
         }
 
     def get_state(
-        self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
     ) -> PolicyState:
         """Return the runner's state: nested dicts of arrays and JSON values.
 
@@ -368,7 +362,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
             components: Any of ``"policies"`` (by id), ``"connectors"`` (by policy id), ``"runner"``
                 (`state_dict`) and ``"metrics"``; None returns all. An `EnvRunner` has ``"policy"`` instead of
                 the first, and ``"observation_connectors"`` and ``"action_connectors"`` instead of the second.
-            not_components: Components to leave out.
+            not_components: Component or components to leave out; None: none.
 
         Raises:
             OptionError: A component does not exist.
@@ -431,7 +425,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
 
     # ---- filters ----
 
-    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
+    def get_filters(self, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
         """Copies of the `MeanStdFilter`s among the observation connectors, by policy id.
 
         Args:

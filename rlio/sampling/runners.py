@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.envs.context import EnvContext
-from rlio.envs.external import ExternalEnv
+from rlio.envs.external import ExternalEnv, ExternalMultiAgentEnv
 from rlio.envs.make import ExternalEnvMade
 from rlio.envs.multi_agent_processes import AgentsElsewhere
 from rlio.envs.pettingzoo import is_pettingzoo
@@ -26,6 +26,7 @@ from rlio.errors import OptionError
 from rlio.sampling.callbacks import CallbacksLike
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.external_agents import ExternalAgentsRunner
 from rlio.sampling.external_runner import ExternalRunner
 from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.sampling.policy_group import PolicyGroup
@@ -97,21 +98,31 @@ def make_runner(
         "worker_index": where.worker_index,
     }
     workers: dict[str, Any] = {"num_workers": where.num_workers, "recreated_worker": where.recreated_worker}
-    runner: EnvRunner | ExternalRunner
-    if isinstance(env, ExternalEnv):
-        runner = ExternalRunner(env, _only_actor(group), **common)
-    elif _needs_agents(env, group):
-        return MultiAgentEnvRunner(env, group.policies, group.policy_mapping_fn, **common, **workers)
-    else:
-        try:
+    runner: AnyRunner
+    try:
+        if isinstance(env, ExternalEnv):
+            runner = _external(env, group, common)
+        elif _needs_agents(env, group):
+            return MultiAgentEnvRunner(env, group.policies, group.policy_mapping_fn, **common, **workers)
+        else:
             runner = EnvRunner(env, _only_actor(group), **common, **workers)
-        except ExternalEnvMade as made:
-            # The function already got the env_config, and the external runner does not use it.
-            common["config"] = replace(config, env_config=RolloutConfig().env_config)
-            runner = ExternalRunner(made.env, _only_actor(group), **common)
+    except ExternalEnvMade as made:
+        # The function already got the env_config, and the external runner does not use it.
+        common["config"] = replace(config, env_config=RolloutConfig().env_config)
+        runner = _external(made.env, group, common)
+    if isinstance(runner, MultiAgentEnvRunner):
+        return runner
     spaces = runner.observation_space, runner.action_space
     group.foreach_policy(lambda policy, _: policy.is_bound or policy.bind(*spaces, seed))
     return runner
+
+
+def _external(
+    env: ExternalEnv, group: PolicyGroup, common: dict[str, Any]
+) -> ExternalRunner | ExternalAgentsRunner:
+    if isinstance(env, ExternalMultiAgentEnv):
+        return ExternalAgentsRunner(env, group.policies, group.policy_mapping_fn, **common)
+    return ExternalRunner(env, _only_actor(group), **common)
 
 
 def _only_actor(group: PolicyGroup) -> Any:

@@ -16,7 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,6 +69,8 @@ class VectorLoop:
         is_ready: Whether `step` can be called: False before `begin`, and after a step that failed halfway.
         at_random: Whether actions are random instead of the policy's. Change it only if no rows wait, because
             the extra columns change. A policy with memory also needs new episodes.
+        postprocess: Called with an environment whose episode is about to end (True) or to be cut (False),
+            before ``on_episode_end``; None calls nothing.
 
     Raises:
         OptionError: The policy cannot act in these spaces, or a connector does not fit them.
@@ -88,6 +90,7 @@ class VectorLoop:
         worker_index: int = 0,
     ) -> None:
         self.policy = policy
+        self.postprocess: Callable[[int, bool], None] | None = None
         self.explore: bool = config.explore
         self.is_ready: bool = False
         self.at_random: bool = False
@@ -168,8 +171,12 @@ class VectorLoop:
 
     # ---- a step ----
 
-    def step(self) -> NDArray[np.bool_]:
-        """Step every environment once, record the step, and return which episodes ended, (N,)."""
+    def step(self, wanted: int | None = None) -> NDArray[np.bool_]:
+        """Step every environment once, record the step, and return which episodes ended, (N,).
+
+        Args:
+            wanted: Number of recorded rows with which the fragment is complete, which cuts running episodes.
+        """
         self.is_ready = False
         episodes, perf = self.episodes, self._metrics.perf
         perf.begin()
@@ -186,7 +193,7 @@ class VectorLoop:
             perf.lap(PerfCounters.ACTION_PROCESSING)
         step = self.stepper.step(sent)
         perf.lap(PerfCounters.ENV_WAIT)
-        ended = self._record(step, acted, sent)
+        ended = self._record(step, acted, sent, wanted)
         perf.lap(PerfCounters.OBS_PROCESSING)
         perf.end_step()
         self.is_ready = True
@@ -224,7 +231,7 @@ class VectorLoop:
             if len(shown) <= t:  # An environment in flight repeats its frame.
                 shown.append(own_copy(frame))
 
-    def _record(self, step: VectorStep, acted: Acted, sent: Any) -> NDArray[np.bool_]:
+    def _record(self, step: VectorStep, acted: Acted, sent: Any, wanted: int | None) -> NDArray[np.bool_]:
         """Record ``step``, and return which of its rows are the last of an episode."""
         config, episodes = self._config, self.episodes
         ended: NDArray[np.bool_] = step.terminateds | step.truncateds
@@ -251,18 +258,61 @@ class VectorLoop:
         )
         self._progress.timesteps += episodes.count(step.rewards, step.valid)
         self._advance(step, rewards)
-        if episodes.are_shown:
-            episodes.follow(step, ended, sent=sent, infos=infos)
         over = ended.nonzero()[0].tolist()
-        if over:
-            episodes.end(over, self._games(step, over, infos))
-        if step.faulty is not None:
-            self._discard(step, step.faulty)
-        if episodes.are_shown:
-            episodes.renew(step, self.stepper.reset_infos)
+        games = self._games(step, over, infos) if over else None
+        if episodes.are_shown or step.faulty is not None:
+            # The rows of a failed environment go, and others make up for them.
+            cuts = wanted is not None and step.faulty is None and self.recorder.rows >= wanted
+            self._go_on(step, ended, games, sent=sent, infos=infos, cuts=cuts)
+        elif over:
+            episodes.end(over, games)
         if self._tells_policy:
             self._tell_policy(step, ended)
         return ended
+
+    def _go_on(
+        self,
+        step: VectorStep,
+        ended: NDArray[np.bool_],
+        games: Mapping[int, Game | None] | None,
+        *,
+        sent: Any,
+        infos: list[dict[str, Any]] | None,
+        cuts: bool,
+    ) -> None:
+        """Show the step, end episodes and begin new ones, environment by environment, as RLlib does.
+
+        Args:
+            step: The step, before connectors.
+            ended: Mask of the rows that end an episode, (N,).
+            games: See `_games`.
+            sent: The actions that the environments got.
+            infos: Infos of the rows; None if no callback needs them.
+            cuts: Whether the fragment is complete.
+        """
+        episodes, shown, finals = self.episodes, self.episodes.are_shown, dict(step.finals)
+        faulty = self._never if step.faulty is None else step.faulty
+        rows = ~self._never if step.valid is None else step.valid
+        postprocess = self.postprocess
+        told = ended | faulty
+        if shown:
+            told = told | step.starts | (rows if episodes.looks_at_steps else self._never)
+        if cuts and postprocess is not None:
+            told = ~self._never
+        for env in told.nonzero()[0].tolist():
+            follows = shown and rows[env] and bool(ended[env] or episodes.looks_at_steps)
+            if follows:
+                episodes.follow(env, step, final=finals.get(env), sent=sent, infos=infos)
+            if postprocess is not None and (ended[env] or (cuts and not step.starts[env])):
+                postprocess(env, bool(ended[env]))
+            if ended[env]:
+                episodes.end([env], games)
+            elif follows:
+                episodes.forget_values(env)
+            if faulty[env]:
+                self._discard(env, step.errors)
+            if shown:
+                episodes.renew(env, step.obs if step.starts[env] else None, self.stepper.reset_infos)
 
     def _advance(self, step: VectorStep, rewards: NDArray[Any]) -> None:
         """Store the outcome of the last actions; ``rewards`` are the recorded ones."""
@@ -322,12 +372,11 @@ class VectorLoop:
         step = step._replace(starts=step.starts | cut, finals=[*step.finals, *shown])
         return step, ended | cut
 
-    def _discard(self, step: VectorStep, which: NDArray[np.bool_]) -> None:
-        """Discard the episodes of failed environments."""
-        episodes, envs = self.episodes, np.flatnonzero(which).tolist()
-        rows = sum(self.recorder.discard(env, episodes.eps_id.item(env)) for env in envs)
+    def _discard(self, env: int, errors: Mapping[int, Exception]) -> None:
+        """Discard the episode of a failed environment."""
+        rows = self.recorder.discard(env, self.episodes.eps_id.item(env))
         self._progress.dropped += rows
-        episodes.fail(envs, step.errors, rows=rows)
+        self.episodes.fail([env], errors, rows=rows)
 
     def _tell_policy(self, step: VectorStep, ended: NDArray[np.bool_]) -> None:
         over = ended if step.faulty is None else ended | step.faulty

@@ -124,7 +124,7 @@ class PolicyClient:
 
     # ---- episodes ----
 
-    def start_episode(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
+    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
         """Begin an episode and return its name; see `ExternalEpisodes.start`."""
         self._check_open()
         if self._episodes is not None:

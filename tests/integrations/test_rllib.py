@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
+import signal
+import subprocess
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import msgpack
+import msgpack_numpy
 import numpy as np
 import pytest
 
@@ -24,8 +31,10 @@ from ray.rllib.algorithms.cql import CQLConfig  # noqa: E402
 from ray.rllib.algorithms.marwil import MARWILConfig  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode  # noqa: E402
+from ray.rllib.offline.dataset_writer import DatasetWriter  # noqa: E402
 from ray.rllib.offline.json_reader import JsonReader  # noqa: E402
 from ray.rllib.offline.json_writer import JsonWriter  # noqa: E402
+from ray.rllib.policy.sample_batch import MultiAgentBatch  # noqa: E402
 from ray.rllib.policy.sample_batch import SampleBatch as RllibSampleBatch  # noqa: E402
 
 from rlio.integrations.rllib import (  # noqa: E402
@@ -142,9 +151,6 @@ def test_episodes_of_rllib_are_equal_after_a_data_set_of_rlio(tmp_path: Path) ->
 
 
 def episodes_of(path: Path) -> Iterator[SingleAgentEpisode]:
-    import msgpack
-    import msgpack_numpy
-
     for row in ray.data.read_parquet(str(path)).take_all():
         yield SingleAgentEpisode.from_state(msgpack.unpackb(row["item"], object_hook=msgpack_numpy.decode))
 
@@ -302,6 +308,196 @@ def test_the_old_stack_records_and_trains(tmp_path: Path) -> None:
             algorithm.stop()
         stats = result["info"]["learner"]["default_policy"]["learner_stats"]
         assert np.isfinite(stats["policy_loss"]), json.dumps(stats, default=str)
+
+
+def test_a_data_set_of_several_writers_is_read_by_tasks_and_serves_every_episode_once(tmp_path: Path) -> None:
+    made = [batch for _ in range(3) for batch in record(tmp_path / "own", "CartPole-v1", 5)]
+    config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path / "own")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rlio.integrations.rllib, "_packed", None)  # This process reads nothing.
+        data = RlioOfflineData(config)
+    assert (data.rows, data.episodes) == (sum(map(len, made)), 15)
+    found = [
+        SingleAgentEpisode.from_state(msgpack.unpackb(row["item"], object_hook=msgpack_numpy.decode))
+        for row in data.data.iter_rows()
+    ]
+    assert len({episode.id_ for episode in found}) == 15
+    given = {batch["obs"].tobytes() for batch in made}
+    assert {episode.get_observations(slice(0, len(episode))).tobytes() for episode in found} == given
+
+
+def test_an_error_in_a_task_that_reads_is_raised_where_the_data_is_opened(tmp_path: Path) -> None:
+    for number in range(2):
+        with rlio.ParquetWriter(tmp_path) as writer:
+            writer.write(
+                rlio.SampleBatch(
+                    obs=np.zeros((2, 4), np.float32), new_obs=np.zeros((2, 4), np.float32),
+                    new_obs_valid=np.array([True, number == 0]), actions=np.zeros(2, np.int64),
+                    rewards=np.ones(2, np.float32), terminateds=np.array([False, True]),
+                    truncateds=np.zeros(2, bool), eps_id=np.full(2, number), t=np.arange(2),
+                )
+            )  # fmt: skip
+    config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path)])
+    with pytest.raises(rlio.errors.SchemaError, match="final observation"):
+        RlioOfflineData(config)
+
+
+def test_rows_of_a_killed_runner_are_in_the_data_set_when_the_algorithm_has_stopped(tmp_path: Path) -> None:
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(env_runner_cls=RecordingEnvRunner, num_env_runners=2, rollout_fragment_length=100)
+        .fault_tolerance(restart_failed_env_runners=False, ignore_env_runner_failures=True)
+        .offline_data(output=str(tmp_path / "recorded"), output_write_episodes=False)
+        .training(train_batch_size_per_learner=400, minibatch_size=200, num_epochs=1)
+    )
+    algorithm = config.build_algo()
+    try:
+        sampled = int(algorithm.train()["env_runners"]["num_env_steps_sampled_lifetime"])
+        (first, _) = algorithm.env_runner_group.foreach_env_runner(
+            lambda runner: os.getpid(), local_env_runner=False
+        )
+        os.kill(first, signal.SIGKILL)
+    finally:
+        algorithm.stop()
+    assert len(rlio.open_dataset(tmp_path / "recorded")) == sampled > 0
+
+
+def test_a_runner_recovers_what_an_earlier_run_left_before_it_samples(tmp_path: Path) -> None:
+    code = """
+import os, sys, numpy as np, rlio
+writer = rlio.ParquetWriter(sys.argv[1])
+writer.write(rlio.SampleBatch(obs=np.zeros((7, 4), np.float32), rewards=np.ones(7, np.float32)))
+os._exit(9)
+"""
+    for made in ("runner", "creator"):
+        root = tmp_path / made
+        assert subprocess.run([sys.executable, "-c", code, str(root)], check=False).returncode == 9
+        assert len(rlio.open_dataset(root)) == 0
+        if made == "runner":
+            config = PPOConfig().environment("CartPole-v1").offline_data(output=str(root))
+            RecordingEnvRunner(config=config).stop()
+        else:
+            context = types.SimpleNamespace(worker_index=0, worker=None)
+            output_creator(root)(context).close()
+        assert len(rlio.open_dataset(root)) == 7
+
+
+class Counting(gym.Env[Any, Any]):
+    """The observation is the step's number, and so is the info; an episode has seven steps."""
+
+    observation_space, action_space = gym.spaces.Box(0.0, 9.0, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self.t = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.t = 0
+        return np.zeros(1, np.float32), {"came_with": 0}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, self.t == 7, False, {"came_with": self.t}
+
+
+def sampled(output: Any) -> None:
+    """Let the old stack sample 40 steps of two environments, and write them."""
+    config = (
+        old_stack(PPOConfig(), Counting)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=10)
+        .training(train_batch_size=40, minibatch_size=20, num_epochs=1)
+        .offline_data(output=output, output_write_episodes=False)
+    )
+    algorithm = config.build_algo()
+    try:
+        algorithm.train()
+        writer = algorithm.env_runner.output_writer
+        if isinstance(writer, JsonWriter):
+            writer.cur_file.close()
+    finally:
+        algorithm.stop()
+
+
+def test_infos_that_rllib_recorded_are_those_of_the_next_observation(tmp_path: Path) -> None:
+    sampled(str(tmp_path / "json"))
+    sampled(output_creator(tmp_path / "own"))
+    theirs = next(iter(JsonReader(str(tmp_path / "json")).read_all_files()))["default_policy"]
+    assert (theirs["infos"][1], theirs["obs"][1, 0]) == ({"came_with": 1}, 1)
+    for name, unknown in (("json", 2), ("own", 4)):
+        with rlio.read(tmp_path / name, epochs=1, shuffle=False) as reader:
+            rows = rlio.concat_samples([batch.policies()["default_policy"] for batch in reader])
+        assert len(rows) >= 40
+        ends = rows["terminateds"] | rows["truncateds"]
+        known = np.array([info != {} for info in rows["infos"]])
+        assert not known[ends].any()
+        # The last rows of two environments have no next fragment; the writer has not seen any.
+        assert (~known & ~ends).sum() <= unknown
+        given = [info["came_with"] for info in rows["infos"][known]]
+        assert given == rows["new_obs"][known, 0].tolist()
+
+
+def test_infos_of_rlio_are_those_of_the_observation_for_rllib(tmp_path: Path) -> None:
+    sampled(output_creator(tmp_path / "own"))
+    rlio.convert(tmp_path / "own", tmp_path / "json", to="rllib-json", prove=True)
+    config = (
+        old_stack(MARWILConfig(), Counting)
+        .env_runners(num_env_runners=0)
+        .training(train_batch_size=20)
+        .offline_data(input_=input_creator(tmp_path / "own"), postprocess_inputs=True)
+    )
+    algorithm = config.build_algo()
+    try:
+        episodes = [algorithm.env_runner.input_reader.next()]
+    finally:
+        algorithm.stop()
+    for rows in [*JsonReader(str(tmp_path / "json")).read_all_files(), *episodes]:
+        for info, obs in zip(rows["infos"], np.asarray(rows["obs"])[:, 0], strict=True):
+            assert info in ({}, {"came_with": obs})
+        assert sum(info != {} for info in rows["infos"]) >= len(rows) // 2
+
+
+def test_rllibs_json_reader_reads_a_folder_of_rlio_only_when_it_is_converted(tmp_path: Path) -> None:
+    made = record(tmp_path / "parquet", "CartPole-v1", 2)
+    with rlio.JsonWriter(tmp_path / "own") as writer:
+        for batch in made:
+            writer.write(batch)
+    with pytest.raises(ValueError, match="Failed to read"):
+        JsonReader(str(tmp_path / "own")).next()
+    rlio.convert(tmp_path / "own", tmp_path / "json", to="rllib-json", prove=True)
+    found = list(JsonReader(str(tmp_path / "json")).read_all_files())
+    assert [len(batch) for batch in found] == [len(batch) for batch in made]
+
+
+def test_parquet_of_rllibs_dataset_writer_is_read(tmp_path: Path) -> None:
+    for name, infos in (("flat", [{"a": 0}, {"a": 1}]), ("nested", [{0: {"agent0": {}}}, {"a": 1}])):
+        path = tmp_path / name
+        config = {"format": "parquet", "path": str(path), "max_num_samples_per_file": 2}
+        writer = DatasetWriter(types.SimpleNamespace(output_config=config))
+        rows = RllibSampleBatch(
+            obs=np.zeros((2, 4), np.float32), actions=np.zeros(2, np.int64), rewards=np.ones(2, np.float32),
+            terminateds=np.array([False, True]), eps_id=np.array([5, 5]), infos=np.array(infos, object),
+        )  # fmt: skip
+        for _ in range(2):
+            writer.write(MultiAgentBatch({"p0": rows, "p1": rows}, 2))
+        for batch in rlio.read(path, epochs=1, extension_types="storage"):
+            assert batch["p0"]["infos"].tolist() == batch["p1"]["infos"].tolist() == [{"a": 1}, {}]
+            assert batch["p1"]["obs"].dtype == np.float32
+
+
+@pytest.mark.parametrize("word", ["dataset", "logdir"])
+def test_a_recording_runner_refuses_a_word_that_is_no_path(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(env_runner_cls=RecordingEnvRunner, num_env_runners=0)
+        .offline_data(output=word, output_write_episodes=False)
+    )
+    with pytest.raises(rlio.errors.OptionError, match=rf"found output='{word}'.*'\./{word}'"):
+        RecordingEnvRunner(config=config)
+    assert not (tmp_path / word).exists()
 
 
 def test_bc_of_the_best_recorded_episodes_beats_the_data(

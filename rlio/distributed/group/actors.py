@@ -163,7 +163,7 @@ class WorkerActor:
         for each in broadcasts:
             # Copied, because Ray's arrays are read-only and hold its memory, and a policy may keep them.
             weights = map_structure(np.array, each.weights)
-            worker.set_weights(weights, each.seq_no, global_vars=each.global_vars)
+            worker.set_weights(weights, each.global_vars, each.seq_no)
         return worker
 
     def sample(self, *broadcasts: Broadcast) -> Sampled:

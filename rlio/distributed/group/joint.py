@@ -137,7 +137,7 @@ class JointMetrics:
 
     def state_dict(self) -> JsonState:
         """Return the lifetime's counts as JSON."""
-        return {name: getattr(self.lifetime, name) for name in Counts.__slots__}
+        return self.lifetime.state_dict()
 
     def load_state_dict(self, state: JsonState) -> None:
         """Continue counting from a state of `state_dict`.

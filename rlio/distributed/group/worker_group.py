@@ -322,9 +322,8 @@ class WorkerGroup(InputReader):
     def set_weights(
         self,
         weights: Mapping[str, Any],
+        global_vars: GlobalVars | Mapping[str, Any] | None = None,
         weights_seq_no: int | None = None,
-        *,
-        global_vars: GlobalVars | None = None,
     ) -> int:
         """Send new weights to all workers; each applies them after its current requests.
 
@@ -333,22 +332,22 @@ class WorkerGroup(InputReader):
 
         Args:
             weights: As `RolloutWorker.get_weights` returns them, or those of one `Policy`.
+            global_vars: For `RolloutWorker.set_global_vars`; None: the steps of all workers' batches so far.
             weights_seq_no: Their version, recorded with every step; None: one more than any before. Workers
                 ignore a version that is not newer than their own. 0: forces the update, and leaves the
                 version unchanged.
-            global_vars: For `RolloutWorker.set_global_vars`; None: the steps of all workers' batches so far.
 
         Returns:
             The version. You may call this in any thread while others sample.
 
         Raises:
-            OptionError: ``weights_seq_no`` is below 0.
+            OptionError: ``weights_seq_no`` is below 0, or ``global_vars`` is not as `GlobalVars.of` takes it.
             ClosedError: The group is closed. Workers check whether the weights fit: see `sample`.
         """
         self._check_open()
         seq_no = self._pool.broadcasts.next_seq_no() if weights_seq_no is None else weights_seq_no
         accepts_weights(0, seq_no)
-        given = self._global_vars() if global_vars is None else global_vars
+        given = self._global_vars() if global_vars is None else GlobalVars.of(global_vars)
         self._broadcast(Broadcast(weights, seq_no, given))
         return seq_no
 
