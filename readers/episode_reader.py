@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, Unpack
 
-from rlio.dataset.stats import Normalise, Normaliser
-from rlio.errors import DataNotFound, StateError
+from rlio.dataset.stats import Normalise
+from rlio.errors import DataNotFound
 from rlio.formats.format import Format
 from rlio.formats.place import about_format, locate_format, open_source
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import JsonState
 from rlio.readers.read_options import ReadOptions
-from rlio.readers.source_reader import Asked, Missing, SourceKeywords, SourceReader, open_pass
+from rlio.readers.source_reader import Asked, Missing, SourceKeywords, SourceReader, refuse_earlier
 from rlio.readers.stored_pass import Cache
 from rlio.source.damage import SkippedRecord
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
@@ -123,18 +123,12 @@ class EpisodeReader(SourceReader):
         self._layout, self._uri = layout, layout.uri
         try:
             self.spaces: tuple[Any, Any] | None = layout.spaces
-            names = [*(self.options.columns or ())]
-            if asked.draw.filter is not None:
-                names += asked.draw.filter.columns or ()
-            source = EpisodeFiles(layout, about=about_format(format, own), columns=names)
+            about = about_format(format, own)
+            source = EpisodeFiles(layout, about=about, columns=asked.columns or ())
             if not len(source):
                 raise DataNotFound("found no row in the files: expected at least one", uri=layout.uri)
-            if normalise is not None:
-                self._normaliser = Normaliser.of(
-                    normalise, source, policy=asked.draw.policy, columns=self.options.columns
-                )
             missing = _MISSING[self.options.unlike]
-            self._pass = open_pass(source, self.options, draw=asked.draw, cache=cache, missing=missing)
+            self._open(source, asked, cache=cache, missing=missing, normalise=normalise)
         except BaseException:
             if not shared:
                 layout.close()
@@ -167,12 +161,7 @@ class EpisodeReader(SourceReader):
         return list(self._pass.damage.errors)
 
     def _seek(self, position: JsonState) -> None:
-        if "at" in position:
-            raise StateError(
-                "the state was saved by an earlier version, which served the rows of such files in another "
-                "order: begin a new epoch, or finish the run with that version",
-                uri=self._uri,
-            )
+        refuse_earlier(position, uri=self._uri)
         super()._seek(position)
 
     def _close(self) -> None:

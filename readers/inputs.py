@@ -533,6 +533,11 @@ class StoredReader(InputReader):
         }
 
     def _load(self, state: JsonState) -> None:
+        self.check_ranks(state)
+        super()._load(state)
+
+    def check_ranks(self, state: JsonState) -> None:
+        """Refuse a state that was saved inside a batch by another number of ranks."""
         position = state.get("position") if isinstance(state, Mapping) else None
         if isinstance(position, dict) and state.get("skip"):
             world = self.options.shard[1]
@@ -542,7 +547,6 @@ class StoredReader(InputReader):
                     f"this reader is one of {world}: save the state between batches, or keep the number of "
                     "ranks"
                 )
-        super()._load(state)
 
     def _seek(self, position: JsonState) -> None:
         check_position(position, self._fingerprint, self.options, uri=self._source)

@@ -18,57 +18,45 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from array import array
-from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from io import BytesIO
-from typing import IO, Any, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack
 
 from rlio.batch import Batch
 from rlio.dataset.names import HEADER, ShardName
-from rlio.errors import (
-    CorruptData,
-    OptionError,
-    SchemaError,
-    UnknownLayout,
-    UnsafeData,
-)
+from rlio.dataset.stats import Normalise
+from rlio.errors import OptionError, SchemaError
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, raise_at
-from rlio.readers.line_files import (
-    READ_ERRORS,
-    Line,
-    LineFile,
-    line_of,
-    open_line_files,
-)
-from rlio.readers.read_options import ReadKeywords, ReadOptions
-from rlio.readers.rllib_json import NextLine, RllibDecoder
+from rlio.readers.json_records import JsonRecords
+from rlio.readers.json_source import SUFFIXES, JsonSource
+from rlio.readers.line_files import open_line_files
+from rlio.readers.read_options import ReadOptions
+from rlio.readers.rllib_json import RllibDecoder
+from rlio.readers.source_reader import Asked, SourceKeywords, SourceReader, refuse_earlier
 from rlio.readers.space_arrays import Spaces
-from rlio.schemas.json_lines import is_provenance, parse_head
+from rlio.readers.stored_pass import Cache
+from rlio.replay.joint_gather import RowSource
+from rlio.source.damage import SkippedRecord
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
-from rlio.storage.open_files import OpenFiles
 from rlio.support.options import checked_keywords
 
 __all__ = ["JsonReader"]
 
-_SUFFIXES = (".json", ".jsonl", ".zip")
-_OPEN_FILES = 4
-# A shuffled zip member up to this size is held inflated, because seeking back inflates it from the start.
-_HELD_BYTES = 64 << 20
 
-
-class JsonReader(StoredReader):
+class JsonReader(InputReader):
     """Reads RLlib's JSON recordings.
 
-    Without ``batch_size``, `sample` serves the records as they were written. All records must be alike: a
-    record counts as damaged if its columns, dtypes or shapes differ from those of the first readable record.
-    Record number i of the order over all epochs belongs to rank i modulo world.
+    Without ``batch_size``, `sample` serves the records as they were written, in their order or shuffled;
+    record number i of the order over all epochs belongs to rank i modulo world. With ``batch_size``, or an
+    option that shapes or keeps rows (``n_step``, ``filter``, ``cache`` and others), the reader serves rows,
+    as `rlio.DatasetReader` does: a shuffle is a permutation of all rows, and ranks divide rows. It then reads
+    the files once at opening, to count their rows.
+
+    All records must be alike: a record counts as damaged if its columns, dtypes or shapes differ from those
+    of the first readable record. With ``on_error="skip"``, `skipped` counts records.
 
     Rows keep the dtypes of JSON (int64, float64, bool; packed columns have their own) unless ``spaces`` are
     given; legacy ``dones`` become ``terminateds``.
@@ -87,16 +75,20 @@ class JsonReader(StoredReader):
             None: RLlib's rule, which changed with its version 2.3: that of ``obs`` in batches with
             ``terminateds``, else that of ``new_obs``. rlio's rows have that of ``new_obs``; where it was not
             recorded, they have ``{}``.
+        cache: Where rows are kept: see `rlio.DatasetReader`.
+        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: ``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``shard``, ``columns``, ``on_error`` and
-            ``drop_last``: see `ReadOptions`.
+        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+            ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Raises:
         DataNotFound: ``inputs`` name no file.
         OptionError: An option is illegal, or a file belongs to a data set of rlio.
         CorruptData: A zip file is damaged (UnsafeData: it would inflate to too much memory).
     """
+
+    replayable = True
 
     @checked_keywords
     def __init__(
@@ -106,30 +98,155 @@ class JsonReader(StoredReader):
         spaces: Spaces | None = None,
         unnormalise_actions: bool | None = None,
         format_options: Mapping[str, Any] | None = None,
+        cache: Cache = "auto",
+        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
-        **keywords: Unpack[ReadKeywords],
+        **keywords: Unpack[SourceKeywords],
     ) -> None:
-        options = ReadOptions.of(keywords)
-        found = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
+        asked = Asked.of(keywords)
+        found = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
         _refuse_data_sets(found)
-        decoder = RllibDecoder(
-            options.columns,
-            spaces=spaces,
-            limits=limits,
-            unnormalise_actions=unnormalise_actions,
-            format_options=format_options,
-            source=found[0].uri,
-        )
-        files = open_line_files(found, limits)
-        records = _Records(files, decoder, limits.line_bytes, options)
+
+        def decoder_of(columns: list[str] | None) -> RllibDecoder:
+            return RllibDecoder(
+                columns,
+                spaces=spaces,
+                limits=limits,
+                unnormalise_actions=unnormalise_actions,
+                format_options=format_options,
+                source=found[0].uri,
+            )
+
+        records = JsonRecords(open_line_files(found, limits), limits.line_bytes)
+        self.options: ReadOptions = asked.options
+        self.drop_last: bool = asked.options.drop_last
+        by_rows = asked.options.batch_size is not None or asked.drawn or cache != "auto" or bool(normalise)
+        self._inner: _Records | _Rows
+        if by_rows:
+            source = JsonSource(records, found, decoder_of, asked.options, columns=asked.columns)
+            self._inner = _Rows(source, asked, cache, normalise)
+            self.can_read_ahead: bool = asked.options.shard[1] == 1 and not self.drop_last
+        else:
+            self._inner = _Records(records, found, decoder_of(asked.options.columns), asked.options, limits)
+
+    def _describe(self) -> Iterator[str]:
+        yield from self._inner._describe()
+
+    @property
+    def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
+        """The unit that ``n`` and ``batch_size`` count."""
+        return self._inner.unit
+
+    @property
+    def skipped(self) -> int:
+        """Damaged records that ``on_error="skip"`` has skipped so far, each counted once."""
+        return self._inner.skipped
+
+    @property
+    def errors(self) -> list[SkippedRecord]:
+        """The first 1000 of them, each with its place and its damage."""
+        return self._inner.errors
+
+    @property
+    def row_source(self) -> RowSource | None:
+        """The source of its next rows, to gather them with those of others; None without a store."""
+        return self._inner.row_source if isinstance(self._inner, _Rows) else None
+
+    # ---- hooks of InputReader ----
+
+    def _next(self) -> Batch:
+        return self._inner._next()
+
+    def _take(self, n: int) -> Batch:
+        return self._inner._take(n) if isinstance(self._inner, _Rows) else super()._take(n)
+
+    def _endless(self) -> Endless | None:
+        return self._inner._endless()
+
+    def interrupt(self) -> None:
+        """Wake a `sample` that waits for its store to be built; see `InputReader`."""
+        self._inner.interrupt()
+
+    def _position(self) -> JsonState:
+        return self._inner._position()
+
+    def _load(self, state: JsonState) -> None:
+        if isinstance(self._inner, _Records):
+            self._inner.check_ranks(state)
+        super()._load(state)
+
+    def _seek(self, position: JsonState) -> None:
+        self._inner._seek(position)
+
+    def _close(self) -> None:
+        self._inner._close()
+
+
+class _Records(StoredReader):
+    """Records as they were written."""
+
+    def __init__(
+        self,
+        records: JsonRecords,
+        files: Sequence[InputFile],
+        decoder: RllibDecoder,
+        options: ReadOptions,
+        limits: Limits,
+    ) -> None:
+        agreed = Agreed(options, lambda: records.firsts(decoder), several=len(records.files) > 1)
+        found = _AgreedRecords(records, decoder, agreed)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             records.failures = failures
-            return RecordCursor(records, options, seed=seed, failures=failures)
+            return RecordCursor(found, options, seed=seed, failures=failures)
 
         details = {**decoder.details, "max_line_bytes": limits.line_bytes}
-        super().__init__(options, found, make_cursor, details=details)
+        super().__init__(options, files, make_cursor, details=details)
+
+
+class _AgreedRecords:
+    """Records with equal columns; a `RecordSource`."""
+
+    def __init__(self, records: JsonRecords, decoder: RllibDecoder, agreed: Agreed) -> None:
+        self._records, self._decoder, self._agreed = records, decoder, agreed
+        self.has, self.count, self.close = records.has, records.count, records.close
+
+    def load(self, index: int) -> Batch:
+        batch = self._records.load(index, self._decoder)
+        try:
+            return self._agreed.conform(batch)
+        except SchemaError as error:
+            raise_at(error, uri=self._records.uri_of(index), record=self._records.numbers[index])
+
+
+class _Rows(SourceReader):
+    """Rows, by the engine of all stored data."""
+
+    def __init__(self, source: JsonSource, asked: Asked, cache: Cache, normalise: Normalise | None) -> None:
+        self.options, self._uri, self._source = asked.options, source.uri, source
+        try:
+            self._open(source, asked, cache=cache, missing="error", normalise=normalise)
+        except BaseException:
+            source.close()
+            raise
+
+    @property
+    def skipped(self) -> int:
+        count: int = self._source.failures.count + self._pass.damage.count
+        return count
+
+    @property
+    def errors(self) -> list[SkippedRecord]:
+        return [*self._source.failures.errors, *self._pass.damage.errors][:1000]
+
+    def _seek(self, position: JsonState) -> None:
+        refuse_earlier(position, uri=self._uri)
+        super()._seek(position)
+
+    def _close(self) -> None:
+        super()._close()
+        self._source.close()
 
 
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:
@@ -141,160 +258,3 @@ def _refuse_data_sets(files: Sequence[InputFile]) -> None:
                 "(writers= selects writers), and mix it with other recordings through rlio.MixedInput",
                 uri=file.uri,
             )
-
-
-class _Records:
-    """Lines of several files as batches; a `RecordSource`.
-
-    An index has the places of the lines: 24 bytes a record, built as files are read.
-
-    Attributes:
-        failures: What handles files that are damaged.
-    """
-
-    def __init__(
-        self, files: Sequence[LineFile], decoder: RllibDecoder, limit: int, options: ReadOptions
-    ) -> None:
-        self.files = files
-        self._decoder, self._limit = decoder, limit
-        self._agreed = Agreed(options, self._firsts, several=len(files) > 1)
-        self.failures = Failures("raise")
-        self._offsets = array("q")
-        self._sizes = array("q")
-        self._numbers = array("q")
-        #: For each file read to its end: number of records up to there.
-        self._ends: list[int] = []
-        # Where reading continues in the file after those: offset, and number of the line.
-        self._place = (0, 0)
-        self._lines: Generator[Line, None, None] | None = None
-        self._last: Line | None = None
-        self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
-
-    def has(self, index: int) -> bool:
-        while index >= len(self._offsets) and len(self._ends) < len(self.files):
-            self._read_on()
-        return index < len(self._offsets)
-
-    def count(self) -> int:
-        self.has(sys.maxsize)
-        return len(self._offsets)
-
-    def _read_on(self) -> None:
-        """Add the next line to the index, or note the end of a file."""
-        if self._lines is None:
-            offset, number = self._place
-            self._lines = self._lines_of(len(self._ends), offset=offset, number=number)
-        try:
-            line = next(self._lines, None)
-        except BaseException as error:
-            self._lines = None  # The next call starts again at the same place.
-            if not isinstance(error, CorruptData):
-                raise
-            self.failures.handle(error)
-            line = None  # Records before the damage can be read.
-        if line is None:
-            self._lines, self._place = None, (0, 0)
-            self._ends.append(len(self._offsets))
-            return
-        self._place = (line.end, line.number + 1)
-        if line.data == b"":
-            return
-        self._offsets.append(line.start)
-        self._sizes.append(line.size)
-        self._numbers.append(line.number)
-        self._last = line
-
-    def _lines_of(self, file: int, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
-        """Records, and blank lines, of a file; see `LineFile.lines`."""
-        return self.files[file].lines(self._limit, offset=offset, number=number)
-
-    def load(self, index: int) -> Batch:
-        file, line = bisect_right(self._ends, index), self._line(index)
-        batch = self._decode(file, line, partial(self._next_line, index))
-        try:
-            return self._agreed.conform(batch)
-        except SchemaError as error:
-            raise_at(error, uri=self.files[file].uri, record=line.number)
-
-    def _line(self, index: int) -> Line:
-        """The line of record ``index``, which must be known."""
-        if self._last is not None and index + 1 == len(self._offsets):
-            return self._last
-        file = bisect_right(self._ends, index)
-        return self._line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
-
-    def _next_line(self, index: int) -> bytes | None:
-        """The line after that of record ``index``; None: there is none."""
-        # Damage is reported when the line itself is served.
-        with contextlib.suppress(CorruptData):
-            return self._line(index + 1).data if self.has(index + 1) else None
-        return None
-
-    def _decode(self, file: int, line: Line, next_line: NextLine | None = None) -> Batch:
-        try:
-            if line.data is None:
-                raise UnsafeData(
-                    f"a line of {line.size} bytes, more than {self._limit}: raise Limits.line_bytes if you "
-                    "trust the file"
-                )
-            if is_provenance(line.data) or parse_head(line.data) is not None:
-                raise OptionError(
-                    "rlio wrote this line, which needs the schema of its data set: read the root of the data "
-                    "set with rlio.DatasetReader",
-                    uri=self.files[file].uri,
-                )
-            return self._decoder.decode(line.data, next_line)
-        except (CorruptData, SchemaError, UnknownLayout) as error:
-            raise_at(error, uri=self.files[file].uri, record=line.number)
-
-    def _firsts(self) -> Iterator[tuple[str, Batch]]:
-        """URI and first readable record with rows of each file that has one."""
-        for number, file in enumerate(self.files):
-            # Damage is reported when the record is served.
-            with contextlib.suppress(CorruptData), contextlib.closing(self._lines_of(number)) as lines:
-                if batch := self._first_of(number, lines):
-                    yield file.uri, batch
-
-    def _first_of(self, file: int, lines: Iterable[Line]) -> Batch | None:
-        for line in lines:
-            with contextlib.suppress(CorruptData, SchemaError):
-                if line.data != b"" and len(batch := self._decode(file, line)):
-                    return batch
-        return None
-
-    def _line_at(self, file: int, offset: int, size: int, number: int) -> Line:
-        """Read a line again: that at ``offset``, known to have ``size`` bytes."""
-        place, uri = (offset, size, offset + size), self.files[file].uri
-        if size > self._limit:
-            return line_of(number, None, place)
-        try:
-            stream = self._streams.get(file) or self._streams.add(file, _opened(self.files[file]))
-            stream.seek(offset)
-            data = stream.read(size)
-        except READ_ERRORS as error:
-            raise CorruptData(f"the line cannot be read again: {error}", uri=uri, record=number) from error
-        if len(data) < size or b"\n" in data:
-            raise CorruptData(
-                "the line is not there any more: the file changed after it was read", uri=uri, record=number
-            )
-        return line_of(number, data, place)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._streams.close()
-        if self._lines is not None:
-            self._lines.close()
-            self._lines = None
-
-
-def _opened(file: LineFile) -> IO[bytes]:
-    """A file for reading in any order. A small member of a zip file is held inflated."""
-    stream = file.open()
-    if file.member is None or (file.size or 0) > _HELD_BYTES:
-        return stream
-    held = BytesIO()
-    # The index has no records behind damage, so the rest is not needed.
-    with stream, contextlib.suppress(*READ_ERRORS):
-        while piece := stream.read(1 << 20):
-            held.write(piece)
-    return held

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from rlio.batch import Batch
-from rlio.dataset.stats import Normaliser
+from rlio.dataset.stats import Normalise, Normaliser
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.cold_pass import ColdPass
@@ -25,7 +25,7 @@ from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
 from rlio.source.source import Source
 from rlio.support.options import check_choice
 
-__all__ = ["DRAWN", "Asked", "SourceKeywords", "SourcePass", "SourceReader", "open_pass"]
+__all__ = ["DRAWN", "Asked", "SourceKeywords", "SourcePass", "SourceReader", "open_pass", "refuse_earlier"]
 
 #: A pass over epochs of one source.
 SourcePass: TypeAlias = ColdPass | StoredPass
@@ -54,6 +54,14 @@ class Asked(NamedTuple):
     draw: Draw
     drawn: bool
 
+    @property
+    def columns(self) -> list[str] | None:
+        """The columns that are named, also those that the filter reads; None: all are read."""
+        if self.options.columns is None:
+            return None
+        read = () if self.draw.filter is None else self.draw.filter.columns or ()
+        return [*dict.fromkeys((*self.options.columns, *read))]
+
     @classmethod
     def of(cls, keywords: SourceKeywords) -> Asked:
         """Read the keywords.
@@ -69,6 +77,21 @@ class Asked(NamedTuple):
             stored = [name for name in options.columns if name not in draw.derive]
             options = replace(options, columns=stored)
         return cls(options, draw, bool(drawn))
+
+
+def refuse_earlier(position: JsonState, *, uri: str) -> None:
+    """Refuse the state of a reader of records, or of a version that read files of other libraries otherwise.
+
+    Raises:
+        StateError: It was.
+    """
+    if "at" in position:
+        raise StateError(
+            "the state was saved by a reader of whole records, without batch_size, or by an earlier version, "
+            "which served the rows of such files in another order: load it into a reader with the options of "
+            "the saved one, or begin a new epoch",
+            uri=uri,
+        )
 
 
 def open_pass(
@@ -94,6 +117,16 @@ class SourceReader(InputReader):
     _uri: str
     _pass: Any  # `SourcePass`, or what a subclass has instead.
     _normaliser: Normaliser | None = None
+
+    def _open(
+        self, source: Source, asked: Asked, *, cache: Cache, missing: Missing, normalise: Normalise | None
+    ) -> None:
+        """Begin to read a source."""
+        if normalise is not None:
+            self._normaliser = Normaliser.of(
+                normalise, source, policy=asked.draw.policy, columns=asked.options.columns
+            )
+        self._pass = open_pass(source, asked.options, draw=asked.draw, cache=cache, missing=missing)
 
     def _describe(self) -> Iterator[str]:
         yield repr(self._uri)

@@ -15,7 +15,7 @@ from rlio.source.episodes import EpisodeFiles
 
 LENGTHS = [3, 1, 7, 5, 4, 6, 2, 9, 8, 5]
 ROWS = sum(LENGTHS)
-FORMATS = ("minari", "d3rlpy", "npz")
+FORMATS = ("minari", "d3rlpy", "npz", "rllib-json")
 OPTIONS: dict[str, dict[str, Any]] = {
     "in order": {},
     "columns": {"columns": ["rewards", "actions"]},

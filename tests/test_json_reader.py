@@ -407,15 +407,25 @@ def test_skip_leaves_out_the_bad_line_and_serves_the_rest(name: str, tmp_path: P
 def test_an_error_stays_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(lines(record(0, 2), b"{broken!", record(2, 2)))
-    with JsonReader(path, epochs=1, batch_size=3) as reader:
+    with JsonReader(path, epochs=1) as reader:
         for _ in range(2):
             with pytest.raises(CorruptData, match="record 1"):
-                reader.sample()
+                reader.sample(3)
         state = reader.state_dict()
     path.write_bytes(lines(record(0, 2), b"        ", record(2, 2)))
-    with JsonReader(path, epochs=1, batch_size=3) as reader:
+    with JsonReader(path, epochs=1) as reader:
         reader.load_state_dict(state)
         assert steps(reader) == [0, 1, 2, 3]
+
+
+def test_by_rows_a_record_that_cannot_be_parsed_is_found_at_opening(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(lines(record(0, 2), b"{broken!", record(2, 2)))
+    with pytest.raises(CorruptData, match="record 1"):
+        JsonReader(path, epochs=1, batch_size=3)
+    with JsonReader(path, epochs=1, batch_size=3, on_error="skip") as reader:
+        assert steps(reader) == [0, 1, 2, 3]
+        assert reader.skipped == 1
 
 
 @pytest.mark.parametrize(
@@ -915,7 +925,7 @@ def test_columns_chooses_what_is_served(folder: Path) -> None:
 def test_a_closed_reader_leaves_no_file_open(folder: Path) -> None:
     reader = JsonReader(folder, shuffle=True, seed=0)
     reader.sample()
-    streams = list(reader._cursor._source._streams)
+    streams = list(reader._inner._cursor._source._records._streams)  # type: ignore[union-attr]  # Records.
     assert streams
     reader.close()
     assert all(stream.closed for stream in streams)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import IO, Any, Final, Literal, NamedTuple, TypeVar
 
 from rlio.dataset.names import HEADER
 from rlio.errors import RlioError, UnknownLayout
@@ -136,6 +136,7 @@ class Format:
         source: ``module:Class`` of the `rlio.source.episodes.EpisodeSource` with which `EpisodeReader`
             opens it; the same as ``table``, if the columns of files may have rlio's names. With neither, rlio
             does not read the format.
+        rows: ``module:function`` that opens the files of a format with a ``reader`` as a source of rows.
         table: ``module:Class`` of the `rlio.formats.tables.Table` from which a mapping reads; None: it has no
             columns of the user's own.
         writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
@@ -155,6 +156,7 @@ class Format:
     marks: Marks
     reader: str | None = None
     source: str | None = None
+    rows: str | None = None
     table: str | None = None
     writer: str | None = None
     loses: frozenset[str] = frozenset()
@@ -194,13 +196,26 @@ class Format:
 
 
 def open_files(
-    inputs: Any, *, storage_options: Mapping[str, Any] | None, limits: Limits
+    inputs: StrPath,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    on_error: Literal["raise", "skip"],
 ) -> FileSource | None:
-    """The data set of another library as a source, which the caller closes; None: it is none that is read."""
+    """Files of another library as a source, which the caller closes; None: no format that is read."""
     found = recognise(inputs, storage_options=storage_options)
-    if found is None or found.format.source is None:
+    if found is None:
         return None
-    opened: FileSource = load(_OPENS)(inputs, storage_options=storage_options, limits=limits)
+    format, options = found.format, {"storage_options": storage_options, "limits": limits}
+    opened: FileSource
+    if format.rows is not None:
+        # Folders of runs, one level or two below, as RLlib leaves them.
+        deep = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}" if found.folder else inputs
+        opened = load(format.rows)(deep, on_error=on_error, **options)
+    elif format.source is not None:
+        opened = load(_OPENS)(inputs, **options)
+    else:
+        return None
     return opened
 
 

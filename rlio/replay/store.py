@@ -244,7 +244,9 @@ class ReplayStore(Described):
         try:
             source = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
         except DataNotFound:
-            found = open_files(root, storage_options=storage_options, limits=limits)
+            if isinstance(root, Dataset):
+                raise
+            found = open_files(root, storage_options=storage_options, limits=limits, on_error=on_error)
             if found is None:
                 raise
             if at is not None:

@@ -35,6 +35,7 @@ __all__ = [
     "EpisodeSource",
     "PartSource",
     "RunSource",
+    "content_of",
     "measure_row",
     "with_next_obs",
     "without_final_obs",
@@ -236,7 +237,7 @@ class EpisodeFiles(FileSource):
     def content(self) -> str:
         """A digest that changes with the content of the files."""
         if self._content is None:
-            found = [_content_of(file) for file in self.layout.files]
+            found = [content_of(file) for file in self.layout.files]
             text = canonical_json([found, self.state_identity])
             self._content = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         return self._content
@@ -355,7 +356,7 @@ def _pieces(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield first, starts[min(group + _SEGMENT_GROUPS, len(rows))] - first
 
 
-def _content_of(file: InputFile) -> list[Any]:
+def content_of(file: InputFile) -> list[Any]:
     """What changes with the content of a file."""
     if not file.path:  # A table in memory.
         return [file.uri, file.size]

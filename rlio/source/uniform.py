@@ -188,11 +188,11 @@ class Agreed:
         self._uniform.agree(found)
         self._has_looked = True
 
-    def conform(self, batch: Batch) -> Batch:
+    def conform(self, batch: Batch, columns: Collection[str] | None = None) -> Batch:
         """See `Uniform`."""
         if not self._has_looked:
             self._look(at_all=False)
-        return self._uniform.conform(batch)
+        return self._uniform.conform(batch, columns)
 
 
 def _fits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
