@@ -637,7 +637,13 @@ class RolloutWorker(InputReader):
                 if self.runner is not None and "connectors" in state:
                     self.runner.load_connectors(state["connectors"], undo)
             if "position" in state:
-                self.load_state_dict(state["position"])
+                try:
+                    self.load_state_dict(state["position"])
+                except StateError as error:
+                    raise StateError(
+                        f"{error}; a worker with another input or output continues without the position: "
+                        "make it again, and call restore(folder, not_components='position')"
+                    ) from error
             undo.pop_all()
         if self.runner is not None and counted:
             self.runner.metrics.load_state_dict(state["metrics"])

@@ -340,7 +340,7 @@ the warning of
     env_runner:unroll_ids_are_never_used_again_and_mark_the_pieces_of_episodes
     worker_live:unroll_ids_of_batches_and_workers_are_disjoint
     states_are_whole:rows_after_the_save_and_rows_after_the_restore_share_no_unroll_id
-`episode.training_enabled
+`training_enabled`
     env_runner_callbacks:episodes_that_are_not_for_training_are_in_no_batch
 exploration hooks
     env_runner_callbacks:policies_are_told_of_episodes
@@ -1007,7 +1007,13 @@ OWNERS: dict[str, list[Any]] = {
         rlio.sampling.PolicySetup,
         rlio.sampling.WorkerPlace,
     ],
-    "Sampling": [rlio.RolloutConfig, RunningEpisode, rlio.SampleBatch, rlio.MultiAgentBatch],
+    "Sampling": [
+        rlio.RolloutConfig,
+        RunningEpisode,
+        rlio.SampleBatch,
+        rlio.MultiAgentBatch,
+        rlio.ExternalEnv,
+    ],
     "Callbacks and metrics": [rlio.Callbacks],
     "Weights and filters": [rlio.connectors.MeanStdFilter],
     "Policies": [rlio.Policy, rlio.PolicySpec],

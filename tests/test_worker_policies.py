@@ -547,6 +547,26 @@ def test_components_are_saved_and_restored_by_name(tmp_path: Path) -> None:
             other.restore(tmp_path / "part", components=["policies"])
 
 
+def test_a_worker_without_the_output_of_another_is_told_how_to_restore(tmp_path: Path) -> None:
+    """The state of a worker that recorded, in one that does not: to evaluate, or to go on elsewhere."""
+
+    def worker(**options: Any) -> RolloutWorker:
+        return RolloutWorker("CartPole-v1", rlio.policies.DQN(hidden=[4]), seed=0, **options)
+
+    with worker(output=tmp_path / "out") as recorded:
+        recorded.sample()
+        recorded.save(tmp_path / "state")
+        weights = recorded.get_weights()
+    message = r"another input or output.*not_components='position'"
+    with worker() as other, pytest.raises(StateError, match=message):
+        other.restore(tmp_path / "state")
+    with worker() as other:
+        other.restore(tmp_path / "state", not_components="position")
+        for name, value in weights.items():
+            np.testing.assert_array_equal(other.get_weights()[name], value)
+        assert len(other.sample(30)) == 30
+
+
 def test_only_policies_that_learn_are_saved_if_asked_for(tmp_path: Path) -> None:
     """Row "trainable-only checkpoints"."""
     with learner(policies_to_train=["odd"]) as worker, learner() as other:

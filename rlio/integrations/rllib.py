@@ -25,7 +25,7 @@ import numpy as np
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.arrays import object_column, to_numpy
-from rlio.batch.columns import Columns
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import map_structure
 from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, RlioError, excerpt
@@ -43,6 +43,8 @@ from rlio.writers.storable_rows import write_storable
 
 try:
     import ray
+    from ray.rllib.core import DEFAULT_MODULE_ID
+    from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from ray.rllib.offline.input_reader import InputReader
@@ -266,7 +268,9 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
             return samples
         if self._writer is None:
             options: dict[str, Any] = self.config.output_config or {}
-            self._writer = ParquetWriter(os.fspath(self._root), **options)
+            self._writer = ParquetWriter(
+                os.fspath(self._root), **({"spaces": self._spaces_of(samples)} | options)
+            )
         before = self.rows_recorded
         for episode in samples:
             if len(episode):
@@ -276,6 +280,15 @@ class RecordingEnvRunner(SingleAgentEnvRunner):
             raise PublishError("steps were sampled, but no row was recorded", uri=os.fspath(self._root))
         self.metrics.log_value(ROWS_RECORDED, self.rows_recorded - before, reduce="lifetime_sum")
         return samples
+
+    def _spaces_of(self, samples: list[Any]) -> dict[str, tuple[Any, Any]] | None:
+        """The module's spaces, or the environment's if connectors left its observations in the episodes."""
+        spaces = self.get_spaces()  # type: ignore[no-untyped-call]
+        seen = [episode.get_observations(0) for episode in samples[:1]]
+        for observation, action in (spaces[DEFAULT_MODULE_ID], spaces[INPUT_ENV_SINGLE_SPACES]):
+            if all(map(observation.contains, seen)):
+                return {DEFAULT_POLICY_ID: (observation, action)}
+        return None
 
     def stop(self) -> None:
         """Close the environments and the writer."""
@@ -436,8 +449,13 @@ def output_creator(root: Any, **options: Any) -> Callable[[Any], Any]:
         is_local = ioctx.worker_index == 0
         if is_local:
             _recover(root, options)
-        output = _Output(ParquetWriter(root, **options))
         worker = ioctx.worker
+        policies = {} if worker is None else dict(worker.policy_map.items())
+        spaces = {
+            name if len(policies) > 1 else DEFAULT_POLICY_ID: (each.observation_space, each.action_space)
+            for name, each in policies.items()
+        }
+        output = _Output(ParquetWriter(root, **({"spaces": spaces or None} | options)))
         if worker is not None:
             stop = worker.stop
 

@@ -259,6 +259,8 @@ def test_ppo_records_every_step_that_it_samples(mode: str, envs: int, tmp_path: 
     assert int(results[-1]["env_runners"]["rlio_rows_recorded"]) == sampled
     data = rlio.open_dataset(root)
     assert len(data) == sampled >= 800
+    env = gym.make("CartPole-v1")
+    assert data.spaces == (env.observation_space, env.action_space)
     with rlio.read(root, epochs=1) as reader:
         rows = rlio.concat_samples(list(reader))
     assert {"action_logp", "action_dist_inputs", "weights_seq_no"} <= set(rows)
@@ -294,6 +296,8 @@ def test_the_old_stack_records_and_trains(tmp_path: Path) -> None:
     finally:
         algorithm.stop()
     assert len(rlio.open_dataset(root)) == sampled > 0
+    env = gym.make("CartPole-v1")
+    assert rlio.open_dataset(root).spaces == (env.observation_space, env.action_space)
     for config in (BCConfig(), MARWILConfig()):
         config = (
             old_stack(config, "CartPole-v1")
