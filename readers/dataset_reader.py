@@ -93,7 +93,8 @@ class DatasetReader(SourceReader):
         batch_size: Rows (sequences, episodes, joint steps) of a batch; see above for None.
         epochs: Passes over the data; None: endless.
         shuffle: Whether the order is a seeded permutation, different in each epoch; otherwise as recorded.
-        seed: Seed of the order. None draws one from the OS, logs it and keeps it in the state.
+        seed: Seed of the order, the same for all ranks. None draws one from the OS, logs it and keeps it in
+            the state; ranks that shuffle need one.
         shard: (rank, world): which part of the rows is read; see above.
         columns: Names of the columns to read, or of parts of nested ones (``obs/position``: ``obs`` is then a
             dict of these), also those of ``derive``; None: all. Other columns are not decoded. ``new_obs``

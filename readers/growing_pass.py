@@ -20,7 +20,7 @@ from rlio.readers.cold_pass import ColdPass
 from rlio.readers.read_options import ReadOptions, check_batch_size
 from rlio.readers.stored_pass import StoredPass
 from rlio.replay.positions import check_offset, own_batch_size
-from rlio.support.states import value_in, whole_number
+from rlio.support.states import whole_number
 
 __all__ = ["GrowingPass", "SnapshotPass", "dataset_of"]
 
@@ -250,13 +250,6 @@ class GrowingPass:
                 "grow=True; load it into a reader without grow, and pass the snapshot of that time as at=",
                 uri=self._uri,
             )
-        saved = value_in(position, "options", dict).get("epochs")
-        if saved != self.options.epochs:
-            raise StateError(
-                f"the state was saved with epochs={excerpt(saved)}, and this reader has "
-                f"{self.options.epochs}: open the data with the same options",
-                uri=self._uri,
-            )
         check_offset(position, self.options, total=whole_number(position, "position") + 1)
         running = self._running
         if running is not None and dataset_of(running).snapshot() == position["at"]:
@@ -272,7 +265,7 @@ class GrowingPass:
             dataset = dataset_on(self._storage, at=position["at"])
         except OptionError as error:
             raise StateError(f"state['position']['at'] is not a snapshot: {error}", uri=self._uri) from error
-        return _placed(self._open(dataset, epochs=_epochs_of(position)), _within(position))
+        return _placed(self._open(dataset, epochs=_epochs_of(position)), position)
 
     def interrupt(self) -> None:
         """See `EpochPass.interrupt`; also for the passes that are opened later."""
@@ -309,12 +302,7 @@ def _seek_within(running: SnapshotPass, position: JsonState) -> None:
     epochs = running.options.epochs
     try:
         running.extend(_epochs_of(position))
-        running.seek(_within(position))
+        running.seek(position)
     except BaseException:
         running.extend(epochs or 0)
         raise
-
-
-def _within(position: JsonState) -> JsonState:
-    """A position in the form that the pass over its epoch uses."""
-    return {**position, "options": {**position["options"], "epochs": _epochs_of(position)}}

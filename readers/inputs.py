@@ -451,8 +451,8 @@ Cursor: TypeAlias = RecordCursor | TableCursor
 class StoredReader(InputReader):
     """Base of the readers in this package that read foreign files.
 
-    Its saved state is a few integers, with digests of the files and options that it fits. The state loads
-    into a reader with other ``epochs``, and, between batches, with another number of ranks.
+    Its saved state is a few integers, with digests of the files and options that it fits. Between batches, it
+    loads into a reader with another number of ranks. docs/guarantees.md says what else may differ.
 
     Args:
         options: The shared options.
@@ -479,10 +479,11 @@ class StoredReader(InputReader):
         self._seed = choose_seed(options, type(self).__name__) or 0  # 0 is not used: no shuffling.
         self._failures = Failures(options.on_error)
         self._source = repr(files[0].uri) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+        unlike = None if options.unlike == "error" else options.unlike
         sealed = {
             "batch_size": options.batch_size,
             "shuffle": options.shuffle,
-            "columns": options.columns if options.unlike == "error" else options.unlike,
+            "columns": sorted(options.columns) if options.columns is not None else unlike,
             "on_error": options.on_error,
             "drop_last": options.drop_last,
             **(details or {}),
@@ -555,7 +556,16 @@ class StoredReader(InputReader):
             self._seed = seed_in(position)
             self._cursor.close()
             self._cursor = self._make_cursor(self._seed, self._failures)
-        self._cursor.seek(position["at"])
+        epochs, at = self.options.epochs, position["at"]
+        reached = whole_number(at, "epoch", of="state['position']['at']")
+        within = any(value for name, value in at.items() if name != "epoch")
+        if epochs is not None and (reached, within) > (epochs, False):
+            raise StateError(
+                f"state['position']['at'] is in epoch {reached}, but the reader has {epochs} epochs: open "
+                "the data with at least as many epochs",
+                uri=self._source,
+            )
+        self._cursor.seek(at)
 
     def _close(self) -> None:
         self._cursor.close()

@@ -50,7 +50,8 @@ class ReadOptions:
             reader's own size.
         epochs: Passes over the data; None: endless.
         shuffle: Whether each epoch has its own seeded permutation; otherwise rows come in recorded order.
-        seed: Seed of the order; None draws one from the OS, logs it and keeps it in the state.
+        seed: Seed of the order; None draws one from the OS, logs it and keeps it in the state. Ranks that
+            shuffle need one, the same for all: their shares are parts of one order.
         shard: (rank, world): read only the part of the data for this rank out of ``world``.
         columns: Columns to read; None: all. As a keyword, a text says what to do if files have different
             columns: ``"error"``, ``"intersect"`` or ``"fill"``, see `unlike`.
@@ -108,6 +109,11 @@ class ReadOptions:
                 f"{', '.join(map(repr, UNLIKE))} for files with different columns"
             )
         check_choice("on_error", self.on_error, ("raise", "skip"))
+        if self.shuffle and self.seed is None and self.shard[1] > 1:
+            raise OptionError(
+                f"shard={self.shard} with shuffle=True and no seed: ranks that shuffle by seeds of their own "
+                "serve some rows twice and others never; pass the same seed=... to all ranks"
+            )
         if self.drop_last and self.batch_size is None:
             raise OptionError("drop_last=True needs batch_size: without one, no batch is short")
 

@@ -26,8 +26,9 @@ from rlio.batch import Batch, count_units
 from rlio.errors import EndOfData, StateError, excerpt
 from rlio.reader import Endless, InputReader, InputReaderAround, JsonState
 from rlio.replay.order import ORDER_VERSION, Permutation
+from rlio.replay.positions import check_seed
 from rlio.support.options import check_count
-from rlio.support.states import seed_in, whole_number
+from rlio.support.states import whole_number
 
 __all__ = ["ShuffledInput"]
 
@@ -58,18 +59,21 @@ class ShuffledInput(InputReaderAround):
     def __init__(self, child: InputReader, n: int, *, seed: int | None) -> None:
         super().__init__(child)
         n = check_count("ShuffledInput.n", n, least=0, of="batches in a window")
-        seed = check_count("seed", seed, least=0, none="one from the OS")
+        given = seed = check_count("seed", seed, least=0, none="one from the OS")
         if seed is None:
             seed = secrets.randbits(63)
             if n > 1:
                 logger.info("ShuffledInput: seed=%d, drawn from the OS", seed)
         self.n: int = max(n, 1)
         self.seed: int = seed
+        self._given = given
         self._number = 0  # windows served whole before this one
         self._index = 0  # batches of this window that were served
         # The window that is being filled or served; its served batches are None.
         self._window: list[Batch | None] = []
         self._order: list[int] | None = None
+        # The units in the window; None: it was not read yet.
+        self._units: int | None = None
         # The child's state at the window's start; None: the child's present state, since nothing was read
         # ahead.
         self._start: JsonState | None = None
@@ -110,11 +114,18 @@ class ShuffledInput(InputReaderAround):
                 f"found a state after {self._index} batches of window {self._number}, but the window has "
                 f"{size}: the data changed after the state was saved"
             )
+        units = sum(count_units(batch, self.unit) for batch in self._window if batch is not None)
+        if self._units not in (None, units):
+            raise StateError(
+                f"found a state in the middle of a window of {self._units} {self.unit}, but the window has "
+                f"{units}: make the child with the batch size and epochs of the one that was saved"
+            )
+        self._units = units
         self._order = Permutation(size, seed=self.seed, epoch=self._number).take(0, size).tolist()
 
     def _begin(self, number: int, index: int) -> None:
         """Move before batch ``index`` of window ``number``, with nothing read of it."""
-        self._number, self._index = number, index
+        self._number, self._index, self._units = number, index, None
         self._window, self._order, self._start = [], None, None
 
     def _whole_state(self) -> JsonState:
@@ -135,6 +146,7 @@ class ShuffledInput(InputReaderAround):
             "seed": self.seed,
             "window": number,
             "index": index,
+            **({"units": self._units} if index and self._units is not None else {}),
             "child": self.child.state_dict() if start is None else start,
         }
 
@@ -149,11 +161,14 @@ class ShuffledInput(InputReaderAround):
                 f"state['position']['n'] is {excerpt(position['n'])}, but this reader has {self.n}: make it "
                 "with the same windows"
             )
-        seed = seed_in(position)
+        seed = check_seed(position, self._given)
         window, index = (whole_number(position, key) for key in ("window", "index"))
+        # States of earlier versions, and those of a window that was not begun, do not hold it.
+        units = whole_number(position, "units") if "units" in position else None
         super()._seek(position)
         self.seed = seed
         self._begin(window, index)
+        self._units = units if index else None
 
     def _endless(self) -> Endless | None:
         found = self.child._endless()

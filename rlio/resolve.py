@@ -59,6 +59,7 @@ class IOContext:
         num_workers: Number of remote workers; 0 if there is only the local one.
         log_dir: Folder for ``output="logdir"``; None if the worker has none.
         seed: The worker's seed; None if it draws one.
+        order_seed: Seed for the order of stored rows: the same in all workers that share them. None: `seed`.
         spaces: Policy id -> (observation space, action space).
         options: The user's ``input_options`` or ``output_options``.
         made_by: Origin of the data, for outputs that store it: ``env``, ``policy``, ``seed``, where known.
@@ -69,6 +70,7 @@ class IOContext:
     num_workers: int = 0
     log_dir: str | None = None
     seed: int | None = None
+    order_seed: int | None = None
     spaces: Mapping[str, tuple[gym.Space[Any], gym.Space[Any]]] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -82,6 +84,8 @@ class IOContext:
                 f"found worker_index={self.worker_index}, num_workers={self.num_workers}: expected 0 for the "
                 "local worker, or 1 to num_workers for a remote one"
             )
+        if self.order_seed is None:
+            object.__setattr__(self, "order_seed", self.seed)
 
     @property
     def rank(self) -> int:
@@ -470,10 +474,13 @@ def _is_sampler(value: object) -> bool:
 def _read_options(context: IOContext) -> dict[str, Any]:
     """The options of a reader of stored data: the worker's share and seed, unless options say otherwise."""
     options = dict(context.options)
+    # A share that the user chose may be one of several workers with seeds of their own: the reader then asks
+    # for a seed that all of them have.
+    chosen = "shard" in options and options["shard"] not in ((0, 1), [0, 1])
     if context.world > 1:
         options.setdefault("shard", (context.rank, context.world))
-    if options.get("shuffle") and context.seed is not None:
-        options.setdefault("seed", context.seed)
+    if options.get("shuffle") and context.order_seed is not None and not chosen:
+        options.setdefault("seed", context.order_seed)
     return options
 
 

@@ -62,9 +62,11 @@ from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.prefetch import Prefetch
 from rlio.readers.read_options import OrderKeywords
 from rlio.readers.stored_pass import Cache
+from rlio.replay.positions import draw_seed
 from rlio.replay.store import UnitKeywords
 from rlio.storage.paths import mask_secrets
 from rlio.support.options import check_count, checked_keywords
+from rlio.support.states import seed_in
 from rlio.support.turns import Turns
 
 __all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch", "to_tensordict"]
@@ -164,11 +166,16 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         self.world: int
         self.rank, self.world, together = _place(rank, world)
         self._options: dict[str, Any] = {"batch_size": batch_size, **options}
-        if self.world > 1 and not together and options.get("shuffle") and options.get("seed") is None:
-            raise OptionError(
-                f"rank={self.rank}, world={self.world} and no seed: give all ranks the same seed=..., or "
-                "initialise torch.distributed, through which they agree on one"
-            )
+        # Whether the ranks agreed on a seed, because none was given. Then that of a state counts.
+        self._agreed: bool = self.world > 1 and bool(options.get("shuffle")) and options.get("seed") is None
+        if self._agreed:
+            if not together:
+                raise OptionError(
+                    f"rank={self.rank}, world={self.world} and no seed: give all ranks the same seed=..., or "
+                    "initialise torch.distributed, through which they agree on one"
+                )
+            uri = root.uri if isinstance(root, Dataset) else mask_secrets(os.fspath(root))
+            self._options["seed"] = _from_first_rank(lambda: draw_seed(uri), self.rank)
         # An idle reader, kept for reuse because opening one may be slow, and the process that opened it. A
         # deque, because of several threads only one gets it.
         self._idle: deque[tuple[int, DatasetReader]] = deque(maxlen=1)
@@ -188,12 +195,19 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             logger.info("reading %s with seed %d", reader.dataset.uri, reader.seed)
         return reader.dataset.snapshot(), reader.state_dict()
 
-    def _open(self) -> DatasetReader:
-        return DatasetReader(self._root, shard=(self.rank, self.world), **self._options)
+    def _open(self, **options: Any) -> DatasetReader:
+        return DatasetReader(self._root, shard=(self.rank, self.world), **{**self._options, **options})
 
-    def _reader(self) -> DatasetReader:
-        """A reader for exclusive use; the caller closes it."""
-        return self._idle_reader() or self._open()
+    def _reader(self, state: JsonState | None = None) -> DatasetReader:
+        """A reader for exclusive use, at the beginning or for loading ``state``; the caller closes it."""
+        reader, position = self._idle_reader(), (state or {}).get("position")
+        if not self._agreed or not isinstance(position, dict) or "seed" not in position:
+            return reader or self._open()
+        if reader is not None and reader.seed == position["seed"]:
+            return reader
+        if reader is not None:
+            reader.close()
+        return self._open(seed=seed_in(position))
 
     def _idle_reader(self) -> DatasetReader | None:
         """The idle reader, if this process has one."""
@@ -250,7 +264,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
 
     def _turns(self, start: JsonState, skip: int, workers: int) -> Iterator[tuple[Batch | None, JsonState]]:
         """Every ``workers``-th batch with the state after it; at the end, None and the state there."""
-        with self._reader() as reader:
+        with self._reader(start) as reader:
             reader.load_state_dict(start)
             while True:
                 try:
@@ -320,7 +334,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
 
     def _accept(self, state: JsonState) -> None:
         """Check that a state fits."""
-        reader = self._reader()
+        reader = self._reader(state)
         try:
             reader.load_state_dict(state)
         finally:

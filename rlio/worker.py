@@ -77,7 +77,8 @@ class RolloutWorker(InputReader):
             of a mixture. None: no input, for a worker that only learns.
         output: A value that `resolve_output` takes: where rows go. None keeps no rows.
         rollout: How to step the environments; None: the defaults.
-        seed: Seed of the environments, of policies that are not yet bound, and of the order of the input.
+        seed: Seed of the environments, of policies that are not yet bound, and of the order of the input,
+            unless other workers read shares of it: see `WorkerPlace.order_seed`.
         input_options: Keywords of the readers that ``input`` opens, as for `rlio.read`. Pass a reader as
             ``input`` instead to see its options in its signature.
         output_options: Keywords of the writer that ``output`` opens: those of `rlio.ParquetWriter` for a
@@ -164,6 +165,7 @@ class RolloutWorker(InputReader):
                 num_workers=self._place.num_workers,
                 log_dir=None if log_dir is None else os.fspath(log_dir),
                 seed=seed,
+                order_seed=self._place.order_seed_of(seed),
                 spaces=self._policy_spaces(needed=env is None),
                 made_by=self._made_by(),
                 default_sampler_input=None if self.runner is None else self._inputs.sampler,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from group_envs import Weighed, check_rows, make_known
+from gymnasium.spaces import Box, Discrete
 from linear_policy import LinearPolicy
 
 import rlio
@@ -511,3 +512,22 @@ def test_a_worker_that_cannot_be_made_is_an_error_that_says_why(ray_cluster: Non
     with pytest.raises(OptionError, match="NoSuchEnv") as caught:
         WorkerGroup("NoSuchEnv-v0", rlio.RandomPolicy, num_workers=1)
     assert "worker 1" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.further
+def test_workers_of_a_group_read_shares_of_one_shuffled_order(ray_cluster: None, tmp_path: Path) -> None:
+    """Each worker shuffled with its own seed: a third of the rows was never served."""
+    ids = np.arange(100)
+    with rlio.ParquetWriter(tmp_path / "data") as writer:
+        writer.write(rlio.SampleBatch(obs=ids[:, None].astype(np.float32), actions=ids, rewards=ids * 1.0))
+    spaces = {"default_policy": (Box(-1e9, 1e9, (1,)), Discrete(100))}
+    with WorkerGroup(
+        None,
+        rlio.RandomPolicy,
+        num_workers=2,
+        policy_setup=rlio.sampling.PolicySetup(spaces=spaces),
+        input=str(tmp_path / "data"),
+        input_options={"shuffle": True, "epochs": 1, "batch_size": 10},
+    ) as group:
+        served = [row for batch in group for row in np.asarray(batch["actions"]).tolist()]  # type: ignore[index]
+    assert sorted(served) == ids.tolist()

@@ -393,7 +393,7 @@ def test_after_states_that_do_not_fit_a_reader_goes_on_from_one_that_does() -> N
             (position | {"at": {A: "6"}}, "not a snapshot"),
             (position | {"at": {A: 5}}, "snapshot"),
             (position | {"epoch": 3}, "epoch"),
-            (position | {"options": position["options"] | {"epochs": 3}}, "epochs"),
+            (position | {"options": position["options"] | {"epochs": "3"}}, "epochs"),
             (position | {"options": position["options"] | {"on_error": "skip"}}, "on_error"),
         ):
             with pytest.raises(StateError, match=why):

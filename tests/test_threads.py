@@ -9,11 +9,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from counter_env import episode
 from crash_child import fork, wait_for
@@ -238,6 +240,32 @@ def stored(root: str, **options: Any) -> DatasetReader:
     return DatasetReader(root, **{"batch_size": 7, "shuffle": True, "seed": 0, **options})
 
 
+#: Formats of other libraries, by the suffix of their files.
+FOREIGN = {"minari": "", "lerobot": "", "npz": "", "d3rlpy": ".h5", "d4rl": ".hdf5", "rllib-json": ""}
+
+
+def foreign(root: str, name: str, **options: Any) -> InputReader:
+    """A shuffled reader of the data set in another format, or in a file that tells nothing of its rows."""
+    target = Path(root).parent / f"foreign-{name}{FOREIGN.get(name, '')}"
+    if not target.exists():
+        if name in FOREIGN:
+            rlio.convert(root, target, to=name)
+        else:
+            table = rlio.open_dataset(root).to_arrow()
+            own = table.select(["actions", "rewards", "terminateds", "truncateds", "eps_id", "t"])
+            own.to_pandas().to_csv(target, index=False) if name.endswith(".csv") else pq.write_table(
+                own, target, row_group_size=10
+            )
+    return rlio.read(target, **{"batch_size": 7, "shuffle": True, "seed": 0, **options})
+
+
+MAPPING: Any = {
+    "columns": {"obs": "rewards", "actions": "actions", "rewards": "rewards"},
+    "episode": "eps_id",
+    "terminated": "terminateds",
+}
+
+
 #: Readers that give the same batches whenever they are made.
 READERS: dict[str, Callable[[str], InputReader]] = {
     "uniform": lambda root: ReplayStore.open(root).uniform(batch_size=7, seed=0),
@@ -261,6 +289,14 @@ READERS: dict[str, Callable[[str], InputReader]] = {
     "a recording": lambda root: rlio.RecordingInput(stored(root, cache="none"), rlio.NoopOutput()),
     "asynchronous": lambda root: rlio.AsyncInput(stored(root, cache="none")),
     "a worker": worker,
+    **{
+        f"{name}{how}": partial(foreign, name=name, **options)
+        for name in FOREIGN
+        for how, options in (("", {}), (", as it is read", {"cache": "none"}))
+        if not options or name not in ("d4rl", "rllib-json")
+    },
+    "others' Parquet": partial(foreign, name="others.parquet"),
+    "a table": partial(foreign, name="table.csv", **MAPPING),
 }
 
 

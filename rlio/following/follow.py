@@ -608,7 +608,7 @@ class FollowPass:
                 f"state['position']['order'] is {excerpt(position.get('order'))}, but this reader follows "
                 f"({_ORDER}): load the state into a reader with the same options"
             )
-        check_options(position.get("options"), self._fingerprint, uri=self._storage.uri)
+        check_options(position.get("options"), self._fingerprint, self._options, uri=self._storage.uri)
         rows = dict(value_in(position, "rows", dict))
         for writer, row in rows.items():
             if not is_writer_id(writer) or type(row) is not int or not 0 <= row <= MAX_ROW:

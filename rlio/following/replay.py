@@ -41,7 +41,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import InputReader, JsonState, Unit
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.order import rank_of
-from rlio.replay.positions import draw_seed
+from rlio.replay.positions import check_seed, draw_seed
 from rlio.replay.priorities import Prioritised
 from rlio.replay.samplers import PrioritisedSampler, UniformSampler
 from rlio.replay.store import DrawKeywords, ReplayStore, draw_of
@@ -408,10 +408,7 @@ class FollowingReplay(InputReader):
                 f"slots={state.slots}",
                 uri=self._storage.uri,
             )
-        if self._options.seed is not None and state.seed != self._options.seed:
-            raise StateError(
-                f"the state's seed is {state.seed}, this reader's {self._options.seed}: pass the same seed"
-            )
+        check_seed(position, self._options.seed, uri=self._storage.uri)
         draw = self._draw.to_json()
         if state.draw not in (None, draw):
             raise StateError(

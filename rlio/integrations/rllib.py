@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -377,11 +378,14 @@ def input_creator(src: Any, **options: Any) -> Callable[[Any], Any]:
 
     Args:
         src: Anything that `rlio.read` opens.
-        options: Keywords of `rlio.read`.
+        options: Keywords of `rlio.read`. Without ``seed`` the order is that of ``config.seed``; if that is
+            None, of a seed drawn here for all workers.
     """
+    # RLlib sends the function to all workers, which then shuffle in one order also without config.seed.
+    seed = secrets.randbits(63)
 
     def create(ioctx: Any) -> Any:
-        return _Input(src, options, ioctx)
+        return _Input(src, options, ioctx, shared_seed=seed)
 
     return create
 
@@ -389,7 +393,7 @@ def input_creator(src: Any, **options: Any) -> Callable[[Any], Any]:
 class _Input(InputReader):
     """Rows of rlio as RLlib's batches."""
 
-    def __init__(self, src: Any, options: Mapping[str, Any], ioctx: Any) -> None:
+    def __init__(self, src: Any, options: Mapping[str, Any], ioctx: Any, *, shared_seed: int) -> None:
         config, workers = ioctx.config, max(1, ioctx.config.num_env_runners)
         self._size = -(-config.train_batch_size // workers)
         self._worker = ioctx.worker
@@ -397,7 +401,9 @@ class _Input(InputReader):
         if config.postprocess_inputs:
             self._batches = self._episodes(src, options, shard)
         else:
-            given = {"batch_size": self._size, "shuffle": True, "seed": config.seed, "shard": shard}
+            seed = shared_seed if config.seed is None else config.seed
+            logger.info("worker %d reads its share in the order of seed %d", ioctx.worker_index, seed)
+            given = {"batch_size": self._size, "shuffle": True, "seed": seed, "shard": shard}
             self._batches = _without_infos(read(src, **{**given, **options}))
 
     def _episodes(self, src: Any, options: Mapping[str, Any], shard: tuple[int, int]) -> Iterator[Batch]:

@@ -1,6 +1,9 @@
 """Positions of a pass over epochs, and their saved form.
 
 A position counts units of all ranks together: equal calls lead to equal positions on all ranks.
+
+One rule says which states load (docs/guarantees.md): what decides which units come next must be equal; what
+only decides how they are served is the loading reader's own.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ __all__ = [
     "check_offset",
     "check_options",
     "check_position",
+    "check_seed",
     "choose_seed",
     "columns_digest",
     "draw_seed",
@@ -30,6 +34,8 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger("rlio")
 
+# Options that do not decide which units come next. States hold some of them.
+_SERVING = frozenset(("batch_size", "drop_last", "epochs"))
 _OTHER_ORDER = "pass the same shuffle, or finish the run with the version of rlio that began it"
 
 
@@ -80,26 +86,46 @@ def draw_seed(uri: str) -> int:
 
 
 def columns_digest(options: ReadOptions) -> str | None:
-    """A digest of ``columns`` for a state, because there may be thousands of columns."""
-    if options.columns is None:
-        return None
-    return hashlib.blake2b(canonical_json(list(options.columns)).encode(), digest_size=8).hexdigest()
+    """A digest of ``columns``, in any order, for a state, because there may be thousands of columns."""
+    return None if options.columns is None else _digest(sorted(options.columns))
 
 
-def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
+def _digest(columns: list[str]) -> str:
+    return hashlib.blake2b(canonical_json(columns).encode(), digest_size=8).hexdigest()
+
+
+def check_options(saved: Any, ours: Mapping[str, Any], options: ReadOptions, *, uri: str) -> None:
     """Compare the options in a saved state, which may have any form, with those of a reader.
 
+    Args:
+        saved: The options in the state.
+        ours: The same of the reader.
+        options: The reader's options.
+        uri: For messages.
+
     Raises:
-        StateError: Some options differ; the message names them.
+        StateError: Some options differ that decide which units come next; the message names them.
     """
     saved = saved if isinstance(saved, dict) else {}
-    unlike = [name for name in {**ours, **saved} if saved.get(name) != ours.get(name)]
+    # States of earlier versions hold the digest of the columns in the order in which they were named.
+    if options.columns is not None and saved.get("columns") == _digest(list(options.columns)):
+        saved = {**saved, "columns": columns_digest(options)}
+    unlike = [name for name in {**ours, **saved} if not _fits(name, saved.get(name), ours.get(name))]
     if unlike:
         raise StateError(
             f"the state was saved with other values of the options {', '.join(map(excerpt, unlike))}: open "
             "the data with the options of the saved reader",
             uri=uri,
         )
+
+
+def _fits(name: str, saved: Any, ours: Any) -> bool:
+    """Whether a saved value of an option fits a reader's: it is equal, or may differ and is of its kind."""
+    if name not in _SERVING:
+        return bool(saved == ours)
+    if isinstance(ours, str):  # A digest.
+        return isinstance(saved, str)
+    return saved is None or (type(saved) is int and saved > 0)
 
 
 def check_position(
@@ -112,7 +138,7 @@ def check_position(
     """
     for key, value in fingerprint.items():
         if key == "options":
-            check_options(position.get(key), value, uri=uri)
+            check_options(position.get(key), value, options, uri=uri)
         elif position.get(key) != value:
             raise StateError(
                 f"state['position'][{key!r}] is {excerpt(position.get(key))} but this reader has {value!r}: "
@@ -126,26 +152,38 @@ def check_position(
                 "load the state into the reader that saved it",
                 uri=uri,
             )
-    elif options.seed not in (None, seed_in(position)):
+    else:
+        check_seed(position, options.seed, uri=uri)
+
+
+def check_seed(position: Mapping[str, Any], given: int | None, *, uri: str = "") -> int:
+    """The seed of a saved position, which counts if the reader was given none.
+
+    Raises:
+        StateError: The reader was given another.
+    """
+    saved = seed_in(position)
+    if given is not None and given != saved:
         raise StateError(
-            f"state['position']['seed'] is {position['seed']} but this reader has {options.seed}: pass the "
-            "same seed",
-            uri=uri,
+            f"state['position']['seed'] is {saved} but this reader was given {given}: pass the same seed, or "
+            "none to take that of the state",
+            uri=uri or None,
         )
+    return saved
 
 
 def check_offset(position: Mapping[str, Any], options: ReadOptions, *, total: int) -> tuple[int, int]:
-    """The epoch and the offset of a saved position, which must exist in the data.
+    """The epoch and the offset of a saved position, which must exist in the data, and in this reader.
 
     Raises:
         StateError: They do not exist.
     """
     epoch, offset = (whole_number(position, key) for key in ("epoch", "position"))
     last = options.epochs
-    if offset >= max(total, 1) or (last is not None and epoch > last):
+    if offset >= max(total, 1) or (last is not None and (epoch, offset) > (last, 0)):
         raise StateError(
             f"state['position'] is unit {offset} of epoch {epoch}, but an epoch has {total} units and the "
-            f"reader has {'endless' if last is None else last} epochs: open the same data with the same "
-            "options"
+            f"reader has {'endless' if last is None else last} epochs: open the same data, with at least as "
+            "many epochs"
         )
     return epoch, offset

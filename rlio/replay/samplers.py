@@ -22,12 +22,12 @@ from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
 from rlio.replay.epochs import OWN_BATCH, StorePass, most_at_once
 from rlio.replay.order import UniformDraws
-from rlio.replay.positions import draw_seed
+from rlio.replay.positions import check_seed, draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
 from rlio.replay.priority_files import read_priorities, write_priorities
 from rlio.replay.table import RowTable, slots_of
 from rlio.support.options import check_count
-from rlio.support.states import restore_generator, seed_in, value_in, whole_number, whole_numbers
+from rlio.support.states import restore_generator, value_in, whole_number, whole_numbers
 from rlio.support.turns import Turns
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ class _Sampler(InputReader):
         self.unit: Unit = draw.unit
         self.batch_size: int = batch_size or OWN_BATCH
         self.seed: int = draw_seed(store.uri) if seed is None else seed
+        #: The seed that was given; None: that of a loaded state counts.
+        self._given = seed
         self._draw = draw
         self._units: Units | None = None
         self._version = -1
@@ -200,7 +202,7 @@ class _Sampler(InputReader):
                     f"store has rows {now[0]} to {now[1] - 1}: load the store that was saved with the state",
                     uri=self.store.uri,
                 )
-        self.seed = seed_in(position)
+        self.seed = check_seed(position, self._given, uri=self.store.uri)
 
 
 class UniformSampler(_Sampler):

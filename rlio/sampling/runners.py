@@ -48,12 +48,21 @@ class WorkerPlace:
         num_workers: Total number of workers.
         recreated_worker: Whether the worker replaces a failed one: for makers of environments.
         log_dir: Folder of ``output="logdir"``.
+        order_seed: Seed for the order of a shuffled input that the workers share, the same in all of them. A
+            `rlio.distributed.WorkerGroup` passes its own. None: 0; for a worker that reads alone, its seed.
     """
 
     worker_index: int = 0
     num_workers: int = 0
     recreated_worker: bool = False
     log_dir: str | os.PathLike[str] | None = None
+    order_seed: int | None = None
+
+    def order_seed_of(self, seed: int | None) -> int | None:
+        """The seed for the order of a stored input of the worker with this ``seed``; None: draw one."""
+        if self.order_seed is None and self.worker_index > 0 and self.num_workers > 1:
+            return 0  # The workers' own seeds may differ. torch's DistributedSampler has the same default.
+        return seed if self.order_seed is None else self.order_seed
 
     def context(self, config: RolloutConfig) -> EnvContext:
         """The context passed to functions that make environments."""

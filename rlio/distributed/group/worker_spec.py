@@ -88,6 +88,8 @@ class WorkerSpec:
         num_workers: Workers in the group.
         seed: Seed of the group.
         acknowledge: See `WorkerGroup`.
+        order_seed: Seed for the order of a stored input. It stays when `seed` changes, because replaced
+            workers take over a share of the order in which the others read. None: `seed`.
     """
 
     env: Any
@@ -96,6 +98,11 @@ class WorkerSpec:
     num_workers: int
     seed: int
     acknowledge: Acknowledge = "written"
+    order_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.order_seed is None:
+            object.__setattr__(self, "order_seed", self.seed)
 
     def seed_of(self, worker_id: WorkerId) -> int:
         """Return the seed of one worker: different for each index and incarnation."""
@@ -110,6 +117,7 @@ class WorkerSpec:
             self.num_workers,
             recreated_worker=worker_id.incarnation > 0,
             log_dir=keywords.pop("log_dir", None),
+            order_seed=self.order_seed,
         )
         if keywords.get("output") is not None:
             keywords["output"] = _Output(keywords["output"], self._about(worker_id))
