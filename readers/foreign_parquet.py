@@ -267,7 +267,8 @@ class RowGroups:
             return
         registered = registered_extensions()
         for path, extension in extensions.items():
-            if extension.name in registered:
+            # Pickled objects are read from their storage in any case, by rlio's own interpreter.
+            if extension.name in registered and not is_pickled(extension):
                 raise UnsafeData(
                     f"the extension type {excerpt(extension.name)} is registered in this process, and its "
                     "code is not run on files: pass extension_types='storage' to read the stored values",

@@ -243,4 +243,4 @@ def test_an_argument_of_the_wrong_kind_is_an_error_of_ours(tmp_path: Path) -> No
             use()
     assert not (tmp_path / "out").exists()
     with rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), seed=0) as worker, pytest.raises(OptionError):
-        worker.set_global_vars({"timestep": 5})  # type: ignore[arg-type]
+        worker.set_global_vars({"step": 5})
