@@ -99,7 +99,7 @@ def test_a_loop_of_ones_own_goes_on_to_the_bit(root: Path, tmp_path: Path) -> No
     found = rlio.load_checkpoint(tmp_path / "checkpoint", **parts)
     assert found.keys() == {"step", "store"}
     other.step, other.store = found["step"], found["store"]
-    other.sampler = other.store.prioritised(batch_size=8, seed=2)
+    other.sampler = other.store.prioritised(batch_size=8)
     rlio.load_checkpoint(tmp_path / "checkpoint", sampler=other.sampler)
     np.testing.assert_equal(other.train(6), expected)
 

@@ -760,6 +760,12 @@ except rlio.errors.DataNotFound as error:
     missing = str(error)
 dataset = rlio.torch.ReplayDataset(root, batch_size=4, shuffle=True, epochs=1)
 rows = [batch["t"].tolist() for batch in dataset.loader()]
+first = dataset.loader()
+next(first)
+other = rlio.torch.ReplayDataset(root, batch_size=4, shuffle=True, epochs=1)  # With another seed.
+other.load_state_dict(first.state_dict())
+assert [batch["t"].tolist() for batch in other.loader()] == rows[1:]
+assert other.state_dict()["position"]["seed"] == dataset.state_dict()["position"]["seed"]
 print(json.dumps([missing, [dataset.rank, dataset.world], rows, dataset.state_dict()]))
 """
 
