@@ -203,3 +203,16 @@ def test_content_has_another_identity_after_a_change_of_equal_size(
     after = identities()
     assert after[0] == before[0]
     assert after[1] != before[1]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_state_of_a_reader_of_records_or_of_earlier_versions_is_refused(
+    name: str, roots: dict[str, Path]
+) -> None:
+    with rlio.read(roots["rllib-json"]) as records:
+        records.sample()
+        position = records.state_dict()["position"]
+    with rlio.read(roots[name], batch_size=4) as reader:
+        state = {**reader.state_dict(), "position": position}
+        with pytest.raises(StateError, match="whole records"):
+            reader.load_state_dict(state)
