@@ -248,7 +248,6 @@ def test_a_state_of_other_data_or_options_is_refused_by_name(root: str) -> None:
         "order": {},
         "seed": {"shuffle": True, "seed": 2},
         "options 'columns'": {"shuffle": True, "seed": 1, "columns": ["t"]},
-        "options 'epochs'": {"shuffle": True, "seed": 1, "epochs": 3},
         "options 'on_error', 'missing'": {"shuffle": True, "seed": 1, "on_error": "skip", "missing": "fill"},
     }.items():
         with DatasetReader(root, **options) as reader, pytest.raises(StateError, match=key):  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ def test_units_that_are_kept_up_are_those_of_a_store_that_looks_at_all_its_rows(
                 fresh = store.units(draw_of(options))  # type: ignore[arg-type]
                 if fresh.count and world.rng.random() < 0.7:  # Not every sampler draws after each append.
                     assert all_of(sampler._seen()) == all_of(fresh), (seed, options)
-                    again = store.uniform(seed=0, batch_size=5, **options)
+                    again = store.uniform(batch_size=5, **options)
                     again.load_state_dict(sampler.state_dict())
                     assert sampler.sample().equals(again.sample())
                 if options not in JOINT:
