@@ -1351,6 +1351,8 @@ def test_an_agent_that_comes_back_is_an_error_as_in_the_new_stack() -> None:
     ours.stop()
 
 
+# RLlib's JsonReader leaves its file open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_inputs_and_outputs_are_the_same_words(tmp_path: Path) -> None:
     """The defaults, a function of the context, a registered name, a mixture, and the folder of logs."""
     from ray.tune.registry import register_input
