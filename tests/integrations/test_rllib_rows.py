@@ -9,11 +9,13 @@ no sameness: RLlib has their names, and `tests/test_rllib_page.py` shows that rl
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import re
 import runpy
 import shutil
 import sys
+import warnings
 import zipfile
 from collections.abc import Iterator
 from functools import cache
@@ -1351,8 +1353,6 @@ def test_an_agent_that_comes_back_is_an_error_as_in_the_new_stack() -> None:
     ours.stop()
 
 
-# RLlib's JsonReader leaves its file open.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_inputs_and_outputs_are_the_same_words(tmp_path: Path) -> None:
     """The defaults, a function of the context, a registered name, a mixture, and the folder of logs."""
     from ray.tune.registry import register_input
@@ -1384,6 +1384,9 @@ def test_inputs_and_outputs_are_the_same_words(tmp_path: Path) -> None:
         # RLlib adds records until it has a batch.
         rows_of = [set(map(tuple, np.asarray(each["obs"]).tolist())) for each in (said, found)]
         assert rows_of[0] == rows_of[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # RLlib's JsonReader leaves its file open.
+        gc.collect()
 
 
 def spaces() -> Any:
