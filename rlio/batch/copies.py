@@ -39,6 +39,8 @@ def own_copy(value: Any) -> Any:
     Raises:
         SchemaError: ``value`` contains itself, or is nested too deeply for Python.
     """
+    if type(value) is np.ndarray and value.dtype.kind != "O":  # At each step: without further calls.
+        return value.copy(order="K")
     try:
         return _copied(value)
     except RecursionError as error:

@@ -153,7 +153,10 @@ class RecordExperience(Recording, gym.Wrapper[Any, Any, Any, Any]):
             rows = self._rows
             if rows.count == MOST_ROWS:  # The previous write failed.
                 self._recorder.write()
-            rows.act(action, self._extras)
+            if self._extras or rows.extras:
+                rows.act(action, self._extras)
+            else:
+                rows.actions.put(rows.count, action)
             self._failed = True
             result = self.env.step(action)
             obs, reward, terminated, truncated, info = result

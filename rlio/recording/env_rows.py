@@ -13,7 +13,7 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.copies import own_copy
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.envs.values import as_reward, fitted
+from rlio.envs.values import MOST_REWARD, as_reward, fitted
 from rlio.errors import SchemaError, excerpt
 from rlio.recording.recorder import ENV, MOST_ROWS, as_extra, check_object, stored_info
 from rlio.sampling.row_store import nested
@@ -92,12 +92,14 @@ class EnvRows:
 
     Attributes:
         count: Number of rows.
+        actions: The actions, of which row ``count`` is that of the next step.
+        extras: The extra columns.
     """
 
     def __init__(self, env: gym.Env[Any, Any], *, infos: bool, seeds: bool) -> None:
         # One more row: the observation after step n is the one before step n + 1.
         self._obs = _Buffer(Columns.OBS, env.observation_space, MOST_ROWS + 1, giver=ENV)
-        self._actions = _Buffer(Columns.ACTIONS, env.action_space, MOST_ROWS, giver="the loop")
+        self.actions: _Buffer = _Buffer(Columns.ACTIONS, env.action_space, MOST_ROWS, giver="the loop")
         # float32, as EnvRunner records rewards: learners compute in float32.
         self._rewards = np.zeros(MOST_ROWS, np.float32)
         self._terminateds = np.zeros(MOST_ROWS, bool)
@@ -105,7 +107,7 @@ class EnvRows:
         self._infos: list[dict[str, Any]] | None = [] if infos else None
         self._seeds = seeds
         #: Columns that the user passes to `RecordExperience.record`; known from the first step on.
-        self._extras: dict[str, NDArray[Any]] = {}
+        self.extras: dict[str, NDArray[Any]] = {}
         self._begun = False
         self.count: int = 0
         #: Id, step and seed of each row's episode; and those of the next row.
@@ -146,14 +148,14 @@ class EnvRows:
     def act(self, action: Any, extras: dict[str, Any]) -> None:
         """Store the action of the next step, and extra columns, before the environment can change them.
 
-        Empties ``extras``.
+        Without extra columns, ``actions.put(count, action)`` is enough. Empties ``extras``.
 
         Raises:
             SchemaError: One of them does not fit.
         """
         try:
-            self._actions.put(self.count, action)
-            if extras or self._extras:
+            self.actions.put(self.count, action)
+            if extras or self.extras:
                 self._add_extras(extras)
         finally:
             extras.clear()
@@ -167,16 +169,20 @@ class EnvRows:
         at = self.count
         key = eps_id, t, seed = self._next
         self._next = eps_id, t + 1, seed
-        was_unseen, self._unseen = self._unseen, True
-        self._obs.put(at + 1, obs)
-        self._unseen = False
         try:
-            if was_unseen:
+            self._obs.put(at + 1, obs)
+        except BaseException:
+            self._unseen = True
+            raise
+        try:
+            if self._unseen:
+                self._unseen = False
                 raise SchemaError(
                     "this step is not recorded, because the observation before it could not be stored",
                     column=Columns.OBS,
                 )
-            self._rewards[at] = as_reward(reward, giver=ENV)
+            usual = type(reward) is float and -MOST_REWARD <= reward <= MOST_REWARD
+            self._rewards[at] = reward if usual else as_reward(reward, giver=ENV)
             if self._infos is not None:
                 self._infos.append(stored_info(info))
         except SchemaError:
@@ -197,10 +203,10 @@ class EnvRows:
         """
         if not self._begun:
             found = {name: as_extra(name, value) for name, value in extras.items()}
-            self._extras = {
+            self.extras = {
                 name: np.zeros((MOST_ROWS, *value.shape), value.dtype) for name, value in found.items()
             }
-        known = self._extras
+        known = self.extras
         if extras.keys() != known.keys():
             raise SchemaError(
                 f"record() was given {excerpt(sorted(extras))} for this step, and {excerpt(sorted(known))} "
@@ -226,7 +232,7 @@ class EnvRows:
         eps_ids, ts, seeds = np.array(self._keys, np.int64).T.copy()
         columns: dict[str, Any] = {
             Columns.OBS: self._obs.columns(0, rows),
-            Columns.ACTIONS: self._actions.columns(0, rows),
+            Columns.ACTIONS: self.actions.columns(0, rows),
             Columns.REWARDS: self._rewards[:rows],
             Columns.NEXT_OBS: self._obs.columns(1, rows, self._finals),
             Columns.TERMINATEDS: self._terminateds[:rows],
@@ -237,7 +243,7 @@ class EnvRows:
         columns[Columns.EPS_ID], columns[Columns.T] = eps_ids, ts
         if self._seeds:
             columns[Columns.ENV_SEED] = seeds
-        for name, buffer in self._extras.items():
+        for name, buffer in self.extras.items():
             columns[name] = buffer[:rows]
         # As vector environments and runners record it: all of them may share a data set.
         columns[Columns.ENV_ID] = np.zeros(rows, np.int64)

@@ -106,7 +106,8 @@ class _Recorder:
         Raises:
             PublishError: This is a forked child: the writer is its parent's.
         """
-        self._owner.check("recorder", error=PublishError)
+        if not self._owner.is_here:
+            self._owner.check("recorder", error=PublishError)
         since = time.monotonic() - self._written_at
         if self.rows.full or since > (_PAUSE_SECONDS if ended else _MOST_SECONDS):
             self.write()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.envs.leaves import Leaf
+from rlio.envs.values import has_true
 from rlio.envs.vector import VectorStepper
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.recording.recorder import Mode, Recording, WriterLike, alone, as_extra, check_names, check_object
@@ -147,7 +148,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
             PublishError: Rows could not be written; they are kept.
         """
         self._check_state()
-        if np.count_nonzero(self._running) < self.num_envs:
+        if 0 in self._running.tobytes():
             raise OptionError(
                 f"step() was called, but environments {excerpt(np.flatnonzero(~self._running).tolist())} "
                 "have no "
@@ -179,7 +180,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
                     misfits.setdefault(env, error)
                     infos[env] = {}
         self._rows.add(step, chosen, extras, infos, misfits)
-        self._recorder.write_if_due(ended=bool(np.count_nonzero(step.starts)))
+        self._recorder.write_if_due(ended=has_true(step.starts))
         return result
 
     def close(self, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.batch.copies import own_copy
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.envs.values import fitted
+from rlio.envs.values import fitted, has_true, is_plain
 from rlio.envs.vector import VectorStep
 from rlio.errors import SchemaError
 from rlio.recording.recorder import MOST_ROWS, check_object
@@ -44,6 +44,7 @@ class VectorRows:
             infos=infos,
         )
         self._action_leaves = leaves_of(envs.single_action_space)
+        self._action_shape = (self._envs, *self._action_leaves[0].shape)
         self._ids = np.random.default_rng(seed)
         self._eps_id = np.zeros(self._envs, np.int64)
         self._t = np.zeros(self._envs, np.int64)
@@ -95,6 +96,10 @@ class VectorRows:
         Raises:
             SchemaError: They do not fit the space, or ``extras`` differ from those of earlier steps.
         """
+        if extras or self._steps.has_extras:
+            self._steps.check_extras(extras)
+        if is_plain(self._action_leaves, actions, self._action_shape):
+            return actions.copy()
         parts = []
         for leaf in self._action_leaves:
             part = leaf_of(actions, leaf.path)
@@ -102,7 +107,6 @@ class VectorRows:
             for value in part if leaf.is_object else ():
                 check_object(leaf, value, Columns.ACTIONS)
             parts.append(own_copy(part))
-        self._steps.check_extras(extras)
         return nested(self._action_leaves, parts)
 
     def add(
@@ -142,7 +146,7 @@ class VectorRows:
         else:
             self._t += step.valid
             ended &= step.valid
-        if np.count_nonzero(ended):
+        if has_true(ended):
             self._begin(ended)
         if lost:
             raise _not_stored(lost, misfits)

@@ -190,6 +190,11 @@ class RowStore:
                 )
         return arrays
 
+    @property
+    def has_extras(self) -> bool:
+        """Whether rows have further columns of the policy."""
+        return bool(self._extras)
+
     def forget_extras(self) -> None:
         """Allow other extra columns in new rows; there must be no rows with the old ones."""
         self._extras = None
