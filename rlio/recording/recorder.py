@@ -98,6 +98,8 @@ class _Recorder:
         self.writer = writer
         self._written_at = time.monotonic()
         self._owner = Owner()
+        #: Whether this is the copy in a forked child. (At each step, the owner would ask the system.)
+        self.was_forked = False
         _recorders.add(self)
 
     def write_if_due(self, *, ended: bool) -> None:
@@ -106,7 +108,7 @@ class _Recorder:
         Raises:
             PublishError: This is a forked child: the writer is its parent's.
         """
-        if not self._owner.is_here:
+        if self.was_forked:
             self._owner.check("recorder", error=PublishError)
         since = time.monotonic() - self._written_at
         if self.rows.full or since > (_PAUSE_SECONDS if ended else _MOST_SECONDS):
@@ -124,7 +126,7 @@ class _Recorder:
             SchemaError: The writer refuses the rows, which are kept.
         """
         # A forked child has a copy of its parent's rows; the parent writes them.
-        while self.rows.count and self._owner.is_here:
+        while self.rows.count and not self.was_forked:
             self.writer.write(self.rows.batch())
             self.rows.written()
         self._written_at = time.monotonic()
@@ -132,6 +134,11 @@ class _Recorder:
 
 #: Recorders whose rows are written when the interpreter exits.
 _recorders: weakref.WeakSet[_Recorder] = weakref.WeakSet()
+
+
+def _mark_copies() -> None:
+    for recorder in list(_recorders):
+        recorder.was_forked = True
 
 
 def _write_all() -> None:
@@ -150,6 +157,8 @@ def _let_go(recorder: _Recorder) -> None:
 # `rlio.writer` registered the closing of open writers before. The last registered function runs first, so the
 # rows are written before the writers close.
 getattr(threading, "_register_atexit", atexit.register)(_write_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_copies)
 
 
 def alone(method: _Method) -> _Method:
