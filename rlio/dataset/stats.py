@@ -729,7 +729,7 @@ def _chosen(
         name: The name.
         found: Its arrays of numbers.
         read: What is read; None: all.
-        by_default: Whether nobody has named the column.
+        by_default: Whether the column was not named by the user.
 
     Raises:
         OptionError: Only integers would be normalised, which may be choices or pictures; or new_obs is named.

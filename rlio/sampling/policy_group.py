@@ -87,7 +87,7 @@ class PolicyGroup:
         callbacks: Callbacks | None = None,
     ) -> None:
         self.policies = policies
-        #: Ids of the policies that whoever makes this group again also gives.
+        #: Ids of the policies that are given again when this group is made again.
         self._given = frozenset(policies)
         self.policy_mapping_fn: MappingFn | None = None
         self.num_grad_updates: Counter[str] = Counter()
