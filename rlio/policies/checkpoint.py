@@ -66,7 +66,7 @@ def save_state(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store ``state`` in ``folder``, replacing an earlier one: as a whole, also while others save or load there.
+    """Store ``state`` in ``folder``, replacing an earlier one as a whole, also while others use it.
 
     Args:
         folder: A path or any fsspec URL.
