@@ -32,7 +32,7 @@ from rlio.replay.filters import RowFilter
 from rlio.resolve import read
 from rlio.storage.paths import is_uri, mask_secrets
 
-__all__ = ["EpisodeCutter", "Episodes", "Part", "open_episodes"]
+__all__ = ["EpisodeCutter", "Episodes", "Part", "StoredEpisodes", "episode_key", "open_episodes"]
 
 #: How the rows of episodes lie: "whole", one episode after the other with nothing between; "runs", likewise,
 #: and a row with an end is the last of its episode; "mixed", rows of several episodes alternate.
@@ -50,6 +50,11 @@ _KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, "agent_id", Columns.ENV_ID, "_writ
 # Rows of episodes that have not ended, and their bytes: where more wait, the oldest episode is given as is.
 _WAITING_ROWS = 2_000_000
 _WAITING_BYTES = 1 << 30
+
+
+def episode_key(batch: SampleBatch) -> tuple[Any, ...]:
+    """What tells the episode of the first row from others, as far as the columns know."""
+    return tuple(to_numpy(batch[name][:1]).item() for name in _KEYS if name in batch)
 
 
 class EpisodeCutter:
@@ -222,15 +227,26 @@ class Episodes:
         return SampleBatch({name: column for name, column in batch.items() if name not in dropped})
 
 
-class _StoredEpisodes(Episodes):
-    """Of a data set of rlio, one writer after the other."""
+class StoredEpisodes(Episodes):
+    """Of a data set of rlio, one writer after the other.
+
+    Attributes:
+        dataset: The data set.
+        policy: The policy whose rows are read, if there are several.
+        options: Keywords of `rlio.DatasetReader` that say what is read.
+        needs_store: Whether the filter needs whole episodes: ``episode_return >= 100``.
+        writers: The writer of each part.
+    """
 
     def __init__(
         self, dataset: Dataset, policy: str | None, layout: Layout, options: Mapping[str, Any]
     ) -> None:
-        self._dataset, self._policy = dataset, policy
-        self._options = {name: value for name, value in options.items() if name in _OF_DATASETS}
-        self._cache: Literal["auto", "none"] = "none"
+        self.dataset: Dataset = dataset
+        self.policy: str | None = policy
+        self.options: dict[str, Any] = {
+            name: value for name, value in options.items() if name in _OF_DATASETS
+        }
+        self.needs_store: bool = False
         if options.get("filter") is not None:
             rows = RowFilter.of(options["filter"])
             if rows.quantiles:
@@ -240,7 +256,8 @@ class _StoredEpisodes(Episodes):
                 )
             known = {name for names in dataset.columns.values() for name in names}
             if {*EPISODE_COLUMNS} & {*(rows.columns or ())} - known:
-                self._cache = "auto"  # Such a filter needs a store; others do not take its room.
+                self.needs_store = True
+        self.writers: list[str] = list(dataset.snapshot())
         self._snapshots = [{writer: rows} for writer, rows in dataset.snapshot().items()]
         parts = []
         spaces = dataset.policy_spaces
@@ -260,7 +277,7 @@ class _StoredEpisodes(Episodes):
         super().__init__(
             uri=dataset.uri,
             format="rlio",
-            identity=[dataset.snapshot(), policy, self._options],
+            identity=[dataset.snapshot(), policy, self.options],
             parts=parts,
             layout=layout,
         )
@@ -270,9 +287,11 @@ class _StoredEpisodes(Episodes):
             yield from self._batches_of(number)
 
     def _batches_of(self, number: int) -> Iterator[tuple[int, Batch]]:
-        part = self._dataset.part(self._snapshots[number])
-        with DatasetReader(part, epochs=1, cache=self._cache, **self._options) as reader:
-            yield from ((number, rows) for batch in reader for rows in _of(batch, self._policy))
+        part = self.dataset.part(self._snapshots[number])
+        # Only what needs a store takes its room.
+        cache: Literal["auto", "none"] = "auto" if self.needs_store else "none"
+        with DatasetReader(part, epochs=1, cache=cache, **self.options) as reader:
+            yield from ((number, rows) for batch in reader for rows in _of(batch, self.policy))
             self._note_skipped(reader, "rows")
 
 
@@ -385,7 +404,7 @@ def open_episodes(
         policy = pids[0]
     if policy is not None and policy not in pids:
         raise OptionError(f"policy={excerpt(policy)}: expected one of {excerpt(pids)}", uri=dataset.uri)
-    stored = _StoredEpisodes(dataset, policy if several else None, layout or "mixed", options)
+    stored = StoredEpisodes(dataset, policy if several else None, layout or "mixed", options)
     return _checked(stored, policy, keeps_batches=keeps_batches)
 
 

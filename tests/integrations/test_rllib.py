@@ -330,6 +330,43 @@ def test_a_data_set_of_several_writers_is_read_by_tasks_and_serves_every_episode
     assert {episode.get_observations(slice(0, len(episode))).tobytes() for episode in found} == given
 
 
+@pytest.mark.parametrize("options", [{}, {"split": ("train", 0.5)}, {"filter": "rewards > 0"}])
+def test_a_single_writer_is_read_by_many_tasks_and_each_episode_is_whole(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Six environments take turns, so each shard holds pieces of six episodes; the last ones do not end."""
+    envs = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 6)
+    writer = rlio.ParquetWriter(tmp_path, roll=rlio.Roll(max_rows=97))
+    recorder = rlio.RecordVectorExperience(envs, writer)
+    recorder.reset(seed=1)
+    recorder.action_space.seed(1)
+    for _ in range(150):
+        recorder.step(recorder.action_space.sample())
+    recorder.close()
+    dataset = rlio.open_dataset(tmp_path)
+    assert len(dataset.shards) > 8
+    expected = {
+        rows["obs"].tobytes(): len(rows)
+        for _, rows in rlio.formats.episodes.open_episodes(tmp_path, read_options=options)
+    }
+    config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path)], input_config=options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rlio.integrations.rllib, "_packed", None)
+        patch.setattr(rlio.integrations.rllib, "_packed_by_writer", None)
+        patch.setattr(rlio.dataset.part_reader, "_LEAST_BYTES", 1)  # Small shards are read by many tasks.
+        data = RlioOfflineData(config)
+    assert data.data.num_blocks() > 4
+    assert (data.rows, data.episodes) == (sum(expected.values()), len(expected))
+    found = [
+        SingleAgentEpisode.from_state(msgpack.unpackb(row["item"], object_hook=msgpack_numpy.decode))
+        for row in data.data.iter_rows()
+    ]
+    assert len({episode.id_ for episode in found}) == len(expected)
+    assert {
+        episode.get_observations(slice(0, len(episode))).tobytes(): len(episode) for episode in found
+    } == expected
+
+
 def test_an_error_in_a_task_that_reads_is_raised_where_the_data_is_opened(tmp_path: Path) -> None:
     for number in range(2):
         with rlio.ParquetWriter(tmp_path) as writer:
