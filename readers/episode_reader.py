@@ -80,6 +80,7 @@ class EpisodeReader(SourceReader):
         self._begin(open_source(found, place, own, limits=limits), found, own, asked, cache, normalise)
 
     @classmethod
+    @checked_keywords
     def of(
         cls,
         source: EpisodeSource,
@@ -124,7 +125,8 @@ class EpisodeReader(SourceReader):
         try:
             self.spaces: tuple[Any, Any] | None = layout.spaces
             about = about_format(format, own)
-            source = EpisodeFiles(layout, about=about, columns=asked.columns or ())
+            on_error = self.options.on_error
+            source = EpisodeFiles(layout, about=about, columns=asked.columns or (), on_error=on_error)
             if not len(source):
                 raise DataNotFound("found no row in the files: expected at least one", uri=layout.uri)
             missing = _MISSING[self.options.unlike]
@@ -139,6 +141,7 @@ class EpisodeReader(SourceReader):
         """The episodes, owned by the reader."""
         return self._layout
 
+    @checked_keywords
     def again(self, **keywords: Unpack[SourceKeywords]) -> Self:
         """Another reader of the same open source, from its beginning; it must be closed before this one.
 

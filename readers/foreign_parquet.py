@@ -26,18 +26,21 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
-from typing import Any, Literal, TypeVar, Unpack
+from itertools import accumulate, pairwise
+from typing import Any, Final, Literal, TypeVar, Unpack
 
 import numpy as np
 
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.dataset.stats import Normalise
 from rlio.dataset.step_columns import check_step_columns
 from rlio.errors import (
     CorruptData,
+    DataNotFound,
     MissingColumn,
     OptionError,
+    RlioError,
     SchemaError,
     UnknownLayout,
     UnsafeData,
@@ -46,53 +49,52 @@ from rlio.errors import (
 from rlio.formats.format import format_of_columns
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.arrow_columns import is_pickled, load_pickled, to_column
-from rlio.readers.inputs import (
-    Cursor,
-    Failures,
-    RecordCursor,
-    StoredReader,
-    TableCursor,
-    find_files,
-    in_column,
-    raise_at,
-)
+from rlio.readers.inputs import Failures, find_files, in_column, raise_at
 from rlio.readers.packed import Allowance
 from rlio.readers.parquet_files import ParquetFiles
 from rlio.readers.parquet_footer import Extension, registered_extensions
-from rlio.readers.read_options import ReadKeywords, ReadOptions
-from rlio.readers.rllib_json import (
-    STEP_NUMBERS,
-    RllibDecoder,
-    check_asked,
-    wanted_columns,
-)
+from rlio.readers.read_options import ReadOptions
+from rlio.readers.record_reader import RecordReader
+from rlio.readers.record_source import RecordFiles
+from rlio.readers.rllib_json import STEP_NUMBERS, RllibDecoder, wanted_columns
+from rlio.readers.source_reader import Asked, SourceKeywords
 from rlio.readers.space_arrays import Spaces, fit_space, space_of
+from rlio.readers.stored_pass import Cache
+from rlio.schemas.schema import RESERVED, Schema
+from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import check_choice, checked_keywords
 
-__all__ = ["ForeignParquetReader", "RowGroups"]
+__all__ = ["ForeignParquetReader", "RowGroups", "open_rows"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
 
-_SUFFIXES = (".parquet",)
+_SUFFIXES: Final = (".parquet",)
 # Ends of episodes that are remembered at once.
-_MOST_ENDS = 100_000
-_FIRST_ROWS = 64
+_MOST_ENDS: Final = 100_000
+# Rows of which the schema is made.
+_SAMPLE_ROWS: Final = 64
+# Bytes of rows that are read at once, and their least number, whatever a footer says.
+_GROUP_BYTES: Final = 64 << 20
+_GROUP_ROWS: Final = 64
 #: Columns that are lists where a row is a batch.
 _RECORD_LISTS = (*STEP_NUMBERS, Columns.ACTIONS)
 
 
-class ForeignParquetReader(StoredReader):
+class ForeignParquetReader(RecordReader):
     """Reads Parquet files that rlio did not write.
 
     Lists of one length become arrays, and structs nested columns. RLlib's packed text becomes the arrays in
     it; other text and ``infos`` become object arrays. Columns of Arrow's type null are left out. Nulls among
-    floats become NaN, as pandas writes them. Legacy ``dones`` become ``terminateds``. Without ``batch_size``,
-    `sample` serves a row group (a rank's share of it), or a record, if rows are batches.
+    floats become NaN, as pandas writes them. Legacy ``dones`` become ``terminateds``.
+
+    Rows are read as `rlio.DatasetReader` reads its own, with all its options except ``at``, ``grow`` and
+    ``follow``; a row group is damaged as a whole, or by 64 MB of it. Rows that are batches are records, read
+    as by `rlio.JsonReader`: without ``batch_size`` they are served as they were written.
 
     Several threads may call it: see `rlio.InputReader`.
 
@@ -106,10 +108,12 @@ class ForeignParquetReader(StoredReader):
             has registered in this process. ``"refuse"`` them, because that library may read more out of them
             than is stored; or read their ``"storage"``, as for types that are not registered. The library's
             code never runs.
+        cache: Where rows are kept: see `rlio.DatasetReader`.
+        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: ``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``shard``, ``columns``, ``on_error`` and
-            ``drop_last``: see `ReadOptions`.
+        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+            ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Raises:
         DataNotFound: ``inputs`` name no file, or the files hold no row.
@@ -127,51 +131,64 @@ class ForeignParquetReader(StoredReader):
         unnormalise_actions: bool | None = None,
         format_options: Mapping[str, Any] | None = None,
         extension_types: Literal["refuse", "storage"] = "refuse",
+        cache: Cache = "auto",
+        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
-        **keywords: Unpack[ReadKeywords],
+        **keywords: Unpack[SourceKeywords],
     ) -> None:
-        options = ReadOptions.of(keywords)
+        asked = Asked.of(keywords)  # Raises before anything is opened.
         check_choice("extension_types", extension_types, ("refuse", "storage"))
         files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
-        self._groups = RowGroups(files, limits, options.columns, refuse=extension_types == "refuse")
-        decoder = RllibDecoder(
-            options.columns,
+        decoder_of = partial(
+            RllibDecoder,
             spaces=spaces,
             limits=limits,
             unnormalise_actions=unnormalise_actions,
             format_options=format_options,
             source=files[0].uri,
         )
-
-        def make_cursor(seed: int, failures: Failures) -> Cursor:
-            self._groups.index(failures)
-            if self._groups.rows_are_batches:
-                records = _BatchRows(self._groups, options, decoder)
-                return RecordCursor(records, options, seed=seed, failures=failures)
-            if decoder.infos.given == "obs":
+        whole, refuse = decoder_of(), extension_types == "refuse"
+        groups = RowGroups(files, limits, asked.options.columns, refuse=refuse)
+        try:
+            groups.index(failures := Failures(asked.options.on_error))
+            about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
+            if groups.rows_are_batches:
+                records = _BatchRows(groups, failures)
+                self._serve(records, files, decoder_of, asked, cache, normalise, details=about)
+                return
+            if whole.infos.given == "obs":
                 raise OptionError(
                     "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
                     "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
                     uri=files[0].uri,
                 )
-            steps = _StepRows(self._groups, options, spaces, decoder)
-            return TableCursor(steps, options, seed=seed, failures=failures)
-
-        details = {
-            **decoder.details,
-            "extension_types": extension_types,
-            "max_group_bytes": limits.group_bytes,
-        }
-        try:
-            super().__init__(options, files, make_cursor, details=details)
+            steps = _StepRows(groups, files, asked.options, spaces, whole, about, columns=asked.columns)
+            self._serve_rows(steps, failures, asked, cache, normalise)
         except BaseException:
-            self._groups.close()
+            groups.close()
             raise
 
-    def _close(self) -> None:
-        super()._close()
-        self._groups.close()
+
+def open_rows(
+    inputs: StrPath | Sequence[StrPath],
+    *,
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    on_error: Literal["raise", "skip"],
+) -> GroupFiles:
+    """Parquet files as a source, as `ForeignParquetReader` reads them without options."""
+    files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
+    decoder_of = partial(RllibDecoder, limits=limits, source=files[0].uri)
+    groups, options = RowGroups(files, limits, None, refuse=True), ReadOptions(on_error=on_error)
+    try:
+        groups.index(failures := Failures(on_error))
+        if groups.rows_are_batches:
+            return RecordFiles(_BatchRows(groups, failures), files, decoder_of, options, columns=None)
+        return _StepRows(groups, files, options, None, decoder_of(), {}, columns=None)
+    except BaseException:
+        groups.close()
+        raise
 
 
 class RowGroups:
@@ -194,8 +211,9 @@ class RowGroups:
         refuse: bool,
         mapped: bool = False,
     ) -> None:
+        self.files = files
         self._parquet = ParquetFiles(files, limits)
-        self._limits = limits
+        self.limits = limits
         self._asked = columns
         self._refuse = refuse
         self._mapped = mapped
@@ -211,7 +229,7 @@ class RowGroups:
         """Read the footers."""
         self.places, self.rows, self.sizes, self.kinds = [], [], [], []
         kinds: set[bool] = set()
-        for number in range(len(self._parquet.files)):
+        for number in range(len(self.files)):
             try:
                 kind = self._parquet.guarded(number, None, partial(self._index, number))
             except (CorruptData, SchemaError) as error:
@@ -220,7 +238,7 @@ class RowGroups:
             if kinds and kind not in kinds:
                 raise SchemaError(
                     "some files have one row a step and others one row a batch: read them with two readers",
-                    uri=self._parquet.files[number].uri,
+                    uri=self.files[number].uri,
                 )
             kinds.add(kind)
         self.rows_are_batches = True in kinds
@@ -234,13 +252,13 @@ class RowGroups:
             raise OptionError(
                 "this file is a shard of a data set of rlio, and most of its new_obs are in other rows: "
                 "open the data set's root with DatasetReader",
-                uri=self._parquet.files[number].uri,
+                uri=self.files[number].uri,
             )
         if len(set(schema.names)) < len(schema.names):
             raise SchemaError("found two columns of one name: expected each name once")
         found = None if self._mapped else format_of_columns(schema.names)
         if found is not None and found.name != "rllib-parquet":
-            raise found.refusal(uri=self._parquet.files[number].uri)
+            raise found.refusal(uri=self.files[number].uri)
         first, columns = 0, (tuple(schema.names), tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
             info = metadata.row_group(group)
@@ -254,7 +272,7 @@ class RowGroups:
             return False
         rows_are_batches = _rows_are_batches(schema)
         if not rows_are_batches and self._asked is None:
-            check_step_columns(schema.names, uri=self._parquet.files[number].uri)
+            check_step_columns(schema.names, uri=self.files[number].uri)
         return rows_are_batches
 
     def names(self, number: int) -> list[str]:
@@ -281,41 +299,42 @@ class RowGroups:
         """Apply ``use`` to the Arrow table of some rows of a group; errors name the file and group."""
         number, index, _ = self.places[group]
         rows = partial(self._parquet.rows, number, index, start, stop, columns)
-        return self._parquet.guarded(number, index, lambda: use(rows()))
+        return self.guarded(group, lambda: use(rows()))
 
     def whole(self, group: int) -> Any:
         """The Arrow table of all rows of a group. The last one is kept."""
         number, index, _ = self.places[group]
-        return self._parquet.guarded(number, index, partial(self._parquet.group, number, index))
+        return self.guarded(group, partial(self._parquet.group, number, index))
+
+    def guarded(self, group: int, action: Callable[[], T]) -> T:
+        """Call ``action``; errors name the file and group."""
+        number, index, _ = self.places[group]
+        return self._parquet.guarded(number, index, action)
 
     def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
         """The memory allowance for all packed columns of the group together."""
         number, index, _ = self.places[group]
         found = self._parquet.file(number).columns(index, columns)
-        return Allowance(self._limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
+        return Allowance(self.limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
 
     def extensions(self, group: int) -> Mapping[str, Extension]:
         """Extension types of the group's file."""
         return self._parquet.file(self.places[group][0]).extensions
 
-    def agreed(self, options: ReadOptions, first_of: Callable[[int], Batch]) -> Agreed:
-        """The common columns of batches, of which ``first_of`` gives the first of a row group."""
-
-        def firsts() -> Iterator[tuple[str, Batch]]:
-            seen: set[Hashable] = set()
-            for group, kind in enumerate(self.kinds):
-                # Damage is reported when the rows are served.
-                with contextlib.suppress(CorruptData, SchemaError):
-                    if kind not in seen and len(batch := first_of(group)):
-                        seen.add(kind)
-                        yield self.place(group, 0)[0], batch
-
-        return Agreed(options, firsts, several=len(set(self.kinds)) > 1)
+    def firsts(self, first_of: Callable[[int], Batch]) -> Iterator[tuple[str, Batch]]:
+        """URI and first readable batch, ``first_of`` a row group, of each kind of file that has one."""
+        seen: set[Hashable] = set()
+        for group, kind in enumerate(self.kinds):
+            # Damage is reported when the rows are served.
+            with contextlib.suppress(CorruptData, SchemaError):
+                if kind not in seen and len(batch := first_of(group)):
+                    seen.add(kind)
+                    yield self.place(group, 0)[0], batch
 
     def place(self, group: int, row: int) -> tuple[str, int]:
         """URI of the file, and the number of the row in it."""
         number, _, first = self.places[group]
-        return self._parquet.files[number].uri, first + row
+        return self.files[number].uri, first + row
 
     def close(self) -> None:
         self._parquet.close()
@@ -338,39 +357,47 @@ def _rows_are_batches(schema: Any) -> bool:
 
 
 class _BatchRows:
-    """Rows that are batches; a `RecordSource`."""
+    """Rows that are batches; `Records`."""
 
-    def __init__(self, groups: RowGroups, options: ReadOptions, decoder: RllibDecoder) -> None:
-        self._groups = groups
-        self._decoder = decoder
+    def __init__(self, groups: RowGroups, failures: Failures) -> None:
+        self._groups, self.files, self.failures = groups, groups.files, failures
         self._ends = list(accumulate(groups.rows))
-        self._agreed = groups.agreed(options, partial(self._decode, row=0))
+        self.numbers: list[int] = []
+        counts = [0] * len(self.files)
+        for (file, _, first), rows in zip(groups.places, groups.rows, strict=True):
+            self.numbers += range(first, first + rows)
+            counts[file] += rows
+        self.ends = list(accumulate(counts))
 
     def has(self, index: int) -> bool:
-        return index < self.count()
+        return index < len(self.numbers)
 
     def count(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self.numbers)
+
+    def rows_of(self, index: int) -> int | None:
+        return None
+
+    def uri_of(self, index: int) -> str:
+        return self.files[bisect_right(self.ends, index)].uri
 
     def close(self) -> None:
-        """Do nothing: the row groups are the reader's."""
+        self._groups.close()
 
-    def load(self, index: int) -> Batch:
+    def firsts(self, decoder: RllibDecoder) -> Iterator[tuple[str, Batch]]:
+        return self._groups.firsts(lambda group: self._decode(group, 0, decoder))
+
+    def load(self, index: int, decoder: RllibDecoder) -> Batch:
         group = bisect_right(self._ends, index)
         row = index - (self._ends[group - 1] if group else 0)
         try:
-            return self._agreed.conform(self._decode(group, row))
-        except (CorruptData, SchemaError) as error:
-            uri, record = self._groups.place(group, row)
-            raise_at(error, uri=uri, record=record)
+            return self._decode(group, row, decoder)
+        except (CorruptData, SchemaError, UnknownLayout) as error:
+            raise_at(error, uri=self.uri_of(index), record=self.numbers[index])
 
-    def _decode(self, group: int, row: int) -> Batch:
-        try:
-            record = self._record(group, row)
-            return self._decoder.decode_record(record, following=partial(self._next_record, group, row))
-        except UnknownLayout as error:
-            uri, number = self._groups.place(group, row)
-            raise_at(error, uri=uri, record=number)
+    def _decode(self, group: int, row: int, decoder: RllibDecoder) -> Batch:
+        record = self._record(group, row)
+        return decoder.decode_record(record, following=partial(self._next_record, group, row))
 
     def _record(self, group: int, row: int) -> dict[str, Any]:
         """A row as Python values, pickled objects interpreted."""
@@ -391,32 +418,136 @@ class _BatchRows:
         return None
 
 
-class _StepRows:
-    """Rows that are steps; a `TableSource`."""
+class _StepRows(GroupFiles):
+    """Rows that are steps, all of one writer: an episode may continue in the next file.
+
+    Args:
+        groups: The row groups.
+        files: Their files.
+        options: What to do with files with different columns.
+        spaces: See the reader.
+        decoder: Settles flags, and scales actions.
+        about: Options that change the rows, as JSON values.
+        columns: The columns that are read; None: all. Others are left out where they cannot be read.
+    """
 
     def __init__(
-        self, groups: RowGroups, options: ReadOptions, spaces: Spaces | None, decoder: RllibDecoder
+        self,
+        groups: RowGroups,
+        files: Sequence[InputFile],
+        options: ReadOptions,
+        spaces: Spaces | None,
+        decoder: RllibDecoder,
+        about: Mapping[str, Any],
+        *,
+        columns: Sequence[str] | None,
     ) -> None:
-        self._groups = groups
-        self._asked = options.columns
-        self._wanted = wanted_columns(options.columns)
+        super().__init__(files, {**decoder.details, **about})
+        self._row_groups, self._decoder = groups, decoder
+        self._asked = None if columns is None else frozenset(columns)
         self._spaces = space_of(spaces, DEFAULT_POLICY_ID)
-        self._decoder = decoder
-        self.rows: Sequence[int] = groups.rows
-        self.sizes: Sequence[int] = groups.sizes
-        self._agreed = groups.agreed(options, self._first_of)
+        # Files may have different columns: all are decoded, and then dropped or filled.
+        self._decodes_all = options.unlike != "error"
         # Where the episodes end; None: it is known that rows are stored twice.
         self._ends: dict[Hashable, tuple[str, int]] | None = {}
+        if not groups.rows:
+            raise DataNotFound("found no row in the files: expected at least one", uri=self.uri)
+        self._agreed = Agreed(
+            options, lambda: groups.firsts(self._first_of), several=len(set(groups.kinds)) > 1
+        )
+        row_bytes = self._find_schema()
+        #: (row group, first row in it, row after the last) of each group.
+        self._groups: list[tuple[int, int, int]] = []
+        part = min(_GROUP_BYTES, groups.limits.group_bytes // 2)
+        ends = [0] * len(files)
+        for group, rows in enumerate(groups.rows):
+            most = max(_GROUP_ROWS, part // max(1, row_bytes, groups.sizes[group] // rows))
+            self._groups += [(group, at, min(at + most, rows)) for at in range(0, rows, most)]
+            ends[groups.places[group][0]] = len(self._groups)
+        of_files = zip(files, pairwise(accumulate(ends, max, initial=0)), strict=True)
+        segments = [(file.uri, range(first, stop)) for file, (first, stop) in of_files if stop > first]
+        self._state([stop - start for _, start, stop in self._groups], segments, row_bytes=row_bytes)
 
-    def load(self, group: int, start: int, stop: int) -> SampleBatch:
+    def _find_schema(self) -> int:
+        """Find the schema, by the first readable row group; returns the bytes of a row."""
+        failure: RlioError | None = None
+        for group in range(len(self._row_groups.rows)):
+            try:
+                batch = self._agreed.conform(self._first_of(group))
+            except (CorruptData, SchemaError) as error:
+                failure = failure or error
+                continue
+            self._adopt(Schema.of(batch, is_written=False))
+            return batch.size_bytes() // len(batch)
+        assert failure is not None
+        raise failure
+
+    def _first_of(self, group: int) -> SampleBatch:
+        """The first rows of a row group, with the columns that can be read."""
+        rows = min(self._row_groups.rows[group], _SAMPLE_ROWS)
+        if self._asked is None:
+            return self._batch(group, 0, rows, None)
+        found: dict[str, Any] = {}
+        use = partial(self._decoded, group=group)
+        for name in self._row_groups.names(self._row_groups.places[group][0]):
+            if name in RESERVED and name not in self._asked:
+                continue
+            try:
+                found |= self._row_groups.read(group, 0, rows, frozenset([name]), use)
+            except (CorruptData, SchemaError) as error:
+                if name in self._asked:
+                    raise
+                logger.info("a column that is not requested is left out: %s", error)
+        return self._row_groups.guarded(group, lambda: self._settled(found))
+
+    def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
+        wanted = self._columns if columns is None and self._asked is not None else columns
+        wanted = None if self._decodes_all else wanted
+        number, start, stop = self._groups[group]
+        stored = None if wanted is None else wanted_columns([*wanted])
+        batch = self._batch(number, start, stop, stored)
+        for name in () if wanted is None else batch.keys() - wanted:
+            del batch[name]
+        try:
+            self._agreed.conform(batch, wanted)
+        except SchemaError as error:
+            file, index, _ = self._row_groups.places[number]
+            raise_at(error, uri=self._files[file].uri, record=index)
+        if "module_id" in batch:
+            self._look_for_copies(batch, number, start)
+        return batch
+
+    def _batch(self, group: int, start: int, stop: int, stored: frozenset[str] | None) -> SampleBatch:
+        """Some rows of a row group, of the columns ``stored``; None: all."""
+
         def use(table: Any) -> SampleBatch:
-            batch = self._batch(table, group)
-            self._agreed.conform(batch)
-            if "module_id" in batch:
-                self._look_for_copies(batch, group, start)
-            return batch
+            return self._settled(self._decoded(table, group))
 
-        return self._groups.read(group, start, stop, self._wanted, use)
+        return self._row_groups.read(group, start, stop, stored, use)
+
+    def _decoded(self, table: Any, group: int) -> dict[str, Any]:
+        columns, names = {}, table.column_names
+        extensions = self._row_groups.extensions(group)
+        allowance = self._row_groups.allowance(group, frozenset(names))
+        for name in names:
+            with in_column(name):
+                column = to_column(name, table.column(name).combine_chunks(), extensions, allowance)
+                if column is not None and name in self._spaces:
+                    column = fit_space(column, self._spaces[name], lambda leaf: leaf)
+            if column is not None:
+                columns[name] = column
+        return columns
+
+    def _settled(self, columns: dict[str, Any]) -> SampleBatch:
+        self._decoder.flags.settle(columns)
+        self._decoder.scaling.scale(columns, DEFAULT_POLICY_ID, is_rllibs="module_id" in columns)
+        if not columns:
+            raise MissingColumn("the file has none of the requested columns, or only null ones")
+        return SampleBatch(columns)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._row_groups.close()
 
     def _look_for_copies(self, batch: SampleBatch, group: int, start: int) -> None:
         """Warn, once, if an episode ends at two places; RLlib's ids are unique.
@@ -430,7 +561,7 @@ class _StepRows:
             if name in batch:
                 ended |= np.asarray(batch[name], np.bool_)
         for row in np.flatnonzero(ended):
-            id_, place = batch[Columns.EPS_ID][row], self._groups.place(group, start + int(row))
+            id_, place = batch[Columns.EPS_ID][row], self._row_groups.place(group, start + int(row))
             first = self._ends.setdefault(id_, place)
             if first != place:
                 logger.warning(
@@ -442,26 +573,3 @@ class _StepRows:
                 return
             if len(self._ends) >= _MOST_ENDS:
                 self._ends.clear()
-
-    def _first_of(self, group: int) -> SampleBatch:
-        """Decode the first rows of a row group."""
-        use = partial(self._batch, group=group)
-        return self._groups.read(group, 0, min(self.rows[group], _FIRST_ROWS), self._wanted, use)
-
-    def _batch(self, table: Any, group: int) -> SampleBatch:
-        columns = {}
-        extensions, allowance = self._groups.extensions(group), self._groups.allowance(group, self._wanted)
-        for name in table.column_names:
-            with in_column(name):
-                column = to_column(name, table.column(name).combine_chunks(), extensions, allowance)
-                if column is not None and name in self._spaces:
-                    column = fit_space(column, self._spaces[name], lambda leaf: leaf)
-            if column is not None:
-                columns[name] = column
-        self._decoder.flags.settle(columns)
-        is_rllibs = "module_id" in table.column_names
-        self._decoder.scaling.scale(columns, DEFAULT_POLICY_ID, is_rllibs=is_rllibs)
-        check_asked(self._asked, columns)
-        if not columns:
-            raise MissingColumn("the file has none of the requested columns, or only null ones")
-        return SampleBatch(columns)

@@ -18,35 +18,35 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, Unpack
 
-from rlio.batch import Batch
 from rlio.dataset.names import HEADER, ShardName
 from rlio.dataset.stats import Normalise
-from rlio.errors import OptionError, SchemaError
+from rlio.errors import OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.reader import Endless, InputReader, JsonState, Unit
-from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, raise_at
+from rlio.readers.inputs import find_files
 from rlio.readers.json_records import JsonRecords
-from rlio.readers.json_source import SUFFIXES, JsonSource
 from rlio.readers.line_files import open_line_files
 from rlio.readers.read_options import ReadOptions
+from rlio.readers.record_reader import RecordReader
+from rlio.readers.record_source import RecordFiles
 from rlio.readers.rllib_json import RllibDecoder
-from rlio.readers.source_reader import Asked, SourceKeywords, SourceReader, refuse_earlier
+from rlio.readers.source_reader import Asked, SourceKeywords
 from rlio.readers.space_arrays import Spaces
 from rlio.readers.stored_pass import Cache
-from rlio.replay.joint_gather import RowSource
-from rlio.source.damage import SkippedRecord
-from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import checked_keywords
 
-__all__ = ["JsonReader"]
+__all__ = ["JsonReader", "open_json"]
+
+#: Endings of the names of the files.
+SUFFIXES: Final = (".json", ".jsonl", ".zip")
 
 
-class JsonReader(InputReader):
+class JsonReader(RecordReader):
     """Reads RLlib's JSON recordings.
 
     Without ``batch_size``, `sample` serves the records as they were written, in their order or shuffled;
@@ -88,8 +88,6 @@ class JsonReader(InputReader):
         CorruptData: A zip file is damaged (UnsafeData: it would inflate to too much memory).
     """
 
-    replayable = True
-
     @checked_keywords
     def __init__(
         self,
@@ -104,149 +102,39 @@ class JsonReader(InputReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[SourceKeywords],
     ) -> None:
-        asked = Asked.of(keywords)
+        asked = Asked.of(keywords)  # Raises before anything is opened.
         found = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
         _refuse_data_sets(found)
-
-        def decoder_of(columns: list[str] | None) -> RllibDecoder:
-            return RllibDecoder(
-                columns,
+        self._serve(
+            JsonRecords(open_line_files(found, limits), limits.line_bytes, asked.options.on_error),
+            found,
+            partial(
+                RllibDecoder,
                 spaces=spaces,
                 limits=limits,
                 unnormalise_actions=unnormalise_actions,
                 format_options=format_options,
                 source=found[0].uri,
-            )
-
-        records = JsonRecords(open_line_files(found, limits), limits.line_bytes)
-        self.options: ReadOptions = asked.options
-        self.drop_last: bool = asked.options.drop_last
-        by_rows = asked.options.batch_size is not None or asked.drawn or cache != "auto" or bool(normalise)
-        self._inner: _Records | _Rows
-        if by_rows:
-            source = JsonSource(records, found, decoder_of, asked.options, columns=asked.columns)
-            self._inner = _Rows(source, asked, cache, normalise)
-            self.can_read_ahead: bool = asked.options.shard[1] == 1 and not self.drop_last
-        else:
-            self._inner = _Records(records, found, decoder_of(asked.options.columns), asked.options, limits)
-
-    def _describe(self) -> Iterator[str]:
-        yield from self._inner._describe()
-
-    @property
-    def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
-        """The unit that ``n`` and ``batch_size`` count."""
-        return self._inner.unit
-
-    @property
-    def skipped(self) -> int:
-        """Damaged records that ``on_error="skip"`` has skipped so far, each counted once."""
-        return self._inner.skipped
-
-    @property
-    def errors(self) -> list[SkippedRecord]:
-        """The first 1000 of them, each with its place and its damage."""
-        return self._inner.errors
-
-    @property
-    def row_source(self) -> RowSource | None:
-        """The source of its next rows, to gather them with those of others; None without a store."""
-        return self._inner.row_source if isinstance(self._inner, _Rows) else None
-
-    # ---- hooks of InputReader ----
-
-    def _next(self) -> Batch:
-        return self._inner._next()
-
-    def _take(self, n: int) -> Batch:
-        return self._inner._take(n) if isinstance(self._inner, _Rows) else super()._take(n)
-
-    def _endless(self) -> Endless | None:
-        return self._inner._endless()
-
-    def interrupt(self) -> None:
-        """Wake a `sample` that waits for its store to be built; see `InputReader`."""
-        self._inner.interrupt()
-
-    def _position(self) -> JsonState:
-        return self._inner._position()
-
-    def _load(self, state: JsonState) -> None:
-        if isinstance(self._inner, _Records):
-            self._inner.check_ranks(state)
-        super()._load(state)
-
-    def _seek(self, position: JsonState) -> None:
-        self._inner._seek(position)
-
-    def _close(self) -> None:
-        self._inner._close()
+            ),
+            asked,
+            cache,
+            normalise,
+            details={"max_line_bytes": limits.line_bytes},
+        )
 
 
-class _Records(StoredReader):
-    """Records as they were written."""
-
-    def __init__(
-        self,
-        records: JsonRecords,
-        files: Sequence[InputFile],
-        decoder: RllibDecoder,
-        options: ReadOptions,
-        limits: Limits,
-    ) -> None:
-        agreed = Agreed(options, lambda: records.firsts(decoder), several=len(records.files) > 1)
-        found = _AgreedRecords(records, decoder, agreed)
-
-        def make_cursor(seed: int, failures: Failures) -> Cursor:
-            records.failures = failures
-            return RecordCursor(found, options, seed=seed, failures=failures)
-
-        details = {**decoder.details, "max_line_bytes": limits.line_bytes}
-        super().__init__(options, files, make_cursor, details=details)
-
-
-class _AgreedRecords:
-    """Records with equal columns; a `RecordSource`."""
-
-    def __init__(self, records: JsonRecords, decoder: RllibDecoder, agreed: Agreed) -> None:
-        self._records, self._decoder, self._agreed = records, decoder, agreed
-        self.has, self.count, self.close = records.has, records.count, records.close
-
-    def load(self, index: int) -> Batch:
-        batch = self._records.load(index, self._decoder)
-        try:
-            return self._agreed.conform(batch)
-        except SchemaError as error:
-            raise_at(error, uri=self._records.uri_of(index), record=self._records.numbers[index])
-
-
-class _Rows(SourceReader):
-    """Rows, by the engine of all stored data."""
-
-    def __init__(self, source: JsonSource, asked: Asked, cache: Cache, normalise: Normalise | None) -> None:
-        self.options, self._uri, self._source = asked.options, source.uri, source
-        try:
-            self._open(source, asked, cache=cache, missing="error", normalise=normalise)
-        except BaseException:
-            source.close()
-            raise
-
-    @property
-    def skipped(self) -> int:
-        count: int = self._source.failures.count + self._pass.damage.count
-        return count
-
-    @property
-    def errors(self) -> list[SkippedRecord]:
-        return [*self._source.failures.errors, *self._pass.damage.errors][:1000]
-
-    def _seek(self, position: JsonState) -> None:
-        refuse_earlier(position, uri=self._uri)
-        super()._seek(position)
-
-    def _close(self) -> None:
-        super()._close()
-        self._source.close()
+def open_json(
+    inputs: StrPath | Sequence[StrPath],
+    *,
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    on_error: Literal["raise", "skip"],
+) -> RecordFiles:
+    """RLlib's JSON files as a source, as `JsonReader` reads them without options."""
+    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
+    records = JsonRecords(open_line_files(files, limits), limits.line_bytes, on_error)
+    decoder_of = partial(RllibDecoder, limits=limits, source=files[0].uri)
+    return RecordFiles(records, files, decoder_of, ReadOptions(on_error=on_error), columns=None)
 
 
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:

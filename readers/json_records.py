@@ -12,13 +12,16 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
-from typing import IO, Final
+from typing import IO, Final, Literal
+
+import orjson
 
 from rlio.batch import Batch
+from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
 from rlio.readers.inputs import Failures, raise_at
 from rlio.readers.line_files import READ_ERRORS, Line, LineFile, line_of
-from rlio.readers.rllib_json import NextLine, RllibDecoder
+from rlio.readers.rllib_json import STEP_NUMBERS, NextLine, RllibDecoder
 from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage.open_files import OpenFiles
 
@@ -37,6 +40,7 @@ class JsonRecords:
     Args:
         files: The files.
         limit: Most bytes of a line.
+        on_error: What to do with files that are damaged.
 
     Attributes:
         failures: What handles files that are damaged.
@@ -44,10 +48,12 @@ class JsonRecords:
         ends: Of each file that was read to its end, the number of records up to there.
     """
 
-    def __init__(self, files: Sequence[LineFile], limit: int) -> None:
+    def __init__(
+        self, files: Sequence[LineFile], limit: int, on_error: Literal["raise", "skip"] = "raise"
+    ) -> None:
         self.files = files
         self._limit = limit
-        self.failures = Failures("raise")
+        self.failures = Failures(on_error)
         self._offsets = array("q")
         self._sizes = array("q")
         self.numbers = array("q")
@@ -112,6 +118,23 @@ class JsonRecords:
             place = self._offsets[index], self._sizes[index], self.numbers[index]
             line = self._line_at(self.file_of(index), *place)
         return line
+
+    def rows_of(self, index: int) -> int | None:
+        """Rows of a plain record, by one of its lists; None: it must be decoded to tell.
+
+        A record whose columns differ in length is found to be damaged when it is decoded.
+        """
+        data = self.line(index).data
+        try:
+            record = None if data is None else orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(record, dict) or record.get("type", "SampleBatch") != "SampleBatch":
+            return None
+        if Columns.SEQ_LENS in record:
+            return None
+        lists = (record[name] for name in STEP_NUMBERS if name in record)
+        return next((len(found) for found in lists if isinstance(found, list)), None)
 
     def load(self, index: int, decoder: RllibDecoder) -> Batch:
         """The batch in a record.

@@ -17,7 +17,8 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rlio.errors import CorruptData, UnsafeData
@@ -38,6 +39,25 @@ _BATCH_ROWS = 8192
 _OPEN_FILES = 4
 
 
+@dataclass
+class _Scan:
+    """A row group that is read in parts.
+
+    Attributes:
+        key: The open file, the row group, and the columns.
+        batches: The batches that were not read yet.
+        rest: The last batch that was read, if it has rows that were not asked for.
+        at: Number of the first row of ``rest``, or of the next batch.
+        held: Bytes of all rows up to there.
+    """
+
+    key: tuple[ForeignFile, int, list[str]]
+    batches: Iterator[Any]
+    rest: Any = None
+    at: int = 0
+    held: int = 0
+
+
 class ParquetFiles:
     """Open Parquet files, the few most recently used, and the row group that was read last.
 
@@ -51,6 +71,10 @@ class ParquetFiles:
         self._limits = limits
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
         self._held: tuple[object, Any] = (None, None)
+        #: Where a row group is read in parts: the next part goes on there.
+        self._scan: _Scan | None = None
+        #: (file, row group) -> stored and decoded bytes of one that takes more than a row group may.
+        self._inflated: dict[tuple[int, int], tuple[int, int]] = {}
 
     def file(self, number: int) -> ForeignFile:
         """The open file."""
@@ -95,10 +119,24 @@ class ParquetFiles:
         columns = [name for name in file.arrow.schema_arrow.names if names is None or name in names]
         widest = file.widest(group, columns, limits=limits)
         most = max(1, min(_BATCH_ROWS, min(_BATCH_BYTES, limits.group_bytes) // widest))
-        batches, held, at = [], 0, 0
-        for batch in file.arrow.iter_batches(most, row_groups=[group], columns=columns):
-            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
-            at += batch.num_rows
+        batches, held = [], 0
+        if (number, group) in self._inflated:  # Its other parts are not decoded only to be refused too.
+            limits.check_inflation(*self._inflated[number, group], "a row group")
+        scan, self._scan = self._scan, None  # After an error, the next call begins again.
+        if scan is None or scan.key != (file, group, columns) or scan.at > start:
+            scan = _Scan((file, group, columns), file.arrow.iter_batches(most, [group], columns))
+        while scan.at < stop:
+            batch = next(scan.batches, None) if scan.rest is None else scan.rest
+            if batch is None:
+                raise CorruptData(
+                    f"found {scan.at} rows in a row group, expected at least {stop} by its footer"
+                )
+            scan.held += batch.nbytes if scan.rest is None else 0
+            if scan.held > limits.group_bytes:  # In all: a page of kilobytes may spell out gigabytes.
+                stored = sum(chunk.total_compressed_size for _, chunk in file.columns(group, columns))
+                self._inflated[number, group] = stored, scan.held
+                limits.check_inflation(stored, scan.held, "a row group")
+            low, high = max(start - scan.at, 0), min(stop - scan.at, batch.num_rows)
             if low < high:
                 held += batch.nbytes
                 if held > limits.group_bytes:
@@ -108,10 +146,12 @@ class ParquetFiles:
                     )
                 batch.validate(full=True)
                 batches.append(batch.slice(low, high - low))
-            if at >= stop:
+            if high < batch.num_rows:
+                scan.rest = batch
                 break
-        if at < stop:
-            raise CorruptData(f"found {at} rows in a row group, expected at least {stop} by its footer")
+            scan.rest, scan.at = None, scan.at + batch.num_rows
+        if stop < found:
+            self._scan = scan
         return pa.Table.from_batches(batches, None if batches else file.arrow.schema_arrow).select(columns)
 
     def all(self, number: int, names: Collection[str] | None = None) -> Any:
@@ -134,5 +174,5 @@ class ParquetFiles:
 
     def close(self) -> None:
         """Close all files."""
-        self._held = (None, None)
+        self._held, self._scan = (None, None), None
         self._open.close()

@@ -335,17 +335,26 @@ class Schema:
         *,
         spaces: Mapping[str, Mapping[str, Any]] | None = None,
         stored: Mapping[str, str] | None = None,
+        is_written: bool = True,
     ) -> Schema:
-        """Return the schema of a first batch, which may have no rows."""
+        """Return the schema of a first batch, which may have no rows.
+
+        Args:
+            batch: The batch.
+            spaces: Policy id -> its spaces.
+            stored: See the class.
+            is_written: Whether rlio writes it. If not, what reads the batch limits it.
+        """
         multi_agent = isinstance(batch, MultiAgentBatch)
         empty = cls({}, multi_agent=multi_agent, stored=stored or {})
-        return empty.extended(batch, spaces=spaces)
+        return empty.extended(batch, spaces=spaces, is_written=is_written)
 
     def extended(
         self,
         batch: SampleBatch | MultiAgentBatch,
         *,
         spaces: Mapping[str, Mapping[str, Any]] | None = None,
+        is_written: bool = True,
     ) -> Schema:
         """Return this schema with the policies of ``batch`` that it lacks; itself if it lacks none.
 
@@ -379,8 +388,9 @@ class Schema:
             found[pid] += _leaves_of(valid)
         # Split stacks only if every row has the column, because several policies may share one.
         found |= {
-            pid: _leaves_of(part) if self.multi_agent else _with_stacks(_leaves_of(part), part)
+            pid: leaves if self.multi_agent else _with_stacks(leaves, part)
             for pid, part in fresh.items()
+            for leaves in [_leaves_of(part, is_written=is_written)]
         }
         named = _with_physical_names(found)
         policies = {
@@ -392,6 +402,8 @@ class Schema:
         }
         made = replace(self, policies=policies)
         made = replace(made, group_rows=_rows_of(_GROUP_BYTES, made.folded_row_bytes))
+        if is_written:
+            made._check_limits()
         made._check_storable()
         return made
 
@@ -419,7 +431,7 @@ class Schema:
                     f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=uri, column=name
                 )
 
-    def _check_storable(self) -> None:
+    def _check_limits(self) -> None:
         """Refuse a schema that readers would refuse: they limit schemas, which may be hostile."""
         most = DEFAULT_LIMITS
         if len(self.columns) > most.columns or len(self.policies) > most.policies:
@@ -431,6 +443,12 @@ class Schema:
             raise SchemaError(
                 f"rows of {self.group_row_bytes} bytes: at most {most.group_bytes}; store references"
             )
+        with contextlib.suppress(UnicodeEncodeError):  # Refused below.
+            self.text.encode()
+            most.check_json(self.text, "a schema")
+
+    def _check_storable(self) -> None:
+        """Refuse names that cannot be stored, or that are stored as those of others."""
         for pid, policy in self.policies.items():
             if len(pid) > _MAX_POLICY_CHARACTERS:
                 raise SchemaError(
@@ -449,7 +467,6 @@ class Schema:
             self._check_joint(name)
         try:
             self.text.encode()
-            most.check_json(self.text, "a schema")
         except UnicodeEncodeError as error:
             raise SchemaError(
                 "a name, or a description of a space, holds half of a surrogate pair; replace it"
@@ -638,7 +655,7 @@ def rebuild(found: list[tuple[Path, Any]]) -> Any:
     return unflatten([path for path, _ in found], [item for _, item in found])
 
 
-def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
+def _leaves_of(batch: SampleBatch, *, is_written: bool = True) -> tuple[Leaf, ...]:
     """Return the leaves of a batch, named as if there were no other policy."""
     found = []
     for column in batch:
@@ -647,7 +664,7 @@ def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
         _check_nesting(batch[column], column)
         for path, item in leaves(batch[column]):
             name = leaf_name(column, path)
-            if len(path) > DEFAULT_LIMITS.nesting:
+            if is_written and len(path) > DEFAULT_LIMITS.nesting:
                 raise SchemaError(f"it nests more than {DEFAULT_LIMITS.nesting} deep", column=name)
             if name.endswith(_RESERVED_ENDS):
                 raise SchemaError(

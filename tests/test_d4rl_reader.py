@@ -20,7 +20,7 @@ from rlio.errors import (
     SchemaError,
     UnsafeData,
 )
-from rlio.readers import d4rl_reader, inputs
+from rlio.formats import d4rl_source
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.testing.readers import ReaderTests, assert_resumes
 
@@ -87,7 +87,7 @@ def own_reading(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of 16 rows, so that small files have many."""
-    monkeypatch.setattr(d4rl_reader, "_MIN_GROUP_ROWS", 16)
+    monkeypatch.setattr(d4rl_source, "_MIN_GROUP_ROWS", 16)
 
 
 def assert_columns(batch: SampleBatch, expected: dict[str, np.ndarray]) -> None:
@@ -213,16 +213,6 @@ def test_shuffled_rows_come_from_many_places_and_each_comes_once(tmp_path: Path)
     assert len(np.unique(batches[0] // 16)) > 25
 
 
-def test_every_window_is_permuted_in_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_WINDOW_ROWS", 32)
-    path = save(tmp_path / "a.hdf5", datasets(320))
-    with D4RLReader(path, epochs=1, shuffle=True, seed=0) as reader:
-        windows = [batch["rewards"].astype(int) for batch in reader]
-    assert [len(window) for window in windows] == [32] * 10
-    within = {tuple(np.argsort(np.argsort(window)).tolist()) for window in windows}
-    assert len(within) == 10
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_ranks_get_each_row_once_and_even_shares(world: int, shuffle: bool, tmp_path: Path) -> None:
@@ -276,7 +266,7 @@ class TestShuffled(D4RLReaderSuite):
 
 def test_columns_chooses_what_is_read(tmp_path: Path) -> None:
     path = save(tmp_path / "a.hdf5", datasets(40))
-    assert set(read(path, columns=["rewards", "dones"])) == {"rewards", "terminateds", "truncateds"}
+    assert set(read(path, columns=["rewards", "t"])) == {"rewards", "t"}
     assert set(read(path, columns=["t"])) == {"t"}
     assert set(read(path, columns=["new_obs"])) == {"new_obs", "new_obs_valid"}
     with pytest.raises(MissingColumn, match=r"a\.hdf5, column advantages"):
@@ -303,7 +293,10 @@ def test_bytes_that_are_no_hdf5_are_named(tmp_path: Path) -> None:
             assert reader.skipped == 1
 
 
-def test_a_damaged_chunk_is_named_and_the_rest_is_served(tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_named_and_costs_only_the_episodes_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(d4rl_source, "_MIN_GROUP_ROWS", 100)
     path = tmp_path / "a.hdf5"
     columns = datasets(160)
     with h5py.File(path, "w") as file:
@@ -313,16 +306,18 @@ def test_a_damaged_chunk_is_named_and_the_rest_is_served(tmp_path: Path) -> None
     data = bytearray(path.read_bytes())
     data[where + 5] ^= 255
     path.write_bytes(data)
-    with D4RLReader(path) as reader:
-        for _ in range(3):
-            reader.sample()
-        with pytest.raises(CorruptData, match=r"a\.hdf5, record 3"):
-            reader.sample()
-    for shuffle in (False, True):
-        with D4RLReader(path, on_error="skip", epochs=2, shuffle=shuffle, seed=0) as reader:
+    eps_id = own_reading(columns)["eps_id"]
+    lost = set(eps_id[48:64].tolist())
+    good = np.flatnonzero(~np.isin(eps_id, [*lost])).tolist()
+    assert 3 < len(lost) < 12
+    with pytest.raises(CorruptData, match=r"a\.hdf5, record \d+\]"):
+        read(path)
+    for options in ({}, {"shuffle": True, "seed": 0, "cache": "none"}, {"cache": "memory"}):
+        with D4RLReader(path, on_error="skip", epochs=2, **options) as reader:
             rows = np.concatenate([batch["rewards"] for batch in reader])
-            assert sorted(rows) == sorted([r for r in range(160) if not 48 <= r < 64] * 2)
-            assert reader.skipped == 1
+            assert sorted(rows) == sorted(good * 2)
+            assert {error.record for error in reader.errors} == lost
+            assert reader.skipped == len(lost)
 
 
 def test_files_in_another_layout_say_what_they_hold(tmp_path: Path) -> None:
@@ -385,14 +380,16 @@ def test_groups_of_files_with_different_columns_have_the_sizes_of_the_columns_re
     save(tmp_path / "a.hdf5", datasets(16))
     save(tmp_path / "b.hdf5", datasets(16) | {"infos/wide": np.zeros((16, 100))})
     with D4RLReader(tmp_path, columns=columns, epochs=1) as reader:
-        first, second = reader._cursor._source.sizes
-    assert first == second
+        assert {len(batch) for batch in reader} == {32}
+        assert reader.source.row_bytes == sum(
+            column[:1].nbytes for column in read(tmp_path, columns=columns).values()
+        )
 
 
 def test_files_without_rows_raise(tmp_path: Path) -> None:
     save(tmp_path / "a.hdf5", {name: values[:0] for name, values in datasets(5).items()})
-    with D4RLReader(tmp_path) as reader, pytest.raises(DataNotFound):
-        reader.sample()
+    with pytest.raises(DataNotFound, match="no row"):
+        D4RLReader(tmp_path)
     with pytest.raises(DataNotFound):
         D4RLReader(tmp_path / "*.h5")
 
@@ -454,7 +451,7 @@ def test_closing_closes_the_files(tmp_path: Path) -> None:
     save(tmp_path / "a.hdf5", datasets(40))
     reader = D4RLReader(tmp_path)
     reader.sample()
-    ((file, stream),) = reader._handles._open
+    ((file, stream),) = reader.source._handles._open
     reader.close()
     assert not file
     assert stream.closed

@@ -21,6 +21,8 @@ from rlio.following.marks import list_marks
 from rlio.storage.filesystem import Storage
 
 GOLDEN = Path(__file__).with_name("golden") / "states"
+#: Readers that serve the rows of their files in another order since.
+REFUSED = {"others' Parquet", "D4RL"}
 #: Readers that drop what they hold, also in the version that saved it, and say so.
 #: Draws of a replay that follows depend on how many rows its thread has put in by then.
 DROPPING = {"shuffled", "asynchronous", "following replay"}
@@ -40,6 +42,10 @@ def test_readers_go_on_from_earlier_states() -> None:
     assert stored.keys() == READERS.keys()
     for name, make in READERS.items():
         with make() as reader:
+            if name in REFUSED:
+                with pytest.raises(StateError, match="earlier version"):
+                    reader.load_state_dict(stored[name]["state"])
+                continue
             reader.load_state_dict(stored[name]["state"])
             found = served(reader)
         assert len(found) == AFTER

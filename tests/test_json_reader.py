@@ -925,7 +925,7 @@ def test_columns_chooses_what_is_served(folder: Path) -> None:
 def test_a_closed_reader_leaves_no_file_open(folder: Path) -> None:
     reader = JsonReader(folder, shuffle=True, seed=0)
     reader.sample()
-    streams = list(reader._inner._cursor._source._records._streams)  # type: ignore[union-attr]  # Records.
+    streams = list(reader._inner._records._streams)  # type: ignore[union-attr]  # Records.
     assert streams
     reader.close()
     assert all(stream.closed for stream in streams)

@@ -30,7 +30,7 @@ from rlio import (
 from rlio.dataset import listing
 from rlio.dataset.listing import HoleCheck
 from rlio.errors import CorruptData, EndOfData
-from rlio.readers import d4rl_reader
+from rlio.formats.d4rl_source import D4rlSource
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.schemas import batches
 from rlio.schemas.folded import Folded
@@ -223,15 +223,15 @@ def test_damaged_groups_of_a_file_are_counted_once(tmp_path: Path, monkeypatch: 
         for name in ("observations", "actions"):
             file[name] = np.arange(12, dtype=np.float32)[:, None]
         file["rewards"], file["terminals"] = np.ones(12, np.float32), np.arange(12) == 11
-    load = d4rl_reader._Table.load
+    load = D4rlSource._read_rows
 
-    def damaged(self: Any, group: int, start: int, stop: int) -> SampleBatch:
-        if group == 1:
-            raise CorruptData("damaged", uri="a.hdf5", record=group)
-        return load(self, group, start, stop)
+    def damaged(self: Any, part: int, start: int, stop: int, columns: Any) -> SampleBatch:
+        if start <= 7 < stop:
+            raise CorruptData("damaged")
+        return load(self, part, start, stop, columns)
 
-    monkeypatch.setattr(d4rl_reader, "_MIN_GROUP_ROWS", 5)
-    monkeypatch.setattr(d4rl_reader._Table, "load", damaged)
+    monkeypatch.setattr("rlio.formats.d4rl_source._MIN_GROUP_ROWS", 5)
+    monkeypatch.setattr(D4rlSource, "_read_rows", damaged)
     for shuffle in (False, True):
         reader = D4RLReader(tmp_path, epochs=2, shuffle=shuffle, seed=0, on_error="skip")
         assert drained(reader) == (14, 1)

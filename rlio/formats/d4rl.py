@@ -31,6 +31,7 @@ FORMAT = Format(
         endings=(".hdf5", ".h5"), hdf5=lambda paths: paths >= _NEEDED and "episode_terminals" not in paths
     ),
     reader="rlio.readers.d4rl_reader:D4RLReader",
+    rows="rlio.formats.d4rl_source:open_d4rl",
     writer="rlio.formats.d4rl:D4rlSink",
     loses=frozenset(("unfinished", "ids", "start", "infos", "extra")),
     advice="read it with rlio.D4RLReader",

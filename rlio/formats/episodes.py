@@ -315,7 +315,7 @@ class _ReadEpisodes(Episodes):
             format=reader.format.name if whole else _format_of(reader),
             identity=[reader.state_dict(), policy],
             parts=[Part(origin=origin, spaces=policies)],
-            layout="whole" if whole else "runs" if type(reader).__name__ == "D4RLReader" else "mixed",
+            layout="whole" if whole else "mixed",
         )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:

@@ -206,12 +206,13 @@ def open_files(
     found = recognise(inputs, storage_options=storage_options)
     if found is None:
         return None
-    format, options = found.format, {"storage_options": storage_options, "limits": limits}
+    format = found.format
+    options = {"storage_options": storage_options, "limits": limits, "on_error": on_error}
     opened: FileSource
     if format.rows is not None:
         # Folders of runs, one level or two below, as RLlib leaves them.
         deep = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}" if found.folder else inputs
-        opened = load(format.rows)(deep, on_error=on_error, **options)
+        opened = load(format.rows)(deep, **options)
     elif format.source is not None:
         opened = load(_OPENS)(inputs, **options)
     else:

@@ -30,6 +30,7 @@ FORMAT = Format(
     # Without a mapping, its files are read as RLlib's Parquet.
     marks=Marks(endings=(".parquet", ".pq")),
     reader="rlio.readers.foreign_parquet:ForeignParquetReader",
+    rows="rlio.readers.foreign_parquet:open_rows",
     table="rlio.formats.parquet_table:ParquetTable",
     writer="rlio.formats.parquet_rows:ParquetRowsSink",
     loses=frozenset(("infos",)),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
@@ -190,11 +190,16 @@ def open_source(format: Format, place: Place, options: Mapping[str, Any], *, lim
 
 
 def open_files(
-    inputs: StrPath, *, storage_options: Mapping[str, Any] | None, limits: Limits = DEFAULT_LIMITS
+    inputs: StrPath,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits = DEFAULT_LIMITS,
+    on_error: Literal["raise", "skip"] = "raise",
 ) -> EpisodeFiles:
     """The episodes of a data set as a source; see `locate_format` for the errors."""
     format, place = locate_format(inputs, storage_options=storage_options, limits=limits)
-    return EpisodeFiles(open_source(format, place, {}, limits=limits), about=about_format(format, {}))
+    source = open_source(format, place, {}, limits=limits)
+    return EpisodeFiles(source, about=about_format(format, {}), on_error=on_error)
 
 
 def about_format(format: Format, options: Mapping[str, Any]) -> dict[str, Any]:

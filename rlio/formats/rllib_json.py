@@ -33,7 +33,7 @@ FORMAT = Format(
         json=lambda found: found.get("type") in ("SampleBatch", "MultiAgentBatch") and "schema" not in found,
     ),
     reader="rlio.readers.json_reader:JsonReader",
-    rows="rlio.readers.json_source:open_json",
+    rows="rlio.readers.json_reader:open_json",
     writer="rlio.formats.rllib_json:RllibJsonSink",
     loses=frozenset(("dtypes",)),
     advice="read it with rlio.JsonReader",

@@ -15,6 +15,7 @@ FORMAT = Format(
         columns=lambda names: not names & _OURS and (names >= _STEPS or names >= _BATCHES),
     ),
     reader="rlio.readers.foreign_parquet:ForeignParquetReader",
+    rows="rlio.readers.foreign_parquet:open_rows",
     advice="read it with rlio.ForeignParquetReader",
     about="One row a step, as RLlib's new recordings and any data frame with these columns have it.",
 )

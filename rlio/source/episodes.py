@@ -2,19 +2,15 @@
 
 A format owns its layout: `EpisodeSource` states the lengths of the episodes and reads one. Everything else
 that the engine asks for follows: segments, groups, schemas, identities. A group is an episode, a part of a
-long one, or a run of short ones where the format reads runs.
+long one, or a run of short ones where the format reads runs. If damage is skipped, a run is read at once and
+served as the episodes in it, so that one that is damaged is lost alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,20 +18,16 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, RlioError, SchemaError, raise_at
-from rlio.schemas.folded import Folded
-from rlio.schemas.parquet_statistics import Bounds
-from rlio.schemas.schema import Schema, canonical_json, column_of_name
-from rlio.source.selection import named_parts
-from rlio.source.source import FileSource, SegmentKey, StoredSegment
+from rlio.schemas.schema import Schema, column_of_name
+from rlio.source.files import GroupFiles
 from rlio.source.uniform import Uniform
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile
 
 __all__ = [
     "EpisodeFiles",
     "EpisodeSource",
     "PartSource",
     "RunSource",
-    "content_of",
     "measure_row",
     "with_next_obs",
     "without_final_obs",
@@ -46,15 +38,10 @@ logger: logging.Logger = logging.getLogger("rlio")
 # Largest group: rows that are decoded at once, unless one episode has more and its format reads no parts.
 _GROUP_ROWS: Final = 4096
 _GROUP_BYTES: Final = 64 << 20
-# A shuffle without a store mixes the rows of a window.
-_WINDOW_ROWS: Final = 65_536
-_WINDOW_BYTES: Final = 256 << 20
 # Groups of a segment: memory then holds the spans of this many groups.
 _SEGMENT_GROUPS: Final = 4096
 # Rows of which the schema is made.
 _SAMPLE_ROWS: Final = 64
-# Files up to this size are known by their content, larger ones by size and time.
-_SMALL_BYTES: Final = 1 << 20
 
 
 class EpisodeSource(Protocol):
@@ -68,8 +55,9 @@ class EpisodeSource(Protocol):
             measures the same episode in all versions.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have two more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps, and
-    ``notes``, sentences about its data for the report (`rlio.formats.report`).
+    A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
+    ``notes``, sentences about its data for the report (`rlio.formats.report`); and ``group_rows``, the most
+    rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one.
     """
 
     uri: str
@@ -115,6 +103,8 @@ class PartSource(Protocol):
 class RunSource(Protocol):
     """A source that reads many short episodes at once; more of an `EpisodeSource`."""
 
+    lengths: Sequence[int]
+
     def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read the episodes from ``first`` to ``stop``, with ``eps_id`` and ``t``; see `EpisodeSource`."""
 
@@ -134,57 +124,35 @@ class _Group(NamedTuple):
     rows: int
 
 
-@dataclass(frozen=True)
-class _Segment:
-    """Some groups; see `StoredSegment`.
-
-    Attributes:
-        number: Number of the segment.
-        first: Number of its first row.
-        rows: Number of rows.
-        source: Its source.
-    """
-
-    number: int
-    first: int
-    rows: int
-    source: EpisodeFiles = field(compare=False, repr=False)
-    writer: str = ""
-    skip: int = 0
-
-    @property
-    def path(self) -> str:
-        """The URI of the data set, and which part it is."""
-        return f"{self.source.uri}#{self.number}"
-
-    @property
-    def key(self) -> SegmentKey:
-        """Identifies the content."""
-        return SegmentKey(f"{self.number}@{self.source.content}", 0, self.rows)
-
-
-class EpisodeFiles(FileSource):
+class EpisodeFiles(GroupFiles):
     """The episodes of a format as a source of one writer.
 
     Args:
         layout: The episodes; closed by the caller.
         about: Everything besides the files that determines the rows, as JSON values.
         columns: Columns that are asked for. A format may have some that it gives only then.
+        on_error: "skip": damage is lost by the episode.
 
     Raises:
         CorruptData, SchemaError: No episode can be read.
     """
 
     def __init__(
-        self, layout: EpisodeSource, *, about: Mapping[str, Any], columns: Collection[str] = ()
+        self,
+        layout: EpisodeSource,
+        *,
+        about: Mapping[str, Any],
+        columns: Collection[str] = (),
+        on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
+        super().__init__(layout.files, about)
         self.layout = layout
-        self._about = about
-        self._most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, layout.row_bytes)))
-        self.window_rows = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES // max(1, layout.row_bytes)))
+        wished = getattr(layout, "group_rows", _GROUP_ROWS)
+        self._most = max(1, min(wished, _GROUP_BYTES // max(1, layout.row_bytes)))
         self._reads_parts = isinstance(layout, PartSource) and layout.reads_parts
+        self._run = _Run(layout, self._most) if isinstance(layout, RunSource) else None
         self._groups: list[_Group] = []
-        for start, stop in _runs(layout, self._most):
+        for start, stop in _runs(layout, 0 if on_error == "skip" else self._most):
             steps = layout.lengths[start]
             if self._reads_parts and stop == start + 1 and steps > self._most:
                 self._groups += [
@@ -193,15 +161,20 @@ class EpisodeFiles(FileSource):
             else:
                 self._groups.append(_Group(start, stop, 0, sum(layout.lengths[start:stop])))
         self._uniform = Uniform()
-        self._content: str | None = None
-        self._segments = [
-            _Segment(number, first, rows, self)
-            for number, (first, rows) in enumerate(_pieces([group.rows for group in self._groups]))
-        ]
         # Columns of the rows, if those that the format gives by itself are not all.
         self._all: frozenset[str] | None = None
-        schema = self._first_schema(frozenset(map(column_of_name, columns)))
-        self._schemas = {} if schema is None else {schema.hash: schema}
+        schema, count = self._first_schema(columns), len(self._groups)
+        if schema is not None:
+            self._adopt(schema)
+        self._state(
+            [group.rows for group in self._groups],
+            (
+                (f"{self.uri}#{number}", range(first, min(first + _SEGMENT_GROUPS, count)))
+                for number, first in enumerate(range(0, count, _SEGMENT_GROUPS))
+            ),
+            pieces=len(layout.lengths),
+            row_bytes=layout.row_bytes,
+        )
 
     @property
     def uri(self) -> str:
@@ -213,66 +186,35 @@ class EpisodeFiles(FileSource):
         return getattr(self.layout, "notes", ())
 
     @property
-    def schemas(self) -> Mapping[str, Schema]:
-        return self._schemas
-
-    @property
-    def segments(self) -> Sequence[_Segment]:
-        return self._segments
-
-    @property
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
         """The spaces that the files state."""
         return {} if self.layout.spaces is None else {DEFAULT_POLICY_ID: self.layout.spaces}
 
-    @property
-    def state_identity(self) -> str:
-        """A digest of the names, the sizes and the rows of the files, and of the format's options."""
-        # The name of a table in memory has its checksum.
-        files = [[file.path.rpartition("/")[2] or file.uri, file.size] for file in self.layout.files]
-        described = [files, len(self), len(self.layout.lengths), self._about]
-        return hashlib.blake2b(canonical_json(described).encode(), digest_size=8).hexdigest()
-
-    @property
-    def content(self) -> str:
-        """A digest that changes with the content of the files."""
-        if self._content is None:
-            found = [content_of(file) for file in self.layout.files]
-            text = canonical_json([found, self.state_identity])
-            self._content = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        return self._content
-
     def uri_of(self, path: str) -> str:
         return self.uri
 
-    def open_segment(self, segment: StoredSegment) -> _Opened:
-        assert isinstance(segment, _Segment)
-        start = segment.number * _SEGMENT_GROUPS
-        return _Opened(self, next(iter(self.schemas.values())), self._groups[start : start + _SEGMENT_GROUPS])
-
-    def read(self, group: _Group, columns: Sequence[str] | None, rows: range | None) -> SampleBatch:
-        """The rows of a group."""
-        wanted = self._all if columns is None else frozenset(map(column_of_name, columns))
+    def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
+        wanted = self._all if columns is None else columns
+        found = self._groups[group]
         try:
-            batch = self._loaded(group, wanted)
+            batch = self._loaded(found, wanted)
             if wanted is not None:
                 for name in batch.keys() - wanted:
                     del batch[name]
             self._uniform.conform(batch, wanted)
         except (CorruptData, SchemaError) as error:
             if error.record is None:  # Places of damage are counted by it.
-                error.record = group.first
+                error.record = found.first
             raise_at(error, uri=self.uri, record=error.record)
-        batch = named_parts(batch, columns)
-        return batch if rows is None else batch[rows.start : rows.stop]
+        return batch
 
     def _loaded(self, group: _Group, wanted: frozenset[str] | None) -> SampleBatch:
         first, stop, start, rows = group
         layout = self.layout
-        if isinstance(layout, RunSource):
-            batch = layout.load_run(first, stop, wanted)
-        elif isinstance(layout, PartSource) and rows < layout.lengths[first]:
+        if isinstance(layout, PartSource) and rows < layout.lengths[first]:
             batch = layout.load_part(first, start, start + rows, wanted)
+        elif self._run is not None:
+            batch = self._run.load(first, stop, wanted)
         else:
             batch = layout.load(first, wanted)
         if len(batch) != rows:
@@ -283,17 +225,19 @@ class EpisodeFiles(FileSource):
             batch[Columns.T] = np.arange(start, start + rows)
         return batch
 
-    def _first_schema(self, asked: frozenset[str]) -> Schema | None:
+    def _first_schema(self, asked: Collection[str]) -> Schema | None:
         """The schema of the first readable group, which every other one must fit."""
         failure: RlioError | None = None
         for group in self._groups:
-            part = group
-            if self._reads_parts:
-                part = group._replace(rows=min(group.rows, _SAMPLE_ROWS))
+            part, steps = group, self.layout.lengths[group.first]
+            if self._reads_parts and steps:
+                rows = min(steps - group.start, self._most, _SAMPLE_ROWS)
+                part = _Group(group.first, group.first + 1, group.start, rows)
             try:
                 batch = self._loaded(part, None)
-                if more := asked - batch.keys():
-                    found = self._loaded(part, more)
+                if more := {name for name in asked if not {name, column_of_name(name)} & batch.keys()}:
+                    more |= {*map(column_of_name, more)}
+                    found = self._loaded(part, frozenset(more))
                     for name in more & found.keys():
                         batch[name] = found[name]
                         self._all = frozenset(batch)
@@ -301,7 +245,7 @@ class EpisodeFiles(FileSource):
                 failure = failure or error
                 continue
             self._uniform.adopt(batch)
-            return Schema.of(batch)
+            return Schema.of(batch, is_written=False)
         if isinstance(failure, (CorruptData, SchemaError)):
             raise_at(failure, uri=self.uri, record=0)
         return None
@@ -311,32 +255,61 @@ class EpisodeFiles(FileSource):
         self.layout.close()
 
 
-class _Opened:
-    """See `OpenSegment`."""
+class _Run:
+    """Reads runs of episodes. Of single ones in their order, it reads a run, and keeps it for the next ones.
 
-    def __init__(self, source: EpisodeFiles, schema: Schema, groups: Sequence[_Group]) -> None:
-        self.schema = schema
-        self._source, self._groups = source, groups
-        self.rows = self.units = [group.rows for group in groups]
+    Args:
+        layout: The episodes.
+        most: Rows of a run.
+    """
 
-    def read_folded(
-        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
-    ) -> Folded:
-        """See `OpenSegment`."""
-        return Folded(self._source.read(self._groups[index], columns, rows))
+    def __init__(self, layout: RunSource, most: int) -> None:
+        self._layout, self._most = layout, most
+        self._key: object = None
+        self._episodes = range(0)
+        self._starts: list[int] = []
+        self._batch = SampleBatch()
+        self._next = -1
+        #: No run is read before this episode: one of those up to it is damaged.
+        self._alone = 0
 
-    def bounds(self, index: int) -> Mapping[str, Bounds]:
-        """See `OpenSegment`; not known."""
-        return {}
+    def load(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """See `RunSource`."""
+        follows, self._next = first == self._next, stop
+        if stop > first + 1:
+            return self._layout.load_run(first, stop, columns)
+        if first not in self._episodes or self._key != columns:
+            self._episodes = range(0)
+            if follows and first >= self._alone:
+                self._read(first, columns)
+        if first not in self._episodes:
+            return self._layout.load_run(first, stop, columns)
+        at = first - self._episodes.start
+        part: SampleBatch = self._batch[self._starts[at] : self._starts[at + 1]]
+        return part.copy()
+
+    def _read(self, first: int, columns: frozenset[str] | None) -> None:
+        starts, lengths = [0], self._layout.lengths
+        while (stop := first + len(starts) - 1) < len(lengths) and starts[-1] + lengths[stop] <= self._most:
+            starts.append(starts[-1] + lengths[stop])
+        if stop <= first + 1:
+            return
+        try:
+            batch = self._layout.load_run(first, stop, columns)
+        except (CorruptData, SchemaError):  # Each episode is then read by itself, and says what it has.
+            self._alone = stop
+            return
+        self._key, self._episodes, self._starts, self._batch = columns, range(first, stop), starts, batch
 
 
 def _runs(layout: EpisodeSource, most: int) -> Iterator[tuple[int, int]]:
     """First episode of each run with rows, and the one after its last: one episode, unless the format reads
-    runs.
+    runs, and ``most`` rows are not 0.
     """
     start, rows = 0, 0
+    reads_runs = most and isinstance(layout, RunSource)
     for episode, steps in enumerate(layout.lengths):
-        if not isinstance(layout, RunSource):
+        if not reads_runs:
             if steps:
                 yield episode, episode + 1
             continue
@@ -346,25 +319,6 @@ def _runs(layout: EpisodeSource, most: int) -> Iterator[tuple[int, int]]:
         rows += steps
     if rows:
         yield start, len(layout.lengths)
-
-
-def _pieces(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(first row, rows) of each segment."""
-    starts = [0, *accumulate(rows)]
-    for group in range(0, len(rows), _SEGMENT_GROUPS):
-        first = starts[group]
-        yield first, starts[min(group + _SEGMENT_GROUPS, len(rows))] - first
-
-
-def content_of(file: InputFile) -> list[Any]:
-    """What changes with the content of a file."""
-    if not file.path:  # A table in memory.
-        return [file.uri, file.size]
-    if file.size is not None and file.size <= _SMALL_BYTES:
-        with open_input(file) as stream:
-            return [file.uri, file.size, zlib.crc32(stream.read())]
-    changed = os.stat(file.path).st_mtime_ns if file.fs is None else str(file.fs.ukey(file.path))
-    return [file.uri, file.size, changed]
 
 
 def measure_row(rows: SampleBatch) -> int:

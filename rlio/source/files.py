@@ -1,0 +1,210 @@
+"""`GroupFiles`: rows of one writer in groups, each read by itself: the base of most sources of foreign files.
+
+A subclass states its groups and their schema, and reads one. Everything else that the engine asks for
+follows: segments, identities, columns by name, windows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Final
+
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.schemas.folded import Folded
+from rlio.schemas.parquet_statistics import Bounds
+from rlio.schemas.schema import Schema, canonical_json, column_of_name
+from rlio.source.selection import named_parts
+from rlio.source.source import FileSource, SegmentKey, StoredSegment
+from rlio.storage import InputFile, open_input
+
+__all__ = ["GroupFiles", "content_of"]
+
+# A shuffle without a store mixes the rows of a window.
+_WINDOW_ROWS: Final = 65_536
+_WINDOW_BYTES: Final = 256 << 20
+# Files up to this size are known by their content, larger ones by size and time.
+_SMALL_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Consecutive groups; see `StoredSegment`.
+
+    Attributes:
+        number: Number of the segment.
+        path: Names it within its source.
+        groups: Its groups.
+        first: Number of its first row.
+        rows: Number of rows.
+        source: Its source.
+    """
+
+    number: int
+    path: str
+    groups: range
+    first: int
+    rows: int
+    source: GroupFiles = field(compare=False, repr=False)
+    writer: str = ""
+    skip: int = 0
+
+    @property
+    def key(self) -> SegmentKey:
+        """Identifies the content."""
+        return SegmentKey(f"{self.number}@{self.source.content}", 0, self.rows)
+
+
+class GroupFiles(FileSource):
+    """See the module.
+
+    Args:
+        files: The files; their names and sizes are part of the state of a reader.
+        about: Everything besides the files that determines the rows, as JSON values.
+
+    Attributes:
+        rows, units: Rows and units of each group.
+    """
+
+    def __init__(self, files: Sequence[InputFile], about: Mapping[str, Any]) -> None:
+        self._files, self._about = files, about
+        self.rows: Sequence[int] = ()
+        self.units: Sequence[int] = ()
+        self._segments: list[_Segment] = []
+        self._schemas: dict[str, Schema] = {}
+        self._columns: frozenset[str] = frozenset()
+        self._content: str | None = None
+        self._described: list[Any] = []
+
+    def _adopt(self, schema: Schema) -> None:
+        """State the schema of all rows."""
+        self._schemas[schema.hash] = schema
+        self._columns = frozenset(name for names in self.columns.values() for name in names)
+
+    def _state(
+        self,
+        rows: Sequence[int],
+        segments: Iterable[tuple[str, range]],
+        *,
+        units: Sequence[int] | None = None,
+        pieces: int | None = None,
+        row_bytes: int = 1,
+    ) -> None:
+        """State what there is, after `_adopt`.
+
+        Args:
+            rows: Rows of each group.
+            segments: (path, groups) of each segment.
+            units: Units of each group; None: rows are units.
+            pieces: How many episodes or records there are; None: as many as groups. Part of states.
+            row_bytes: About how many bytes a row takes.
+        """
+        self.rows, self.units = rows, rows if units is None else units
+        self.window_rows = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
+        starts = [0, *accumulate(rows)]
+        self._segments = [
+            _Segment(number, path, groups, first := starts[groups.start], starts[groups.stop] - first, self)
+            for number, (path, groups) in enumerate(segments)
+        ]
+        # The name of a table in memory has its checksum.
+        files = [[file.path.rpartition("/")[2] or file.uri, file.size] for file in self._files]
+        self._described = [files, len(self), len(rows) if pieces is None else pieces, self._about]
+
+    @property
+    def uri(self) -> str:
+        return self._files[0].uri
+
+    @property
+    def schemas(self) -> Mapping[str, Schema]:
+        return self._schemas
+
+    @property
+    def segments(self) -> Sequence[_Segment]:
+        return self._segments
+
+    @property
+    def state_identity(self) -> str:
+        """A digest of the names, the sizes and the rows of the files, and of the format's options."""
+        return _digest(self._described)
+
+    @property
+    def content(self) -> str:
+        """A digest that changes with the content of the files."""
+        if self._content is None:
+            self._content = _digest([[content_of(file) for file in self._files], self.state_identity])
+        return self._content
+
+    def uri_of(self, path: str) -> str:
+        return path
+
+    def open_segment(self, segment: StoredSegment) -> _Opened:
+        assert isinstance(segment, _Segment)
+        return _Opened(self, next(iter(self._schemas.values())), segment.groups)
+
+    def read(self, group: int, columns: Sequence[str] | None, rows: range | None) -> Batch:
+        """The rows of a group, with only the named columns; see `OpenSegment`."""
+        batch = self._read(group, None if columns is None else self._stored(columns))
+        if isinstance(batch, MultiAgentBatch):
+            parts = {policy: named_parts(found, columns) for policy, found in batch.items()}
+            return MultiAgentBatch(parts, batch.env_steps())
+        found: SampleBatch = named_parts(batch, columns)
+        return found if rows is None else found[rows.start : rows.stop]
+
+    def _stored(self, names: Sequence[str]) -> frozenset[str]:
+        """The columns of ``names``, which may be parts of nested ones (``obs/camera``).
+
+        A column may have such a name itself (``infos/qpos`` of D4RL).
+        """
+        return frozenset(name if name in self._columns else column_of_name(name) for name in names)
+
+    @abstractmethod
+    def _read(self, group: int, columns: frozenset[str] | None) -> Batch:
+        """The rows of a group as a new batch, of the schema.
+
+        Args:
+            group: Number of the group.
+            columns: Columns that are needed; None: all. More may be given.
+
+        Raises:
+            CorruptData, SchemaError: The group is damaged.
+        """
+
+
+class _Opened:
+    """See `OpenSegment`."""
+
+    def __init__(self, source: GroupFiles, schema: Schema, groups: range) -> None:
+        self.schema = schema
+        self._source, self._groups = source, groups
+        self.rows = list(source.rows[groups.start : groups.stop])
+        self.units = list(source.units[groups.start : groups.stop])
+
+    def read_folded(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> Folded:
+        """See `OpenSegment`."""
+        return Folded(self._source.read(self._groups[index], columns, rows))
+
+    def bounds(self, index: int) -> Mapping[str, Bounds]:
+        """See `OpenSegment`; not known."""
+        return {}
+
+
+def content_of(file: InputFile) -> list[Any]:
+    """What changes with the content of a file."""
+    if not file.path:  # A table in memory.
+        return [file.uri, file.size]
+    if file.size is not None and file.size <= _SMALL_BYTES:
+        with open_input(file) as stream:
+            return [file.uri, file.size, zlib.crc32(stream.read())]
+    changed = os.stat(file.path).st_mtime_ns if file.fs is None else str(file.fs.ukey(file.path))
+    return [file.uri, file.size, changed]
+
+
+def _digest(described: list[Any]) -> str:
+    return hashlib.blake2b(canonical_json(described).encode(), digest_size=8).hexdigest()
