@@ -144,6 +144,38 @@ def test_other_datasets_keep_their_names_and_metadata_is_left_out(tmp_path: Path
     assert set(batch) - set(own_reading(columns)) == {"action_logp", "infos/qpos"}
 
 
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_a_dataset_below_infos_is_read_by_its_path(tmp_path: Path, cache: Any) -> None:
+    """The name was taken for a part of a column infos, and the dataset was left out without a word."""
+    path = save(tmp_path / "a.hdf5", datasets(40) | {"infos/qpos": np.arange(80.0).reshape(40, 2)})
+    for columns in (["infos/qpos", "rewards"], ["infos/qpos"]):
+        batch = read(path, columns=columns, cache=cache)
+        assert set(batch) == set(columns)
+        np.testing.assert_array_equal(batch["infos/qpos"], np.arange(80.0).reshape(40, 2))
+
+
+def test_a_long_episode_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = datasets(200) | {"terminals": np.arange(200) == 199, "timeouts": np.zeros(200, bool)}
+    path = save(tmp_path / "a.hdf5", columns)
+    rows: list[int] = []
+    real = d4rl_source._read
+
+    def counted(name: str, dataset: Any, first: int, stop: int) -> Any:
+        rows.append(stop - first)
+        return real(name, dataset, first, stop)
+
+    with D4RLReader(path, epochs=1, cache="memory", n_step=3, gamma=1.0, batch_size=200) as reader:
+        expected = reader.sample()
+    with D4RLReader(path, epochs=1) as reader:
+        monkeypatch.setattr(d4rl_source, "_read", counted)
+        batch = concat_samples(list(reader))
+    assert max(rows) == 16
+    assert isinstance(batch, SampleBatch)
+    assert_columns(batch, own_reading(columns))
+    assert isinstance(expected, SampleBatch)
+    np.testing.assert_allclose(expected["rewards"][:198], 3.0 * np.arange(1, 199))
+
+
 def test_episodes_are_numbered_through_all_files(tmp_path: Path) -> None:
     first, second = datasets(60), datasets(45, first=60, seed=1)
     save(tmp_path / "a.hdf5", first)

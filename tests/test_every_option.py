@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import rlio
@@ -15,7 +18,8 @@ from rlio.source.episodes import EpisodeFiles
 
 LENGTHS = [3, 1, 7, 5, 4, 6, 2, 9, 8, 5]
 ROWS = sum(LENGTHS)
-FORMATS = ("minari", "d3rlpy", "npz", "rllib-json")
+SUFFIXES = {"minari": "", "d3rlpy": ".h5", "npz": "", "rllib-json": "", "d4rl": ".hdf5", "parquet": ""}
+FORMATS = tuple(SUFFIXES)
 OPTIONS: dict[str, dict[str, Any]] = {
     "in order": {},
     "columns": {"columns": ["rewards", "actions"]},
@@ -57,7 +61,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
     found = {"rlio": folder / "rlio"}
     for name in FORMATS:
-        target = folder / (f"{name}.h5" if name == "d3rlpy" else name)
+        target = folder / f"{name}{SUFFIXES[name]}"
         rlio.convert(folder / "rlio", target, to=name)
         found[name] = target
     return found
@@ -183,6 +187,22 @@ def test_a_long_episode_is_read_in_parts(roots: dict[str, Path], monkeypatch: py
         read.clear()
         list(reader)
         assert max(read) <= 4
+
+
+@pytest.mark.parametrize("name", ["json", "parquet"])
+def test_a_column_whose_name_has_a_slash_is_read_by_its_name(name: str, tmp_path: Path) -> None:
+    """It was taken for a part of a nested column (NPZ and CSV have such parts), and gave nothing."""
+    rows = {"obs": [0.5, 1.5], "actions": [0, 1], "rewards": [1.0, 2.0], "terminateds": [False, True]}
+    columns: dict[str, Any] = {**rows, "eps_id": [0, 0], "t": [0, 1], "infos/speed": [3.0, 4.0]}
+    path = tmp_path / f"a.{name}"
+    if name == "json":
+        path.write_text(json.dumps({"type": "SampleBatch", **columns}))
+    else:
+        pq.write_table(pa.table(columns), path)
+    for more in ({"cache": "none"}, {"cache": "memory", "filter": "rewards > 0"}):
+        (batch,) = batches(path, columns=["infos/speed"], **more)
+        assert batch["infos/speed"].tolist() == [3.0, 4.0]
+        assert set(batch) == {"infos/speed"}
 
 
 def test_content_has_another_identity_after_a_change_of_equal_size(

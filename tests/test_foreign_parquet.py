@@ -449,6 +449,30 @@ def test_files_on_other_filesystems_are_read(folder: Path) -> None:
     assert read("memory://foreign/*.parquet").equals(read(folder))
 
 
+def test_a_large_row_group_is_read_in_parts_and_each_page_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.readers.foreign_parquet._GROUP_BYTES", 1)
+    monkeypatch.setattr("rlio.readers.parquet_files._BATCH_ROWS", 40)
+    path = save(tmp_path / "a.parquet", steps(0, 300), row_group_size=200)
+    begun: list[int] = []
+    real = pq.ParquetFile.iter_batches
+
+    def counted(self: Any, size: int, groups: list[int], *args: Any) -> Any:
+        begun.append(groups[0])
+        return real(self, size, groups, *args)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    with ForeignParquetReader(path, epochs=1, batch_size=37) as reader:
+        assert [len(rows) for rows in [reader._inner._source.rows]] == [6]  # type: ignore[union-attr]  # Rows.
+        begun.clear()
+        assert np.concatenate([batch["t"] for batch in reader]).tolist() == list(range(300))
+    assert begun == [0, 1]
+    for options in ({"cache": "none"}, {"cache": "memory"}):
+        with ForeignParquetReader(path, epochs=1, shuffle=True, seed=0, **options) as reader:
+            assert sorted(np.concatenate([batch["t"] for batch in reader]).tolist()) == list(range(300))
+
+
 # ---- bad files ----
 
 

@@ -136,6 +136,8 @@ READERS: dict[str, Callable[[dict[str, str]], Make]] = {
     "arrays": lambda _: lambda **options: from_arrays(table(), **MAPPING, **options),
     "episodes in memory": lambda _: listed,
     "others' Parquet": reading("parquet"),
+    "others' Parquet, as it is read": reading("parquet", cache="none"),
+    "D4RL, as it is read": reading("d4rl", cache="none"),
     "a shuffle": shuffled,
     **{name: reading(name) for name in FORMATS},
 }

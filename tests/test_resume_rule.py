@@ -84,7 +84,9 @@ READERS: dict[str, Callable[[dict[str, str]], Make]] = {
     "NPZ in order": reading("npz"),
     "RLlib's JSON": reading("rllib-json", **SHUFFLED),
     "D4RL": reading("d4rl", **SHUFFLED),
+    "D4RL without a store": reading("d4rl", cache="none", **SHUFFLED),
     "others' Parquet": reading("parquet", **SHUFFLED),
+    "others' Parquet without a store": reading("parquet", cache="none", **SHUFFLED),
     "a function of batches": wrapped(lambda reader: rlio.MappedInput(reader, lambda batch: batch)),
     "a recording": wrapped(lambda reader: rlio.RecordingInput(reader, rlio.NoopOutput())),
     "a mixture": lambda roots: (

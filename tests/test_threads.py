@@ -293,9 +293,9 @@ READERS: dict[str, Callable[[str], InputReader]] = {
         f"{name}{how}": partial(foreign, name=name, **options)
         for name in FOREIGN
         for how, options in (("", {}), (", as it is read", {"cache": "none"}))
-        if not options or name not in ("d4rl", "rllib-json")
     },
     "others' Parquet": partial(foreign, name="others.parquet"),
+    "others' Parquet, as it is read": partial(foreign, name="others.parquet", cache="none"),
     "a table": partial(foreign, name="table.csv", **MAPPING),
 }
 
