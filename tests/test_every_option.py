@@ -14,6 +14,7 @@ import pytest
 
 import rlio
 from rlio.errors import CorruptData, OptionError, StateError
+from rlio.formats.mapping import MappedSource
 from rlio.source.episodes import EpisodeFiles
 
 LENGTHS = [3, 1, 7, 5, 4, 6, 2, 9, 8, 5]
@@ -135,6 +136,40 @@ def test_damaged_episodes_are_lost_alone(
                 assert sorted(rows) == good
                 assert reader.skipped == 2
                 assert sorted(error.record for error in reader.errors) == [1, 4]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 1}, {"cache": "memory"}], ids=str)
+def test_a_damaged_episode_of_a_run_is_lost_alone(
+    roots: dict[str, Path], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short episodes are read up to 4,096 rows at once, and all of them were lost."""
+    bad, calls = {3, 8}, []
+    real = MappedSource.load_run
+
+    def damaged(self: MappedSource, first: int, stop: int, columns: Any) -> rlio.SampleBatch:
+        calls.append(stop - first)
+        if bad.intersection(range(first, stop)):
+            raise CorruptData("damaged")
+        return real(self, first, stop, columns)
+
+    monkeypatch.setattr(MappedSource, "load_run", damaged)
+    with pytest.raises(CorruptData, match="damaged"):
+        batches(roots["npz"], **options)
+    starts = np.cumsum(LENGTHS) - LENGTHS
+    good = np.concatenate([np.arange(LENGTHS[n]) + starts[n] for n in range(len(LENGTHS)) if n not in bad])
+    with rlio.read(roots["npz"], epochs=1, on_error="skip", **{"cache": "none", **options}) as reader:
+        rows = [value for batch in reader for value in batch["rewards"].tolist()]
+        assert sorted(rows) == good.tolist()
+        assert {error.record for error in reader.errors} == bad
+        assert reader.skipped == len(bad)
+    with rlio.ReplayStore.open(roots["npz"], on_error="skip") as store:
+        assert len(store) == len(good)
+    bad.clear()
+    calls.clear()
+    with rlio.read(roots["npz"], epochs=1, on_error="skip", cache="none") as reader:
+        assert sum(map(len, reader)) == ROWS
+    assert max(calls) > 5  # Undamaged ones are read in runs.
+    assert len(calls) <= 4
 
 
 @pytest.mark.parametrize("cache", ["memory", "disk"])
