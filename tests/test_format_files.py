@@ -157,6 +157,34 @@ def write_d3rlpy_1(path: Path, terminals: list[int], ends: list[int]) -> None:
         file["discrete_action"], file["version"] = False, "1.0"
 
 
+@pytest.mark.parametrize(
+    "name", ["d3rlpy", "d3rlpy-1", "robomimic", "robomimic without next_obs", "ring", "without_next"]
+)
+def test_parts_of_an_episode_of_hdf5_are_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
+    """A long episode was read as a whole."""
+    path = tmp_path / "x.h5"
+    if name == "d3rlpy":
+        record(tmp_path / "a", [7, 1, 5])
+        rlio.convert(tmp_path / "a", path, to="d3rlpy")
+    elif name == "d3rlpy-1":
+        write_d3rlpy_1(path, terminals=[0, 0, 1, 0, 0, 0, 0], ends=[0, 0, 1, 0, 0, 1, 0])
+    elif name.startswith("robomimic"):
+        write_robomimic(path, has_next=name == "robomimic")
+    else:
+        path = GOLDEN / f"tianshou/{name}.hdf5"
+    with rlio.read(path, epochs=1) as reader:
+        source: Any = reader.source  # type: ignore[attr-defined]  # An EpisodeReader.
+        assert source.reads_parts
+        for number, steps in enumerate(source.lengths):
+            whole = source.load(number, None)
+            for size in (1, 2):
+                parts = [
+                    source.load_part(number, at, min(at + size, steps), None) for at in range(0, steps, size)
+                ]
+                joined = rlio.concat_samples(parts)
+                assert joined.equals(whole)
+
+
 def test_ends_of_d3rlpy_1_that_are_no_terminals_are_truncations(tmp_path: Path) -> None:
     write_d3rlpy_1(tmp_path / "a.h5", [0, 0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0, 0])
     rows = read(tmp_path / "a.h5")

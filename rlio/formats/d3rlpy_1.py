@@ -54,14 +54,18 @@ class D3rlpy1Source(Hdf5Source):
         if start < rows:
             yield (start, rows, False, False), rows - start
 
-    def _rows(self, number: int, key: tuple[int, int, bool, bool]) -> SampleBatch:
-        start, stop, terminated, truncated = key
-        found = {name: np.asarray(self._dataset(number, path)[start:stop]) for path, name in _COLUMNS.items()}
+    def _rows(self, number: int, key: tuple[int, int, bool, bool], rows: range, steps: int) -> SampleBatch:
+        first, last, terminated, truncated = key
+        start, stop = first + rows.start, first + rows.stop
+        found = {
+            name: np.asarray(self._dataset(number, path)[start : min(stop + (name == Columns.OBS), last)])
+            for path, name in _COLUMNS.items()
+        }
         return SampleBatch(
             {
-                **without_final_obs(found[Columns.OBS]),
+                **without_final_obs(found[Columns.OBS], len(rows)),
                 Columns.ACTIONS: found[Columns.ACTIONS],
                 Columns.REWARDS: flat(found[Columns.REWARDS]),
-                **flags_of(stop - start, terminated=terminated, truncated=truncated),
+                **flags_of(rows, steps, terminated=terminated, truncated=truncated),
             }
         )

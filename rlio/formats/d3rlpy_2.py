@@ -21,7 +21,7 @@ from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, MissingColumn, UnknownLayout, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink, array_of
-from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
+from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
@@ -69,30 +69,35 @@ class D3rlpySource(Hdf5Source):
         for episode in range(count):
             yield episode, self._dataset(number, f"rewards_{episode}").shape[0]
 
-    def _rows(self, number: int, key: int) -> SampleBatch:
+    def _rows(self, number: int, key: int, rows: range, steps: int) -> SampleBatch:
         names = [name for name in self._columns[number] if name != "terminated"]
-        found = {name: self._column(number, name, key) for name in names}
+        found = {
+            name: self._column(
+                number, f"{name}_{key}", one_more(rows) if name == "observations" else rows, steps
+            )
+            for name in names
+        }
         rewards = flat(found.pop("rewards"))
         terminated = bool(self._dataset(number, f"terminated_{key}")[()])
         return SampleBatch(
             {
-                **without_final_obs(found.pop("observations")),
+                **without_final_obs(found.pop("observations"), len(rows)),
                 Columns.ACTIONS: found.pop("actions"),
                 Columns.REWARDS: rewards,
-                **flags_of(len(rewards), terminated=terminated, truncated=not terminated),
+                **flags_of(rows, steps, terminated=terminated, truncated=not terminated),
                 **found,
             }
         )
 
-    def _column(self, number: int, name: str, index: int) -> Any:
+    def _column(self, number: int, path: str, rows: range, steps: int) -> Any:
         file = self._handles.file(number)
-        if f"{name}_{index}" in file:
-            return np.asarray(self._dataset(number, f"{name}_{index}")[()])
+        if path in file:
+            return self._read(number, path, rows, steps)
         parts: list[Any] = []
-        while f"{name}_{index}_{len(parts)}" in file:
-            parts.append(np.asarray(self._dataset(number, f"{name}_{index}_{len(parts)}")[()]))
+        while f"{path}_{len(parts)}" in file:
+            parts.append(self._read(number, f"{path}_{len(parts)}", rows, steps))
         if not parts:
-            raise CorruptData(f"{name}_{index} is absent")
+            raise CorruptData(f"{path} is absent")
         return tuple(parts)
 
 

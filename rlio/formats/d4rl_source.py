@@ -21,7 +21,7 @@ from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.dataset.step_columns import check_step_columns
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
-from rlio.formats.d4rl import FORMAT
+from rlio.formats.d4rl import FORMAT as D4RL
 from rlio.formats.format import format_of_hdf5
 from rlio.formats.place import about_format
 from rlio.limits import Limits
@@ -169,7 +169,7 @@ class D4rlSource:
     def _find_parts(self, number: int) -> list[_Part]:
         root, uri = self._handles.file(number), self.files[number].uri
         found = format_of_hdf5(root)
-        if found is not None and found is not FORMAT:
+        if found is not None and found is not D4RL:
             raise found.refusal(uri=uri)
         if "observations" not in root and "virtual" in root:
             chunks = self._handles.child(root, "virtual")
@@ -313,8 +313,13 @@ class D4rlSource:
         def wants(name: str) -> bool:
             return wanted is None or name in wanted
 
+        derives = Columns.NEXT_OBS not in part.paths and (
+            wants(Columns.NEXT_OBS) or wants(Columns.NEXT_OBS_VALID)
+        )
         columns: dict[str, Array] = {
-            name: _read(name, file[path], first, stop) for name, path in part.paths.items() if wants(name)
+            name: _read(name, file[path], first, stop)
+            for name, path in part.paths.items()
+            if wants(name) and not (derives and name == Columns.OBS)
         }
         rows = np.arange(first, stop)
         starts = part.starts
@@ -324,12 +329,16 @@ class D4rlSource:
         if self._max_steps is not None and wants(Columns.TRUNCATEDS):
             terminated = _read(Columns.TERMINATEDS, file[part.paths[Columns.TERMINATEDS]], first, stop)
             columns[Columns.TRUNCATEDS] = (steps + 1 == self._max_steps) & ~terminated
-        if Columns.NEXT_OBS not in part.paths and (wants(Columns.NEXT_OBS) or wants(Columns.NEXT_OBS_VALID)):
-            follow = np.zeros((stop - first, *part.specs[Columns.OBS][1]), part.specs[Columns.OBS][0])
-            known = _read(Columns.OBS, file[part.paths[Columns.OBS]], first + 1, min(stop + 1, part.rows))
-            follow[: len(known)] = known
+        if derives:
+            known = _read(Columns.OBS, file[part.paths[Columns.OBS]], first, min(stop + 1, part.rows))
+            follow = np.zeros((stop - first, *known.shape[1:]), known.dtype)
+            follow[: len(known) - 1] = known[1:]
             follow[last] = 0
-            columns[Columns.NEXT_OBS], columns[Columns.NEXT_OBS_VALID] = follow, ~last
+            columns |= {
+                Columns.OBS: known[: stop - first],
+                Columns.NEXT_OBS: follow,
+                Columns.NEXT_OBS_VALID: ~last,
+            }
         columns |= {Columns.EPS_ID: episode + self._firsts[number], Columns.T: steps}
         for name in part.specs.keys() - columns.keys():  # Columns that the file lacks, and others have.
             if wants(name):
@@ -351,10 +360,10 @@ def open_d4rl(
     on_error: Literal["raise", "skip"],
 ) -> EpisodeFiles:
     """The files as a source, as `rlio.D4RLReader` reads them without options."""
-    endings = FORMAT.marks.endings
+    endings = D4RL.marks.endings
     files = find_files(inputs, suffixes=endings, storage_options=storage_options, limits=limits)
     source = D4rlSource(files, ReadOptions(on_error=on_error), limits=limits)
-    return EpisodeFiles(source, about=about_format(FORMAT, {}), on_error=on_error)
+    return EpisodeFiles(source, about=about_format(D4RL, {}), on_error=on_error)
 
 
 def _spec(name: str, dataset: Any, uri: str) -> _Spec:

@@ -27,7 +27,7 @@ from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink, array_of
-from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
+from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
@@ -129,39 +129,35 @@ class RobomimicSource(Hdf5Source):
             )
         return chosen
 
-    def _rows(self, number: int, key: str) -> SampleBatch:
+    def _rows(self, number: int, key: str, rows: range, steps: int) -> SampleBatch:
         root = f"data/{key}"
         group = self._member(number, root)
-        actions = np.asarray(self._dataset(number, f"{root}/actions")[()])
-        steps = len(actions)
-        observations = self._observations(number, f"{root}/obs", steps)
-        columns = (
-            {
-                Columns.OBS: observations,
-                Columns.NEXT_OBS: self._observations(number, f"{root}/next_obs", steps),
+        if "next_obs" in group:
+            columns = {
+                name: self._observations(number, f"{root}/{path}", rows, steps)
+                for name, path in ((Columns.OBS, "obs"), (Columns.NEXT_OBS, "next_obs"))
             }
-            if "next_obs" in group
-            else without_final_obs(observations)
-        )
+        else:
+            observations = self._observations(number, f"{root}/obs", one_more(rows), steps)
+            columns = without_final_obs(observations, len(rows))
         if self._some_without_next:  # All demonstrations have the same columns.
-            columns.setdefault(Columns.NEXT_OBS_VALID, np.ones(steps, np.bool_))
-        columns[Columns.ACTIONS] = actions
+            columns.setdefault(Columns.NEXT_OBS_VALID, np.ones(len(rows), np.bool_))
+        columns[Columns.ACTIONS] = self._read(number, f"{root}/actions", rows, steps)
         if "rewards" in group:
-            columns[Columns.REWARDS] = flat(np.asarray(self._dataset(number, f"{root}/rewards")[()]))
+            columns[Columns.REWARDS] = flat(self._read(number, f"{root}/rewards", rows, steps))
         done = "dones" in group and bool(self._dataset(number, f"{root}/dones")[-1])
-        columns.update(flags_of(steps, terminated=done, truncated=False))
-        del columns[Columns.TRUNCATEDS]  # Not stored.
+        columns[Columns.TERMINATEDS] = flags_of(rows, steps, terminated=done, truncated=False)[
+            Columns.TERMINATEDS
+        ]  # Whether an episode was truncated is not stored.
         if "states" in group:
-            self._check_rows(number, [f"{root}/states"], steps)
-            columns["states"] = np.asarray(self._dataset(number, f"{root}/states")[()])
+            columns["states"] = self._read(number, f"{root}/states", rows, steps)
         return SampleBatch(columns)
 
-    def _observations(self, number: int, path: str, steps: int) -> Any:
+    def _observations(self, number: int, path: str, rows: range, steps: int) -> Any:
         group = self._member(number, path)
         if not self._handles.is_group(group):
             raise CorruptData(f"{path} is not a group")
-        self._check_rows(number, [f"{path}/{name}" for name in group], steps)
-        found = {name: np.asarray(self._dataset(number, f"{path}/{name}")[()]) for name in group}
+        found = {name: self._read(number, f"{path}/{name}", rows, steps) for name in group}
         plain = self._member(number, "data").attrs.get(_PLAIN)
         return found.get(plain, found)
 

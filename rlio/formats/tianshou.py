@@ -28,7 +28,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, ranges_of, rows_at
+from rlio.formats.hdf5_source import Hdf5Source, cut_ranges, flags_of, flat, one_more, ranges_of, rows_at
 from rlio.source.episodes import without_final_obs
 
 FORMAT = Format(
@@ -125,17 +125,25 @@ class TianshouSource(Hdf5Source):
                 )
             yield first, size, valid, begin % size
 
-    def _rows(self, number: int, key: _Key) -> SampleBatch:
-        ranges, terminated, truncated = key
-        steps = sum(stop - start for start, stop in ranges)
-        found = {name: self._column(number, f"_meta/{path}", ranges) for path, name in _COLUMNS.items()}
+    def _rows(self, number: int, key: _Key, rows: range, steps: int) -> SampleBatch:
+        whole, terminated, truncated = key
+        derives = self._member(number, "_meta/obs_next") is None
+        ranges = cut_ranges(whole, rows)
+        found = {
+            name: self._column(
+                number,
+                f"_meta/{path}",
+                cut_ranges(whole, one_more(rows)) if derives and name == Columns.OBS else ranges,
+            )
+            for path, name in _COLUMNS.items()
+        }
         columns: dict[str, Any] = {
             Columns.ACTIONS: found[Columns.ACTIONS],
             Columns.REWARDS: flat(found[Columns.REWARDS]),
-            **flags_of(steps, terminated=terminated, truncated=truncated),
+            **flags_of(rows, steps, terminated=terminated, truncated=truncated),
         }
-        if self._member(number, "_meta/obs_next") is None:
-            columns = {**without_final_obs(found[Columns.OBS]), **columns}
+        if derives:
+            columns = {**without_final_obs(found[Columns.OBS], len(rows)), **columns}
         else:
             after = self._column(number, "_meta/obs_next", ranges)
             columns = {Columns.OBS: found[Columns.OBS], Columns.NEXT_OBS: after, **columns}

@@ -338,21 +338,27 @@ def with_next_obs(observations: Any) -> dict[str, Any]:
     }
 
 
-def without_final_obs(observations: Any) -> dict[str, Any]:
+def without_final_obs(observations: Any, steps: int | None = None) -> dict[str, Any]:
     """Columns ``obs``, ``new_obs`` and ``new_obs_valid`` of an episode whose last observation is not stored.
 
     ``new_obs`` of the last row is zeros, and ``new_obs_valid`` is False there.
 
     Args:
-        observations: Array of N rows, or such arrays nested in dicts and tuples.
+        observations: Array of N rows, or such arrays nested in dicts and tuples. Of a part of an episode that
+            goes on, one row more than its steps.
+        steps: Steps of the part; None: N.
     """
+    known = len(leaves(observations)[0][1])
+    count = known if steps is None else steps
+    if known > count:
+        return {**with_next_obs(observations), Columns.NEXT_OBS_VALID: np.ones(count, np.bool_)}
 
     def shifted(leaf: np.ndarray) -> np.ndarray:
         follow = np.zeros_like(leaf)
         follow[:-1] = leaf[1:]
         return follow
 
-    valid = np.ones(len(leaves(observations)[0][1]), np.bool_)
+    valid = np.ones(count, np.bool_)
     valid[-1:] = False
     return {
         Columns.OBS: observations,
