@@ -76,6 +76,8 @@ KEPT: Final = (
     *("dataset_id", "code_permalink", "author", "author_email", "algorithm_name", "description"),
     *("requirements", "eval_env_spec", "ref_min_score", "ref_max_score", "num_episodes_average_score"),
 )
+# Rows that are measured.
+_SAMPLE_ROWS: Final = 64
 _REWARDS, _ENDS = "rewards", ("terminations", "truncations")
 
 
@@ -139,7 +141,10 @@ class MinariSource:
             longest = max(self.lengths, default=0)
             self.row_bytes: int = 1
             if longest:
-                self.row_bytes = measure_row(self.load(self.lengths.index(longest), None))
+                episode, read = self.lengths.index(longest), self.load
+                if self.reads_parts:  # The longest one need not fit into memory.
+                    read = partial(self._load, part=range(min(longest, _SAMPLE_ROWS)))
+                self.row_bytes = measure_row(read(episode, columns=None))
         except BaseException:
             self._store.close()
             raise
