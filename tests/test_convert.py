@@ -438,7 +438,7 @@ def test_the_best_episodes_or_one_side_of_a_split_are_converted_and_no_option_is
     assert sides[0] | sides[1] == set(returns)
     assert not sides[0] & sides[1]
     best = {"filter": "episode_return >= quantile(0.9)"}
-    for options in (best, {"derive": ["returns_to_go"]}, {"normalise": "mean_std"}, {"n_step": 3}):
+    for options in (best, {"derive": ["returns_to_go"]}, {"normalise": "mean_std"}, {"draw": rlio.NStep(3)}):
         for src in (tmp_path / "a", rlio.open_dataset(tmp_path / "a")):
             with pytest.raises(OptionError):
                 rlio.convert(src, tmp_path / "c", read_options=options)

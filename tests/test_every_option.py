@@ -23,11 +23,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "filter": {"filter": "rewards > 20", "shuffle": True, "seed": 3},
     "filter without a store": {"filter": "rewards > 20", "cache": "none"},
     "quantile of episodes": {"filter": "episode_return >= quantile(0.5)"},
-    "n_step": {"n_step": 3, "gamma": 0.9},
-    "sequences": {"sequence_length": 4, "burn_in": 1, "overlap": 1, "shuffle": True, "seed": 1},
-    "layout": {"sequence_length": 4, "layout": "time", "padding": "left", "starts": "all"},
-    "episodes": {"episodes": True, "batch_size": 3},
-    "derive": {"derive": ["returns_to_go", "mc_return", "episode_length"], "gamma": 0.5},
+    "n_step": {"draw": rlio.NStep(3, gamma=0.9)},
+    "sequences": {"draw": rlio.Sequences(4, burn_in=1, overlap=1), "shuffle": True, "seed": 1},
+    "layout": {"draw": rlio.Sequences(4, starts="all", padding="left", layout="time")},
+    "episodes": {"draw": rlio.WholeEpisodes(), "batch_size": 3},
+    "derive": {"derive": ["returns_to_go", "mc_return(0.5)", "episode_length"]},
     "normalise": {"normalise": "mean_std"},
     "ranks": {"shuffle": True, "seed": 5, "shard": (1, 3)},
     "drop_last": {"drop_last": True},
@@ -143,7 +143,7 @@ def test_a_store_of_files_draws_the_rows_of_own_data(
         for _ in range(2):
             with rlio.ReplayStore.open(roots[name], cache=cache, **folder) as store:
                 assert len(store) == ROWS
-                for draw in ({}, {"n_step": 2}, {"filter": "rewards > 9"}):
+                for draw in ({}, {"draw": rlio.NStep(2)}, {"filter": "rewards > 9"}):
                     same(
                         [store.uniform(batch_size=8, seed=1, **draw).sample()],
                         [own.uniform(batch_size=8, seed=1, **draw).sample()],
@@ -177,7 +177,7 @@ def test_a_long_episode_is_read_in_parts(roots: dict[str, Path], monkeypatch: py
     monkeypatch.setattr(MinariSource, "_load", counted)
     for cache in ("none", "memory"):
         same(batches(roots["minari"], cache=cache), expected)
-    same(batches(roots["minari"], n_step=3), batches(roots["rlio"], n_step=3))
+    same(batches(roots["minari"], draw=rlio.NStep(3)), batches(roots["rlio"], draw=rlio.NStep(3)))
     assert max(read[1:]) <= 9  # The longest is measured once, at opening.
     with rlio.read(roots["minari"], epochs=1, cache="none") as reader:
         read.clear()

@@ -61,6 +61,7 @@ PUBLIC = [
     "MultiAgentBatchBuilder",
     "MultiAgentEnv",
     "MultiAgentEnvRunner",
+    "NStep",
     "NoopOutput",
     "OutputWriter",
     "Pace",
@@ -82,9 +83,11 @@ PUBLIC = [
     "SampleBatch",
     "SamplerInput",
     "SamplesPerInsert",
+    "Sequences",
     "ShuffledInput",
     "TeeWriter",
     "TorchPolicy",
+    "WholeEpisodes",
     "__version__",
     "concat_samples",
     "convert",
@@ -128,7 +131,7 @@ def test_every_public_name_resolves_to_a_documented_object(package: str) -> None
 
 def test_the_public_surface_changes_only_on_purpose() -> None:
     assert sorted(rlio.__all__) == sorted(PUBLIC)
-    assert len(PUBLIC) <= 62
+    assert len(PUBLIC) <= 70
 
 
 def test_import_rlio_alone_reaches_every_package() -> None:
@@ -291,7 +294,7 @@ def test_help_shows_each_option_of_readers_and_samplers_with_its_default() -> No
         rlio.torch.ReplayDataset,
     ):
         text = pydoc.render_doc(thing, renderer=pydoc.plaintext)
-        for option in ("n_step: int | None = None", "gamma: float = 0.99", "filter: ", "sequence_length: "):
+        for option in ("draw: ", "policy: str | None = None", "filter: ", "views: bool = False"):
             assert option in text, (thing, option)
     text = pydoc.render_doc(rlio.evaluation.evaluate_offline, renderer=pydoc.plaintext)
     assert "folds: int = 2" in text

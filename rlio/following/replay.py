@@ -44,7 +44,7 @@ from rlio.replay.order import rank_of
 from rlio.replay.positions import check_seed, draw_seed
 from rlio.replay.priorities import Prioritised
 from rlio.replay.samplers import PrioritisedSampler, UniformSampler
-from rlio.replay.store import DrawKeywords, ReplayStore, draw_of
+from rlio.replay.store import LiveDrawKeywords, ReplayStore, draw_of
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner
 from rlio.support.options import check_count, check_number, checked_keywords, expected
@@ -77,8 +77,8 @@ class FollowingReplay(InputReader):
 
     A background thread takes the committed rows of every writer, in order and exactly once. A draw takes rows
     of the ring, uniformly and with replacement (or by priority). It waits if the limits do not allow it for
-    the rows put in so far. Drawn rows are counted: one for each n-step transition, ``sequence_length`` for
-    each sequence (without ``burn_in``).
+    the rows put in so far. Drawn rows are counted: one for each n-step transition, ``length`` for each
+    sequence (without ``burn_in``).
 
     The data ends once every writer is closed (sealed), all rows were put in, and ``ratio.max`` allows no more
     draws; without ``max`` it never ends. Recovery closes a writer that was killed: when the next writer opens
@@ -126,9 +126,8 @@ class FollowingReplay(InputReader):
         missing: "error", or "fill" columns that only some writers have with zeros.
         storage_options: For fsspec.
         limits: Limits on the data's demands.
-        draw: What to draw: ``columns`` (None: all), and ``n_step``, ``gamma``, ``sequence_length``,
-            ``burn_in``, ``overlap``, ``policy``, ``filter``, ``views`` and ``indexes`` as described at
-            `rlio.DatasetReader`; no ``episodes``.
+        draw: What to draw: ``columns`` (None: all), and ``draw`` (not `rlio.WholeEpisodes`), ``policy``,
+            ``filter``, ``views`` and ``indexes`` as described at `rlio.DatasetReader`.
 
     Raises:
         OptionError: Options are illegal or contradict each other; at `sample`: the data set does not count
@@ -161,15 +160,15 @@ class FollowingReplay(InputReader):
         missing: Literal["error", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        **draw: Unpack[DrawKeywords],
+        **draw: Unpack[LiveDrawKeywords],
     ) -> None:
         self.ratio: SamplesPerInsert = expected(ratio, SamplesPerInsert, "ratio")
         self._draw = draw_of(draw)
         self._draw.check_live()
         if self._draw.unit == "episodes":
             raise OptionError(
-                "FollowingReplay(episodes=True): limits count rows, and the rows of an episode are unknown "
-                "before it is drawn; draw sequences instead"
+                "FollowingReplay(draw=rlio.WholeEpisodes()): limits count rows, and the rows of an episode "
+                "are unknown before it is drawn; pass draw=rlio.Sequences(length)"
             )
         self.unit: Unit = self._draw.unit
         self._unit_rows = 1 if self._draw.sequences is None else self._draw.sequences.length
