@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import rlio
 from rlio.errors import CorruptData, OptionError, StateError
+from rlio.readers import stored_pass
 from rlio.source.episodes import EpisodeFiles
 
 LENGTHS = [3, 1, 7, 5, 4, 6, 2, 9, 8, 5]
@@ -32,6 +35,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ranks": {"shuffle": True, "seed": 5, "shard": (1, 3)},
     "drop_last": {"drop_last": True},
     "indexes": {"indexes": True, "shuffle": True, "seed": 2},
+}
+
+
+#: Ways to read, and where "auto" keeps the rows: if they fit into memory, if on disk, and if nowhere.
+KEPT: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "recorded order": ({}, ["none", "none", "none"]),
+    "fewer columns": ({"columns": ["rewards"]}, ["none", "none", "none"]),
+    "shuffled": ({"shuffle": True, "seed": 3}, ["memory", "disk", "none"]),
+    "filtered": ({"filter": "rewards > 20"}, ["memory", "disk", "none"]),
+    "one side": ({"split": ("train", 0.5)}, ["memory", "disk", "none"]),
+    "n steps": ({"draw": rlio.NStep(2)}, ["memory", "disk", "disk"]),
+    "sequences": ({"draw": rlio.Sequences(3)}, ["memory", "disk", "disk"]),
+    "episodes": ({"draw": rlio.WholeEpisodes()}, ["memory", "disk", "disk"]),
+    "derived": ({"derive": ["returns_to_go"]}, ["memory", "disk", "disk"]),
+    "by episode": ({"filter": "episode_return > 9"}, ["memory", "disk", "disk"]),
+    "numbered": ({"indexes": True}, ["memory", "disk", "disk"]),
 }
 
 
@@ -216,3 +235,32 @@ def test_a_state_of_a_reader_of_records_or_of_earlier_versions_is_refused(
         state = {**reader.state_dict(), "position": position}
         with pytest.raises(StateError, match="whole records"):
             reader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_where_rows_are_kept_follows_one_rule_for_every_source(
+    roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The rule of docs/reading.md, at sizes below, between and above its two bounds."""
+    monkeypatch.setenv("RLIO_CACHE", str(tmp_path))
+    options, expected = KEPT[name]
+    with rlio.read(roots["rlio"], batch_size=ROWS, epochs=1) as reader:
+        columns = dict(reader.sample())  # type: ignore[call-overload]  # One policy.
+    opens: dict[str, Callable[..., Any]] = {
+        source: partial(rlio.read, root, batch_size=4, **options) for source, root in roots.items()
+    }
+    if set(options) <= {"shuffle", "seed"}:
+        opens["arrays"] = partial(rlio.from_arrays, columns, batch_size=4, **options)
+    for source, opened in opens.items():
+        found = []
+        for memory, disk in ((1 << 20, 1 << 20), (0, 1 << 20), (0, 0)):
+            monkeypatch.setattr(stored_pass, "_MEMORY_BYTES", memory)
+            monkeypatch.setattr(stored_pass, "_DISK_BYTES", disk)
+            with opened() as reader:
+                found.append(reader.cache)
+        assert found == expected, source
+
+
+def test_records_as_they_were_written_are_kept_nowhere(roots: dict[str, Path]) -> None:
+    with rlio.JsonReader(roots["rllib-json"]) as reader:
+        assert reader.cache == "none"

@@ -84,25 +84,16 @@ class FollowingReplay(InputReader):
     draws; without ``max`` it never ends. Recovery closes a writer that was killed: when the next writer opens
     on that machine, or by `rlio recover`. Until then draws wait, for ``timeout``.
 
-    **Sharing.** Writers are divided among ``slots`` slots (CRC-32 of the id, modulo ``slots``); rank r of
-    ``shard=(r, n)`` has the slots s with s modulo n = r. Each rank has its own limits and counters.
-    `merge_states` merges the states of all ranks into one, which any number of ranks may load: every row is
-    then put in exactly once, for any numbers.
+    Writers are divided among ``slots`` slots, and slots among the ranks of ``shard``. Each rank has its own
+    limits and counters. `merge_states` makes one state of those of all ranks, for any number of ranks.
 
-    **The law of resuming.** This reader is not `replayable`, because the times at which rows arrive cannot be
-    repeated. But a reader that loads a state (1) puts in, for each writer, exactly the rows after those that
-    were put in when the state was saved, each once; (2) has the same rows in its ring, read again from
-    storage, but in the order of their writers, so other rows may leave the ring first; rows that were trimmed
-    or damaged since are missing, and counted in `lost`; (3) has the same counters, so the limits continue
-    from there; (4) never draws with the same random numbers again. Priorities start again. A state takes
-    about 40 bytes a writer.
+    It is not `replayable`, because the times at which rows arrive cannot be repeated. A reader that loads a
+    state puts in exactly the rows that had not been put in, each once; has the same rows in its ring, except
+    those that were trimmed or damaged since (`lost`), and the same counters; and never draws with the same
+    random numbers again. Priorities start again. docs/design/following.md has the details.
 
-    **Marks.** With ``markers``, it puts progress marks beside the data, for writers that wait, and for
-    its own restart: see `Markers`. Required if ``ratio.min`` is given.
-
-    **A store that is down** is retried until it answers. Meanwhile draws continue from the ring as far as the
-    limits allow, and then wait. `sample` raises errors that a retry cannot fix (rights, damage, missing
-    rows).
+    A store that is down is retried; meanwhile draws continue from the ring as far as the limits allow.
+    `sample` raises errors that a retry cannot fix (rights, damage, missing rows).
 
     Several threads may call it: see `rlio.InputReader`. `state_dict` does not wait for a `sample`
     that waits for rows.
@@ -116,7 +107,8 @@ class FollowingReplay(InputReader):
         seed: Seed of the draws, combined with the rank; None draws one from the OS, logs it and keeps it in
             the state.
         prioritised: Draw by priority: see `ReplayStore.prioritised`, and `sampler` for `update_priorities`.
-        markers: Whether, and when, to put progress marks; None: none.
+        markers: Whether, and when, to put progress marks beside the data, for writers that wait, and for its
+            own restart; required if ``ratio.min`` is given. None: none.
         shard: (rank, world).
         slots: Number of parts that writers are divided into; the same for all ranks, and for all states.
         timeout: Seconds that `sample` waits for rows; None: no limit.
