@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.arrays import object_column, to_numpy
@@ -155,7 +155,7 @@ class RlioOfflineData(OfflineData):
     def _tables(self, number: int, source: Any, config: Any) -> Iterator[Any]:
         """References of Arrow tables with a column ``item``, one episode a row."""
         found = open_episodes(source, read_options=config.input_config)
-        packed = _packed
+        packed: Callable[[Any, _Packing], Iterator[tuple[int, int, Any]]] = _packed
         # Other processes do not see this one's memory; of other formats, other nodes may lack the files.
         if isinstance(found, StoredEpisodes) and not found.uri.startswith("memory:"):
             packed = _packed_by_writer if found.needs_store else _packed_by_rows
@@ -230,7 +230,8 @@ def _where_stored(uri: str) -> Any:
 
 def _packed_by_writer(found: StoredEpisodes, packing: _Packing) -> Iterator[tuple[int, int, Any]]:
     """The same, read by one task a writer: a filter of whole episodes needs their rows in one place."""
-    source, how = ray.put(found), ray.put(packing)
+    source: Any = ray.put(found)
+    how = ray.put(packing)
     task = ray.remote(_streamed).options(
         num_returns="streaming", scheduling_strategy=_where_stored(found.uri)
     )
@@ -291,20 +292,18 @@ def _packed_by_rows(found: StoredEpisodes, packing: _Packing) -> Iterator[tuple[
         yield *_result(counts), table
 
 
-def _cut(table: Any) -> Any:
+def _cut(table: Any) -> dict[str, NDArray[Any]]:
     """Of a block of rows: a row for each piece of an episode in it."""
     cutter, pieces = EpisodeCutter("mixed"), []
     for batch in Assembler().batches([table]):
         assert isinstance(batch, SampleBatch)
         names = [name for name in batch if not is_per_sequence(name)]
         pieces += [*cutter.add(SampleBatch({name: batch[name] for name in names})), *cutter.finish()]
-    return pa.table(
-        {
-            "episode": pa.array([repr(episode_key(piece)) for piece in pieces], pa.string()),
-            "ends": pa.array([bool(ends_of(piece)[-1]) for piece in pieces], pa.bool_()),
-            "rows": pa.array([pickle.dumps(piece, 5) for piece in pieces], pa.large_binary()),
-        }
-    )
+    return {
+        "episode": np.array([repr(episode_key(piece)) for piece in pieces], str),
+        "ends": np.array([ends_of(piece)[-1] for piece in pieces], bool),
+        "rows": object_column(pieces),
+    }
 
 
 def _index(pieces: Any) -> list[tuple[str, bool]]:
@@ -338,7 +337,7 @@ def _joined(
     columns = {block: table["rows"] for block, table in zip(needed, blocks, strict=True)}
     packed, steps = [], 0
     for of_block, chain in enumerate(episodes):
-        rows = concat_samples([pickle.loads(columns[block][row].as_py()) for block, row in chain])
+        rows = concat_samples([columns[block][row].as_py() for block, row in chain])
         part = 0
         if writers:
             part = writers[str(rows[WRITER][0])]
