@@ -144,12 +144,10 @@ def test_a_keyword_that_draw_replaced_is_answered_with_what_to_write(
     }
     for where, taker in takers.items():
         for name, (value, instead) in FORMER.items():
-            with pytest.raises(UnknownName) as found:
-                taker(**{name: value})
-            assert instead in str(found.value), (where, name, str(found.value))
-            with pytest.raises(UnknownName) as found:  # Also where it is misspelled.
-                taker(**{f"{name}_": value})
-            assert instead in str(found.value), (where, name, str(found.value))
+            for spelled in (name, f"{name}_"):  # Also where it is misspelled.
+                with pytest.raises(UnknownName) as found:
+                    taker(**{spelled: value})
+                assert instead in str(found.value), (where, name, str(found.value))
 
 
 def test_the_values_of_draw_are_frozen_and_show_their_spelling() -> None:
