@@ -51,7 +51,7 @@ class JsonReader(RecordReader):
 
     Without ``batch_size``, `sample` serves the records as they were written, in their order or shuffled;
     record number i of the order over all epochs belongs to rank i modulo world. With ``batch_size``, or an
-    option that shapes or keeps rows (``n_step``, ``filter``, ``cache`` and others), the reader serves rows,
+    option that shapes or keeps rows (``draw``, ``filter``, ``cache`` and others), the reader serves rows,
     as `rlio.DatasetReader` does: a shuffle is a permutation of all rows, and ranks divide rows. It then reads
     the files once at opening, to count their rows.
 

@@ -20,7 +20,7 @@ from rlio.readers.read_options import ReadOptions
 from rlio.readers.record_source import DecoderOf, RecordFiles, Records
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.source_reader import Asked, SourceReader, refuse_earlier
-from rlio.readers.stored_pass import Cache
+from rlio.readers.stored_pass import Cache, Kept
 from rlio.replay.joint_gather import RowSource
 from rlio.replay.order import ORDER_VERSION, Permutation
 from rlio.replay.positions import check_position, choose_seed
@@ -99,6 +99,11 @@ class RecordReader(InputReader):
     def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
         """The unit that ``n`` and ``batch_size`` count."""
         return self._inner.unit
+
+    @property
+    def cache(self) -> Kept:
+        """Where the rows are kept; with ``cache="auto"``, the choice."""
+        return self._inner.cache if isinstance(self._inner, _Rows) else "none"
 
     @property
     def skipped(self) -> int:

@@ -10,6 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 
+import rlio
 from rlio.batch import SampleBatch, concat_samples
 from rlio.errors import (
     CorruptData,
@@ -164,7 +165,7 @@ def test_a_long_episode_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
         rows.append(stop - first)
         return real(name, dataset, first, stop)
 
-    with D4RLReader(path, epochs=1, cache="memory", n_step=3, gamma=1.0, batch_size=200) as reader:
+    with D4RLReader(path, epochs=1, cache="memory", draw=rlio.NStep(3, gamma=1.0), batch_size=200) as reader:
         expected = reader.sample()
     with D4RLReader(path, epochs=1) as reader:
         monkeypatch.setattr(d4rl_source, "_read", counted)
