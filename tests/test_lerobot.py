@@ -62,6 +62,23 @@ def test_every_value_is_in_the_row_of_its_frame(name: str) -> None:
     assert rows["next.success"].tolist() == (rows["t"] == 1).tolist()
 
 
+@pytest.mark.parametrize("name", ["v2.1", "v3.0", "v3.0-image", "v2.1-video", "v3.0-video"])
+def test_parts_of_an_episode_are_the_rows_of_the_whole(name: str) -> None:
+    """All pictures of a long episode were decoded at once."""
+    if "video" in name:
+        pytest.importorskip("av", reason="PyAV is not installed: pip install 'rlio[video]'")
+    source = open_source(GOLDEN / name)
+    assert max(source.lengths) > 2
+    for number, steps in enumerate(source.lengths):
+        whole = source.load(number, None)
+        for size in (1, 2):
+            parts = [
+                source.load_part(number, at, min(at + size, steps), None) for at in range(0, steps, size)
+            ]
+            assert rlio.concat_samples(parts).equals(whole)
+    source.close()
+
+
 def test_chosen_columns_alone_are_read() -> None:
     rows = all_rows(GOLDEN / "v3.0-image", columns=["actions", "next.success"])
     assert set(rows) == {"actions", "next.success"}

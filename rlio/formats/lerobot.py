@@ -99,6 +99,7 @@ class LeRobotSource:
     """
 
     spaces = None
+    reads_parts = True
 
     def __init__(self, place: Place, *, limits: Limits, videos: Literal["decode", "skip"] = "decode") -> None:
         check_choice("videos", videos, ("decode", "skip"))
@@ -115,8 +116,8 @@ class LeRobotSource:
         self._features = self._read_features()
         self._check_names()
         self._notes: list[str] = []
-        #: Frames before the last one in which next.done is true, of each episode read that has some.
-        self._early_dones: dict[int, int] = {}
+        #: (episode, first frame) of what was read -> frames before the last one in which next.done is true.
+        self._early_dones: dict[tuple[int, int], int] = {}
         self._videos = [name for name, about in self._features.items() if about["dtype"] == "video"]
         if self._videos and videos == "skip":
             self._notes.append(f"Videos are not read: {excerpt(self._videos)}.")
@@ -159,7 +160,7 @@ class LeRobotSource:
         """What is not read or not known, each a sentence."""
         if not self._early_dones:
             return list(self._notes)
-        frames, episodes = sum(self._early_dones.values()), len(self._early_dones)
+        frames, episodes = sum(self._early_dones.values()), len({number for number, _ in self._early_dones})
         return [
             *self._notes,
             f"next.done is true in {frames} frames before the last one of their episodes ({episodes} "
@@ -317,48 +318,61 @@ class LeRobotSource:
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
-        number = self._numbers[self._paths[episode]]
-        return self._parquet.guarded(number, episode, lambda: self._rows(number, episode, columns))
+        return self.load_part(episode, 0, self.lengths[episode], columns)
 
-    def _rows(self, number: int, episode: int, columns: frozenset[str] | None) -> SampleBatch:
-        steps = self.lengths[episode]
+    def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read some steps of an episode; see `PartSource`."""
+        number, part = self._numbers[self._paths[episode]], range(start, stop)
+        return self._parquet.guarded(number, episode, lambda: self._rows(number, episode, part, columns))
+
+    def _rows(self, number: int, episode: int, part: range, columns: frozenset[str] | None) -> SampleBatch:
+        # The observation after the last step of a part is that of the next frame.
+        is_last, read = part.stop == self.lengths[episode], part
+        if not is_last:
+            read = range(part.start, part.stop + 1)
         names = [name for name in self._features if self._is_wanted(name, columns)]
-        table = self._table(number, episode, frozenset(names) | {FRAME, EPISODE})
-        self._check_place(table, episode)
-        found = {
-            name: self._video(name, episode) if name in self._videos else self._column(name, table, number)
-            for name in names
-        }
+        table = self._table(number, episode, frozenset(names) | {FRAME, EPISODE}, read)
+        self._check_place(table, episode, read)
+        found: dict[str, Any] = {}
+        for name in names:
+            is_obs = name.split(".")[0] == "observation"
+            frames, rows_of = (read, table) if is_obs else (part, table.slice(0, len(part)))
+            is_video = name in self._videos
+            found[name] = (
+                self._video(name, episode, frames) if is_video else self._column(name, rows_of, number)
+            )
         rows: dict[str, Any] = {}
         if obs := _parts(found, "observation"):
             final = _parts(found, FINAL)
             is_one = len(obs) == 1 and next(iter(obs)) in _PLAIN
             plain = next(iter(obs.values())) if is_one else obs
-            if final:
+            if final and is_last:
                 last = next(iter(final.values())) if is_one else {key: final[key] for key in obs}
                 joined = map_structure(lambda leaf, end: np.concatenate([leaf, end[-1:]]), plain, last)
                 rows |= with_next_obs(joined)
             else:
-                rows |= without_final_obs(plain)
+                rows |= with_next_obs(plain) if final else without_final_obs(plain, len(part))
         if actions := _parts(found, "action"):
             rows[Columns.ACTIONS] = next(iter(actions.values())) if list(actions) == [""] else actions
         if REWARD in found:
             rows[Columns.REWARDS] = found[REWARD]
-        rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(found, episode)
-        rows[Columns.T] = np.arange(steps)
+        rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(found, episode, part)
+        rows[Columns.T] = np.arange(part.start, part.stop)
         rows |= {name: column for name, column in found.items() if not _is_part(name) and name not in _NAMED}
         return SampleBatch(rows)
 
-    def _ends(self, found: dict[str, Any], episode: int) -> tuple[np.ndarray, np.ndarray]:
-        """The flags terminateds and truncateds of an episode."""
-        none = np.zeros(self.lengths[episode], np.bool_)
+    def _ends(self, found: dict[str, Any], episode: int, part: range) -> tuple[np.ndarray, np.ndarray]:
+        """The flags terminateds and truncateds of a part of an episode."""
+        none = np.zeros(len(part), np.bool_)
         terminated, truncated, done = (found.get(name, none).astype(np.bool_) for name in _FLAGS)
+        #: The last row of the episode, if it is one of the part.
+        last = slice(self.lengths[episode] - 1 - part.start, None)
         if TERMINATED not in found:
-            terminated[-1:] = done[-1:] & ~truncated[-1:]
-            if early := int(np.count_nonzero(done[:-1])):
-                self._early_dones[episode] = early
+            terminated[last] = done[last] & ~truncated[last]
+            if early := int(np.count_nonzero(done[: last.start])):
+                self._early_dones[episode, part.start] = early
         if TERMINATED not in found or TRUNCATED not in found:
-            truncated[-1:] = ~terminated[-1:]
+            truncated[last] = ~terminated[last]
         return terminated, truncated
 
     def _is_wanted(self, name: str, columns: frozenset[str] | None) -> bool:
@@ -373,13 +387,13 @@ class LeRobotSource:
             return Columns.ACTIONS in columns
         return name in columns or name in _FLAGS or (name == REWARD and Columns.REWARDS in columns)
 
-    def _table(self, number: int, episode: int, names: frozenset[str]) -> Any:
-        """The rows of an episode."""
+    def _table(self, number: int, episode: int, names: frozenset[str], frames: range) -> Any:
+        """The rows of some frames of an episode."""
         import pyarrow as pa
 
         names = names - set(self._videos)
         file = self._parquet.file(number)
-        start, stop = self._starts[episode], self._starts[episode] + self.lengths[episode]
+        start, stop = self._starts[episode] + frames.start, self._starts[episode] + frames.stop
         absent = names - set(file.arrow.schema_arrow.names)
         if absent:
             raise CorruptData(f"the columns {excerpt(sorted(absent))} are absent")
@@ -395,15 +409,16 @@ class LeRobotSource:
             raise CorruptData(f"the file has {first} rows, and its episodes have {self._file_rows[number]}")
         return pa.concat_tables(parts) if parts else file.arrow.schema_arrow.empty_table()
 
-    def _check_place(self, table: Any, episode: int) -> None:
+    def _check_place(self, table: Any, episode: int, expected: range) -> None:
         indices = to_column(EPISODE, table.column(EPISODE).combine_chunks(), {})
         frames = to_column(FRAME, table.column(FRAME).combine_chunks(), {})
-        wrong = np.flatnonzero((indices != episode) | (frames != np.arange(len(frames))))
+        numbers = np.arange(expected.start, expected.start + len(frames))
+        wrong = np.flatnonzero((indices != episode) | (frames != numbers))
         if len(wrong):
             row = int(wrong[0])
             raise CorruptData(
-                f"row {self._starts[episode] + row} is frame {frames[row]} of episode {indices[row]}, "
-                f"expected frame {row} of episode {episode}"
+                f"row {self._starts[episode] + numbers[row]} is frame {frames[row]} of episode "
+                f"{indices[row]}, expected frame {numbers[row]} of episode {episode}"
             )
 
     def _column(self, name: str, table: Any, number: int) -> Any:
@@ -426,16 +441,17 @@ class LeRobotSource:
             raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
         return decode_images(rows, None, limits=self._limits)
 
-    def _video(self, name: str, episode: int) -> np.ndarray:
-        """The frames of an episode."""
+    def _video(self, name: str, episode: int, frames: range) -> np.ndarray:
+        """Some frames of an episode."""
         path = self._path("video_path", episode, f"videos/{name}", name)
         file = self._place.file(path, self._sizes[path])
         begin = 0.0
         if self._is_v3:
             begin = float(self._episodes[episode].get(f"videos/{name}/from_timestamp") or 0.0)
+        fps = float(self._info["fps"])
         try:
             with open_input(file) as stream:
-                return _frames(stream, self.lengths[episode], begin, float(self._info["fps"]), self._limits)
+                return _frames(stream, len(frames), begin + frames.start / fps, fps, self._limits)
         except CorruptData as error:
             raise_at(error, uri=file.uri, record=episode)
 
