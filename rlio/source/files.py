@@ -108,8 +108,10 @@ class GroupFiles(FileSource):
         self.window_rows = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
         starts = [0, *accumulate(rows)]
         self._segments = [
-            _Segment(number, path, groups, first := starts[groups.start], starts[groups.stop] - first, self)
+            _Segment(number, path, groups, first, stop - first, self)
             for number, (path, groups) in enumerate(segments)
+            for first, stop in [(starts[groups.start], starts[groups.stop])]
+            if first < stop
         ]
         # The name of a table in memory has its checksum.
         files = [[file.path.rpartition("/")[2] or file.uri, file.size] for file in self._files]
