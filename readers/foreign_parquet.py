@@ -448,6 +448,8 @@ class _StepRows(GroupFiles):
         self._spaces = space_of(spaces, DEFAULT_POLICY_ID)
         # Files may have different columns: all are decoded, and then dropped or filled.
         self._decodes_all = options.unlike != "error"
+        #: Row group -> first row of each part that was read -> bytes and values of its packed columns.
+        self._spent: dict[int, dict[int, tuple[int, int]]] = {}
         # Where the episodes end; None: it is known that rows are stored twice.
         self._ends: dict[Hashable, tuple[str, int]] | None = {}
         if not groups.rows:
@@ -488,7 +490,7 @@ class _StepRows(GroupFiles):
         if self._asked is None:
             return self._batch(group, 0, rows, None)
         found: dict[str, Any] = {}
-        use = partial(self._decoded, group=group)
+        use = partial(self._decoded, group=group, start=0)
         for name in self._row_groups.names(self._row_groups.places[group][0]):
             if name in RESERVED and name not in self._asked:
                 continue
@@ -521,21 +523,30 @@ class _StepRows(GroupFiles):
         """Some rows of a row group, of the columns ``stored``; None: all."""
 
         def use(table: Any) -> SampleBatch:
-            return self._settled(self._decoded(table, group))
+            return self._settled(self._decoded(table, group, start))
 
         return self._row_groups.read(group, start, stop, stored, use)
 
-    def _decoded(self, table: Any, group: int) -> dict[str, Any]:
+    def _decoded(self, table: Any, group: int, start: int) -> dict[str, Any]:
         columns, names = {}, table.column_names
         extensions = self._row_groups.extensions(group)
-        allowance = self._row_groups.allowance(group, frozenset(names))
-        for name in names:
-            with in_column(name):
-                column = to_column(name, table.column(name).combine_chunks(), extensions, allowance)
-                if column is not None and name in self._spaces:
-                    column = fit_space(column, self._spaces[name], lambda leaf: leaf)
-            if column is not None:
-                columns[name] = column
+        # What packed columns may ask for is shared by all parts of a row group, in any order of reading.
+        allowance, spent = self._row_groups.allowance(group, frozenset(names)), self._spent.get(group, {})
+        allowance.spend(sum(size for at, (size, _) in spent.items() if at != start))
+        allowance.count(sum(values for at, (_, values) in spent.items() if at != start))
+        before = allowance.bytes, allowance.values
+        try:
+            for name in names:
+                with in_column(name):
+                    column = to_column(name, table.column(name).combine_chunks(), extensions, allowance)
+                    if column is not None and name in self._spaces:
+                        column = fit_space(column, self._spaces[name], lambda leaf: leaf)
+                if column is not None:
+                    columns[name] = column
+        finally:
+            used = before[0] - allowance.bytes, before[1] - allowance.values
+            if any(used):
+                self._spent.setdefault(group, {})[start] = used
         return columns
 
     def _settled(self, columns: dict[str, Any]) -> SampleBatch:
