@@ -24,6 +24,7 @@ from rlio.readers.json_records import JsonRecords
 from rlio.readers.line_files import open_line_files
 from rlio.readers.read_options import ReadOptions
 from rlio.readers.rllib_json import STEP_NUMBERS, RllibDecoder
+from rlio.readers.space_arrays import Spaces
 from rlio.schemas.folded import Folded
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema, canonical_json, column_of_name
@@ -234,8 +235,10 @@ class _Opened:
 
 
 def open_json(
-    inputs: StrPath,
+    inputs: StrPath | Sequence[StrPath],
     *,
+    spaces: Spaces | None = None,
+    format_options: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
     on_error: Literal["raise", "skip"],
@@ -245,7 +248,12 @@ def open_json(
 
     def decoder_of(columns: list[str] | None) -> RllibDecoder:
         return RllibDecoder(
-            columns, spaces=None, limits=limits, unnormalise_actions=None, source=files[0].uri
+            columns,
+            spaces=spaces,
+            limits=limits,
+            unnormalise_actions=None,
+            format_options=format_options,
+            source=files[0].uri,
         )
 
     records = JsonRecords(open_line_files(files, limits), limits.line_bytes)

@@ -38,6 +38,7 @@ from .following.samples_per_insert import SamplesPerInsert as SamplesPerInsert
 from .formats.convert import convert as convert
 from .limits import Limits as Limits
 from .maintenance.verify import verify as verify
+from .mapping import Mapping as Mapping
 from .policies.policy import Policy as Policy
 from .policies.policy_spec import PolicySpec as PolicySpec
 from .policies.random_policy import RandomPolicy as RandomPolicy

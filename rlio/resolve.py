@@ -32,7 +32,7 @@ from rlio.batch.arrays import is_table
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.reader import InputReader
 from rlio.storage.paths import mask_secrets
-from rlio.support.options import option_names, refuse_unknown
+from rlio.support.options import option_names, refuse_mapped_columns, refuse_replaced, refuse_unknown
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
@@ -256,8 +256,8 @@ def read(value: Any, **options: Any) -> InputReader:
             (``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``n_step``, ``filter``, ...), otherwise of
             `rlio.JsonReader`, `rlio.ForeignParquetReader`, `rlio.D4RLReader`, or a registered one. If
             ``value`` is a mixture, it takes ``batch_size``, ``end``, ``source_column`` and a text as
-            ``columns`` (default ``"intersect"``); the readers that it opens take the rest. A dict as
-            ``columns`` says what the columns of a table mean: see `rlio.readers.table_reader.read_table`.
+            ``columns`` (default ``"intersect"``); the readers that it opens take the rest. ``mapping``, a
+            `rlio.Mapping`, says what the columns of a table mean.
 
     Returns:
         The reader; close it, or use it in a ``with`` block.
@@ -474,6 +474,9 @@ def _is_sampler(value: object) -> bool:
 def _read_options(context: IOContext) -> dict[str, Any]:
     """The options of a reader of stored data: the worker's share and seed, unless options say otherwise."""
     options = dict(context.options)
+    # Before it is looked at what is stored, which may not exist yet.
+    refuse_replaced(options, of="a reader of stored data")
+    refuse_mapped_columns(options.get("columns"))
     # A share that the user chose may be one of several workers with seeds of their own: the reader then asks
     # for a seed that all of them have.
     chosen = "shard" in options and options["shard"] not in ((0, 1), [0, 1])
@@ -489,7 +492,9 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
     options = _read_options(context)
     storage_options = options.get("storage_options")
     alone = len(values) == 1
-    if isinstance(options.get("columns"), Mapping) or options.get("episode") is not None:
+    if options.get("mapping") is None:
+        options.pop("mapping", None)
+    else:
         inputs = values[0] if alone else values
         return _class(_TABLE_READER)(inputs, **options)  # type: ignore[no-any-return]  # found by name
     # The data set may not exist yet, if it is followed.

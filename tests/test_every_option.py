@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 
 import rlio
@@ -15,7 +17,16 @@ from rlio.source.episodes import EpisodeFiles
 
 LENGTHS = [3, 1, 7, 5, 4, 6, 2, 9, 8, 5]
 ROWS = sum(LENGTHS)
-FORMATS = ("minari", "d3rlpy", "npz", "rllib-json")
+FORMATS = ("minari", "d3rlpy", "npz", "rllib-json", "mapped.csv")
+#: Of the CSV.
+MAPPING = rlio.Mapping(
+    {"obs": ["x", "y"], "actions": "act", "rewards": "rew"},
+    episode="trip",
+    terminated="end",
+    truncated="stop",
+    next_obs=["x2", "y2"],
+    dtypes={"obs": "float32", "rewards": "float32"},
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "in order": {},
     "columns": {"columns": ["rewards", "actions"]},
@@ -56,15 +67,25 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             )
         )
     found = {"rlio": folder / "rlio"}
-    for name in FORMATS:
+    own = rlio.open_dataset(folder / "rlio").to_pandas()
+    own[["x", "y"]], own[["x2", "y2"]] = np.stack(own.pop("obs")), np.stack(own.pop("new_obs"))
+    names = {"actions": "act", "rewards": "rew", "terminateds": "end", "truncateds": "stop", "eps_id": "trip"}
+    own.rename(columns=names).to_csv(folder / "mapped.csv", index=False)
+    found["mapped.csv"] = folder / "mapped.csv"
+    for name in FORMATS[:-1]:
         target = folder / (f"{name}.h5" if name == "d3rlpy" else name)
         rlio.convert(folder / "rlio", target, to=name)
         found[name] = target
     return found
 
 
+def meaning(root: Path) -> dict[str, Any]:
+    """What its columns mean, where it is a table."""
+    return {"mapping": MAPPING} if root.suffix == ".csv" else {}
+
+
 def batches(root: Any, **options: Any) -> list[rlio.SampleBatch]:
-    with rlio.read(root, **{"batch_size": 5, "epochs": 1, **options}) as reader:
+    with rlio.read(root, **{"batch_size": 5, "epochs": 1, **meaning(root), **options}) as reader:
         return list(reader)
 
 
@@ -93,6 +114,7 @@ def test_ranks_get_every_row_once_and_a_state_continues(
 ) -> None:
     monkeypatch.setenv("RLIO_CACHE", str(tmp_path))
     options: Any = {"batch_size": 4, "epochs": 2, "shuffle": True, "seed": 7, "cache": cache}
+    options |= meaning(roots[name])
     rows: list[float] = []
     for rank in range(3):
         with rlio.read(roots[name], shard=(rank, 3), **options) as reader:
@@ -141,7 +163,7 @@ def test_a_store_of_files_draws_the_rows_of_own_data(
     folder = {"cache_folder": tmp_path} if cache == "disk" else {}
     with rlio.ReplayStore.open(roots["rlio"]) as own:
         for _ in range(2):
-            with rlio.ReplayStore.open(roots[name], cache=cache, **folder) as store:
+            with rlio.ReplayStore.open(roots[name], cache=cache, **folder, **meaning(roots[name])) as store:
                 assert len(store) == ROWS
                 for draw in ({}, {"n_step": 2}, {"filter": "rewards > 9"}):
                     same(
@@ -149,7 +171,42 @@ def test_a_store_of_files_draws_the_rows_of_own_data(
                         [own.uniform(batch_size=8, seed=1, **draw).sample()],
                     )
     with pytest.raises(OptionError, match="snapshot of a data set of rlio"):
-        rlio.ReplayStore.open(roots[name], at={})
+        rlio.ReplayStore.open(roots[name], at={}, **meaning(roots[name]))
+
+
+def test_a_store_takes_the_options_of_a_format_that_a_reader_takes(roots: dict[str, Path]) -> None:
+    spaces = (gym.spaces.Box(-1e6, 1e6, (2,)), gym.spaces.Discrete(5))
+    frame = pd.read_csv(roots["mapped.csv"])
+    options: dict[str, Any]
+    for source, options in (
+        (roots["rllib-json"], {"spaces": spaces}),
+        (roots["rllib-json"], {"format_options": {"infos": "obs"}}),
+        ([*(roots["rllib-json"]).rglob("*.json")], {"spaces": spaces}),
+        (roots["npz"], {"format": "npz"}),
+        ([*roots["npz"].rglob("*.npz")], {}),
+        (frame, {"mapping": MAPPING}),
+        ([roots["mapped.csv"]], {"mapping": MAPPING, "format_options": {"delimiter": ","}}),
+    ):
+        with (
+            rlio.ReplayStore.open(source, **options) as store,
+            rlio.read(
+                source, cache="memory", batch_size=8, epochs=1, seed=1, shuffle=True, **options
+            ) as reader,
+        ):
+            found, expected = store.epochs(batch_size=8, epochs=1, seed=1).sample(), reader.sample()
+            assert {n: c.dtype for n, c in found.items()} == {n: c.dtype for n, c in expected.items()}
+            same([found], [expected])
+    for name, options in (
+        ("minari", {"spaces": spaces}),
+        ("minari", {"mapping": MAPPING}),
+        ("rllib-json", {"format_options": {"delimiter": ","}}),
+        ("npz", {"format_options": {"delimiter": ","}}),
+        ("mapped.csv", {"mapping": MAPPING, "spaces": spaces}),
+        ("rlio", {"format_options": {"infos": "obs"}}),
+        ("rlio", {"format": "minari"}),
+    ):
+        with pytest.raises(rlio.RlioError, match=r"spaces|option|format|kind"):
+            rlio.ReplayStore.open(roots[name], **options)
 
 
 def test_sides_of_a_split_have_whole_episodes_and_all_rows_together(roots: dict[str, Path]) -> None:
@@ -212,7 +269,7 @@ def test_a_state_of_a_reader_of_records_or_of_earlier_versions_is_refused(
     with rlio.read(roots["rllib-json"]) as records:
         records.sample()
         position = records.state_dict()["position"]
-    with rlio.read(roots[name], batch_size=4) as reader:
+    with rlio.read(roots[name], batch_size=4, **meaning(roots[name])) as reader:
         state = {**reader.state_dict(), "position": position}
         with pytest.raises(StateError, match="whole records"):
             reader.load_state_dict(state)

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.errors", "rlio.limits"),
     ("rlio.support",),
     ("rlio.batch",),
-    ("rlio.readers.read_options", "rlio.writer"),
+    ("rlio.mapping", "rlio.readers.read_options", "rlio.writer"),
     ("rlio.reader",),
     ("rlio.schemas",),
     ("rlio.storage",),

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_ranks import MAPPING, episodes, table
+from test_ranks import MAPPING, WHOLE, episodes, table
 
 import rlio
 from rlio.errors import EndOfData, StateError
@@ -331,7 +331,7 @@ def test_states_of_tables_in_memory_follow_the_rule() -> None:
         return from_arrays(table(), **MAPPING, **SHUFFLED, **options)
 
     def listed(**options: Any) -> Any:
-        return from_episodes(episodes(), terminated=True, columns=MAPPING["columns"], **SHUFFLED, **options)
+        return from_episodes(episodes(), mapping=WHOLE, **SHUFFLED, **options)
 
     for make in (arrays, listed):
         state, rest = saved(make)

@@ -259,11 +259,9 @@ def foreign(root: str, name: str, **options: Any) -> InputReader:
     return rlio.read(target, **{"batch_size": 7, "shuffle": True, "seed": 0, **options})
 
 
-MAPPING: Any = {
-    "columns": {"obs": "rewards", "actions": "actions", "rewards": "rewards"},
-    "episode": "eps_id",
-    "terminated": "terminateds",
-}
+MAPPING = rlio.Mapping(
+    {"obs": "rewards", "actions": "actions", "rewards": "rewards"}, episode="eps_id", terminated="terminateds"
+)
 
 
 #: Readers that give the same batches whenever they are made.
@@ -296,7 +294,7 @@ READERS: dict[str, Callable[[str], InputReader]] = {
         if not options or name not in ("d4rl", "rllib-json")
     },
     "others' Parquet": partial(foreign, name="others.parquet"),
-    "a table": partial(foreign, name="table.csv", **MAPPING),
+    "a table": partial(foreign, name="table.csv", mapping=MAPPING),
 }
 
 

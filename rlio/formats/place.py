@@ -98,7 +98,7 @@ def locate_format(
         raise UnknownLayout(
             "found no format that rlio knows, expected one of "
             + ", ".join(known.title for known in formats())
-            + ": pass format= if you know it, or columns= for a table of steps",
+            + ": pass format= if you know it, or mapping= for a table of steps",
             uri=os.fspath(values[0]),
         )
     if chosen.source is None:
@@ -190,11 +190,17 @@ def open_source(format: Format, place: Place, options: Mapping[str, Any], *, lim
 
 
 def open_files(
-    inputs: StrPath, *, storage_options: Mapping[str, Any] | None, limits: Limits = DEFAULT_LIMITS
+    inputs: StrPath | Sequence[StrPath],
+    *,
+    format: str | None = None,
+    format_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> EpisodeFiles:
     """The episodes of a data set as a source; see `locate_format` for the errors."""
-    format, place = locate_format(inputs, storage_options=storage_options, limits=limits)
-    return EpisodeFiles(open_source(format, place, {}, limits=limits), about=about_format(format, {}))
+    own = dict(format_options or {})
+    found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
+    return EpisodeFiles(open_source(found, place, own, limits=limits), about=about_format(found, own))
 
 
 def about_format(format: Format, options: Mapping[str, Any]) -> dict[str, Any]:
