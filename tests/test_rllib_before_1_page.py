@@ -135,7 +135,7 @@ def test_every_row_says_where_the_name_is_or_why_it_is_not() -> None:
         assert not here.startswith("none") or ": " in here or here.startswith("none to subclass"), names
 
 
-def test_what_is_the_same_has_the_name_that_it_had() -> None:
+def test_an_unchanged_row_keeps_the_old_name() -> None:
     fields = {field.name for field in dataclasses.fields(rlio.RolloutConfig)}
     for section, names, _, here in rows():
         if here.startswith("the same field"):

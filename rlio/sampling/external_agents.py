@@ -29,7 +29,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -51,8 +50,8 @@ from rlio.sampling.agent_group import Agent, AgentGroup, PlayedEpisode
 from rlio.sampling.agent_rows import EPISODE
 from rlio.sampling.callbacks import CallbacksLike
 from rlio.sampling.config import RolloutConfig
-from rlio.sampling.external_episodes import LOGGED, fill_in, joined, row_of
-from rlio.sampling.external_runner import LOOK_SECONDS, OF_WORKERS, USED, LoopThread
+from rlio.sampling.external_episodes import LOGGED, fill_in, joined, name_of_episode, row_of
+from rlio.sampling.external_runner import LOOK_SECONDS, OF_WORKERS, USED, LoopThread, check_loops_go_on
 from rlio.sampling.given_values import check_flag, finite_reward, value_of
 from rlio.sampling.multi_agent_episode import MultiAgentEpisode
 from rlio.sampling.multi_agent_loop import MultiAgentLoop
@@ -175,15 +174,9 @@ class AgentLoops:
     def start(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
         """Begin an episode; see `rlio.sampling.external_episodes.ExternalEpisodes.start`."""
         check_flag("training_enabled", training_enabled)
-        if not isinstance(episode_id, str | None):
-            raise SchemaError(f"episode_id={excerpt(episode_id)}: expected a str, or None to make one")
-        name = uuid.uuid4().hex if episode_id is None else episode_id
         with self.changed:
             self._check_open()
-            if name in self._running:
-                raise OptionError(
-                    f"episode {excerpt(name)} is already running: end it first, or use another name"
-                )
+            name = name_of_episode(episode_id, self._running)
             self._running[name] = _Episode(
                 name, next(self._numbers), training_enabled, MultiAgentStepper(_Reported(self._env)),
                 heard=time.monotonic(),
@@ -650,11 +643,7 @@ class ExternalAgentsRunner(MultiAgentEnvRunner):
     def _sampled_chunks(
         self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
     ) -> list[MultiAgentEpisode]:
-        if at_random or force_reset:
-            raise OptionError(
-                "random_actions and force_reset require environments that a runner steps. The loops of an "
-                "ExternalMultiAgentEnv continue; they can act at random with log_action()"
-            )
+        check_loops_go_on(at_random=at_random, force_reset=force_reset)
         return super()._sampled_chunks(steps, episodes, at_random=False, force_reset=False)
 
     def _fragment(self, steps: int) -> None:

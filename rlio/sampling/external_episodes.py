@@ -26,7 +26,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -58,7 +58,7 @@ from rlio.sampling.progress import Progress
 from rlio.support.clock import utc_ms
 from rlio.support.turns import awaited
 
-__all__ = ["LOGGED", "ExternalEpisodes", "fill_in", "joined", "row_of"]
+__all__ = ["LOGGED", "ExternalEpisodes", "fill_in", "joined", "name_of_episode", "row_of"]
 
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
@@ -103,6 +103,21 @@ class _Episode:
     logged: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     answer: Future[Any] = field(default_factory=Future)
+
+
+def name_of_episode(episode_id: str | None, running: Container[str]) -> str:
+    """The name of an episode that starts beside the ``running`` ones.
+
+    Raises:
+        OptionError: An episode with this name is running.
+        SchemaError: The name is not a str.
+    """
+    if not isinstance(episode_id, str | None):
+        raise SchemaError(f"episode_id={excerpt(episode_id)}: expected a str, or None to make one")
+    name = uuid.uuid4().hex if episode_id is None else episode_id
+    if name in running:
+        raise OptionError(f"episode {excerpt(name)} is already running: end it first, or use another name")
+    return name
 
 
 class ExternalEpisodes:
@@ -193,15 +208,9 @@ class ExternalEpisodes:
             ClosedError: The runner is stopped.
         """
         check_flag("training_enabled", training_enabled)
-        if not isinstance(episode_id, str | None):
-            raise SchemaError(f"episode_id={excerpt(episode_id)}: expected a str, or None to make one")
-        name = uuid.uuid4().hex if episode_id is None else episode_id
         with self.changed:
             self._check_open()
-            if name in self._episodes:
-                raise OptionError(
-                    f"episode {excerpt(name)} is already running: end it first, or use another name"
-                )
+            name = name_of_episode(episode_id, self._episodes)
             running = RunningEpisode(
                 self._new_id(),
                 worker_index=self._worker_index,

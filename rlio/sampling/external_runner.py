@@ -29,7 +29,7 @@ from rlio.support.turns import awaited
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["LOOK_SECONDS", "OF_WORKERS", "USED", "ExternalRunner", "LoopThread"]
+__all__ = ["LOOK_SECONDS", "OF_WORKERS", "USED", "ExternalRunner", "LoopThread", "check_loops_go_on"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -52,6 +52,19 @@ OF_WORKERS = frozenset(
 )
 # How often to check whether the loop ended.
 LOOK_SECONDS = 0.2
+
+
+def check_loops_go_on(*, at_random: bool, force_reset: bool) -> None:
+    """Refuse what needs environments that a runner steps.
+
+    Raises:
+        OptionError: One of the flags is set.
+    """
+    if at_random or force_reset:
+        raise OptionError(
+            "random_actions and force_reset require environments that a runner steps. External loops go on "
+            "by themselves; they can act at random with log_action()"
+        )
 
 
 class ExternalRunner(Runner[Episode]):
@@ -189,11 +202,7 @@ class ExternalRunner(Runner[Episode]):
     def _sampled_chunks(
         self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
     ) -> list[Episode]:
-        if at_random or force_reset:
-            raise OptionError(
-                "random_actions and force_reset require environments that a runner steps. The loops of an "
-                "ExternalEnv continue; they can act at random with log_action()"
-            )
+        check_loops_go_on(at_random=at_random, force_reset=force_reset)
         if episodes is None:
             batch = self._sampled(steps)
         else:

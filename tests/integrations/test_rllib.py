@@ -344,7 +344,7 @@ def test_a_single_writer_is_read_by_many_tasks_and_each_episode_is_whole(
         recorder.step(recorder.action_space.sample())
     recorder.close()
     dataset = rlio.open_dataset(tmp_path)
-    assert len(dataset.shards) > 8
+    assert len(dataset.segments) > 8
     expected = {
         rows["obs"].tobytes(): len(rows)
         for _, rows in rlio.formats.episodes.open_episodes(tmp_path, read_options=options)

@@ -692,7 +692,7 @@ def test_every_row_is_run_on_both_sides_or_listed_as_read_only() -> None:
     assert len(compared | by_test.keys()) > 130
 
 
-def test_what_rows_name_is_the_same_on_both_sides() -> None:
+def test_the_names_in_a_row_are_the_same_in_rllib_and_rlio() -> None:
     wrong = [(row.theirs, each) for row in rows() for each in differences(row)[1] if not row.is_absent]
     assert not wrong
 
