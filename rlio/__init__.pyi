@@ -30,6 +30,7 @@ from .envs.external import ExternalEnv as ExternalEnv
 from .envs.multi_agent import MultiAgentEnv as MultiAgentEnv
 from .errors import EndOfData as EndOfData
 from .errors import RlioError as RlioError
+from .following.follow_reader import FollowReader as FollowReader
 from .following.markers import Markers as Markers
 from .following.paced_writer import Pace as Pace
 from .following.paced_writer import PacedWriter as PacedWriter

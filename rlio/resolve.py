@@ -257,7 +257,8 @@ def read(value: Any, **options: Any) -> InputReader:
             `rlio.JsonReader`, `rlio.ForeignParquetReader`, `rlio.D4RLReader`, or a registered one. If
             ``value`` is a mixture, it takes ``batch_size``, ``end``, ``source_column`` and a text as
             ``columns`` (default ``"intersect"``); the readers that it opens take the rest. ``mapping``, a
-            `rlio.Mapping`, says what the columns of a table mean.
+            `rlio.Mapping`, says what the columns of a table mean. For data that grows, pass a
+            `rlio.FollowReader`, or its class, with ``root`` among the options.
 
     Returns:
         The reader; close it, or use it in a ``with`` block.
@@ -276,9 +277,9 @@ def resolve_input(
 
     Args:
         value: A reader; a function of `IOContext`, or a reader class, which gets ``context.options`` as
-            keywords; a registered name; ``"sampler"``; a path, URI or glob, a list of those, an open
-            `Dataset`, or a table in memory, read in shards by ``context.rank``; or a mixture: a dict of any
-            of these -> weight, or a list of pairs.
+            keywords, and the worker's ``shard`` and seed if it takes them; a registered name; ``"sampler"``;
+            a path, URI or glob, a list of those, an open `Dataset`, or a table in memory, read in shards by
+            ``context.rank``; or a mixture: a dict of any of these -> weight, or a list of pairs.
         context: Passed to functions; also holds the options of the reader.
         wrap: Applied to each reader except ``"sampler"``, also inside a mixture: a worker adapts experience
             that it did not make itself.
@@ -318,9 +319,9 @@ def _single(value: Any, context: IOContext) -> InputReader:
             _refuse_options(context, "the sampler has its own configuration")
             return _sampler(context)
         if creator := _inputs.find(value):
-            return _inputs.create(creator, context, f"the input {value!r}")
+            return _inputs.create(creator, _sharing(creator, context), f"the input {value!r}")
     elif callable(value):
-        return _inputs.create(value, context, f"the input {excerpt(value)}")
+        return _inputs.create(value, _sharing(value, context), f"the input {excerpt(value)}")
     if isinstance(value, (str, os.PathLike)):
         return _stored([value], context)
     if isinstance(value, Sequence) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
@@ -473,10 +474,24 @@ def _is_sampler(value: object) -> bool:
 
 def _read_options(context: IOContext) -> dict[str, Any]:
     """The options of a reader of stored data: the worker's share and seed, unless options say otherwise."""
+    # Before anything is looked for: the data may not exist.
+    refuse_replaced(context.options, of="a reader of stored data")
+    refuse_mapped_columns(context.options.get("columns"))
+    return _shared(context)
+
+
+def _sharing(creator: Any, context: IOContext) -> IOContext:
+    """The context, with the worker's share and seed among the options if a reader class takes them."""
+    if not isinstance(creator, type) or not issubclass(creator, InputReader):
+        return context
+    taken = {*context.options, *(option_names(creator) or ())}
+    options = {name: value for name, value in _shared(context).items() if name in taken}
+    return replace(context, options=MappingProxyType(options))
+
+
+def _shared(context: IOContext) -> dict[str, Any]:
+    """The options, with the worker's share and seed, unless they say otherwise."""
     options = dict(context.options)
-    # Before it is looked at what is stored, which may not exist yet.
-    refuse_replaced(options, of="a reader of stored data")
-    refuse_mapped_columns(options.get("columns"))
     # A share that the user chose may be one of several workers with seeds of their own: the reader then asks
     # for a seed that all of them have.
     chosen = "shard" in options and options["shard"] not in ((0, 1), [0, 1])
@@ -497,8 +512,7 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
     else:
         inputs = values[0] if alone else values
         return _class(_TABLE_READER)(inputs, **options)  # type: ignore[no-any-return]  # found by name
-    # The data set may not exist yet, if it is followed.
-    if alone and (options.get("follow") or _is_dataset(values[0], storage_options, alone=True)):
+    if alone and _is_dataset(values[0], storage_options, alone=True):
         return _class(_DATASET_READER)(values[0], **options)  # type: ignore[no-any-return]  # found by name
     for value in [] if alone else values:
         if _is_dataset(value, storage_options, alone=False):

@@ -1,7 +1,8 @@
 """States, checkpoints, indexes and marks, and the script that wrote those of an earlier version.
 
 `python tests/earlier_states.py FOLDER` writes them into FOLDER. Those in tests/golden/states were written at
-commit 4d4987e, with a copy of this file and of tests/counter_env.py:
+commit 4d4987e, with copies of this file and of tests/counter_env.py as they were at commit 8c9070c, because
+options have had other names since:
 
     git worktree add ../then 4d4987e
     cp tests/earlier_states.py ../then/tests/
@@ -104,8 +105,8 @@ READERS: dict[str, Callable[[], Any]] = {
     "n-step": _of_data(shuffle=True, seed=1, cache="memory", n_step=3, gamma=0.9),
     "sequences": _of_data(shuffle=True, seed=1, cache="memory", sequence_length=4, batch_size=8),
     "episodes": _of_data(shuffle=True, seed=1, cache="memory", episodes=True),
-    "growing": _of_data(grow=True),
-    "following": _of_data(follow=True, idle_timeout=0),
+    "growing": _of_data(),
+    "following": lambda: rlio.FollowReader(f"{ROOT}/parquet", idle_timeout=0),
     "uniform draws": _drawn("uniform", batch_size=4),
     "prioritised draws": _drawn("prioritised", batch_size=4),
     "following replay": _following,

@@ -210,7 +210,7 @@ def test_a_file_where_a_folder_is_meant_is_an_error_of_ours_everywhere(tmp_path:
         (lambda: write(rlio.ParquetWriter), OptionError),
         (lambda: write(rlio.JsonWriter), OptionError),
         (lambda: rlio.FollowingReplay(file, capacity=10, timeout=5, seed=0).sample(), DataNotFound),
-        (lambda: rlio.DatasetReader(file, follow=True, idle_timeout=0).sample(), DataNotFound),
+        (lambda: rlio.FollowReader(file, idle_timeout=0).sample(), DataNotFound),
     ):
         with pytest.raises(expected):
             what()

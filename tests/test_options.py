@@ -33,7 +33,7 @@ from rlio.storage.filesystem import Retry
 from rlio.support.options import checked_keywords, folded, option_names, refuse_unknown
 
 READ = {"batch_size", "epochs", "shuffle", "seed", "shard", "columns", "on_error", "drop_last"}
-DATASET = READ | {"cache", "storage_options", "limits", "at", "follow", "n_step", "filter", "sequence_length"}
+DATASET = READ | {"cache", "storage_options", "limits", "at", "n_step", "filter", "sequence_length"}
 DRAWN = {"n_step", "gamma", "sequence_length", "filter", "views", "columns"}
 
 

@@ -109,7 +109,7 @@ def kept(root: str, columns: list[str]) -> SampleBatch:
 
 
 def followed(root: str, columns: list[str]) -> SampleBatch:
-    with rlio.DatasetReader(root, columns=columns, follow=True, idle_timeout=0) as reader:
+    with rlio.FollowReader(root, columns=columns, idle_timeout=0) as reader:
         found = concat_samples(list(reader))
     assert isinstance(found, SampleBatch)
     return found

@@ -47,6 +47,7 @@ PUBLIC = [
     "Episode",
     "ExternalEnv",
     "ExternalRunner",
+    "FollowReader",
     "FollowingReplay",
     "ForeignParquetReader",
     "IOContext",

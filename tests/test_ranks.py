@@ -278,7 +278,6 @@ def test_a_replaced_worker_goes_on_in_the_order_of_its_group(roots: dict[str, st
 
 def test_ranks_that_follow_need_no_seed(roots: dict[str, str]) -> None:
     parts = [
-        rows(rlio.read(roots["rlio"], follow=True, idle_timeout=0, shard=(rank, WORLD)))
-        for rank in range(WORLD)
+        rows(rlio.FollowReader(roots["rlio"], idle_timeout=0, shard=(rank, WORLD))) for rank in range(WORLD)
     ]
     assert sorted(row for part in parts for row in part) == list(range(ROWS))

@@ -75,7 +75,6 @@ READERS: dict[str, Callable[[dict[str, str]], Make]] = {
     "a permutation": reading("rlio", cache="memory", **SHUFFLED),
     "a permutation on disk": reading("rlio", cache="disk", **SHUFFLED),
     "n-step": reading("rlio", n_step=2, gamma=0.5, **SHUFFLED),
-    "growing": reading("rlio", grow=True, **SHUFFLED),
     "epochs of a store": lambda roots: (
         lambda **options: rlio.ReplayStore.open(roots["rlio"]).epochs(**{"seed": 3, **options})
     ),
@@ -205,7 +204,7 @@ def test_a_state_of_what_is_followed_loads_with_another_batch_size_and_order_of_
     make = READERS["recorded order"](roots)
 
     def follow(**options: Any) -> Any:
-        return rlio.read(roots["rlio"], follow=True, idle_timeout=0, **options)
+        return rlio.FollowReader(roots["rlio"], idle_timeout=0, **options)
 
     with follow(batch_size=5, columns=COLUMNS) as reader:
         reader.sample()

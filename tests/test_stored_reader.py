@@ -130,8 +130,7 @@ def test_a_state_fits_only_the_same_draws(root: str) -> None:
 
 def test_what_a_store_cannot_give_is_refused_at_once(root: str, tmp_path: Path) -> None:
     for options in (
-        {"cache": "none", "n_step": 2}, {"cache": "maybe"}, {"follow": True, "n_step": 2},
-        {"follow": True, "cache": "memory"}, {"n_step": 2, "episodes": True},
+        {"cache": "none", "n_step": 2}, {"cache": "maybe"}, {"n_step": 2, "episodes": True},
     ):  # fmt: skip
         with pytest.raises(OptionError):
             DatasetReader(root, **options)

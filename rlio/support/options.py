@@ -64,8 +64,17 @@ _TYPED_KEYWORDS = re.compile(r"Unpack\[(\w+)\]")
 
 
 _MAPPING: Final = "mapping=rlio.Mapping(columns={...}, episode=..., terminated=...)"
+_FOLLOW: Final = (
+    "rlio.FollowReader(root, ...) follows a data set; in a worker, input=rlio.FollowReader, "
+    "input_options={'root': root, ...}"
+)
 #: Options of readers that were replaced -> what to write now.
 _REPLACED: Final[Mapping[str, str]] = {
+    "follow": _FOLLOW,
+    "idle_timeout": _FOLLOW,
+    "poll_seconds": _FOLLOW,
+    "grow": "for each epoch, open a reader with at=rlio.open_dataset(root).snapshot() and epochs=1: "
+    "docs/replay.md shows the loop",
     **dict.fromkeys(
         ("episode", "terminated", "truncated", "next_obs", "dtypes", "per_file", "final_row"),
         f"what the columns of a table mean is one option, {_MAPPING}",
