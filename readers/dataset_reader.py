@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
 from rlio.dataset.dataset import Dataset, Snapshot, opened
+from rlio.dataset.file_dataset import FileDataset
 from rlio.dataset.stats import Normalise
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -149,6 +150,12 @@ class DatasetReader(SourceReader):
             raise OptionError(
                 f"columns={excerpt(keywords['columns'])}: expected a list of names, or None for all columns; "
                 "for columns that only some writers have, pass missing='error', 'drop' or 'fill'"
+            )
+        if isinstance(root, FileDataset):
+            raise OptionError(
+                "DatasetReader reads data sets of rlio, and these files are of another library: pass them to "
+                "rlio.read()",
+                uri=root.uri,
             )
         asked = Asked.of(keywords)
         self.options: ReadOptions = asked.options

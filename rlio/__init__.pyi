@@ -25,7 +25,7 @@ from .batch.episode import Episode as Episode
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .dataset.dataset import Dataset as Dataset
-from .dataset.dataset import open_dataset as open_dataset
+from .dataset.opening import open_dataset as open_dataset
 from .envs.external import ExternalEnv as ExternalEnv
 from .envs.multi_agent import MultiAgentEnv as MultiAgentEnv
 from .errors import EndOfData as EndOfData

@@ -327,7 +327,11 @@ def _single(value: Any, context: IOContext) -> InputReader:
     if isinstance(value, Sequence) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
         return _stored(list(value), context)
     from rlio.dataset.dataset import Dataset
+    from rlio.dataset.file_dataset import FileDataset
 
+    if isinstance(value, FileDataset):
+        options = MappingProxyType({**value.options, **context.options})
+        return _single(value.inputs, replace(context, options=options))
     if isinstance(value, Dataset):
         return _class(_DATASET_READER)(value, **_read_options(context))  # type: ignore[no-any-return]  # found by name
     raise OptionError(

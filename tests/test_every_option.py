@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,133 @@ def test_a_state_of_a_reader_of_records_or_of_earlier_versions_is_refused(
         state = {**reader.state_dict(), "position": position}
         with pytest.raises(StateError, match="whole records"):
             reader.load_state_dict(state)
+
+
+# ---- as a data set ----
+
+
+def opened(root: Path) -> rlio.Dataset:
+    return rlio.open_dataset(root, **meaning(root))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_open_as_a_data_set_with_the_rows_episodes_statistics_and_exports_of_own_data(
+    roots: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    own, data = rlio.open_dataset(roots["rlio"]), opened(roots[name])
+    again = pickle.loads(pickle.dumps(data))
+    assert isinstance(data, rlio.Dataset)
+    assert (len(data), data.episode_count) == (len(again), again.episode_count) == (ROWS, len(LENGTHS))
+    for number in (0, 3, 7, -1):
+        ours, theirs = data.episode(number), own.episode(number)
+        assert np.asarray(ours.actions).ravel().tolist() == np.asarray(theirs.actions).ravel().tolist()
+        assert np.asarray(ours.rewards).tolist() == np.asarray(theirs.rewards).tolist()
+        steps = LENGTHS[number]
+        assert (
+            np.asarray(ours.observations)[:steps].tolist() == np.asarray(theirs.observations)[:steps].tolist()
+        )
+        assert (ours.terminated, ours.truncated) == (theirs.terminated, theirs.truncated)
+    for index in (len(LENGTHS), -len(LENGTHS) - 1):
+        with pytest.raises(IndexError):
+            data.episode(index)
+    numbers = [41, 0, 7, 7, 49]
+    same([data.take(numbers)], [own.take(numbers)])
+    assert data[3]["rewards"] == own[3]["rewards"]
+    columns = ["obs", "rewards", "t", "eps_id"]
+    assert data.to_arrow(columns=columns).to_pydict() == own.to_arrow(columns=columns).to_pydict()
+    some = {"columns": ["rewards"], "filter": "rewards > 20"}
+    assert data.to_pandas(**some)["rewards"].tolist() == own.to_pandas(**some)["rewards"].tolist()
+    ours_stats, theirs_stats = (one.stats(["obs"], cache_folder=tmp_path / "stats") for one in (data, own))
+    np.testing.assert_allclose(ours_stats["obs"].mean, theirs_stats["obs"].mean)
+    counted = [(e.rows, e.end, e.t0, e.reward) for e in data.episodes()]
+    assert counted == [(e.rows, e.end, e.t0, e.reward) for e in own.episodes()]
+    assert set(data.columns["default_policy"]) >= {"obs", "actions", "rewards"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_data_set_of_files_is_read_stored_and_converted_as_the_files_are(
+    roots: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    data = opened(roots[name])
+    options: dict[str, Any] = {"batch_size": 5, "epochs": 1, "shuffle": True, "seed": 2}
+    with rlio.read(data, **options) as reader:
+        same(list(reader), batches(roots[name], **options))
+    with rlio.ReplayStore.open(data) as store, rlio.ReplayStore.open(roots["rlio"]) as own:
+        draws = [one.uniform(batch_size=8, seed=1).sample() for one in (store, own)]
+        same(draws[:1], draws[1:])
+    assert rlio.convert(data, tmp_path / "out", prove=True).rows == ROWS
+    with pytest.raises(OptionError, match=r"rlio\.read"):
+        rlio.DatasetReader(data)
+
+
+def test_what_needs_shards_of_rlio_is_refused_and_names_the_conversion(roots: dict[str, Path]) -> None:
+    data = opened(roots["minari"])
+    needs: tuple[Any, ...] = (
+        data.snapshot,
+        data.refresh,
+        lambda: data.part({}),
+        data.files,
+        data.cut_files,
+        data.bytes,
+        data.missing_shards,
+        lambda: data.open_shard(data.segments[0]),
+        lambda: data.digest,
+        lambda: data.storage,
+        lambda: data.to_arrow(writers=True),
+        lambda: rlio.FollowReader(data),
+    )
+    for each in needs:
+        with pytest.raises(OptionError, match="rlio convert"):
+            each()
+    with pytest.raises(OptionError, match="snapshot of a data set of rlio"):
+        rlio.open_dataset(roots["minari"], at={})
+    with pytest.raises(OptionError, match="format_options"):
+        rlio.open_dataset(roots["rlio"], format_options={"infos": "obs"})
+    with pytest.raises(OptionError, match=r"mapping=rlio\.Mapping"):
+        rlio.open_dataset(roots["mapped.csv"], episode="trip")
+
+
+def test_episodes_and_exports_of_a_large_file_are_read_group_by_group(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlio.formats.minari import MinariSource
+
+    expected = opened(roots["minari"]).to_arrow().to_pydict()
+    read: list[tuple[int, Any]] = []
+    real = MinariSource._load
+
+    def counted(self: MinariSource, episode: int, part: range | None, columns: Any) -> rlio.SampleBatch:
+        found = real(self, episode, part, columns)
+        read.append((len(found), columns))
+        return found
+
+    monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 4)
+    monkeypatch.setattr(MinariSource, "_load", counted)
+    data = opened(roots["minari"])
+    assert data.episode_count == len(LENGTHS)
+    assert data.episode(7).rewards[0] == sum(LENGTHS[:7])  # Nine steps, in three groups.
+    read.clear()
+    data.episode(2)
+    assert [rows for rows, _ in read] == [4, 3]
+    read.clear()
+    list(data.episodes())
+    assert all(columns is not None and "obs" not in columns for _, columns in read)
+    stream = data.to_arrow_batches()
+    read.clear()
+    assert stream.read_all().to_pydict() == expected
+    assert max(rows for rows, _ in read) <= 4
+
+
+def test_a_damaged_episode_is_missing_from_an_export_alone_if_it_is_skipped(
+    roots: dict[str, Path], tmp_path: Path
+) -> None:
+    rlio.convert(roots["rlio"], tmp_path / "damaged", to="minari")
+    with h5py.File(tmp_path / "damaged/data/main_data.hdf5", "r+") as file:
+        short = file["episode_4/observations"][:-1]
+        del file["episode_4/observations"]
+        file["episode_4/observations"] = short
+    data = opened(tmp_path / "damaged")
+    with pytest.raises(CorruptData):
+        data.to_arrow()
+    rows = data.to_arrow(columns=["rewards", "obs"], on_error="skip")["rewards"].to_pylist()
+    assert rows == [float(number) for number in range(ROWS) if not 16 <= number < 20]

@@ -157,7 +157,7 @@ def test_the_engine_knows_no_layout_of_stored_rows(checkout: Path) -> None:
     assert found == {
         ("rlio.replay.order", "rlio.dataset.names"),  # What ids of writers mean.
         ("rlio.replay.store", "rlio.dataset.dataset"),
-        ("rlio.replay.store", "rlio.formats.format"),
+        ("rlio.replay.store", "rlio.dataset.opening"),
     }
 
 

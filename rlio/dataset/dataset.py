@@ -55,7 +55,7 @@ __all__ = [
     "EpisodeInfo",
     "Snapshot",
     "dataset_on",
-    "open_dataset",
+    "open_own",
     "opened",
     "refuse_open_options",
     "require_header",
@@ -65,7 +65,7 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 
 class Dataset(DatasetSnapshot):
-    """The live rows under one root, as listed when the data set was opened. Use `open_dataset`.
+    """The live rows under one root, as listed when the data set was opened. Use `rlio.open_dataset`.
 
     Rows are ordered by writer id, then ascending within each writer.
 
@@ -349,33 +349,15 @@ class Dataset(DatasetSnapshot):
         )
 
 
-def open_dataset(
+def open_own(
     uri: str | os.PathLike[str],
     *,
-    at: Snapshot | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    storage_options: Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    at: Snapshot | None,
+    on_error: Literal["raise", "skip"],
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
 ) -> Dataset:
-    """Open the data set under ``uri``. Lists the root and reads the header, but no shard.
-
-    Args:
-        uri: A path or any fsspec URL.
-        at: A snapshot from `Dataset.snapshot`: shows exactly its rows, without later appends, and unchanged
-            by compaction. None: shows all rows that the root has.
-        on_error: What to do if rows of the snapshot are missing: ``"raise"``, or ``"skip"`` them; then
-            `Dataset.lost_rows` counts them.
-        storage_options: Options for fsspec, and ``rlio_timeout`` and ``rlio_retries``.
-        limits: The most that the data may ask for: memory, names, depth.
-
-    A data set without rows is not an error. Logs a warning if its rows wait in write-ahead logs on this
-    machine.
-
-    Raises:
-        DataNotFound: ``uri`` has no data set.
-        HoleError: Rows of the snapshot are missing, or were trimmed since it was taken.
-        OptionError: The data set has another format version, or ``at`` is not a snapshot.
-    """
+    """`rlio.open_dataset` for a data set of rlio."""
     check_choice("on_error", on_error, ("raise", "skip"))
     dataset = dataset_on(Storage.open(uri, storage_options=storage_options, limits=limits), at=at)
     if at is not None and on_error == "raise":
@@ -384,7 +366,7 @@ def open_dataset(
 
 
 def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
-    """`open_dataset` for a root that is already open. Counts missing rows instead of raising."""
+    """`open_own` for a root that is already open. Counts missing rows instead of raising."""
     require_header(storage)
     found = Dataset.listed(storage, at=at)
     if at is None and not len(found) and (waiting := rows_waiting(storage)):
@@ -424,10 +406,10 @@ def opened(
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
 ) -> Dataset:
-    """Open the data set with `open_dataset`, or return the one that is already open.
+    """Open the data set with `open_own`, or return the one that is already open.
 
     Raises:
-        OptionError: As `open_dataset`; or the call gives options that the open data set already has.
+        OptionError: As `rlio.open_dataset`; or the call gives options that the open data set already has.
         DataNotFound: The root has no data set.
         HoleError: Rows are missing.
     """
@@ -435,14 +417,14 @@ def opened(
         refuse_open_options(storage_options, limits)
         dataset = root if at is None else root.refresh(at=at)
     else:
-        dataset = open_dataset(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        dataset = open_own(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
     if on_error == "raise":
         dataset.check_complete()
     return dataset
 
 
 def refuse_open_options(storage_options: Mapping[str, Any] | None, limits: Limits) -> None:
-    """Refuse the options that only `open_dataset` takes, because the data set is already open.
+    """Refuse the options that only `rlio.open_dataset` takes, because the data set is already open.
 
     Raises:
         OptionError: One of them is given.

@@ -31,7 +31,7 @@ from typing import IO, Any, Final, Literal, NamedTuple, TypeVar
 
 from rlio.batch.arrays import is_table
 from rlio.dataset.names import HEADER
-from rlio.errors import RlioError, UnknownLayout
+from rlio.errors import OptionError, RlioError, UnknownLayout, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.parquet_metadata import read_metadata
 from rlio.source.source import FileSource
@@ -224,7 +224,10 @@ def open_files(
     options = {"storage_options": storage_options, "limits": limits}
     if "mapping" in given or is_table(inputs):
         return _opened(_OPENS_TABLES, inputs, given, options, of="a table")
-    values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+    values = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    is_list = isinstance(values, Sequence) and all(isinstance(value, (str, os.PathLike)) for value in values)
+    if not is_list or not values:
+        raise OptionError(f"found {excerpt(inputs)}, expected a path, a list of paths, a Dataset, or a table")
     found = load(_RECOGNISES)(values, storage_options)
     if found is None and "format" not in given:
         return None

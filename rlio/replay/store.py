@@ -29,9 +29,9 @@ from typing import Annotated, Any, Final, Literal, Self, TypedDict, Unpack
 from tqdm import tqdm
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
-from rlio.dataset.dataset import Dataset, Snapshot, opened
-from rlio.errors import ClosedError, DataNotFound, OptionError, SchemaError, excerpt
-from rlio.formats.format import open_files
+from rlio.dataset.dataset import Dataset, Snapshot
+from rlio.dataset.opening import open_source
+from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.reader import Unit
@@ -142,55 +142,6 @@ def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> 
     if "gamma" in keywords and given["n_step"] is None and not discounts:
         raise OptionError(f"gamma={excerpt(given['gamma'])} needs n_step or mc_return")
     return replace(made, gamma=given["gamma"]) if discounts else made
-
-
-def _source(
-    root: Any,
-    own: Mapping[str, Any],
-    foreign: Mapping[str, Any],
-    *,
-    on_error: Literal["raise", "skip"],
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-) -> Source:
-    """A data set of rlio, or another library's files, as a source of the rows of a store.
-
-    Args:
-        root: See `ReplayStore.open`.
-        own: Options that only data sets of rlio take; None: not given.
-        foreign: Options that only other libraries' files take; None: not given.
-        on_error: See `ReplayStore.open`.
-        storage_options: See `ReplayStore.open`.
-        limits: See `ReplayStore.open`.
-    """
-    options: dict[str, Any] = {"on_error": on_error, "storage_options": storage_options, "limits": limits}
-    is_root = isinstance(root, (str, os.PathLike, Dataset))
-    given = [name for name, value in foreign.items() if value is not None]
-    failure: DataNotFound | None = None
-    if is_root and foreign["mapping"] is None:
-        try:
-            found = opened(root, **own, **options)
-            if given:
-                raise OptionError(
-                    f"{', '.join(given)} is for other libraries' files, and this is a data set of rlio: "
-                    "leave it out",
-                    uri=found.uri,
-                )
-            return found
-        except DataNotFound as error:
-            failure = error
-            if isinstance(root, Dataset):
-                raise
-    files = open_files(root, **foreign, **options)
-    if files is None:
-        raise failure or DataNotFound(f"found no format that rlio knows in {excerpt(root)}")
-    if own["at"] is not None:
-        files.close()
-        raise OptionError(
-            "at= is a snapshot of a data set of rlio, and these files are of another library: leave it out",
-            uri=files.uri,
-        )
-    return files
 
 
 class ReplayStore(Described):
@@ -306,10 +257,10 @@ class ReplayStore(Described):
             OptionError: The data was recorded in sequences, or an option is illegal.
         """
         refuse_mapped_columns(columns)
-        source = _source(
+        source = open_source(
             root,
-            {"at": at},
-            {"mapping": mapping, "format": format, "format_options": format_options, "spaces": spaces},
+            at=at,
+            own={"mapping": mapping, "format": format, "format_options": format_options, "spaces": spaces},
             on_error=on_error,
             storage_options=storage_options,
             limits=limits,
