@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,9 @@ def _running() -> Iterator[Callable[[str], servers.Server]]:
 
 
 _RAY = pytest.StashKey[contextlib.ExitStack]()
+_FAILED = pytest.StashKey[bool]()
+# Ten times what the longest test with Ray takes.
+_RAY_SECONDS = 120.0
 
 
 @pytest.fixture(scope="session")
@@ -116,6 +121,54 @@ def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
         stack.enter_context(local_ray.cluster())
         request.config.stash[_RAY] = stack
         yield
+
+
+def _needs_ray(item: pytest.Item) -> bool:
+    return "ray_cluster" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note a test with Ray that failed."""
+    report = yield
+    if report.failed and _needs_ray(item):
+        item.config.stash[_FAILED] = True
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """End a test that hangs in Ray, where ``ray.get`` swallows what pytest-timeout raises."""
+    if not _needs_ray(item):
+        return (yield)
+    hung = []
+
+    def interrupt(*_: object) -> None:
+        hung.append(True)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    timer = threading.Timer(_RAY_SECONDS, signal.pthread_kill, (threading.get_ident(), signal.SIGVTALRM))
+    timer.start()
+    try:
+        return (yield)
+    except KeyboardInterrupt:
+        if not hung:
+            raise
+        pytest.fail(f"it hung with Ray for {_RAY_SECONDS:.0f} s")
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """After a test with Ray that failed, start Ray again: what hangs in it would keep its processors."""
+    stash = item.config.stash
+    if _needs_ray(item) and _RAY in stash and stash.get(_FAILED, False):
+        stash[_FAILED] = False
+        stash[_RAY].close()
+        stash[_RAY].enter_context(local_ray.cluster())
 
 
 @pytest.hookimpl(trylast=True)

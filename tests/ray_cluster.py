@@ -41,6 +41,9 @@ def cluster(cpus: int = 8) -> Iterator[None]:
                 RAY_DATA_DISABLE_PROGRESS_BARS="1",
                 # Else 15: beside other test processes, a worker would wait many seconds for its imports.
                 RAY_worker_niceness="0",
+                # Else Ray kills its workers while other tests take the machine's memory or disk.
+                RAY_memory_monitor_refresh_ms="0",
+                RAY_local_fs_capacity_threshold="1",
                 OMP_NUM_THREADS="1",
                 PYTHONPATH=os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH")))),
             )
