@@ -31,7 +31,7 @@ from rlio.errors import (
     OptionError,
     excerpt,
 )
-from rlio.formats.format import recognise
+from rlio.formats.format import Found, recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.read_options import ReadOptions
 from rlio.source.source import EpisodeInfo
@@ -57,6 +57,7 @@ __all__ = [
     "dataset_on",
     "open_own",
     "opened",
+    "other_layout",
     "refuse_open_options",
     "require_header",
 ]
@@ -356,26 +357,32 @@ def open_own(
     on_error: Literal["raise", "skip"],
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
+    look: bool = True,
 ) -> Dataset:
-    """`rlio.open_dataset` for a data set of rlio."""
+    """`rlio.open_dataset` for a data set of rlio. ``look``: see `require_header`."""
     check_choice("on_error", on_error, ("raise", "skip"))
-    dataset = dataset_on(Storage.open(uri, storage_options=storage_options, limits=limits), at=at)
+    storage = Storage.open(uri, storage_options=storage_options, limits=limits)
+    dataset = dataset_on(storage, at=at, look=look)
     if at is not None and on_error == "raise":
         dataset.check_complete()
     return dataset
 
 
-def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
+def dataset_on(storage: Storage, *, at: Snapshot | None = None, look: bool = True) -> Dataset:
     """`open_own` for a root that is already open. Counts missing rows instead of raising."""
-    require_header(storage)
+    require_header(storage, look=look)
     found = Dataset.listed(storage, at=at)
     if at is None and not len(found) and (waiting := rows_waiting(storage)):
         logger.warning("%s has no rows%s", storage.uri, waiting)
     return found
 
 
-def require_header(storage: Storage) -> None:
+def require_header(storage: Storage, *, look: bool = True) -> None:
     """Raise unless ``storage`` is the root of a data set.
+
+    Args:
+        storage: The root.
+        look: Whether to look for the layout of another library, which lists some folders.
 
     Raises:
         DataNotFound: It is not. The message names what was found: rows in logs, the layout of another
@@ -389,13 +396,17 @@ def require_header(storage: Storage) -> None:
         # The writer may have died before it could reach the store.
         if waiting := rows_waiting(storage):
             raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
-        if found := recognise(storage):
-            title, advice = found.format.title, found.format.advice
-            raise DataNotFound(
-                f"no data set of rlio: {HEADER} is not there; found {title}'s layout: {advice}",
-                uri=storage.uri,
-            ) from error
+        if look and (found := recognise(storage)):
+            raise other_layout(found, storage.uri) from error
         raise
+
+
+def other_layout(found: Found, uri: str) -> DataNotFound:
+    """The error for files of another library where a data set of rlio is needed."""
+    title, advice = found.format.title, found.format.advice
+    return DataNotFound(
+        f"no data set of rlio: {HEADER} is not there; found {title}'s layout: {advice}", uri=uri
+    )
 
 
 def opened(
@@ -405,6 +416,7 @@ def opened(
     on_error: Literal["raise", "skip"],
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
+    look: bool = True,
 ) -> Dataset:
     """Open the data set with `open_own`, or return the one that is already open.
 
@@ -417,7 +429,9 @@ def opened(
         refuse_open_options(storage_options, limits)
         dataset = root if at is None else root.refresh(at=at)
     else:
-        dataset = open_own(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        dataset = open_own(
+            root, at=at, on_error=on_error, storage_options=storage_options, limits=limits, look=look
+        )
     if on_error == "raise":
         dataset.check_complete()
     return dataset

@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rlio.dataset.dataset import Dataset, Snapshot, open_own, opened
+from rlio.batch.arrays import is_table
+from rlio.dataset.dataset import Dataset, Snapshot, open_own, opened, other_layout
 from rlio.dataset.file_dataset import FileDataset
 from rlio.errors import DataNotFound, OptionError, excerpt
-from rlio.formats.format import open_files
+from rlio.formats.format import open_files, recognise_any
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.source.source import FileSource
@@ -62,13 +63,13 @@ def open_dataset(
     own = {"mapping": mapping, "format": format, "format_options": format_options, "spaces": spaces}
     if isinstance(uri, Dataset):
         raise OptionError("found a Dataset, which is open: expected where it is stored", uri=uri.uri)
+    failure = None
     if _may_be_root(uri, own):
         try:
-            return _without(own, open_own(uri, at=at, **shared))
+            return _without(own, open_own(uri, at=at, look=False, **shared))
         except DataNotFound as error:
-            found = _files(uri, at, {**own, **shared}, error)
-    else:
-        found = _files(uri, at, {**own, **shared}, None)
+            failure = error
+    found = _files(uri, at, {**own, **shared}, failure)
     return FileDataset(uri, {**own, **shared}, found)
 
 
@@ -103,7 +104,7 @@ def open_source(
     failure = None
     if _may_be_root(value, own):
         try:
-            return _without(own, opened(value, at=at, **shared))
+            return _without(own, opened(value, at=at, look=False, **shared))
         except DataNotFound as error:
             failure = error
     return _files(value, at, {**own, **shared}, failure)
@@ -127,9 +128,15 @@ def _files(
     value: Any, at: Snapshot | None, options: Mapping[str, Any], failure: DataNotFound | None
 ) -> FileSource:
     """Other libraries' files; raises ``failure`` if no format is known."""
-    found = open_files(value, **options)
+    known = None
+    if options["mapping"] is None and not is_table(value):
+        known = recognise_any(value, options["storage_options"])
+        if known is None and options["format"] is None:
+            raise failure or DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
+    found = open_files(value, known=known, **options)
     if found is None:
-        raise failure or DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
+        assert known is not None
+        raise other_layout(known, excerpt(value) if failure is None else failure.uri or "") from failure
     try:
         _refuse_snapshot(at, found.uri)
     except OptionError:

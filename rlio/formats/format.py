@@ -55,6 +55,7 @@ __all__ = [
     "format_of_json",
     "formats",
     "recognise",
+    "recognise_any",
     "recognise_file",
     "refuse_known",
     "with_all_of",
@@ -205,6 +206,7 @@ def open_files(
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
     on_error: Literal["raise", "skip"],
+    known: Found | None = None,
     **own: Any,
 ) -> FileSource | None:
     """Files of another library, or a table, as a source, which the caller closes; None: no known format.
@@ -214,6 +216,7 @@ def open_files(
         storage_options: Keywords of the fsspec filesystem.
         limits: Bounds on the files.
         on_error: What to do with damage that is found at opening.
+        known: What `recognise_any` found; None: it is called.
         own: ``mapping``, ``format``, ``format_options`` and ``spaces``, as `rlio.read` takes them; None: not
             given.
 
@@ -224,11 +227,7 @@ def open_files(
     options = {"storage_options": storage_options, "limits": limits}
     if "mapping" in given or is_table(inputs):
         return _opened(_OPENS_TABLES, inputs, given, options, of="a table")
-    values = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
-    is_list = isinstance(values, Sequence) and all(isinstance(value, (str, os.PathLike)) for value in values)
-    if not is_list or not values:
-        raise OptionError(f"found {excerpt(inputs)}, expected a path, a list of paths, a Dataset, or a table")
-    found = load(_RECOGNISES)(values, storage_options)
+    found = known or recognise_any(inputs, storage_options)
     if found is None and "format" not in given:
         return None
     format = found.format if found is not None and "format" not in given else None
@@ -236,12 +235,26 @@ def open_files(
         if format is not None and format.source is None:
             return None
         return _opened(_OPENS, inputs, given, options, of="these files")
-    if found.folder and isinstance(inputs, (str, os.PathLike)):
+    if found is not None and found.folder and isinstance(inputs, (str, os.PathLike)):
         # Folders of runs, one level or two below, as RLlib leaves them.
         inputs = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}"
     return _opened(
         format.rows, inputs, given, {**options, "on_error": on_error}, of=f"the format {format.name}"
     )
+
+
+def recognise_any(inputs: Any, storage_options: Mapping[str, Any] | None) -> Found | None:
+    """What `recognise` finds at a lone path, or in the first file of a glob or list; None: nothing known.
+
+    Raises:
+        OptionError: They are no paths.
+    """
+    values = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    is_list = isinstance(values, Sequence) and all(isinstance(value, (str, os.PathLike)) for value in values)
+    if not is_list or not values:
+        raise OptionError(f"found {excerpt(inputs)}, expected a path, a list of paths, a Dataset, or a table")
+    found: Found | None = load(_RECOGNISES)(values, storage_options)
+    return found
 
 
 def _opened(
