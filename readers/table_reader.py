@@ -121,8 +121,7 @@ def from_arrays(
 
 @checked_keywords
 def from_episodes(
-    data: Iterable[abc.Mapping[str, Any]],
-    /,
+    episodes: Iterable[abc.Mapping[str, Any]],
     *,
     mapping: Mapping | None = None,
     cache: Cache = "auto",
@@ -135,7 +134,7 @@ def from_episodes(
     the columns of ``obs`` have one row more than the others in every episode, it is the final observation.
 
     Args:
-        data: The episodes, with the same columns. All are held in memory.
+        episodes: The episodes, with the same columns. All are held in memory.
         mapping: What the columns mean; without ``episode``, each dict is an episode. None: their names are
             rlio's.
         cache: Where rows are kept: see `rlio.DatasetReader`.
@@ -150,7 +149,7 @@ def from_episodes(
     """
     Asked.of(keywords)  # Raises before anything is opened.
     details = details_of(mapping)
-    found = list(data)
+    found = list(episodes)
     if not found or not all(isinstance(episode, abc.Mapping) for episode in found):
         raise OptionError(f"found {excerpt(found)}, expected one dict of columns, or several")
     flags: tuple[object, ...] = (Columns.TERMINATEDS, Columns.TRUNCATEDS)

@@ -41,7 +41,9 @@ Layout: TypeAlias = Literal["whole", "runs", "mixed"]
 
 # Keywords of readers that would change the order of rows, or that this module sets; and those that readers of
 # data sets get.
-_REFUSED = frozenset(("epochs", "shuffle", "seed", "shard", "batch_size", "drop_last", "cache", "policy"))
+_REFUSED = frozenset(
+    ("epochs", "shuffle", "seed", "shard", "batch_size", "drop_last", "cache", "policy", "draw")
+)
 _OF_DATASETS = frozenset(("columns", "missing", "on_error", "filter", "split"))
 _OPENING = frozenset(("at", "storage_options", "limits"))
 

@@ -5,20 +5,17 @@ The processes of these tasks import this module, which therefore does not import
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
-from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.episode import Episode
-from rlio.dataset.arrow_tables import WRITER
-from rlio.distributed.ray_data.blocks import Assembler
-from rlio.distributed.ray_data.read_dataset import read_dataset
+from rlio.dataset.part_reader import PartReader
+from rlio.distributed.ray_data.read_dataset import part_readers
 from rlio.errors import MissingExtra
 from rlio.formats.episodes import EpisodeCutter, Episodes, StoredEpisodes, episode_key
 from rlio.formats.report import ends_of
@@ -36,6 +33,9 @@ except ModuleNotFoundError as _error:
     raise MissingExtra("ray[rllib]", "rllib") from _error
 
 __all__ = ["Packing", "packed_episodes"]
+
+#: Rows of an episode, after the index of their writer among the parts of the source.
+_Piece: TypeAlias = tuple[int, SampleBatch]
 
 # Bytes of episodes in one block of Ray's.
 _BLOCK_BYTES = 16 << 20
@@ -102,18 +102,8 @@ def _packed(found: Episodes, packing: Packing) -> Iterator[tuple[int, int, Any]]
 
 def _tables_of(found: Episodes, part: int, packing: Packing) -> Iterator[tuple[int, int, Any]]:
     """(rows, episodes, table) of one part of a source."""
-    packed: list[bytes] = []
-    steps = size = 0
-    for number, (_, rows) in enumerate(found.of_part(part)):
-        assert isinstance(rows, SampleBatch)
-        packed.append(packing.packed(rows, part, f"{part}-{number}"))
-        size += len(packed[-1])
-        steps += len(rows)
-        if size > _BLOCK_BYTES:
-            yield steps, len(packed), _table(packed)
-            packed, steps, size = [], 0, 0
-    if packed:
-        yield steps, len(packed), _table(packed)
+    episodes = ((part, rows) for _, rows in found.of_part(part) if isinstance(rows, SampleBatch))
+    return _tables(packing, episodes, f"{part}")
 
 
 def _where_stored(uri: str) -> Any:
@@ -144,101 +134,121 @@ def _streamed(found: Episodes, part: int, packing: Packing) -> Iterator[Any]:
 
 
 def _packed_by_rows(found: StoredEpisodes, packing: Packing) -> Iterator[tuple[int, int, Any]]:
-    """The same, read by `read_dataset`: a writer's shards by many tasks, then each block's episodes by one.
+    """The same, read by the tasks of `read_dataset`, which share the shards of each writer.
 
-    blocks of the tasks that read       a a b  |  b b a  |  a c
-    pieces, and where the last one is   a b    |  b. a   |  a. c.
-    episodes of the tasks that pack            |  b      |  a c
+    parts          a a b  |  b b a   |  a c
+    packed there          |  b       |           if their first step is there, too
+    pieces         a b    |  b. a    |  a. c.    put together by more tasks, of which each has its pieces
     """
-    place = _where_stored(found.uri)
-    of_writers = all(WRITER not in columns for columns in found.dataset.columns.values())
     options = {**found.options}
     if (split := options.pop("split", None)) is not None:
         other = options.get("filter")
         options["filter"] = RowFilter.on_side(Split.of(split), other and RowFilter.of(other))
-    rows = read_dataset(
-        found.dataset,
-        at=found.dataset.snapshot(),
-        policy=found.policy,
-        writers=of_writers,
-        ray_remote_args={"scheduling_strategy": place},
-        **options,
-    )
-    pieces = rows.map_batches(
-        _cut, batch_size=None, batch_format="pyarrow", zero_copy_batch=True, scheduling_strategy=place
-    )
-    pieces.context.execution_options.preserve_order = True
-    try:
-        blocks = pieces.to_arrow_refs()
-    except ray.exceptions.RayTaskError as error:
-        raise _cause(error) from error
-    index = ray.remote(_index).options(scheduling_strategy=place)
-    where = _episodes_of([_result(index.remote(block)) for block in blocks])
-    writers = {writer: part for part, writer in enumerate(found.writers)} if of_writers else {}
-    how = ray.put((packing, writers))
-    task = ray.remote(_joined).options(num_returns=2, scheduling_strategy=place)
-    running = []
-    for number, episodes in enumerate(where):
+    parts = part_readers(found.dataset, policy=found.policy, **options)
+    place = _where_stored(found.uri)
+    how = (ray.put(packing), {writer: part for part, writer in enumerate(found.writers)})
+    task = ray.remote(_of_rows).options(num_returns="streaming", scheduling_strategy=place)
+    index: list[Sequence[tuple[str, bool]]] = []
+    pieces = []
+    running: list[Any] = [task.remote(*how, part, f"{number}") for number, part in enumerate(parts)]
+    for results in running:
+        for counts in results:
+            said = _result(counts)
+            if isinstance(said, tuple):
+                yield *said, next(results)
+            else:
+                index.append(said)
+                pieces.append(next(results))
+    join = ray.remote(_joined).options(num_returns=2, scheduling_strategy=place)
+    joining = []
+    for number, episodes in enumerate(_episodes_of(index)):
         if episodes:
-            needed = sorted({block for chain in episodes for block, _ in chain})
-            running.append(task.remote(how, number, episodes, needed, *[blocks[block] for block in needed]))
-    for counts, table in running:
+            needed = sorted({part for chain in episodes for part, _ in chain})
+            own = [pieces[part] for part in needed]
+            joining.append(join.remote(how[0], f"{number}-of-pieces", episodes, needed, *own))
+    for counts, table in joining:
         yield *_result(counts), table
 
 
-def _cut(table: Any) -> dict[str, NDArray[Any]]:
-    """Of a block of rows: a row for each piece of an episode in it."""
-    cutter, pieces = EpisodeCutter("mixed"), []
-    for batch in Assembler().batches([table]):
-        assert isinstance(batch, SampleBatch)
-        names = [name for name in batch if not is_per_sequence(name)]
-        pieces += [*cutter.add(SampleBatch({name: batch[name] for name in names})), *cutter.finish()]
-    return {
-        "episode": np.array([repr(episode_key(piece)) for piece in pieces], str),
-        "ends": np.array([ends_of(piece)[-1] for piece in pieces], bool),
-        "rows": object_column(pieces),
-    }
+def _of_rows(packing: Packing, parts: Mapping[str, int], part: PartReader, number: str) -> Iterator[Any]:
+    """The counts of each table of whole episodes, and then the table; last, the pieces of the others.
+
+    An error comes in the place of counts.
+    """
+    pieces: list[_Piece] = []
+    for rows, episodes, table in _tables(packing, _cut(part, parts, pieces), number):
+        yield rows, episodes
+        yield table
+    yield [(repr((of, episode_key(piece))), bool(ends_of(piece)[-1])) for of, piece in pieces]
+    yield pieces
 
 
-def _index(pieces: Any) -> list[tuple[str, bool]]:
-    """The episode of each piece, and whether it ends with it."""
-    return [*zip(pieces["episode"].to_pylist(), pieces["ends"].to_pylist(), strict=True)]
+def _cut(part: PartReader, parts: Mapping[str, int], pieces: list[_Piece]) -> Iterator[_Piece]:
+    """Cut rows into episodes; those of which other tasks may have steps go to ``pieces``."""
+    for own in part.rows:
+        of, cutter = parts[own.writer], EpisodeCutter("mixed")
+        known: set[tuple[Any, ...]] = set()
+        for batch in replace(part, rows=[own]).batches():
+            assert isinstance(batch, SampleBatch)
+            names = [name for name in batch if not is_per_sequence(name)]
+            for episode in cutter.add(SampleBatch({name: batch[name] for name in names})):
+                key = episode_key(episode)
+                if key in known or (Columns.T in episode and int(episode[Columns.T][0]) == 0):
+                    yield of, episode
+                else:
+                    pieces.append((of, episode))
+                known.add(key)
+        pieces += ((of, episode) for episode in cutter.finish())
 
 
 def _episodes_of(index: Sequence[Sequence[tuple[str, bool]]]) -> list[list[list[tuple[int, int]]]]:
-    """For each block, the episodes whose last piece is there; of each, the (block, row) of its pieces."""
+    """For each part, the episodes whose last piece is there; of each, the (part, number) of its pieces."""
     waiting: dict[str, list[tuple[int, int]]] = {}
     found: list[list[list[tuple[int, int]]]] = [[] for _ in index]
-    for block, pieces in enumerate(index):
-        for row, (episode, ends) in enumerate(pieces):
-            waiting.setdefault(episode, []).append((block, row))
+    for part, pieces in enumerate(index):
+        for number, (episode, ends) in enumerate(pieces):
+            waiting.setdefault(episode, []).append((part, number))
             if ends:
-                found[block].append(waiting.pop(episode))
+                found[part].append(waiting.pop(episode))
     for chain in waiting.values():
         found[chain[-1][0]].append(chain)
     return found
 
 
 def _joined(
-    how: tuple[Packing, Mapping[str, int]],
-    number: int,
+    packing: Packing,
+    number: str,
     episodes: Sequence[Sequence[tuple[int, int]]],
     needed: Sequence[int],
-    *blocks: Any,
+    *pieces: Sequence[_Piece],
 ) -> tuple[tuple[int, int], Any]:
-    """The counts and the table of the episodes of a block."""
-    packing, writers = how
-    columns = {block: table["rows"] for block, table in zip(needed, blocks, strict=True)}
-    packed, steps = [], 0
-    for of_block, chain in enumerate(episodes):
-        rows = concat_samples([columns[block][row].as_py() for block, row in chain])
-        part = 0
-        if writers:
-            part = writers[str(rows[WRITER][0])]
-            rows = SampleBatch({name: column for name, column in rows.items() if name != WRITER})
-        packed.append(packing.packed(rows, part, f"{number}-{of_block}"))
+    """The counts and the table of episodes that are in pieces."""
+    read = dict(zip(needed, pieces, strict=True))
+    chains = ([read[part][piece] for part, piece in chain] for chain in episodes)
+    whole = ((chain[0][0], concat_samples([rows for _, rows in chain])) for chain in chains)
+    steps, count, table = next(_tables(packing, whole, number, most=None))
+    return (steps, count), table
+
+
+def _tables(
+    packing: Packing,
+    episodes: Iterable[_Piece],
+    number: str,
+    *,
+    most: int | None = _BLOCK_BYTES,
+) -> Iterator[tuple[int, int, Any]]:
+    """(rows, episodes, table) of episodes, in tables of about ``most`` bytes; None: in one."""
+    packed: list[bytes] = []
+    steps = size = 0
+    for of_number, (part, rows) in enumerate(episodes):
+        packed.append(packing.packed(rows, part, f"{number}-{of_number}"))
+        size += len(packed[-1])
         steps += len(rows)
-    return (steps, len(packed)), _table(packed)
+        if most is not None and size > most:
+            yield steps, len(packed), _table(packed)
+            packed, steps, size = [], 0, 0
+    if packed:
+        yield steps, len(packed), _table(packed)
 
 
 def _result(reference: Any) -> Any:
