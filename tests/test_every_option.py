@@ -362,6 +362,7 @@ def test_files_open_as_a_data_set_with_the_rows_episodes_statistics_and_exports_
     ours_stats, theirs_stats = (one.stats(["obs"], cache_folder=tmp_path / "stats") for one in (data, own))
     np.testing.assert_allclose(ours_stats["obs"].mean, theirs_stats["obs"].mean)
     counted = [(e.rows, e.end, e.t0, e.reward) for e in data.episodes()]
+    assert len(data.episode(2)) == LENGTHS[2]  # Also after the episodes were listed again.
     assert counted == [(e.rows, e.end, e.t0, e.reward) for e in own.episodes()]
     assert set(data.columns["default_policy"]) >= {"obs", "actions", "rewards"}
 

@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
-from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
 from rlio.dataset.listing import Segment
+from rlio.dataset.live_streams import flat_columns, live_streams
 from rlio.dataset.part_reader import Missing
 from rlio.dataset.shards import OpenShard
 from rlio.errors import CorruptData, OptionError
 from rlio.readers.read_options import ReadOptions
-from rlio.schemas.streams import STREAM_COLUMNS, KeptTimes, Streams, StreamTable
+from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
 from rlio.source.selection import counting_of, group_options
 from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
@@ -95,7 +95,9 @@ class RandomAccess:
         self._starts = np.array([0, *accumulate(segment.rows for segment in dataset.segments)])
         self._group: tuple[tuple[int, int], Any] | None = None
         self._episodes: list[_Found] | None = None
-        #: Of each fragment in a segment without a table: its spans, and its rows there.
+        #: Of segments without a table of streams: the table that was made of their rows, and of each fragment
+        #: its spans, and its rows there.
+        self._tables: dict[int, Streams] = {}
         self._places: dict[_Fragment, list[tuple[int, NDArray[np.int64]]]] = {}
 
     def _again(self, read: Callable[[], T]) -> T:
@@ -191,26 +193,17 @@ class RandomAccess:
         """The table of the streams of a segment's rows."""
         return self._again(lambda: self._streams(index))
 
-    def _told(self, index: int) -> Streams | None:
-        """The table that a shard has of its streams; None: another source, whose rows alone tell."""
-        segment = self._dataset.segments[index]
-        if not isinstance(segment, Segment):
-            return None
-        return cast(OpenShard, self._reader.open(segment)).streams  # Damage is raised.
+    def _shard(self, segment: Segment) -> OpenShard:
+        """The shard of a segment, which has a table of streams."""
+        return cast(OpenShard, self._reader.open(segment))  # Damage is raised.
 
     def _streams(self, index: int) -> Streams:
-        segment, told = self._dataset.segments[index], self._told(index)
-        if told is None:
-            return self._searched(index)
-        assert isinstance(segment, Segment)
-        if segment.rows == segment.ref.name.rows:
-            return told
-        table = StreamTable()  # The shard's own table counts rows that are not live.
-        times = [(0, KeptTimes(told))]
-        for policy in self._policies(index):
-            for _, rows in self._groups(index, policy):
-                table.assign(policy, _flat(rows), len(rows), times=times)
-        return table.streams
+        segment = self._dataset.segments[index]
+        if not isinstance(segment, Segment):
+            if index not in self._tables:
+                self._tables[index] = self._searched(index)
+            return self._tables[index]
+        return live_streams(self._shard(segment), segment)
 
     def _searched(self, index: int) -> Streams:
         """The streams of a segment without a table of them: reads what tells them apart."""
@@ -225,7 +218,7 @@ class RandomAccess:
                 rows = _of_policy(reader.read(segment, span), policy)
                 if rows is None:
                     continue
-                streams = table.assign(policy, _flat(rows), len(rows))
+                streams = table.assign(policy, flat_columns(rows), len(rows))
                 for stream in np.unique(streams).tolist():
                     fragment = _Fragment(index, policy, own.setdefault(stream, len(own)))
                     places = np.flatnonzero(streams == stream)
@@ -237,34 +230,33 @@ class RandomAccess:
         assert opened is not None  # Damage is raised.
         return list(opened.schema.policies)
 
-    def _groups(self, index: int, policy: str) -> Iterator[tuple[Span, SampleBatch]]:
+    def _groups(self, index: int, policy: str) -> Iterator[SampleBatch]:
         """The rows of a policy, row group by row group."""
         for span in self._reader.spans(self._dataset.segments[index]):
             own = _of_policy(self._batch(index, span), policy)
             if own is not None:
-                yield span, own
+                yield own
 
     def _rows_of(self, fragment: _Fragment) -> Iterator[SampleBatch]:
         """The rows of a fragment, as copies."""
-        told = self._told(fragment.segment)
-        if told is None:
-            spans = self._reader.spans(self._dataset.segments[fragment.segment])
+        segment = self._dataset.segments[fragment.segment]
+        if not isinstance(segment, Segment):
+            spans = self._reader.spans(segment)
             for number, places in self._places[fragment]:
                 found_rows = _of_policy(self._batch(fragment.segment, spans[number]), fragment.policy)
                 assert found_rows is not None
                 yield found_rows[places]
             return
         # The table of a shard of an earlier version knows no agents by name.
-        names_agents = any(agent is not None for agent in told.agent_index)
+        names_agents = any(agent is not None for agent in self._shard(segment).streams.agent_index)
         table, found = StreamTable(names_agents=names_agents), False
-        for _, rows in self._groups(fragment.segment, fragment.policy):
-            numbers = table.assign(fragment.policy or DEFAULT_POLICY_ID, _flat(rows), len(rows))
+        for rows in self._groups(fragment.segment, fragment.policy):
+            numbers = table.assign(fragment.policy or DEFAULT_POLICY_ID, flat_columns(rows), len(rows))
             own = np.flatnonzero(numbers == fragment.number)
             if len(own):
                 found = True
                 yield rows[own]
         if not found:
-            segment = self._dataset.segments[fragment.segment]
             raise CorruptData(
                 f"the table of streams lists more episodes than the rows have: number {fragment.number}",
                 uri=self._dataset.uri_of(segment.path),
@@ -275,8 +267,3 @@ def _of_policy(batch: Any, policy: str) -> SampleBatch | None:
     """The rows of a policy; None: there are none."""
     own: SampleBatch | None = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
     return own if own is not None and len(own) else None
-
-
-def _flat(rows: SampleBatch) -> dict[str, NDArray[Any]]:
-    """The columns that tell streams apart."""
-    return {name: to_numpy(rows[name]) for name in STREAM_COLUMNS if name in rows}
