@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -454,3 +455,29 @@ def test_a_damaged_episode_is_missing_from_an_export_alone_if_it_is_skipped(
         data.to_arrow()
     rows = data.to_arrow(columns=["rewards", "obs"], on_error="skip")["rewards"].to_pylist()
     assert rows == [float(number) for number in range(ROWS) if not 16 <= number < 20]
+
+
+def test_episodes_of_several_agents_in_files_are_separate(tmp_path: Path) -> None:
+    def rows(agent: int, episode: int) -> dict[str, Any]:
+        t = [0, 1, 2]
+        return {
+            "obs": [[100.0 * agent + 10 * episode + step] for step in t], "actions": t, "rewards": t,
+            "terminateds": [False, False, True], "eps_id": [episode] * 3, "t": t, "agent_index": [agent] * 3,
+        }  # fmt: skip
+
+    lines = [
+        {
+            "type": "MultiAgentBatch",
+            "count": 3,
+            "policy_batches": {"a": rows(0, number), "b": rows(1, number)},
+        }
+        for number in range(2)
+    ]
+    (tmp_path / "output.json").write_text("\n".join(map(json.dumps, lines)))
+    data = rlio.open_dataset(tmp_path)
+    assert (len(data), data.episode_count) == (12, 4)
+    assert [(e.policy, e.eps_id, e.rows) for e in data.episodes()] == [
+        ("a", 0, 3), ("b", 0, 3), ("a", 1, 3), ("b", 1, 3),
+    ]  # fmt: skip
+    assert [data.episode(number).observations[0].item() for number in range(4)] == [0, 100, 10, 110]
+    assert len(data.to_arrow(columns=["rewards"], policy="b")) == 6

@@ -213,9 +213,10 @@ class RandomAccess:
         options = group_options(self._dataset, ReadOptions(columns=keys or None), self._missing)
         reader = self._reader.with_options(options, counting_of(self._dataset, options.columns))
         counts: dict[str, dict[int, int]] = {policy: {} for policy in self._policies(index)}
-        for policy, own in counts.items():
-            for number, span in enumerate(reader.spans(segment)):
-                rows = _of_policy(reader.read(segment, span), policy)
+        for number, span in enumerate(reader.spans(segment)):
+            batch = reader.read(segment, span)
+            for policy, own in counts.items():
+                rows = _of_policy(batch, policy)
                 if rows is None:
                     continue
                 streams = table.assign(policy, flat_columns(rows), len(rows))
