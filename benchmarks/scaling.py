@@ -168,7 +168,7 @@ def _listed(root: str, rounds: int) -> dict[str, Measured]:
 
 def _poll(root: str, rounds: int) -> Measured:
     """One look of a follower that has read all that there is."""
-    with rlio.DatasetReader(root, follow=True, idle_timeout=0) as reader:
+    with rlio.FollowReader(root, idle_timeout=0) as reader:
         state = reader.state_dict()
         state["position"]["rows"] = rlio.open_dataset(root).snapshot()
         reader.load_state_dict(state)

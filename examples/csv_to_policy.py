@@ -37,14 +37,8 @@ def main(folder: str) -> None:
     policy.bind(env.observation_space, env.action_space)
     columns = {"obs": ["x", "v", "angle", "turn"], "actions": "push", "rewards": "score"}
     options = {"batch_size": 128, "shuffle": True, "seed": 0, "epochs": 10}
-    with rlio.read(
-        f"{folder}/log.csv",
-        columns=columns,
-        episode="trip",
-        terminated="fell",
-        dtypes={"obs": "float32"},
-        **options,
-    ) as reader:
+    mapping = rlio.Mapping(columns, episode="trip", terminated="fell", dtypes={"obs": "float32"})
+    with rlio.read(f"{folder}/log.csv", mapping=mapping, **options) as reader:
         for batch in reader:
             stats = policy.learn_on_batch(batch)
     print("last batch:", {name: round(value, 3) for name, value in stats.items()})

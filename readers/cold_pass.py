@@ -1,6 +1,6 @@
 """Epochs over a source, decoded as it is read: recorded order or shuffled.
 
-`DatasetReader` uses this pass without a store, unless it follows. A position is a unit (row, sequence or
+`DatasetReader` uses this pass without a store. A position is a unit (row, sequence or
 joint step) of an epoch: see `rlio.replay.epoch_pass`.
 """
 
@@ -185,12 +185,7 @@ class ColdPass(EpochPass):
         """Whether the last epoch is over."""
         return self.options.epochs is not None and self.epoch >= self.options.epochs
 
-    # ---- other listings, and shards that are gone ----
-
-    def serves(self, source: Source) -> bool:
-        """Whether another listing has the same rows in the same segments."""
-        ours = self.source
-        return source.segments == ours.segments and source.lost_rows() == ours.lost_rows()
+    # ---- shards that are gone ----
 
     def _opened(self, source: Source) -> tuple[Source, GroupSource]:
         """The groups of a listing, or of a later listing if its segments are gone."""

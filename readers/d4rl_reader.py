@@ -47,7 +47,7 @@ class D4RLReader(EpisodeReader):
     timeouts; ``new_obs_valid`` if it has no next observations; ``action_logp`` if it has them. Other datasets
     with a row a step keep their HDF5 path as name (``infos/qpos``). Episodes end at terminals and timeouts,
     and are numbered across all files; a tail without either keeps both flags false. All options are those of
-    `rlio.DatasetReader`, except ``at``, ``grow`` and ``follow``. With ``on_error="skip"``, `skipped` counts
+    `rlio.DatasetReader`, except ``at``. With ``on_error="skip"``, `skipped` counts
     damaged episodes, and files that cannot be opened.
 
     Several threads may call it: see `rlio.InputReader`.

@@ -1,8 +1,8 @@
 """`DatasetReader`: replays a data set written by rlio, in recorded order or shuffled, exactly resumable.
 
 A background thread decodes one row group ahead. The shuffled order permutes windows of row groups, and the
-rows within each (`rlio.replay.order.WindowOrder`). With ``follow=True`` the reader follows a data set that
-other processes are still writing.
+rows within each (`rlio.replay.order.WindowOrder`). `rlio.FollowReader` reads a data set that other processes
+are still writing.
 
 Example:
     >>> import numpy as np, rlio
@@ -17,20 +17,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal, Unpack
 
-from rlio.dataset.dataset import Dataset, Snapshot, opened, refuse_open_options
-from rlio.dataset.stats import Normalise, Normaliser, Stats
-from rlio.errors import OptionError, excerpt
-from rlio.following.follow import FollowPass
+from rlio.dataset.dataset import Dataset, Snapshot, opened
+from rlio.dataset.file_dataset import FileDataset
+from rlio.dataset.stats import Normalise
+from rlio.errors import OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.reader import Endless
-from rlio.readers.growing_pass import GrowingPass, SnapshotPass, dataset_of
+from rlio.reader import JsonState
 from rlio.readers.read_options import ReadOptions
-from rlio.readers.source_reader import DRAWN, Asked, SourceKeywords, SourceReader, open_pass
+from rlio.readers.source_reader import Asked, SourceKeywords, SourceReader
 from rlio.readers.stored_pass import Cache
-from rlio.storage.filesystem import Storage
 from rlio.support.options import check_choice, checked_keywords
 
 __all__ = ["DatasetReader"]
@@ -43,18 +40,12 @@ class DatasetReader(SourceReader):
     batch: they are writable, and no other batch shares them. Several threads may call it: see
     `rlio.InputReader`. docs/reading.md describes the options in full.
 
-    With ``follow=True`` it reads a data set that may still grow, or may not exist yet, in one unshuffled
-    pass: every row once, in order within each writer. `sample` waits for rows. The data ends when every
-    writer is closed and served, or after ``idle_timeout`` seconds without a row. With ``shard=(rank, world)``
-    each rank follows writers of its own, and has its own state.
+    To read rows that are added later, open another reader for each epoch with a newer snapshot
+    (docs/replay.md), or follow the data set with `rlio.FollowReader`.
 
     Args:
         root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
         at: A snapshot from `Dataset.snapshot`, whose rows alone are read.
-        grow: Whether each epoch reads the rows that exist when it begins; for one reader without ``at``.
-        follow: Whether to follow the data set as it grows; without ``epochs``, ``shuffle``, ``at``.
-        idle_timeout: When following, seconds to wait for the next row; None: no limit.
-        poll_seconds: When following, least seconds between two listings while no rows are available.
         cache: Where rows are kept: in "memory", on "disk" (mapped files that processes share), or "none":
             decoded as they are read. "auto" chooses by size. The order of shuffled rows depends on it.
         missing: What to do with columns that only some writers have: "error", "drop" or "fill" with zeros.
@@ -95,10 +86,6 @@ class DatasetReader(SourceReader):
         root: str | os.PathLike[str] | Dataset,
         *,
         at: Snapshot | None = None,
-        grow: bool = False,
-        follow: bool = False,
-        idle_timeout: float | None = None,
-        poll_seconds: float = 1.0,
         cache: Cache = "auto",
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
@@ -112,125 +99,45 @@ class DatasetReader(SourceReader):
                 f"columns={excerpt(keywords['columns'])}: expected a list of names, or None for all columns; "
                 "for columns that only some writers have, pass missing='error', 'drop' or 'fill'"
             )
+        if isinstance(root, FileDataset):
+            raise OptionError(
+                "DatasetReader reads data sets of rlio, and these files are of another library: pass them to "
+                "rlio.read()",
+                uri=root.uri,
+            )
         asked = Asked.of(keywords)
         self.options: ReadOptions = asked.options
         self.drop_last: bool = self.options.drop_last
-        draw = asked.draw
-        self._pass: SnapshotPass | GrowingPass | FollowPass
-        self._normaliser: Normaliser | None = None
-        if (follow or grow) and not isinstance(normalise, Normaliser | Stats | None):
-            raise OptionError(
-                f"normalise={excerpt(normalise)}: the statistics of data that grows change with it; pass "
-                "those of a snapshot, normalise=dataset.stats()"
-            )
-        if follow:
-            choosy = asked.drawn or cache in ("memory", "disk")
-            _check_follow(choosy=choosy, bounded=at is not None or grow)
-            storage = _storage(root, storage_options, limits)
-            self._uri = storage.uri
-            self._pass = FollowPass(
-                storage, self.options, missing, idle_timeout=idle_timeout, poll_seconds=poll_seconds
-            )
-            if normalise is not None:
-                self._normaliser = Normaliser.of(normalise, None, columns=self.options.columns)
-            return
-        if idle_timeout is not None or poll_seconds != 1.0:
-            raise OptionError("idle_timeout and poll_seconds need follow=True: no other reader waits")
         # With ranks or drop_last, reading ahead changes the rows that are dropped. A subclass may do anything
         # to its rows.
         alone = self.options.shard[1] == 1 and type(self) is DatasetReader
-        self.can_read_ahead: bool = alone and not (grow or self.drop_last)
+        self.can_read_ahead: bool = alone and not self.drop_last
         dataset = opened(
             root, at=at, on_error=self.options.on_error, storage_options=storage_options, limits=limits
         )
         self._uri = dataset.uri
-        if normalise is not None:
-            self._normaliser = Normaliser.of(
-                normalise, dataset, policy=draw.policy, columns=self.options.columns
-            )
-        opens = partial(open_pass, draw=draw, cache=cache, missing=missing)
-        if grow:
-            _check_growth(dataset, self.options)
-            self._pass = GrowingPass(dataset, self.options, missing, opens)
-        else:
-            self._pass = opens(dataset, self.options)
-
-    @property
-    def _reading(self) -> SnapshotPass | FollowPass:
-        """The pass; with ``grow``, that of this epoch."""
-        if not isinstance(self._pass, GrowingPass):
-            return self._pass
-        with self._turns_of_threads.held():  # Between two epochs, only `sample` may open the next.
-            return self._pass.current
+        self._open(dataset, asked, cache=cache, missing=missing, normalise=normalise)
 
     @property
     def dataset(self) -> Dataset:
-        """The data set, as listed last.
-
-        Raises:
-            DataNotFound: The reader follows a data set that does not exist yet.
-        """
-        reading = self._reading
-        if isinstance(reading, FollowPass):
-            return reading.dataset
-        return dataset_of(reading)
-
-    @property
-    def skipped(self) -> int:
-        """Rows lost to damage so far, with ``on_error="skip"``."""
-        if not isinstance(self._pass, GrowingPass):
-            return self._pass.skipped
-        with self._turns_of_threads.held():
-            return self._pass.skipped
+        """The data set, as listed last."""
+        found = self._pass.source
+        assert isinstance(found, Dataset)
+        return found
 
     # ---- hooks of InputReader ----
 
-    def _endless(self) -> Endless | None:
-        if self.options.epochs is not None or isinstance(self._pass, FollowPass):
-            return None
-        return Endless(self.epoch, len(self))
-
-
-def _storage(
-    root: str | os.PathLike[str] | Dataset, storage_options: Mapping[str, Any] | None, limits: Limits
-) -> Storage:
-    """The storage of the data set, which may not exist yet."""
-    if isinstance(root, Dataset):
-        refuse_open_options(storage_options, limits)
-        return root.storage
-    return Storage.open(root, storage_options=storage_options, limits=limits)
-
-
-def _check_follow(*, choosy: bool, bounded: bool) -> None:
-    """Refuse options that contradict following.
-
-    Args:
-        choosy: Whether rows are drawn, or kept in a store.
-        bounded: Whether the rows are those of a snapshot, or of epochs.
-
-    Raises:
-        OptionError: One of them is true.
-    """
-    if choosy:
-        raise OptionError("follow=True gives rows in recorded order; leave out cache, " + ", ".join(DRAWN))
-    if bounded:
-        raise OptionError(
-            "follow=True follows new rows, at=... reads a fixed snapshot, and grow=True adds rows at each "
-            "epoch: pass only one of the three"
-        )
-
-
-def _check_growth(dataset: Dataset, options: ReadOptions) -> None:
-    """Refuse growth if readers could not agree on it.
-
-    Raises:
-        OptionError: The rows are those of a snapshot, or are divided among ranks.
-    """
-    if dataset.pinned:
-        raise OptionError("grow=True contradicts a snapshot, which does not grow: leave out at, or grow")
-    if options.shard[1] > 1:
-        raise OptionError(
-            f"grow=True, shard={options.shard}: ranks would list at different times and see different rows. "
-            "For each epoch, take a snapshot on one rank, rlio.open_dataset(root).snapshot(), and pass it as "
-            "at= to the readers of all ranks"
-        )
+    def _seek(self, position: JsonState) -> None:
+        if "rows" in position:
+            raise StateError(
+                "the state was saved by a reader that followed the data set: load it into a "
+                "rlio.FollowReader",
+                uri=self._uri,
+            )
+        at = position.get("at")  # Earlier versions saved it in the state of an epoch of data that grows.
+        if at is not None and position.get("snapshot") != self.dataset.state_identity:
+            raise StateError(
+                "the state is of an epoch over another snapshot: pass that as at=state['position']['at']",
+                uri=self._uri,
+            )
+        super()._seek(position)

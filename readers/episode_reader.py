@@ -34,7 +34,7 @@ class EpisodeReader(SourceReader):
 
     Rows come in the order of the episodes, each episode in the order of its steps. ``eps_id`` numbers the
     episodes, and ``t`` the steps of each, unless the format has these columns. All options are those of
-    `rlio.DatasetReader`, except ``at``, ``grow`` and ``follow``. With ``on_error="skip"``, a damaged episode
+    `rlio.DatasetReader`, except ``at``. With ``on_error="skip"``, a damaged episode
     is left out, and `skipped` counts episodes.
 
     Args:

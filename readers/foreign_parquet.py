@@ -92,9 +92,9 @@ class ForeignParquetReader(RecordReader):
     it; other text and ``infos`` become object arrays. Columns of Arrow's type null are left out. Nulls among
     floats become NaN, as pandas writes them. Legacy ``dones`` become ``terminateds``.
 
-    Rows are read as `rlio.DatasetReader` reads its own, with all its options except ``at``, ``grow`` and
-    ``follow``; a row group is damaged as a whole, or by 64 MB of it. Rows that are batches are records, read
-    as by `rlio.JsonReader`: without ``batch_size`` they are served as they were written.
+    Rows are read as `rlio.DatasetReader` reads its own, with all its options except ``at``; a row group is
+    damaged as a whole, or by 64 MB of it. Rows that are batches are records, read as by `rlio.JsonReader`:
+    without ``batch_size`` they are served as they were written.
 
     Several threads may call it: see `rlio.InputReader`.
 
@@ -157,12 +157,7 @@ class ForeignParquetReader(RecordReader):
                 records = _BatchRows(groups, failures)
                 self._serve(records, files, decoder_of, asked, cache, normalise, details=about)
                 return
-            if whole.infos.given == "obs":
-                raise OptionError(
-                    "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
-                    "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
-                    uri=files[0].uri,
-                )
+            _check_infos_stay(whole, files)
             steps = _StepRows(groups, files, asked.options, spaces, whole, about, columns=asked.columns)
             self._serve_rows(steps, failures, asked, cache, normalise)
         except BaseException:
@@ -170,22 +165,37 @@ class ForeignParquetReader(RecordReader):
             raise
 
 
+def _check_infos_stay(whole: RllibDecoder, files: Sequence[InputFile]) -> None:
+    """Raise OptionError if infos are said to be in other rows than those of their steps."""
+    if whole.infos.given == "obs":
+        raise OptionError(
+            "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
+            "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
+            uri=files[0].uri,
+        )
+
+
 def open_rows(
     inputs: StrPath | Sequence[StrPath],
     *,
+    spaces: Spaces | None = None,
+    format_options: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
     on_error: Literal["raise", "skip"],
 ) -> GroupFiles:
     """Parquet files as a source, as `ForeignParquetReader` reads them without options."""
     files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
-    decoder_of = partial(RllibDecoder, limits=limits, source=files[0].uri)
+    decoder_of = partial(
+        RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
+    )
     groups, options = RowGroups(files, limits, None, refuse=True), ReadOptions(on_error=on_error)
     try:
         groups.index(failures := Failures(on_error))
         if groups.rows_are_batches:
             return RecordFiles(_BatchRows(groups, failures), files, decoder_of, options, columns=None)
-        return _StepRows(groups, files, options, None, decoder_of(), {}, columns=None)
+        _check_infos_stay(whole := decoder_of(), files)
+        return _StepRows(groups, files, options, spaces, whole, {}, columns=None)
     except BaseException:
         groups.close()
         raise

@@ -126,6 +126,8 @@ class JsonReader(RecordReader):
 def open_json(
     inputs: StrPath | Sequence[StrPath],
     *,
+    spaces: Spaces | None = None,
+    format_options: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
     on_error: Literal["raise", "skip"],
@@ -133,7 +135,9 @@ def open_json(
     """RLlib's JSON files as a source, as `JsonReader` reads them without options."""
     files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
     records = JsonRecords(open_line_files(files, limits), limits.line_bytes, on_error)
-    decoder_of = partial(RllibDecoder, limits=limits, source=files[0].uri)
+    decoder_of = partial(
+        RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
+    )
     return RecordFiles(records, files, decoder_of, ReadOptions(on_error=on_error), columns=None)
 
 

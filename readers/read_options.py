@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypedDict
 
 from rlio.batch.join import UNLIKE, Unlike
 from rlio.errors import OptionError, excerpt
-from rlio.support.options import check_choice, check_count, check_flag, set_options
+from rlio.support.options import check_choice, check_count, check_flag, refuse_mapped_columns, set_options
 
 __all__ = ["OrderKeywords", "PassKeywords", "ReadKeywords", "ReadOptions", "Unlike", "check_batch_size"]
 
@@ -101,6 +101,7 @@ class ReadOptions:
             shard=_checked_shard(self.shard),
         )
         names = self.columns
+        refuse_mapped_columns(names)
         if names is not None and (isinstance(names, str) or not all(isinstance(x, str) for x in names)):
             raise OptionError(f"columns={excerpt(names)}: expected a list of names, or None for all columns")
         if self.unlike not in UNLIKE:

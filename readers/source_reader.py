@@ -1,8 +1,8 @@
 """`SourceReader`: replays a `rlio.source.source.Source`, in recorded order or shuffled, exactly resumable.
 
 It is the one engine of everything that is stored and finite: epochs, ranks, orders, filters, splits, n-step
-transitions, sequences, derived columns, statistics, stores, skipping and resuming. `rlio.DatasetReader` also
-follows and grows; `rlio.readers.episode_reader.EpisodeReader` reads the files of other libraries.
+transitions, sequences, derived columns, statistics, stores, skipping and resuming. `rlio.DatasetReader` reads
+data sets of rlio; `rlio.readers.episode_reader.EpisodeReader` reads the files of other libraries.
 """
 
 from __future__ import annotations
@@ -134,21 +134,16 @@ class SourceReader(InputReader):
         yield from self.options.given()
 
     @property
-    def _reading(self) -> Any:
-        """The pass over this epoch."""
-        return self._pass
-
-    @property
     def cache(self) -> Kept:
         """Where the rows are kept; with ``cache="auto"``, the choice."""
-        kept: Kept = self._reading.cache
+        kept: Kept = self._pass.cache
         return kept
 
     # A property, because a reader may know the unit only once there is a row to read.
     @property
     def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
         """The unit that ``n`` and ``batch_size`` count."""
-        unit: Unit = self._reading.unit
+        unit: Unit = self._pass.unit
         return unit
 
     @property
@@ -160,18 +155,18 @@ class SourceReader(InputReader):
     @property
     def epoch(self) -> int:
         """Number, from 0, of the epoch in which the next batch begins."""
-        number: int = self._reading.epoch
+        number: int = self._pass.epoch
         return number
 
     @property
     def seed(self) -> int | None:
         """Seed of the order; None for the recorded order."""
-        seed: int | None = self._reading.seed
+        seed: int | None = self._pass.seed
         return seed
 
     def __len__(self) -> int:
         """Units of one epoch, of all ranks together."""
-        total: int = self._reading.total
+        total: int = self._pass.total
         return total
 
     def skip(self, n: int) -> None:

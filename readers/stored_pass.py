@@ -101,11 +101,6 @@ class StoredPass(StorePass):
         self.store.wait()
         return self.store.damage
 
-    def serves(self, source: Source) -> bool:
-        """Whether another listing has the same rows."""
-        ours = self.source
-        return source.state_identity == ours.state_identity and source.lost_rows() == ours.lost_rows()
-
     def close(self) -> None:
         """Close the store, and end its threads."""
         super().close()

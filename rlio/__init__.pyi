@@ -25,11 +25,12 @@ from .batch.episode import Episode as Episode
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .dataset.dataset import Dataset as Dataset
-from .dataset.dataset import open_dataset as open_dataset
+from .dataset.opening import open_dataset as open_dataset
 from .envs.external import ExternalEnv as ExternalEnv
 from .envs.multi_agent import MultiAgentEnv as MultiAgentEnv
 from .errors import EndOfData as EndOfData
 from .errors import RlioError as RlioError
+from .following.follow_reader import FollowReader as FollowReader
 from .following.markers import Markers as Markers
 from .following.paced_writer import Pace as Pace
 from .following.paced_writer import PacedWriter as PacedWriter
@@ -38,6 +39,7 @@ from .following.samples_per_insert import SamplesPerInsert as SamplesPerInsert
 from .formats.convert import convert as convert
 from .limits import Limits as Limits
 from .maintenance.verify import verify as verify
+from .mapping import Mapping as Mapping
 from .policies.policy import Policy as Policy
 from .policies.policy_spec import PolicySpec as PolicySpec
 from .policies.random_policy import RandomPolicy as RandomPolicy

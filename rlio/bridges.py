@@ -36,9 +36,9 @@ from rlio.dataset.dataset import Dataset
 from rlio.errors import EndOfData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.minari_sink import about_episode, columns_of, id_of, kept_fields, spec_of
 from rlio.formats.minari_spaces import space_to_minari
-from rlio.readers.dataset_reader import DatasetReader
 from rlio.replay.draws import Draw
 from rlio.replay.store import ReplayStore
+from rlio.resolve import read
 from rlio.support.extras import needs
 from rlio.support.options import check_choice
 
@@ -546,7 +546,7 @@ def _rows_of(data: Dataset | SampleBatch, policy: str | None) -> Iterator[Sample
     policies = {pid for schema in data.schemas.values() for pid in schema.policies}
     if policy is None and len(policies) > 1:
         raise OptionError(f"found the policies {excerpt(sorted(policies))}: pass policy=")
-    with DatasetReader(data, batch_size=_ROWS, epochs=1, policy=policy) as reader:
+    with read(data, batch_size=_ROWS, epochs=1, policy=policy) as reader:
         for batch in reader:
             assert isinstance(batch, SampleBatch)  # One policy.
             yield from _rows_of(batch, None)

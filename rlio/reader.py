@@ -22,7 +22,7 @@ import operator
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from rlio.batch import (
     Batch,
@@ -133,6 +133,9 @@ class InputReader(Restorable, ClosedByWith):
     #: Units that were read but not served when the state was saved. A restored reader that is not
     #: `replayable` cannot give them again.
     dropped: int = 0
+
+    #: Names that the class had when states were saved, besides its own.
+    _earlier_names: ClassVar[tuple[str, ...]] = ()
 
     # Class-level defaults, because authors need not call super().__init__(). None stands for an empty queue.
     _rests: deque[_Rest] | None = None
@@ -342,7 +345,8 @@ class InputReader(Restorable, ClosedByWith):
             raise StateError(f"the state is {excerpt(state)}: expected the dict that state_dict() returned")
         expected = {"version": _STATE_VERSION, "reader": type(self).__name__}
         for key, value in expected.items():
-            if state.get(key) != value:
+            is_earlier = key == "reader" and state.get(key) in self._earlier_names
+            if state.get(key) != value and not is_earlier:
                 raise StateError(
                     f"state[{key!r}] is {excerpt(state.get(key))} but this reader needs {value!r}: "
                     "load it into the reader and version that saved it"

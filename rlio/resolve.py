@@ -34,7 +34,7 @@ from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import InputReader
 from rlio.storage.paths import mask_secrets
-from rlio.support.options import option_names, refuse_unknown
+from rlio.support.options import option_names, refuse_mapped_columns, refuse_replaced, refuse_unknown
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rlio.batch.join import Unlike
     from rlio.dataset.dataset import Snapshot
     from rlio.dataset.stats import Normalise
+    from rlio.mapping import Mapping as ColumnMapping
     from rlio.readers.stored_pass import Cache
     from rlio.replay.filters import RowFilter, RowFunction
     from rlio.replay.n_step import NStep
@@ -272,12 +273,13 @@ def _opens(signature: Callable[P, InputReader]) -> Callable[P, InputReader]:
 def read(  # type: ignore[empty-body]  # `_opens` has it.
     value: Any,
     *,
+    mapping: ColumnMapping | None = None,
     batch_size: int | None = None,
     epochs: int | None = None,
     shuffle: bool = False,
     seed: int | None = None,
     shard: tuple[int, int] = (0, 1),
-    columns: Sequence[str] | Mapping[str, Any] | Unlike | None = None,
+    columns: Sequence[str] | Unlike | None = None,
     draw: NStep | Sequences | WholeEpisodes | None = None,
     policy: str | None = None,
     filter: str | RowFunction | RowFilter | None = None,
@@ -303,15 +305,17 @@ def read(  # type: ignore[empty-body]  # `_opens` has it.
 
     Args:
         value: A path, URI or glob, a list of those, an open `rlio.Dataset`, a table in memory, a registered
-            name, or a mixture: a dict of any of these -> weight. See `rlio.resolve.resolve_input`.
+            name, a reader class, or a mixture: a dict of any of these -> weight. See
+            `rlio.resolve.resolve_input`. For data that grows, pass a `rlio.FollowReader`, or the class with
+            ``root`` among the options.
+        mapping: What the columns of a table mean; None: their names are rlio's.
         batch_size: Rows (sequences, episodes, joint steps) of a batch; None: the reader's own.
         epochs: Passes over the data; None: endless.
         shuffle: Whether the order is a seeded permutation; otherwise as recorded.
         seed: Seed of the order; None: one from the OS.
         shard: (rank, world): which part of the rows is read.
         columns: Names of the columns to read; None: all. "intersect" or "fill" is for files and sources with
-            different columns (a mixture's default is "intersect"). A dict says what the columns of a table
-            mean.
+            different columns (a mixture's default is "intersect").
         draw: What a unit is: `rlio.NStep`, `rlio.Sequences`, `rlio.WholeEpisodes`; None: a row.
         policy: The policy whose rows are read; None: joint steps of all.
         filter: Which rows are read, such as ``"rewards > 0"``.
@@ -332,9 +336,7 @@ def read(  # type: ignore[empty-body]  # `_opens` has it.
         others: Options of one kind of input. RLlib's recordings: ``spaces``, ``unnormalise_actions``. Parquet
             of other libraries: ``extension_types``. D4RL: ``max_episode_steps``. Mixtures: ``end``,
             ``source_column``; they take these, ``batch_size`` and a text as ``columns``, and the readers that
-            they open the rest. Data sets that grow: ``follow``, ``grow``, ``idle_timeout``, ``poll_seconds``.
-            Tables: ``episode``, ``terminated``, ``truncated``, ``next_obs``, ``dtypes``, ``per_file``,
-            ``final_row`` (docs/mapping.md). A registered reader: its own.
+            they open the rest. A reader class, or a registered reader: its own.
 
     Returns:
         The reader; close it, or use it in a ``with`` block.
@@ -352,9 +354,9 @@ def resolve_input(
 
     Args:
         value: A reader; a function of `IOContext`, or a reader class, which gets ``context.options`` as
-            keywords; a registered name; ``"sampler"``; a path, URI or glob, a list of those, an open
-            `Dataset`, or a table in memory, read in shards by ``context.rank``; or a mixture: a dict of any
-            of these -> weight, or a list of pairs.
+            keywords, and the worker's ``shard`` and seed if it takes them; a registered name; ``"sampler"``;
+            a path, URI or glob, a list of those, an open `Dataset`, or a table in memory, read in shards by
+            ``context.rank``; or a mixture: a dict of any of these -> weight, or a list of pairs.
         context: Passed to functions; also holds the options of the reader.
         wrap: Applied to each reader except ``"sampler"``, also inside a mixture: a worker adapts experience
             that it did not make itself.
@@ -394,15 +396,19 @@ def _single(value: Any, context: IOContext) -> InputReader:
             _refuse_options(context, "the sampler has its own configuration")
             return _sampler(context)
         if creator := _inputs.find(value):
-            return _inputs.create(creator, context, f"the input {value!r}")
+            return _inputs.create(creator, _sharing(creator, context), f"the input {value!r}")
     elif callable(value):
-        return _inputs.create(value, context, f"the input {excerpt(value)}")
+        return _inputs.create(value, _sharing(value, context), f"the input {excerpt(value)}")
     if isinstance(value, (str, os.PathLike)):
         return _stored([value], context)
     if isinstance(value, Sequence) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
         return _stored(list(value), context)
     from rlio.dataset.dataset import Dataset
+    from rlio.dataset.file_dataset import FileDataset
 
+    if isinstance(value, FileDataset):
+        options = MappingProxyType({**value.options, **context.options})
+        return _single(value.inputs, replace(context, options=options))
     if isinstance(value, Dataset):
         return _class(_DATASET_READER)(value, **_read_options(context))  # type: ignore[no-any-return]  # found by name
     raise OptionError(
@@ -549,6 +555,23 @@ def _is_sampler(value: object) -> bool:
 
 def _read_options(context: IOContext) -> dict[str, Any]:
     """The options of a reader of stored data: the worker's share and seed, unless options say otherwise."""
+    # Before anything is looked for: the data may not exist.
+    refuse_replaced(context.options, of="a reader of stored data")
+    refuse_mapped_columns(context.options.get("columns"))
+    return _shared(context)
+
+
+def _sharing(creator: Any, context: IOContext) -> IOContext:
+    """The context, with the worker's share and seed among the options if a reader class takes them."""
+    if not isinstance(creator, type) or not issubclass(creator, InputReader):
+        return context
+    taken = {*context.options, *(option_names(creator) or ())}
+    options = {name: value for name, value in _shared(context).items() if name in taken}
+    return replace(context, options=MappingProxyType(options))
+
+
+def _shared(context: IOContext) -> dict[str, Any]:
+    """The options, with the worker's share and seed, unless they say otherwise."""
     options = dict(context.options)
     # A share that the user chose may be one of several workers with seeds of their own: the reader then asks
     # for a seed that all of them have.
@@ -565,11 +588,12 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
     options = _read_options(context)
     storage_options = options.get("storage_options")
     alone = len(values) == 1
-    if isinstance(options.get("columns"), Mapping) or options.get("episode") is not None:
+    if options.get("mapping") is None:
+        options.pop("mapping", None)
+    else:
         inputs = values[0] if alone else values
         return _class(_TABLE_READER)(inputs, **options)  # type: ignore[no-any-return]  # found by name
-    # The data set may not exist yet, if it is followed.
-    if alone and (options.get("follow") or _is_dataset(values[0], storage_options, alone=True)):
+    if alone and _is_dataset(values[0], storage_options, alone=True):
         return _class(_DATASET_READER)(values[0], **options)  # type: ignore[no-any-return]  # found by name
     for value in [] if alone else values:
         if _is_dataset(value, storage_options, alone=False):

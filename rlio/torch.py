@@ -137,9 +137,8 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             its result is delivered. None: ``batch.to_torch()``.
         rank: Index of this process among those that share the data set; given together with ``world``.
         world: Number of those processes. None: from torch.distributed, or else rank 0 of 1.
-        options: Options of `rlio.DatasetReader`, except ``shard`` (pass ``rank`` and ``world``), and except
-            ``follow`` and ``grow``, because workers would see different rows. For those, use
-            ``prefetch(DatasetReader(root, follow=True))``.
+        options: Options of `rlio.DatasetReader`, except ``shard`` (pass ``rank`` and ``world``). For a data
+            set that grows, use ``prefetch(rlio.FollowReader(root))``: workers would see different rows.
 
     Raises:
         OptionError: An option is illegal, or ``seed`` is missing while torch.distributed, through which ranks

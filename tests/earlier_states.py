@@ -1,8 +1,8 @@
 """States, checkpoints, indexes and marks, and the script that wrote those of an earlier version.
 
 `python tests/earlier_states.py FOLDER` writes them into FOLDER. Those in tests/golden/states were written at
-commit 4d4987e, with copies of tests/counter_env.py and of this file as it was before `rlio.NStep` and the
-like replaced keywords:
+commit 4d4987e, with copies of this file and of tests/counter_env.py as they were at commit 8c9070c, before
+`rlio.NStep`, `rlio.FollowReader` and the like replaced keywords:
 
     git worktree add ../then 4d4987e
     git show 8c9070c:tests/earlier_states.py > ../then/tests/earlier_states.py
@@ -105,8 +105,8 @@ READERS: dict[str, Callable[[], Any]] = {
     "n-step": _of_data(shuffle=True, seed=1, cache="memory", draw=rlio.NStep(3, gamma=0.9)),
     "sequences": _of_data(shuffle=True, seed=1, cache="memory", draw=rlio.Sequences(4), batch_size=8),
     "episodes": _of_data(shuffle=True, seed=1, cache="memory", draw=rlio.WholeEpisodes()),
-    "growing": _of_data(grow=True),
-    "following": _of_data(follow=True, idle_timeout=0),
+    "growing": _of_data(),
+    "following": lambda: rlio.FollowReader(f"{ROOT}/parquet", idle_timeout=0),
     "uniform draws": _drawn("uniform", batch_size=4),
     "prioritised draws": _drawn("prioritised", batch_size=4),
     "following replay": _following,

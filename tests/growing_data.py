@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from stored_batches import files, fresh_root, group_bytes, numbered
 
-from rlio import DatasetReader, EndOfData, JsonWriter, ParquetWriter, Roll, SampleBatch
+from rlio import EndOfData, FollowReader, InputReader, JsonWriter, ParquetWriter, Roll, SampleBatch
 from rlio.batch import Batch
 from rlio.dataset import markers
 from rlio.dataset.commit import put_header, put_shard
@@ -107,12 +107,12 @@ def trim(root: str, writer: str, row: int, *, delete: bool = True) -> None:
             storage.remove(ref.path)
 
 
-def follow(root: Any, **options: Any) -> DatasetReader:
+def follow(root: Any, **options: Any) -> FollowReader:
     """A follower that ends at once when there is nothing to read."""
-    return DatasetReader(root, follow=True, **{"idle_timeout": 0, "poll_seconds": 0.01, **options})
+    return FollowReader(root, **{"idle_timeout": 0, "poll_seconds": 0.01, **options})
 
 
-def drain(reader: DatasetReader, n: int | None = None) -> list[int]:
+def drain(reader: InputReader, n: int | None = None) -> list[int]:
     """The row numbers, until the end."""
     found: list[int] = []
     while True:

@@ -202,24 +202,24 @@ def test_a_snapshot_tells_what_was_trimmed_of_its_attempt_also_once_another_is_t
 
 def test_a_follower_stays_with_the_attempt_that_it_began_with(root: str) -> None:
     attempt(root, SECOND, range(100, 105))
-    with rlio.DatasetReader(root, follow=True, idle_timeout=0, batch_size=2) as reader:
+    with rlio.FollowReader(root, idle_timeout=0, batch_size=2) as reader:
         served = [*reader.sample()["t"]]
         state = reader.state_dict()
         attempt(root, FIRST, range(5))
         attempt(root, "zz", range(7, 8))
         served += [t for batch in reader for t in batch["t"]]
     assert served == [100, 101, 102, 103, 104, 7]
-    with rlio.DatasetReader(root, follow=True, idle_timeout=0, batch_size=2) as restored:
+    with rlio.FollowReader(root, idle_timeout=0, batch_size=2) as restored:
         restored.load_state_dict(state)
         assert [t for batch in restored for t in batch["t"]] == served[2:]
-    with rlio.DatasetReader(root, follow=True, idle_timeout=0, batch_size=2) as fresh:
+    with rlio.FollowReader(root, idle_timeout=0, batch_size=2) as fresh:
         assert [t for batch in fresh for t in batch["t"]] == [0, 1, 2, 3, 4, 7]
 
 
 def test_a_follower_waits_for_a_part_that_was_begun_and_for_no_attempt_that_is_not_taken(root: str) -> None:
     attempt(root, "w0", range(2))
     attempt(root, FIRST, range(10, 15), sealed=False)
-    with rlio.DatasetReader(root, follow=True, idle_timeout=60, poll_seconds=0.01) as reader:
+    with rlio.FollowReader(root, idle_timeout=60, poll_seconds=0.01) as reader:
         assert reader.sample()["t"].tolist() == [0, 1]
         assert reader._pass._is_complete() is False  # type: ignore[attr-defined]  # Else it would wait.
         attempt(root, SECOND, range(20, 22))
@@ -235,7 +235,7 @@ def test_a_file_in_an_attempt_s_folder_is_no_attempt(root: str) -> None:
     (Path(root) / writer_dir(FIRST) / ".DS_Store").write_bytes(b"?")
     rlio.maintenance.gc(root, grace=0)
     assert list_shards(Storage.open(root)).passed_over == {}
-    with rlio.DatasetReader(root, follow=True, idle_timeout=60, poll_seconds=0.01) as reader:
+    with rlio.FollowReader(root, idle_timeout=60, poll_seconds=0.01) as reader:
         assert reader.sample()["t"].tolist() == [0, 1]
         assert reader._pass._is_complete()  # type: ignore[attr-defined]  # Else it would wait.
 
@@ -244,11 +244,11 @@ def test_all_attempts_at_a_part_are_one_rank_s(root: str) -> None:
     parts = [f"{part_id('job', n)}~{{}}-00000000" for n in range(6)]
     for n, part in enumerate(parts):
         attempt(root, part.format("0001"), range(n, n + 1))
-    readers = [rlio.DatasetReader(root, follow=True, idle_timeout=0, shard=(rank, 3)) for rank in range(3)]
+    readers = [rlio.FollowReader(root, idle_timeout=0, shard=(rank, 3)) for rank in range(3)]
     served = [[int(t) for batch in reader for t in batch["t"]] for reader in readers]
     for n, part in enumerate(parts):
         attempt(root, part.format("0000"), range(n, n + 1))
-    again = [rlio.DatasetReader(root, follow=True, idle_timeout=0, shard=(rank, 3)) for rank in range(3)]
+    again = [rlio.FollowReader(root, idle_timeout=0, shard=(rank, 3)) for rank in range(3)]
     assert [[int(t) for batch in reader for t in batch["t"]] for reader in again] == served
     assert sorted(t for rank in served for t in rank) == list(range(6))
 
@@ -300,12 +300,12 @@ def test_gc_removes_other_attempts_after_the_grace_and_keeps_their_seals(root: s
 
 def test_a_follower_that_had_an_attempt_which_was_collected_repeats_nothing(root: str) -> None:
     attempt(root, SECOND, range(100, 105))
-    with rlio.DatasetReader(root, follow=True, idle_timeout=0) as reader:
+    with rlio.FollowReader(root, idle_timeout=0) as reader:
         assert len(reader.sample()["t"]) == 5
         state = reader.state_dict()
     attempt(root, FIRST, range(5))
     rlio.maintenance.gc(root, grace=0)
-    with rlio.DatasetReader(root, follow=True, idle_timeout=0) as reader:
+    with rlio.FollowReader(root, idle_timeout=0) as reader:
         reader.load_state_dict(state)
         assert list(reader) == []
 

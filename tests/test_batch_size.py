@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counter_env import episode
-from stored_batches import fresh_root, numbered, store
+from stored_batches import store
 
 import rlio
 from rlio import DatasetReader, JsonReader, MixedInput, NoopOutput, ReplayStore, SampleBatch, ShuffledInput
@@ -61,11 +61,9 @@ TIERS: dict[str, tuple[dict[str, Any], int]] = {
     "cold, shuffled": ({"cache": "none", "shuffle": True, "seed": 1}, ROWS),
     "cold, one of two ranks": ({"cache": "none", "shard": (1, 2)}, ROWS),
     "cold, filtered": ({"cache": "none", "filter": "t > 6"}, 18),
-    "cold, growing": ({"cache": "none", "grow": True}, ROWS),
     "cold, damage skipped": ({"cache": "none", "on_error": "skip"}, ROWS),
     "store": ({"cache": "memory"}, ROWS),
     "store, filtered": ({"cache": "memory", "filter": "t > 6"}, 18),
-    "store, growing": ({"cache": "memory", "grow": True}, ROWS),
     "n_step": ({"cache": "memory", "draw": rlio.NStep(3)}, ROWS),
     "sequences": ({"cache": "memory", "draw": rlio.Sequences(5)}, 12),
     "episodes": ({"cache": "memory", "draw": rlio.WholeEpisodes()}, 6),
@@ -175,17 +173,6 @@ def test_a_function_that_makes_more_rows_may_give_batches_larger_than_the_data(r
 
     with MappedInput(DatasetReader(root, batch_size=7), twice) as reader:
         assert len(reader.sample(2 * ROWS)) == 2 * ROWS
-
-
-def test_a_growing_reader_takes_up_what_came_before_it_refuses() -> None:
-    for cache in ("none", "memory"):
-        root = fresh_root()
-        store(numbered(10), root=root)
-        with DatasetReader(root, grow=True, batch_size=16, cache=cache) as reader:
-            with pytest.raises(OptionError):
-                reader.sample()
-            store(numbered(10, 10), root=root)
-            assert len({*reader.sample()["t"].tolist()}) == 16
 
 
 def test_epochs_that_end_still_give_what_is_left(root: str) -> None:

@@ -16,6 +16,7 @@ import rlio
 from rlio import (
     DatasetReader,
     FollowingReplay,
+    FollowReader,
     MixedInput,
     MultiAgentBatch,
     ParquetWriter,
@@ -204,8 +205,7 @@ def test_that_rows_wait_in_a_log_is_said_of_a_data_set_without_rows(
         lambda: DatasetReader(data, filter="t > 3"),
         lambda: DatasetReader(data, draw=rlio.NStep(3)),
         lambda: DatasetReader(data, draw=rlio.Sequences(3)),
-        lambda: DatasetReader(data, grow=True),
-        lambda: DatasetReader(data, follow=True, idle_timeout=0),
+        lambda: FollowReader(data, idle_timeout=0),
         lambda: ReplayStore.open(data).uniform(),
         lambda: ReplayStore.open(data).prioritised(),
         lambda: ReplayStore.open(data).epochs(),

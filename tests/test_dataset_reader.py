@@ -24,6 +24,7 @@ from stored_batches import (
 
 from rlio import (
     DatasetReader,
+    FollowReader,
     Limits,
     MultiAgentBatch,
     ParquetWriter,
@@ -142,7 +143,7 @@ def test_options_of_opening_are_refused_with_a_data_set_that_is_open(
     """They were ignored: the data set has its own."""
     for make in (
         lambda dataset: DatasetReader(dataset, **options),
-        lambda dataset: DatasetReader(dataset, follow=True, **options),
+        lambda dataset: FollowReader(dataset, **options),
         lambda dataset: ReplayStore.open(dataset, **options),
     ):
         with pytest.raises(OptionError, match=next(iter(options))):

@@ -91,8 +91,8 @@ Make = Callable[[str], Any]
 #: What is made, and what its `repr` says.
 THINGS: list[tuple[Make, list[str]]] = [
     (reader, ["data", "at 0 of epoch 0", "batch_size=8", "shuffle=True", "seed=3"]),
-    (lambda root: rlio.DatasetReader(root, follow=True, idle_timeout=0), ["data", "follow"]),
-    (lambda root: rlio.DatasetReader(root, grow=True, columns=["obs"]), ["data", "grow", "columns=['obs']"]),
+    (lambda root: rlio.FollowReader(root, idle_timeout=0), ["FollowReader", "data", "0 rows"]),
+    (lambda root: rlio.DatasetReader(root, columns=["obs"]), ["data", "columns=['obs']"]),
     (lambda root: rlio.JsonReader(f"{root}/../lines.json", epochs=2), ["lines.json", "epoch 0", "epochs=2"]),
     (lambda root: rlio.MixedInput([(reader(root), 3)], batch_size=4), ["3 x DatasetReader(", "batch_size=4"]),
     (lambda root: rlio.ShuffledInput(reader(root), 4, seed=1), ["DatasetReader(", "n=4", "seed=1"]),

@@ -187,12 +187,11 @@ def test_deriving_is_refused_where_it_cannot_be_right(tmp_path: Path) -> None:
         {"filter": "mc_return(t) > 0"},
         {"filter": "episode_return(0.9) > 0"},
         {"derive": ["mc_return"], "cache": "none"},
-        {"derive": ["mc_return"], "follow": True},
         {"derive": ["mc_return(1.5)"]},
         {"filter": "episode_return > 0", "cache": "none"},
     ):
         with pytest.raises(OptionError):
-            reader(data if "follow" not in options else tmp_path / "data", **options)  # type: ignore[arg-type]
+            reader(data, **options)  # type: ignore[arg-type]
     with pytest.raises(MissingColumn):
         data.to_arrow(filter="episode_return > 0")
     live = rlio.ReplayStore(capacity=10)
@@ -356,7 +355,7 @@ def test_splits_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
         with pytest.raises(OptionError):
             rlio.DatasetReader(data, split=wrong)  # type: ignore[arg-type]
     with pytest.raises(OptionError):
-        rlio.DatasetReader(tmp_path / "data", split=("train", 0.5), follow=True)
+        rlio.FollowReader(tmp_path / "data", split=("train", 0.5))  # type: ignore[call-arg]
     nameless = written(tmp_path / "nameless", rlio.SampleBatch(rewards=[1.0, 2.0]))
     for cache in ("none", "memory"):
         with pytest.raises(MissingColumn):

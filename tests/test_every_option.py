@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import h5py
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +26,16 @@ from rlio.source.episodes import EpisodeFiles
 LENGTHS = [3, 1, 7, 5, 4, 6, 2, 9, 8, 5]
 ROWS = sum(LENGTHS)
 SUFFIXES = {"minari": "", "d3rlpy": ".h5", "npz": "", "rllib-json": "", "d4rl": ".hdf5", "parquet": ""}
-FORMATS = tuple(SUFFIXES)
+FORMATS = (*SUFFIXES, "mapped.csv")
+#: Of the CSV.
+MAPPING = rlio.Mapping(
+    {"obs": ["x", "y"], "actions": "act", "rewards": "rew"},
+    episode="trip",
+    terminated="end",
+    truncated="stop",
+    next_obs=["x2", "y2"],
+    dtypes={"obs": "float32", "rewards": "float32"},
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "in order": {},
     "columns": {"columns": ["rewards", "actions"]},
@@ -80,15 +92,25 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             )
         )
     found = {"rlio": folder / "rlio"}
-    for name in FORMATS:
+    own = rlio.open_dataset(folder / "rlio").to_pandas()
+    own[["x", "y"]], own[["x2", "y2"]] = np.stack(own.pop("obs")), np.stack(own.pop("new_obs"))
+    names = {"actions": "act", "rewards": "rew", "terminateds": "end", "truncateds": "stop", "eps_id": "trip"}
+    own.rename(columns=names).to_csv(folder / "mapped.csv", index=False)
+    found["mapped.csv"] = folder / "mapped.csv"
+    for name in SUFFIXES:
         target = folder / f"{name}{SUFFIXES[name]}"
         rlio.convert(folder / "rlio", target, to=name)
         found[name] = target
     return found
 
 
+def meaning(root: Path) -> dict[str, Any]:
+    """What its columns mean, where it is a table."""
+    return {"mapping": MAPPING} if root.suffix == ".csv" else {}
+
+
 def batches(root: Any, **options: Any) -> list[rlio.SampleBatch]:
-    with rlio.read(root, **{"batch_size": 5, "epochs": 1, **options}) as reader:
+    with rlio.read(root, **{"batch_size": 5, "epochs": 1, **meaning(root), **options}) as reader:
         return list(reader)
 
 
@@ -117,6 +139,7 @@ def test_ranks_get_every_row_once_and_a_state_continues(
 ) -> None:
     monkeypatch.setenv("RLIO_CACHE", str(tmp_path))
     options: Any = {"batch_size": 4, "epochs": 2, "shuffle": True, "seed": 7, "cache": cache}
+    options |= meaning(roots[name])
     rows: list[float] = []
     for rank in range(3):
         with rlio.read(roots[name], shard=(rank, 3), **options) as reader:
@@ -199,7 +222,7 @@ def test_a_store_of_files_draws_the_rows_of_own_data(
     folder = {"cache_folder": tmp_path} if cache == "disk" else {}
     with rlio.ReplayStore.open(roots["rlio"]) as own:
         for _ in range(2):
-            with rlio.ReplayStore.open(roots[name], cache=cache, **folder) as store:
+            with rlio.ReplayStore.open(roots[name], cache=cache, **folder, **meaning(roots[name])) as store:
                 assert len(store) == ROWS
                 for draw in ({}, {"draw": rlio.NStep(2)}, {"filter": "rewards > 9"}):
                     same(
@@ -207,7 +230,42 @@ def test_a_store_of_files_draws_the_rows_of_own_data(
                         [own.uniform(batch_size=8, seed=1, **draw).sample()],
                     )
     with pytest.raises(OptionError, match="snapshot of a data set of rlio"):
-        rlio.ReplayStore.open(roots[name], at={})
+        rlio.ReplayStore.open(roots[name], at={}, **meaning(roots[name]))
+
+
+def test_a_store_takes_the_options_of_a_format_that_a_reader_takes(roots: dict[str, Path]) -> None:
+    spaces = (gym.spaces.Box(-1e6, 1e6, (2,)), gym.spaces.Discrete(5))
+    frame = pd.read_csv(roots["mapped.csv"])
+    options: dict[str, Any]
+    for source, options in (
+        (roots["rllib-json"], {"spaces": spaces}),
+        (roots["rllib-json"], {"format_options": {"infos": "obs"}}),
+        ([*(roots["rllib-json"]).rglob("*.json")], {"spaces": spaces}),
+        (roots["npz"], {"format": "npz"}),
+        ([*roots["npz"].rglob("*.npz")], {}),
+        (frame, {"mapping": MAPPING}),
+        ([roots["mapped.csv"]], {"mapping": MAPPING, "format_options": {"delimiter": ","}}),
+    ):
+        with (
+            rlio.ReplayStore.open(source, **options) as store,
+            rlio.read(
+                source, cache="memory", batch_size=8, epochs=1, seed=1, shuffle=True, **options
+            ) as reader,
+        ):
+            found, expected = store.epochs(batch_size=8, epochs=1, seed=1).sample(), reader.sample()
+            assert {n: c.dtype for n, c in found.items()} == {n: c.dtype for n, c in expected.items()}
+            same([found], [expected])
+    for name, options in (
+        ("minari", {"spaces": spaces}),
+        ("minari", {"mapping": MAPPING}),
+        ("rllib-json", {"format_options": {"delimiter": ","}}),
+        ("npz", {"format_options": {"delimiter": ","}}),
+        ("mapped.csv", {"mapping": MAPPING, "spaces": spaces}),
+        ("rlio", {"format_options": {"infos": "obs"}}),
+        ("rlio", {"format": "minari"}),
+    ):
+        with pytest.raises(rlio.RlioError, match=r"spaces|option|format|kind"):
+            rlio.ReplayStore.open(roots[name], **options)
 
 
 def test_sides_of_a_split_have_whole_episodes_and_all_rows_together(roots: dict[str, Path]) -> None:
@@ -286,7 +344,7 @@ def test_a_state_of_a_reader_of_records_or_of_earlier_versions_is_refused(
     with rlio.read(roots["rllib-json"]) as records:
         records.sample()
         position = records.state_dict()["position"]
-    with rlio.read(roots[name], batch_size=4) as reader:
+    with rlio.read(roots[name], batch_size=4, **meaning(roots[name])) as reader:
         state = {**reader.state_dict(), "position": position}
         with pytest.raises(StateError, match="whole records"):
             reader.load_state_dict(state)
@@ -302,7 +360,8 @@ def test_where_rows_are_kept_follows_one_rule_for_every_source(
     with rlio.read(roots["rlio"], batch_size=ROWS, epochs=1) as reader:
         columns = dict(reader.sample())  # type: ignore[call-overload]  # One policy.
     opens: dict[str, Callable[..., Any]] = {
-        source: partial(rlio.read, root, batch_size=4, **options) for source, root in roots.items()
+        source: partial(rlio.read, root, batch_size=4, **meaning(root), **options)
+        for source, root in roots.items()
     }
     if set(options) <= {"shuffle", "seed"}:
         opens["arrays"] = partial(rlio.from_arrays, columns, batch_size=4, **options)
@@ -319,3 +378,160 @@ def test_where_rows_are_kept_follows_one_rule_for_every_source(
 def test_records_as_they_were_written_are_kept_nowhere(roots: dict[str, Path]) -> None:
     with rlio.JsonReader(roots["rllib-json"]) as reader:
         assert reader.cache == "none"
+
+
+# ---- as a data set ----
+
+
+def opened(root: Path) -> rlio.Dataset:
+    return rlio.open_dataset(root, **meaning(root))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_open_as_a_data_set_with_the_rows_episodes_statistics_and_exports_of_own_data(
+    roots: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    own, data = rlio.open_dataset(roots["rlio"]), opened(roots[name])
+    again = pickle.loads(pickle.dumps(data))
+    assert isinstance(data, rlio.Dataset)
+    assert (len(data), data.episode_count) == (len(again), again.episode_count) == (ROWS, len(LENGTHS))
+    for number in (0, 3, 7, -1):
+        ours, theirs = data.episode(number), own.episode(number)
+        assert np.asarray(ours.actions).ravel().tolist() == np.asarray(theirs.actions).ravel().tolist()
+        assert np.asarray(ours.rewards).tolist() == np.asarray(theirs.rewards).tolist()
+        steps = LENGTHS[number]
+        assert (
+            np.asarray(ours.observations)[:steps].tolist() == np.asarray(theirs.observations)[:steps].tolist()
+        )
+        assert (ours.terminated, ours.truncated) == (theirs.terminated, theirs.truncated)
+    for index in (len(LENGTHS), -len(LENGTHS) - 1):
+        with pytest.raises(IndexError):
+            data.episode(index)
+    numbers = [41, 0, 7, 7, 49]
+    same([data.take(numbers)], [own.take(numbers)])
+    assert data[3]["rewards"] == own[3]["rewards"]
+    columns = ["obs", "rewards", "t", "eps_id"]
+    assert data.to_arrow(columns=columns).to_pydict() == own.to_arrow(columns=columns).to_pydict()
+    some = {"columns": ["rewards"], "filter": "rewards > 20"}
+    assert data.to_pandas(**some)["rewards"].tolist() == own.to_pandas(**some)["rewards"].tolist()
+    ours_stats, theirs_stats = (one.stats(["obs"], cache_folder=tmp_path / "stats") for one in (data, own))
+    np.testing.assert_allclose(ours_stats["obs"].mean, theirs_stats["obs"].mean)
+    counted = [(e.rows, e.end, e.t0, e.reward) for e in data.episodes()]
+    assert len(data.episode(2)) == LENGTHS[2]  # Also after the episodes were listed again.
+    assert counted == [(e.rows, e.end, e.t0, e.reward) for e in own.episodes()]
+    assert set(data.columns["default_policy"]) >= {"obs", "actions", "rewards"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_data_set_of_files_is_read_stored_and_converted_as_the_files_are(
+    roots: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    data = opened(roots[name])
+    options: dict[str, Any] = {"batch_size": 5, "epochs": 1, "shuffle": True, "seed": 2}
+    with rlio.read(data, **options) as reader:
+        same(list(reader), batches(roots[name], **options))
+    with rlio.ReplayStore.open(data) as store, rlio.ReplayStore.open(roots["rlio"]) as own:
+        draws = [one.uniform(batch_size=8, seed=1).sample() for one in (store, own)]
+        same(draws[:1], draws[1:])
+    assert rlio.convert(data, tmp_path / "out", prove=True).rows == ROWS
+    with pytest.raises(OptionError, match=r"rlio\.read"):
+        rlio.DatasetReader(data)
+
+
+def test_what_needs_shards_of_rlio_is_refused_and_names_the_conversion(roots: dict[str, Path]) -> None:
+    data = opened(roots["minari"])
+    needs: tuple[Any, ...] = (
+        data.snapshot,
+        data.refresh,
+        lambda: data.part({}),
+        data.files,
+        data.cut_files,
+        data.bytes,
+        data.missing_shards,
+        lambda: data.open_shard(data.segments[0]),
+        lambda: data.digest,
+        lambda: data.storage,
+        lambda: data.to_arrow(writers=True),
+        lambda: rlio.FollowReader(data),
+    )
+    for each in needs:
+        with pytest.raises(OptionError, match="rlio convert"):
+            each()
+    with pytest.raises(OptionError, match="snapshot of a data set of rlio"):
+        rlio.open_dataset(roots["minari"], at={})
+    with pytest.raises(OptionError, match="format_options"):
+        rlio.open_dataset(roots["rlio"], format_options={"infos": "obs"})
+    with pytest.raises(OptionError, match=r"mapping=rlio\.Mapping"):
+        rlio.open_dataset(roots["mapped.csv"], episode="trip")
+
+
+def test_episodes_and_exports_of_a_large_file_are_read_group_by_group(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlio.formats.minari import MinariSource
+
+    expected = opened(roots["minari"]).to_arrow().to_pydict()
+    read: list[tuple[int, Any]] = []
+    real = MinariSource._load
+
+    def counted(self: MinariSource, episode: int, part: range | None, columns: Any) -> rlio.SampleBatch:
+        found = real(self, episode, part, columns)
+        read.append((len(found), columns))
+        return found
+
+    monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 4)
+    monkeypatch.setattr(MinariSource, "_load", counted)
+    data = opened(roots["minari"])
+    assert data.episode_count == len(LENGTHS)
+    assert data.episode(7).rewards[0] == sum(LENGTHS[:7])  # Nine steps, in three groups.
+    read.clear()
+    data.episode(2)
+    assert [rows for rows, _ in read] == [4, 3]
+    read.clear()
+    list(data.episodes())
+    assert all(columns is not None and "obs" not in columns for _, columns in read)
+    stream = data.to_arrow_batches()
+    read.clear()
+    assert stream.read_all().to_pydict() == expected
+    assert max(rows for rows, _ in read) <= 4
+
+
+def test_a_damaged_episode_is_missing_from_an_export_alone_if_it_is_skipped(
+    roots: dict[str, Path], tmp_path: Path
+) -> None:
+    rlio.convert(roots["rlio"], tmp_path / "damaged", to="minari")
+    with h5py.File(tmp_path / "damaged/data/main_data.hdf5", "r+") as file:
+        short = file["episode_4/observations"][:-1]
+        del file["episode_4/observations"]
+        file["episode_4/observations"] = short
+    data = opened(tmp_path / "damaged")
+    with pytest.raises(CorruptData):
+        data.to_arrow()
+    rows = data.to_arrow(columns=["rewards", "obs"], on_error="skip")["rewards"].to_pylist()
+    assert rows == [float(number) for number in range(ROWS) if not 16 <= number < 20]
+
+
+def test_episodes_of_several_agents_in_files_are_separate(tmp_path: Path) -> None:
+    def rows(agent: int, episode: int) -> dict[str, Any]:
+        t = [0, 1, 2]
+        return {
+            "obs": [[100.0 * agent + 10 * episode + step] for step in t], "actions": t, "rewards": t,
+            "terminateds": [False, False, True], "eps_id": [episode] * 3, "t": t, "agent_index": [agent] * 3,
+        }  # fmt: skip
+
+    lines = [
+        {
+            "type": "MultiAgentBatch",
+            "count": 3,
+            "policy_batches": {"a": rows(0, number), "b": rows(1, number)},
+        }
+        for number in range(2)
+    ]
+    (tmp_path / "output.json").write_text("\n".join(map(json.dumps, lines)))
+    data = rlio.open_dataset(tmp_path)
+    assert (len(data), data.episode_count) == (12, 4)
+    assert [(e.policy, e.eps_id, e.rows) for e in data.episodes()] == [
+        ("a", 0, 3), ("b", 0, 3), ("a", 1, 3), ("b", 1, 3),
+    ]  # fmt: skip
+    assert [data.episode(number).observations[0].item() for number in range(4)] == [0, 100, 10, 110]
+    assert len(data.to_arrow(columns=["rewards"], policy="b")) == 6

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stored_batches import fresh_root, group_bytes
 
 import rlio
-from rlio import DatasetReader, SampleBatch
+from rlio import DatasetReader, FollowReader, SampleBatch
 from rlio.batch.nested import leaves
 from rlio.schemas.column import FrameStack
 from rlio.schemas.folded import Folded, join_folded, unfold
@@ -120,7 +120,7 @@ def test_nested_stacks_beside_other_leaves_come_back() -> None:
 def test_a_follower_and_a_store_give_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = recording()
     root = stored(columns, row_groups_of=32)
-    with DatasetReader(root, follow=True, batch_size=7, idle_timeout=0) as reader:
+    with FollowReader(root, batch_size=7, idle_timeout=0) as reader:
         batches = list(reader)
     assert sum(map(len, batches)) == ROWS
     monkeypatch.setattr("rlio.replay.build.own_size", lambda dataset: 2)  # Row groups in parts of two rows.

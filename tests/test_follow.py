@@ -37,6 +37,8 @@ from stored_batches import assert_identical, files, fresh_root, load, numbered, 
 from rlio import (
     AsyncInput,
     DatasetReader,
+    FollowReader,
+    IOContext,
     JsonWriter,
     MultiAgentBatch,
     Roll,
@@ -56,6 +58,7 @@ from rlio.errors import (
     SchemaConflict,
     StateError,
 )
+from rlio.resolve import resolve_input
 from rlio.storage.filesystem import Storage
 from rlio.testing import ReaderTests, assert_resumes
 
@@ -84,25 +87,25 @@ class TestFinished(ReaderTests):
     def _root(self, finished: str) -> None:
         self.root = finished
 
-    def make_reader(self) -> DatasetReader:
-        return DatasetReader(self.root, follow=True)
+    def make_reader(self) -> FollowReader:
+        return FollowReader(self.root)
 
     def expected_rows(self) -> SampleBatch:
         return numbered(61)
 
 
 class TestFinishedInBatches(TestFinished):
-    def make_reader(self) -> DatasetReader:
-        return DatasetReader(self.root, follow=True, batch_size=9)
+    def make_reader(self) -> FollowReader:
+        return FollowReader(self.root, batch_size=9)
 
 
 class TestSequences(ReaderTests):
-    def make_reader(self) -> DatasetReader:
+    def make_reader(self) -> FollowReader:
         if not hasattr(type(self), "root"):
             type(self).root = fresh_root()
             publish(type(self).root, A, 0, encode(self.expected_rows(), limit=150))
             seal(type(self).root, A, 55)
-        return DatasetReader(type(self).root, follow=True, batch_size=3)
+        return FollowReader(type(self).root, batch_size=3)
 
     def expected_rows(self) -> SampleBatch:
         return numbered(55, seq_lens=np.arange(1, 11, dtype=np.int32), state_in_0=np.arange(10.0)[:, None])
@@ -117,13 +120,13 @@ def joint(rows: int, first: int = 0) -> MultiAgentBatch:
 
 
 class TestJointSteps(ReaderTests):
-    def make_reader(self) -> DatasetReader:
+    def make_reader(self) -> FollowReader:
         if not hasattr(type(self), "root"):
             type(self).root = fresh_root()
             encoded = encode(*(joint(5, first) for first in range(0, 30, 5)), limit=150)
             publish(type(self).root, A, 0, encoded)
             seal(type(self).root, A, 54)
-        return DatasetReader(type(self).root, follow=True, batch_size=3)
+        return FollowReader(type(self).root, batch_size=3)
 
     def expected_rows(self) -> MultiAgentBatch:
         return concat_samples([joint(5, first) for first in range(0, 30, 5)])
@@ -230,9 +233,9 @@ def test_drop_last_drops_a_short_end_and_leaves_it_to_the_next_reader() -> None:
 def test_columns_and_read_work() -> None:
     root = fresh_root()
     grow(root, A, 0, 5)
-    with read(root, follow=True, idle_timeout=0, columns=["t"]) as reader:
+    with read(FollowReader, root=root, idle_timeout=0, columns=["t"]) as reader:
         assert list(reader.sample()) == ["t"]
-    with read(fresh_root(), follow=True, idle_timeout=0) as reader, pytest.raises(EndOfData):
+    with read(FollowReader, root=fresh_root(), idle_timeout=0) as reader, pytest.raises(EndOfData):
         reader.sample()
 
 
@@ -324,7 +327,7 @@ def test_a_state_is_small_json_and_resumes_at_every_batch_while_the_data_grows()
 
 def test_rows_left_over_by_the_base_resume_too(finished: str) -> None:
     for n in (None, 1, 7):
-        assert_resumes(lambda: DatasetReader(finished, follow=True, batch_size=5), n)
+        assert_resumes(lambda: FollowReader(finished, batch_size=5), n)
 
 
 @pytest.mark.parametrize(
@@ -657,10 +660,52 @@ def test_what_contradicts_following_is_refused(finished: str, options: dict[str,
         follow(finished, **options)
 
 
-@pytest.mark.parametrize("options", [{"idle_timeout": 1.0}, {"poll_seconds": 2.0}])
-def test_waiting_without_following_is_refused(finished: str, options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="follow=True"):
-        DatasetReader(finished, **options)
+@pytest.mark.parametrize("options", [{"follow": True}, {"idle_timeout": 1.0}, {"poll_seconds": 2.0}])
+def test_a_reader_that_was_asked_to_follow_says_what_to_write_now(
+    finished: str, options: dict[str, Any]
+) -> None:
+    for opens in (DatasetReader, read, lambda root, **more: read({root: 1.0}, **more)):
+        for root in (finished, fresh_root()):
+            with pytest.raises(OptionError, match=r"rlio\.FollowReader\(root"):
+                opens(root, **options)
+
+
+def test_workers_that_get_the_class_share_the_writers() -> None:
+    root = fresh_root()
+    for writer in (A, B, C):
+        grow(root, writer, 0, 4)
+    found = []
+    for rank in range(3):
+        context = IOContext(worker_index=rank + 1, num_workers=3, options={"root": root, "idle_timeout": 0})
+        with resolve_input(FollowReader, context) as reader:
+            assert isinstance(reader, FollowReader)
+            assert reader.options.shard == (rank, 3)
+            found += [(batch["t"].tolist(), rank) for batch in reader]
+    assert sorted(t for t, _ in found) == [[0, 1, 2, 3]] * 3
+    chosen = IOContext(worker_index=1, num_workers=3, options={"root": root, "shard": (0, 1)})
+    with resolve_input(FollowReader, chosen) as reader:
+        assert reader.options.shard == (0, 1)  # type: ignore[attr-defined]
+
+
+def test_a_state_of_a_reader_that_followed_before_it_had_a_class_loads(finished: str) -> None:
+    with follow(finished, batch_size=5) as reader:
+        reader.sample()
+        state = reader.state_dict()
+        rest = drain(reader)
+    earlier = {**state, "reader": "DatasetReader"}
+    for saved in (state, earlier):
+        with follow(finished, batch_size=5) as reader:
+            reader.load_state_dict(saved)
+            assert drain(reader) == rest
+    with DatasetReader(finished) as plain:
+        with pytest.raises(StateError, match=r"rlio\.FollowReader"):
+            plain.load_state_dict(earlier)
+        with pytest.raises(StateError, match="FollowReader"):
+            plain.load_state_dict(state)
+        with follow(finished) as reader, pytest.raises(StateError, match="follows"):
+            reader.load_state_dict(
+                plain.state_dict() if plain._load_failure is None else {**state, "position": {}}
+            )
 
 
 def test_an_input_in_a_thread_is_closed_while_its_reader_waits_for_rows() -> None:

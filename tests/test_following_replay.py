@@ -20,9 +20,9 @@ from test_verify import flip, multi_agent, sequences, shards
 
 import rlio
 from rlio import (
-    DatasetReader,
     EndOfData,
     FollowingReplay,
+    FollowReader,
     Markers,
     ParquetWriter,
     Roll,
@@ -420,7 +420,7 @@ def test_what_does_not_count_in_rows_is_refused(batch: Any) -> None:
     root = fresh_root()
     with ParquetWriter(root) as writer:
         writer.write(batch)
-    with replay_of(root) as replay, pytest.raises(OptionError, match="follow=True"):
+    with replay_of(root) as replay, pytest.raises(OptionError, match="FollowReader"):
         replay.sample()
 
 
@@ -678,5 +678,5 @@ def test_followers_of_other_names_do_not_disturb_each_other() -> None:
     with replay_of(root, markers=Markers("two", resume=True)) as replay:
         settle(replay, 30)
         assert room(replay) == 0 or replay._feed.complete is False
-    with DatasetReader(root, follow=True, idle_timeout=0) as reader:
+    with FollowReader(root, idle_timeout=0) as reader:
         assert sum(len(batch) for batch in reader) == 30

@@ -22,6 +22,7 @@ import rlio
 import rlio.torch
 from rlio import (
     DatasetReader,
+    FollowReader,
     JsonWriter,
     MixedInput,
     PacedWriter,
@@ -101,8 +102,7 @@ GOES_ON: dict[str, Callable[[str], InputReader]] = {
     "cold, filtered": lambda root: DatasetReader(
         root, batch_size=3, cache="none", filter="t > 2", **SHUFFLED
     ),
-    "cold, growing": lambda root: DatasetReader(root, batch_size=3, cache="none", grow=True),
-    "following": lambda root: DatasetReader(root, batch_size=3, follow=True),
+    "following": lambda root: FollowReader(root, batch_size=3),
     "in memory": lambda root: DatasetReader(root, batch_size=3, cache="memory", **SHUFFLED),
     "on disk": lambda root: DatasetReader(root, batch_size=3, cache="disk", **SHUFFLED),
     "a mixture": lambda root: MixedInput(

@@ -120,7 +120,7 @@ def test_shards_of_both_versions_in_one_root_are_read_by_all_readers(both: tuple
     assert len(data) == expected.agent_steps()
     for options in ({"cache": "memory"}, {"cache": "disk"}, {"cache": "disk"}, {"cache": "none"}):
         assert_identical(load(str(root), batch_size=1000, **options), load(str(root)))
-    with rlio.DatasetReader(root, follow=True, idle_timeout=0) as following:
+    with rlio.FollowReader(root, idle_timeout=0) as following:
         assert_identical(rlio.concat_samples(list(following)), expected)
     for policy, columns in data.columns.items():
         own = expected[policy] if isinstance(expected, rlio.MultiAgentBatch) else expected

@@ -10,7 +10,7 @@ import pytest
 from stored_batches import files, numbered, put, remove, store
 
 import rlio
-from rlio import DatasetReader, Roll
+from rlio import DatasetReader, FollowReader, Roll
 from rlio.dataset import listing
 from rlio.dataset.listing import HoleCheck, Segment
 from rlio.dataset.snapshot import DatasetSnapshot
@@ -42,9 +42,9 @@ def root() -> str:
     return store(numbered(ROWS), roll=Roll(max_rows=LOST, max_seconds=None))
 
 
-def read(**options: Any) -> Callable[[str, str], list[int]]:
+def read(reader_class: Any = DatasetReader, **options: Any) -> Callable[[str, str], list[int]]:
     def rows(uri: str, on_error: Any) -> list[int]:
-        with DatasetReader(uri, on_error=on_error, batch_size=7, **options) as reader:
+        with reader_class(uri, on_error=on_error, batch_size=7, **options) as reader:
             return np.concatenate([batch["t"] for batch in reader]).tolist()
 
     return rows
@@ -59,7 +59,7 @@ WAYS = {
     "shuffled": read(epochs=1, cache="none", shuffle=True, seed=0),
     "filtered": read(epochs=1, cache="none", filter="t >= 0"),
     "stored": read(epochs=1, cache="memory"),
-    "followed": read(follow=True, idle_timeout=0),
+    "followed": read(FollowReader, idle_timeout=0),
     "exported": exported,
 }
 

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.errors", "rlio.limits"),
     ("rlio.support",),
     ("rlio.batch",),
-    ("rlio.readers.read_options", "rlio.writer"),
+    ("rlio.mapping", "rlio.readers.read_options", "rlio.writer"),
     ("rlio.reader",),
     ("rlio.schemas",),
     ("rlio.storage",),
@@ -157,7 +157,7 @@ def test_the_engine_knows_no_layout_of_stored_rows(checkout: Path) -> None:
     assert found == {
         ("rlio.replay.order", "rlio.dataset.names"),  # What ids of writers mean.
         ("rlio.replay.store", "rlio.dataset.dataset"),
-        ("rlio.replay.store", "rlio.formats.format"),
+        ("rlio.replay.store", "rlio.dataset.opening"),
     }
 
 

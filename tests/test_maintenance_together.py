@@ -27,7 +27,7 @@ from stored_batches import files, fresh_root, group_bytes, load, put
 from test_compact import shard_files
 
 import rlio
-from rlio import DatasetReader, EndOfData, ParquetWriter, Roll, SampleBatch
+from rlio import EndOfData, FollowReader, ParquetWriter, Roll, SampleBatch
 from rlio.dataset.listing import list_shards
 from rlio.storage.filesystem import Storage
 
@@ -80,7 +80,7 @@ def _follow(root: str, log: str, seed: int, done: Any) -> None:
     served: list[list[int]] = []
     while True:
         complete = done.is_set()
-        with DatasetReader(root, follow=True, idle_timeout=0.2, poll_seconds=0.05) as reader:
+        with FollowReader(root, idle_timeout=0.2, poll_seconds=0.05) as reader:
             if state is not None:
                 reader.load_state_dict(json.loads(state))
             try:
@@ -290,7 +290,7 @@ class Maintained(RuleBasedStateMachine):
     @rule(size=st.integers(1, 12), batches=st.integers(1, 3))
     def follow(self, size: int, batches: int) -> None:
         """A reader that is restarted each time gets what comes next of each writer, and nothing twice."""
-        with DatasetReader(self.root, follow=True, idle_timeout=0, poll_seconds=0.001) as reader:
+        with FollowReader(self.root, idle_timeout=0, poll_seconds=0.001) as reader:
             if self.state is not None:
                 reader.load_state_dict(self.state)
             try:

@@ -36,17 +36,28 @@ from rlio.errors import (
 )
 from rlio.formats import mapping, tables, text_table
 from rlio.formats.format import recognise
+from rlio.resolve import resolve_input
 from rlio.storage import Storage
 
 LENGTHS = (3, 1, 5)
 COLUMNS = {"obs": ["x", "y"], "actions": "a", "rewards": "r"}
-MAPPING: dict[str, Any] = {
+FIELDS: dict[str, Any] = {
     "columns": COLUMNS,
     "episode": "trip",
     "terminated": "done",
     "next_obs": "derive",
     "dtypes": {"obs": "float32"},
 }
+MAPPING = rlio.Mapping(**FIELDS)
+
+
+def mapped(**fields: Any) -> rlio.Mapping:
+    """`MAPPING` with other fields."""
+    return rlio.Mapping(**{**FIELDS, **fields})
+
+
+#: That of a table with the columns e, x and a.
+SHORT = rlio.Mapping({"obs": ["x"], "actions": "a"}, episode="e")
 
 
 def log(lengths: tuple[int, ...] = LENGTHS, first: int = 1) -> dict[str, list[Any]]:
@@ -175,19 +186,19 @@ def test_every_kind_of_file_and_frame_gives_the_same_rows(
     monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
     monkeypatch.setattr(mapping, "_SCAN_ROWS", 2)
     for source in sources(tmp_path, log()):
-        check(rows_of(source, **MAPPING))
-        check(rows_of(source, batch_size=None, **{**MAPPING, "columns": {**COLUMNS, "t": "step"}}))
-    check(all_rows(rlio.from_arrays(log(), epochs=1, **MAPPING)))
+        check(rows_of(source, mapping=MAPPING))
+        check(rows_of(source, batch_size=None, mapping=mapped(columns={**COLUMNS, "t": "step"})))
+    check(all_rows(rlio.from_arrays(log(), epochs=1, mapping=MAPPING)))
 
 
 def test_batches_of_any_size_and_shards_have_every_row_once(tmp_path: Path) -> None:
     lengths = (3, 1, 5) * 40
     path = write_csv(log(lengths), tmp_path / "log")
-    with rlio.read(path, epochs=1, batch_size=7, **MAPPING) as reader:
+    with rlio.read(path, epochs=1, batch_size=7, mapping=MAPPING) as reader:
         batches = list(reader)
     assert {len(batch) for batch in batches[:-1]} == {7}
     check(rlio.concat_samples(batches), lengths)
-    parts = [rows_of(path, shuffle=True, seed=3, shard=(rank, 3), **MAPPING) for rank in range(3)]
+    parts = [rows_of(path, shuffle=True, seed=3, shard=(rank, 3), mapping=MAPPING) for rank in range(3)]
     joined = rlio.concat_samples(parts)
     assert sorted(joined["rewards"].tolist()) == log(lengths)["r"]
     valid = joined["new_obs_valid"]
@@ -197,19 +208,19 @@ def test_batches_of_any_size_and_shards_have_every_row_once(tmp_path: Path) -> N
 def test_a_saved_position_continues_and_other_data_or_another_mapping_refuses_it(tmp_path: Path) -> None:
     path = write_csv(log(), tmp_path / "log")
     for source, other in ((path, None), (pd.DataFrame(log()), pd.DataFrame({**log(), "a": [2] * 9}))):
-        with rlio.read(source, batch_size=4, epochs=1, **MAPPING) as reader:
+        with rlio.read(source, batch_size=4, epochs=1, mapping=MAPPING) as reader:
             reader.sample()
             state = reader.state_dict()
             rest = [row for batch in reader for row in batch["rewards"].tolist()]
-        with rlio.read(source, batch_size=4, epochs=1, **MAPPING) as reader:
+        with rlio.read(source, batch_size=4, epochs=1, mapping=MAPPING) as reader:
             reader.load_state_dict(state)
             assert [row for batch in reader for row in batch["rewards"].tolist()] == rest == log()["r"][4:]
-        wrong = rlio.read(source, batch_size=4, epochs=1, **{**MAPPING, "terminated": None})
+        wrong = rlio.read(source, batch_size=4, epochs=1, mapping=mapped(terminated=None))
         with wrong, pytest.raises(rlio.errors.StateError):
             wrong.load_state_dict(state)
         if other is not None:
             with (
-                rlio.read(other, batch_size=4, epochs=1, **MAPPING) as reader,
+                rlio.read(other, batch_size=4, epochs=1, mapping=MAPPING) as reader,
                 pytest.raises(rlio.errors.StateError),
             ):
                 reader.load_state_dict(state)
@@ -245,7 +256,7 @@ def test_nested_columns_and_parts_of_them_are_read(tmp_path: Path) -> None:
             mapping["columns"].pop("whole")  # There, it is a column of dicts.
             mapping["columns"]["obs"] = {"both": ["info.speed", "state.x"]}
             mapping |= {"dtypes": {}, "next_obs": None}
-        rows = rows_of(source, **mapping)
+        rows = rows_of(source, mapping=rlio.Mapping(**mapping))
         assert rows["obs"]["both"].tolist() == [[x, x] for x in columns["x"]]
         assert rows["actions"].tolist() == columns["a"]
         if "pos" in rows["obs"]:
@@ -257,14 +268,10 @@ def test_nested_columns_and_parts_of_them_are_read(tmp_path: Path) -> None:
 def test_arrays_of_several_axes_are_columns(tmp_path: Path) -> None:
     image = np.arange(9 * 4, dtype=np.uint8).reshape(9, 2, 2)
     columns = {**log(), "image": image, "part/left": image[:, 0], "part/right": image[:, 1]}
-    mapping = {
-        **MAPPING,
-        "dtypes": None,
-        "columns": {"obs": {"eye": "image", "left": "part/left"}, "actions": "a"},
-    }
+    mapping = mapped(dtypes=None, columns={"obs": {"eye": "image", "left": "part/left"}, "actions": "a"})
     for rows in (
-        rows_of(write_npz(columns, tmp_path / "log"), **mapping),
-        all_rows(rlio.from_arrays(columns, epochs=1, **mapping)),
+        rows_of(write_npz(columns, tmp_path / "log"), mapping=mapping),
+        all_rows(rlio.from_arrays(columns, epochs=1, mapping=mapping)),
     ):
         assert rows["obs"]["eye"].tolist() == image.tolist()
         assert rows["obs"]["eye"].dtype == np.uint8
@@ -275,31 +282,33 @@ def test_arrays_of_several_axes_are_columns(tmp_path: Path) -> None:
 def test_nested_arrays_and_names_that_are_no_text() -> None:
     nested = {"obs": {"x": log()["x"]}, "actions": log()["a"]}
     mapping: dict[str, Any] = {"columns": {"obs": {"x": "obs.x"}, "actions": "actions"}, "terminated": True}
-    with rlio.from_arrays({**nested, "trip": log()["trip"]}, epochs=1, episode="trip", **mapping) as reader:
+    by_id = rlio.Mapping(episode="trip", **mapping)
+    with rlio.from_arrays({**nested, "trip": log()["trip"]}, epochs=1, mapping=by_id) as reader:
         assert reader.sample()["obs"]["x"].tolist() == log()["x"]
-    with rlio.from_arrays(nested, epochs=1, **{**mapping, "terminated": None, "per_file": True}) as reader:
+    whole = rlio.Mapping(**{**mapping, "terminated": None, "per_file": True})
+    with rlio.from_arrays(nested, epochs=1, mapping=whole) as reader:
         assert reader.sample()["truncateds"].tolist() == [False] * 8 + [True]
     with pytest.raises(SchemaError):
-        rlio.read(pd.DataFrame([[0, 1], [0, 2]]), **MAPPING)
+        rlio.read(pd.DataFrame([[0, 1], [0, 2]]), mapping=MAPPING)
 
 
 def test_a_dtype_that_would_change_whole_numbers_is_refused() -> None:
     frame = pd.DataFrame({**log(), "x": [0.5] * 9})
     assert (
-        rows_of(frame, **{**MAPPING, "dtypes": {"actions": "uint8", "rewards": "float32"}})["actions"].dtype
+        rows_of(frame, mapping=mapped(dtypes={"actions": "uint8", "rewards": "float32"}))["actions"].dtype
         == np.uint8
     )
     for dtypes in ({"obs": "int64"}, {"obs": "uint8"}, {"obs": "nothing"}, {"other": "int8"}):
         with pytest.raises((SchemaError, OptionError)):
-            rlio.read(frame, **{**MAPPING, "dtypes": dtypes})
+            rlio.read(frame, mapping=mapped(dtypes=dtypes))
     for value, dtype in ((2**24 + 1, "float32"), (2**53 + 1, "float64"), (70_000, "float16")):
         with pytest.raises(SchemaError, match="does not hold all values"):
-            rlio.read(pd.DataFrame({**log(), "r": [value] * 9}), **{**MAPPING, "dtypes": {"rewards": dtype}})
+            rlio.read(pd.DataFrame({**log(), "r": [value] * 9}), mapping=mapped(dtypes={"rewards": dtype}))
 
 
 def test_new_obs_of_another_shape_than_obs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="shapes") as caught:
-        rlio.read(write_csv(log(), tmp_path / "log"), **{**MAPPING, "next_obs": ["x"]})
+        rlio.read(write_csv(log(), tmp_path / "log"), mapping=mapped(next_obs=["x"]))
     assert caught.value.column == "new_obs"
 
 
@@ -311,12 +320,13 @@ def test_flags_alone_end_episodes_and_an_unfinished_tail_stays_unfinished(tmp_pa
     columns["done"] = [False, True, False, False, False, False, False, False, False]
     columns["stop"] = [False] * 4 + [True] + [False] * 4
     for source in sources(tmp_path, columns):
-        rows = rows_of(source, columns=COLUMNS, terminated="done", truncated="stop", next_obs="derive")
+        ends = rlio.Mapping(COLUMNS, terminated="done", truncated="stop", next_obs="derive")
+        rows = rows_of(source, mapping=ends)
         assert rows["eps_id"].tolist() == [0] * 2 + [1] * 3 + [2] * 4
         assert np.flatnonzero(rows["terminateds"]).tolist() == [1]
         assert np.flatnonzero(rows["truncateds"]).tolist() == [4]
         assert np.flatnonzero(~rows["new_obs_valid"]).tolist() == [1, 4, 8]
-        rows = rows_of(source, columns=COLUMNS, terminated="done")
+        rows = rows_of(source, mapping=rlio.Mapping(COLUMNS, terminated="done"))
         assert np.flatnonzero(rows["terminateds"] | rows["truncateds"]).tolist() == [1]
         assert "new_obs" not in rows
 
@@ -326,14 +336,14 @@ def test_an_end_is_what_the_mapping_says(tmp_path: Path) -> None:
     last = [2, 3, 8]
 
     def ends(**options: Any) -> tuple[list[int], list[int]]:
-        rows = rows_of(frame, columns=COLUMNS, episode="trip", **options)
+        rows = rows_of(frame, mapping=rlio.Mapping(COLUMNS, episode="trip", **options))
         return np.flatnonzero(rows["terminateds"]).tolist(), np.flatnonzero(rows["truncateds"]).tolist()
 
     assert ends() == ([], last)
     assert ends(terminated=True) == (last, [])
     assert ends(terminated="done", truncated=False) == ([2, 8], [])
     assert ends(terminated="done", truncated=True) == ends(terminated="done") == ([2, 8], [3])
-    with rlio.read(frame, columns=COLUMNS, episode="trip") as reader:
+    with rlio.read(frame, mapping=rlio.Mapping(COLUMNS, episode="trip")) as reader:
         assert any("truncations" in note for note in reader.source.notes)  # type: ignore[attr-defined]
 
 
@@ -341,39 +351,38 @@ def test_an_end_is_what_the_mapping_says(tmp_path: Path) -> None:
 def test_files_are_episodes_or_tables_in_pieces_as_the_user_says(
     write: Callable[[dict[str, Any], Path], Path], tmp_path: Path
 ) -> None:
-    plain = {"columns": COLUMNS, "next_obs": "derive", "terminated": "done", "dtypes": {"obs": "float32"}}
     for number in (1, 2, 3):
         path = write(log((LENGTHS[number - 1],), number), tmp_path / f"{number}")
     folder = path.parent
-    check(rows_of(folder, per_file=True, **plain), ids=[0, 1, 2])
-    check(rows_of(folder, **MAPPING))
+    check(rows_of(folder, mapping=mapped(episode=None, per_file=True)), ids=[0, 1, 2])
+    check(rows_of(folder, mapping=MAPPING))
     # Ids that begin again with each file.
     for number in (1, 2, 3):
         write(
             {**log((LENGTHS[number - 1],), number), "trip": [7] * LENGTHS[number - 1]}, tmp_path / f"{number}"
         )
-    check(rows_of(folder, per_file=True, **MAPPING), ids=[0, 1, 2])
+    check(rows_of(folder, mapping=mapped(per_file=True)), ids=[0, 1, 2])
     with pytest.raises(SchemaError, match="per_file"):
-        rlio.read(folder, **MAPPING)
+        rlio.read(folder, mapping=MAPPING)
     # One episode over three files.
     columns = log((9,))
     for number in (0, 1, 2):
         part = {name: values[3 * number : 3 * number + 3] for name, values in columns.items()}
         write(part, tmp_path / f"{number + 1}")
-    check(rows_of(folder, per_file=False, **MAPPING), (9,))
+    check(rows_of(folder, mapping=mapped(per_file=False)), (9,))
     with pytest.raises(SchemaError, match="per_file"):
-        rlio.read(folder, **MAPPING)
+        rlio.read(folder, mapping=MAPPING)
 
 
 def test_an_id_that_comes_back_is_refused_and_several_columns_are_one_id(tmp_path: Path) -> None:
     columns = {**log(), "trip": [1, 1, 1, 2, 1, 1, 1, 1, 1], "run": [0, 0, 0, 0, 5, 5, 5, 5, 5]}
     for source in sources(tmp_path, columns):
         with pytest.raises(SchemaError, match="row 4") as caught:
-            rlio.read(source, **MAPPING)
+            rlio.read(source, mapping=MAPPING)
         assert caught.value.column == "trip"
-        check(rows_of(source, **{**MAPPING, "episode": ["run", "trip"]}), ids=[0, 1, 2])
+        check(rows_of(source, mapping=mapped(episode=["run", "trip"])), ids=[0, 1, 2])
     text = pd.DataFrame({**log(), "trip": ["a", "a", "a", "b", "c", "c", "c", "c", "c"]})
-    with rlio.read(text, epochs=1, **MAPPING) as reader:
+    with rlio.read(text, epochs=1, mapping=MAPPING) as reader:
         assert any("trip" in note for note in reader.source.notes)  # type: ignore[attr-defined]
         check(rlio.concat_samples(list(reader)), ids=[0, 1, 2])
 
@@ -383,17 +392,17 @@ def test_ids_from_2_to_the_63_stay_apart_or_are_refused(tmp_path: Path) -> None:
     columns: dict[str, Any] = {**log(), "trip": np.array(large, np.uint64)}
     np.savez(tmp_path / "a.npz", **columns)
     for source in (tmp_path / "a.npz", pd.DataFrame(columns), pa.table(columns)):
-        check(rows_of(source, **MAPPING), ids=[0, 1, 2])
+        check(rows_of(source, mapping=MAPPING), ids=[0, 1, 2])
     # Parsed as floats, the three ids are one.
     pd.DataFrame(columns).to_csv(tmp_path / "a.csv", index=False)
     pd.DataFrame(columns).to_json(tmp_path / "a.jsonl", orient="records", lines=True)
     for name in ("a.csv", "a.jsonl"):
         with pytest.raises(SchemaError, match="two ids may have become one") as caught:
-            rlio.read(tmp_path / name, **MAPPING)
+            rlio.read(tmp_path / name, mapping=MAPPING)
         assert caught.value.column == "trip"
     exact = {**log(), "trip": [number - 2**62 for number in large]}  # Floats do not hold these.
     pd.DataFrame(exact).to_csv(tmp_path / "b.csv", index=False)
-    check(rows_of(tmp_path / "b.csv", **MAPPING), ids=[2**62 + 1, 2**62 + 2, 2**62 + 3])
+    check(rows_of(tmp_path / "b.csv", mapping=MAPPING), ids=[2**62 + 1, 2**62 + 2, 2**62 + 3])
 
 
 def test_a_flag_in_the_middle_and_a_step_that_is_missing_are_refused(tmp_path: Path) -> None:
@@ -402,10 +411,10 @@ def test_a_flag_in_the_middle_and_a_step_that_is_missing_are_refused(tmp_path: P
     done[1] = True
     for source in sources(tmp_path, {**columns, "done": done}):
         with pytest.raises(SchemaError, match="row 1"):
-            rlio.read(source, **MAPPING)
+            rlio.read(source, mapping=MAPPING)
     frame = pd.DataFrame({**columns, "step": step})
     with pytest.raises(SchemaError, match="step 3") as caught:
-        rows_of(frame, **{**MAPPING, "columns": {**COLUMNS, "t": "step"}})
+        rows_of(frame, mapping=mapped(columns={**COLUMNS, "t": "step"}))
     assert caught.value.column == "t"
 
 
@@ -417,10 +426,10 @@ def test_a_final_row_gives_the_last_new_obs(tmp_path: Path) -> None:
             e = 3 - number
             final: Any = {"trip": 10 * e, "x": 100.0 * e + 50, "y": -(100 * e + 50)}.get(name)
             values.insert(at, final)
-    mapping = {**MAPPING, "final_row": True}
+    mapping = mapped(final_row=True)
     found = [write(columns, tmp_path / "log") for write in FILES if write is not write_npz]
     for source in [*found, pl.DataFrame(columns), pa.table(columns)]:
-        rows = rows_of(source, **mapping)
+        rows = rows_of(source, mapping=mapping)
         assert rows["obs"][:, 0].tolist() == log()["x"]
         assert rows["actions"].tolist() == log()["a"]
         assert rows["actions"].dtype == np.int64
@@ -431,11 +440,11 @@ def test_a_final_row_gives_the_last_new_obs(tmp_path: Path) -> None:
         assert np.flatnonzero(rows["truncateds"]).tolist() == [3]
         # The flag may be on the final row.
     moved = pa.table({**columns, "done": [at in (3, 11) for at in range(12)]})
-    assert np.flatnonzero(rows_of(moved, **mapping)["terminateds"]).tolist() == [2, 8]
+    assert np.flatnonzero(rows_of(moved, mapping=mapping)["terminateds"]).tolist() == [2, 8]
     with pytest.raises(OptionError):
-        rlio.read(moved, columns=COLUMNS, terminated="done", next_obs="derive", final_row=True)
+        rlio.read(moved, mapping=mapped(episode=None, final_row=True))
     with pytest.raises(OptionError):
-        rlio.read(moved, **{**mapping, "next_obs": ["x", "y"]})
+        mapped(final_row=True, next_obs=["x", "y"])
 
 
 # ---- wrong mappings ----
@@ -457,7 +466,7 @@ def test_a_wrong_mapping_shows_every_column_with_dtype_and_three_values(tmp_path
     for source in sources(tmp_path, log()):
         for error, change in WRONG:
             with pytest.raises(error) as caught:
-                rlio.read(source, **{**MAPPING, **change})
+                rlio.read(source, mapping=mapped(**change))
             text = str(caught.value)
             assert "trip (int64: 10, 10, 10)" in text, text
             assert "x (float64: 100.0, 101.0, 102.0)" in text
@@ -469,8 +478,8 @@ def test_a_wrong_mapping_shows_every_column_with_dtype_and_three_values(tmp_path
 def test_columns_of_unlike_length_and_unlike_rows_are_refused(tmp_path: Path) -> None:
     columns: dict[str, Any] = {**log(), "a": [0] * 8}
     for make in (
-        lambda: rlio.from_arrays(columns, **MAPPING),
-        lambda: rlio.read(write_npz(columns, tmp_path / "a"), **MAPPING),
+        lambda: rlio.from_arrays(columns, mapping=MAPPING),
+        lambda: rlio.read(write_npz(columns, tmp_path / "a"), mapping=MAPPING),
     ):
         with pytest.raises(SchemaError, match="8 rows") as caught:
             make()
@@ -478,7 +487,7 @@ def test_columns_of_unlike_length_and_unlike_rows_are_refused(tmp_path: Path) ->
         assert "x (float64: 100.0" in str(caught.value)
     ragged = write_jsonl({**log(), "a": [[0]] * 2 + [[0, 1]] * 7}, tmp_path / "b")
     with pytest.raises(SchemaError):
-        rlio.read(ragged, **MAPPING)
+        rlio.read(ragged, mapping=MAPPING)
 
 
 def test_illegal_options_are_refused(tmp_path: Path) -> None:
@@ -494,11 +503,12 @@ def test_illegal_options_are_refused(tmp_path: Path) -> None:
         {"terminated": 1},
         {"final_row": True, "next_obs": None},
         {"columns": {"actions": "a"}},
-        {"epizode": "trip"},
-        {"format": "csv"},
     ):
         with pytest.raises(OptionError):
-            rlio.read(frame, **{**MAPPING, **change})
+            mapped(**change)
+    for options in ({"format": "csv"}, {"mapping": FIELDS}, {"columns": COLUMNS}, {"epizode": "trip"}):
+        with pytest.raises(OptionError):
+            rlio.read(frame, **{"mapping": MAPPING, **options})
     path = write_csv(log(), tmp_path / "log")
     for options in (
         {"format": "minari"},
@@ -506,28 +516,99 @@ def test_illegal_options_are_refused(tmp_path: Path) -> None:
         {"format_options": {"delimiter": "::"}},
     ):
         with pytest.raises(OptionError):
-            rlio.read(path, **MAPPING, **options)
+            rlio.read(path, mapping=MAPPING, **options)
     with pytest.raises(DataNotFound):
-        rlio.read(tmp_path / "nothing.csv", **MAPPING)
+        rlio.read(tmp_path / "nothing.csv", mapping=MAPPING)
     write_parquet(log(), tmp_path / "log")
     with pytest.raises(UnknownLayout):
-        rlio.read(tmp_path, **MAPPING)
-    check(rows_of(tmp_path, format="csv", **MAPPING))
+        rlio.read(tmp_path, mapping=MAPPING)
+    check(rows_of(tmp_path, format="csv", mapping=MAPPING))
     with pytest.raises(OptionError):
-        rlio.read(pl.LazyFrame(log()), **MAPPING)
+        rlio.read(pl.LazyFrame(log()), mapping=MAPPING)
+
+
+def test_what_a_mapping_was_as_keywords_is_refused_with_what_to_write_now(tmp_path: Path) -> None:
+    path = write_csv(log(), tmp_path / "log")
+    frame = pd.DataFrame(log())
+    places: list[Callable[..., Any]] = [
+        lambda **old: rlio.read(path, **old),
+        lambda **old: rlio.read(frame, **old),
+        lambda **old: rlio.read([path, path], **old),
+        lambda **old: rlio.from_arrays(log(), **old),
+        lambda **old: rlio.from_episodes(episodes(), **old),
+        lambda **old: rlio.ReplayStore.open(path, **old),
+        lambda **old: rlio.convert(path, tmp_path / "out", read_options=old),
+        lambda **old: resolve_input(path, rlio.IOContext(options=old, worker_index=1, num_workers=2)),
+        lambda **old: rlio.read({path: 1.0}, **old),
+        lambda **old: rlio.read(tmp_path / "later", **old),
+    ]
+    for place in places:
+        for name, value in FIELDS.items():
+            with pytest.raises(OptionError, match=r"mapping=rlio\.Mapping\(columns=\{...\}"):
+                place(**{name: value})
+    for name, flag in (("per_file", "--per-file"), ("dtypes", "--dtype")):
+        done = CliRunner().invoke(app, ["convert", str(path), "x", "--read-option", f"{name}=true"])
+        assert (done.exit_code, flag in done.output) == (2, True)
+    done = CliRunner().invoke(app, ["convert", str(path), "x", "--episode", "trip"])
+    assert (done.exit_code, "--map" in done.output) == (2, True)
+
+
+def test_columns_select_mapped_columns_by_rlios_names(tmp_path: Path) -> None:
+    for source in sources(tmp_path, log()):
+        rows = rows_of(
+            source, mapping=mapped(columns={**COLUMNS, "extra": "note"}), columns=["extra", "rewards"]
+        )
+        assert set(rows) == {"extra", "rewards"}
+        assert rows["extra"].tolist() == log()["note"]
+        with pytest.raises(MissingColumn, match="trip"):
+            rlio.read(source, mapping=MAPPING, columns=["trip"])
+
+
+def test_a_mapping_is_checked_and_copied_when_it_is_made() -> None:
+    columns: dict[str, Any] = {"obs": ["x", "y"], "actions": "a"}
+    made = rlio.Mapping(columns, episode="trip")
+    columns["obs"].append("z")
+    columns["rewards"] = "r"
+    assert made == rlio.Mapping({"obs": ["x", "y"], "actions": "a"}, episode=["trip"])
+    with pytest.raises(AttributeError):
+        made.episode = "x"  # type: ignore[misc]
+    wrong: tuple[dict[str, Any], ...] = (
+        {"columns": [("obs", "x")]},
+        {"columns": {1: "x"}},
+        {"columns": {"obs": {}}},
+        {"columns": {"obs": {"a": 1}}},
+        {"columns": {"obs": ["x", 1]}},
+        {"columns": {"obs": "x", "obs/a": "y"}},
+        {"columns": {"dones": "x", "obs": "x"}},
+        {"episode": 3},
+        {"episode": ["trip", 3]},
+        {"truncated": 1.0},
+        {"terminated": True, "truncated": "stop"},
+        {"next_obs": 3},
+        {"dtypes": ["obs"]},
+        {"dtypes": {"obs": "flaot32"}},
+        {"dtypes": {"obs": None}},
+        {"dtypes": {"speed": "float32"}},
+        {"final_row": 1},
+        {"per_file": 0},
+    )
+    for fields in wrong:
+        with pytest.raises(OptionError):
+            mapped(**fields)
 
 
 def test_a_data_set_of_rlio_needs_no_mapping(tmp_path: Path) -> None:
-    rlio.convert(pd.DataFrame(log()), tmp_path / "out", read_options=MAPPING)
-    with pytest.raises(OptionError, match="no mapping"):
-        rlio.read(tmp_path / "out", **MAPPING)
+    rlio.convert(pd.DataFrame(log()), tmp_path / "out", mapping=MAPPING)
+    for opens in (rlio.read, rlio.ReplayStore.open):
+        with pytest.raises(OptionError, match="no mapping"):
+            opens(tmp_path / "out", mapping=MAPPING)
 
 
 def test_files_on_any_filesystem_are_read(tmp_path: Path) -> None:
     for write in FILES:
         path = write(log(), tmp_path / "log")
         Storage.open("memory://mapping").put(path.name, path.read_bytes())
-        check(rows_of(f"memory://mapping/{path.name}", **MAPPING))
+        check(rows_of(f"memory://mapping/{path.name}", mapping=MAPPING))
 
 
 # ---- text ----
@@ -539,11 +620,11 @@ def test_types_that_show_late_in_a_text_file_hold_for_the_whole_file(
     monkeypatch.setattr(text_table, "_BLOCK_BYTES", 40)
     columns = {**log(), "a": [0, 1, 2, 0, 0, 1, 2, 0, 0.5]}
     for write in (write_csv, write_jsonl):
-        rows = rows_of(write(columns, tmp_path / "log"), **MAPPING)
+        rows = rows_of(write(columns, tmp_path / "log"), mapping=MAPPING)
         assert rows["actions"].dtype == np.float64
         assert rows["actions"].tolist() == columns["a"]
         with pytest.raises((SchemaError, CorruptData), match="a"):
-            rlio.read(write({**log(), "a": [0] * 8 + ["left"]}, tmp_path / "log"), **MAPPING)
+            rlio.read(write({**log(), "a": [0] * 8 + ["left"]}, tmp_path / "log"), mapping=MAPPING)
 
 
 def test_what_is_empty_in_a_csv_is_nan_among_numbers_with_a_point_and_refused_among_others(
@@ -551,40 +632,38 @@ def test_what_is_empty_in_a_csv_is_nan_among_numbers_with_a_point_and_refused_am
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_text("e,x,a\n1,0.5,1\n1,,2\n2,1.5,3\n")
-    rows = rows_of(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
+    rows = rows_of(path, mapping=SHORT)
     assert np.isnan(rows["obs"][:, 0]).tolist() == [False, True, False]
     path.write_text("e,x,a\n1,0.5,1\n1,1.0,\n2,1.5,3\n")
     with pytest.raises(SchemaError) as caught:
-        rows_of(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
+        rows_of(path, mapping=SHORT)
     assert caught.value.column == "a"
     path.write_text("e,x,a\n1,0.5,1\n,1.0,2\n2,1.5,3\n")
     with pytest.raises(SchemaError):
-        rlio.read(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
+        rlio.read(path, mapping=SHORT)
 
 
 def test_an_id_or_a_flag_that_is_empty_is_refused_whatever_its_type(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    plain: dict[str, Any] = {"columns": {"obs": ["x"], "actions": "a"}}
     for text in ("e,x,a\nu,0,1\n,1,2\nv,2,3\n", "e,x,a\n0.5,0,1\n,1,2\n1.5,2,3\n"):
         path.write_text(text)
         with pytest.raises(SchemaError, match="missing") as caught:
-            rlio.read(path, episode="e", **plain)
+            rlio.read(path, mapping=SHORT)
         assert caught.value.column == "e"
     path.write_text("e,x,a\n0.0,0,1\n,1,2\n1.0,2,3\n")
     with pytest.raises(SchemaError, match="nan"):
-        rlio.read(path, terminated="e", **plain)
+        rlio.read(path, mapping=rlio.Mapping(SHORT.columns, terminated="e"))
 
 
 def test_ids_that_int64_cannot_hold_are_numbered_and_those_that_a_text_file_rounds_are_refused(
     tmp_path: Path,
 ) -> None:
     columns = {"e": [2**63 + 5, 2**63 + 5, 2**63 + 6], "x": [0.0, 1.0, 2.0], "a": [0, 1, 2]}
-    plain: dict[str, Any] = {"columns": {"obs": ["x"], "actions": "a"}, "episode": "e"}
     table = pa.table({**columns, "e": np.array(columns["e"], np.uint64)})
-    assert rows_of(table, **plain)["eps_id"].tolist() == [0, 0, 1]
+    assert rows_of(table, mapping=SHORT)["eps_id"].tolist() == [0, 0, 1]
     for write in (write_csv, write_jsonl):
         with pytest.raises(SchemaError, match=r"2\*\*53"):
-            rlio.read(write(columns, tmp_path / "a"), **plain)
+            rlio.read(write(columns, tmp_path / "a"), mapping=SHORT)
 
 
 @pytest.mark.parametrize("size", [*range(5, 60), 1 << 20])
@@ -596,8 +675,8 @@ def test_quoted_text_with_line_ends_does_not_part_rows_wherever_a_block_ends(
     notes = ["1\n10,2", '"\n10,2', "\n\n", 'u"\n",v\n', "plain", '6" wide', "", '"""', "\r\n"]
     columns = {"trip": log()["trip"], "note": notes, **log()}
     columns["note"] = notes
-    check(rows_of(write_csv(columns, tmp_path / "log"), **MAPPING))
-    rows = rows_of(tmp_path / "log.csv", **{**MAPPING, "columns": {**COLUMNS, "note": "note"}})
+    check(rows_of(write_csv(columns, tmp_path / "log"), mapping=MAPPING))
+    rows = rows_of(tmp_path / "log.csv", mapping=mapped(columns={**COLUMNS, "note": "note"}))
     assert rows["note"].tolist() == notes
 
 
@@ -606,54 +685,53 @@ def test_text_of_which_rows_would_be_lost_is_refused(tmp_path: Path) -> None:
     for text in ('e,x,a,n\n1,2,3,"open\n1,3,4,b\n1,4,5,c\n', "e,x,a\r1,2,3\n1,3,4\n"):
         path.write_bytes(text.encode())
         with pytest.raises(CorruptData):
-            rlio.read(path, columns={"obs": ["x"], "actions": "a"}, episode="e")
+            rlio.read(path, mapping=SHORT)
     path.write_text('e,x,a,n\n1,2,3,6" wide\n1,3,4,b\n')  # Within a value, a quote is a character.
-    assert len(rows_of(path, columns={"obs": ["x"], "actions": "a"}, episode="e")) == 2
+    assert len(rows_of(path, mapping=SHORT)) == 2
 
 
 def test_a_file_of_lines_that_is_empty_names_no_column(tmp_path: Path) -> None:
     write_jsonl(log(), tmp_path / "b")
     for name in ("a.jsonl", "c.jsonl"):
         (tmp_path / name).write_text("")
-    check(rows_of(tmp_path, **MAPPING))
+    check(rows_of(tmp_path, mapping=MAPPING))
 
 
 def test_a_parquet_file_without_columns_and_rows_changes_nothing(tmp_path: Path) -> None:
     write_parquet(log(), tmp_path / "a")
     pq.write_table(pa.table({}), tmp_path / "b.parquet")
-    check(rows_of(tmp_path, **MAPPING))
+    check(rows_of(tmp_path, mapping=MAPPING))
 
 
 def test_damaged_files_and_those_that_ask_for_too_much_are_refused(tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"columns": {"obs": "x", "actions": "a"}, "episode": "e"}
     path = tmp_path / "a.csv"
     for text in ("", "\n", "e,x,a\n1,2\n", "e,x,x,a\n1,2,3,4\n", 'e,x,a\n1,"2\n3",4\n', "e,x,a\n"):
         path.write_text(text)
         with pytest.raises((CorruptData, SchemaError, DataNotFound)):
-            rows_of(path, **plain)
+            rows_of(path, mapping=SHORT)
     path.write_text("e,x,a\n" + "1,2,3\n" * 100)
     with pytest.raises(UnsafeData):
-        rlio.read(path, limits=rlio.Limits(columns=2), **plain)
+        rlio.read(path, limits=rlio.Limits(columns=2), mapping=SHORT)
     path.write_text("e,x,a\n1,2," + "3" * 3_000_000 + "\n")
     with pytest.raises(UnsafeData):
-        rlio.read(path, limits=rlio.Limits(line_bytes=1000), **plain)
+        rlio.read(path, limits=rlio.Limits(line_bytes=1000), mapping=SHORT)
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"e": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + ', "a": 1}\n')
     with pytest.raises(UnsafeData):
-        rlio.read(lines, **plain)
+        rlio.read(lines, mapping=SHORT)
     lines.write_text("".join(f'{{"k{n}": 1}}\n' for n in range(3000)))
     with pytest.raises(UnsafeData):
-        rlio.read(lines, **plain)
+        rlio.read(lines, mapping=SHORT)
     for write in (write_feather, write_polars, write_stream):
         stored = write(log((3, 90)), tmp_path / "b")
         whole = stored.read_bytes()
         for size in (len(whole) // 2, 40, 7):
             stored.write_bytes(whole[:size])
             with pytest.raises(CorruptData):
-                rows_of(stored, **MAPPING)
+                rows_of(stored, mapping=MAPPING)
         stored.write_bytes(whole)
         with pytest.raises(UnsafeData):
-            rows_of(stored, limits=rlio.Limits(group_bytes=40), **MAPPING)
+            rows_of(stored, limits=rlio.Limits(group_bytes=40), mapping=MAPPING)
         generator = np.random.default_rng(5)
         for _ in range(40):
             flipped = bytearray(whole)
@@ -661,17 +739,17 @@ def test_damaged_files_and_those_that_ask_for_too_much_are_refused(tmp_path: Pat
                 flipped[at] ^= int(generator.integers(1, 256))
             stored.write_bytes(flipped)
             try:
-                rows_of(stored, **MAPPING)
+                rows_of(stored, mapping=MAPPING)
             except RlioError:
                 continue
     categories = tmp_path / "c.arrow"
     feather.write_feather(pa.table({"e": pa.array(["a", "b"]).dictionary_encode()}), categories)
     with pytest.raises(UnknownLayout, match=r"c\.arrow"):
-        rlio.read(categories, **plain)
+        rlio.read(categories, mapping=SHORT)
     stream = write_stream(log(), tmp_path / "d")
     stream.write_bytes(stream.read_bytes() * 2)
     with pytest.raises(CorruptData, match="end of the stream"):
-        rlio.read(stream, **MAPPING)
+        rlio.read(stream, mapping=MAPPING)
 
 
 # ---- without a mapping ----
@@ -723,7 +801,7 @@ def test_a_column_that_only_one_file_has_is_refused_by_name(
         with pytest.raises(UnknownLayout, match=rf"only some of the files have the columns \['{name}'\]"):
             rlio.read(tmp_path)
     with pytest.raises(MissingColumn, match="only some of the files"):
-        rlio.read(tmp_path, columns={"obs": name, "actions": "actions"}, per_file=True)
+        rlio.read(tmp_path, mapping=rlio.Mapping({"obs": name, "actions": "actions"}, per_file=True))
 
 
 def test_episodes_of_npz_files_that_share_an_id_are_numbered(tmp_path: Path) -> None:
@@ -762,27 +840,29 @@ def test_a_table_that_may_mean_something_else_is_refused_with_its_columns(tmp_pa
     ):
         columns = {name: values for name, values in {**own(), **change}.items() if values is not None}
         for write in (write_csv, write_npz):
-            with pytest.raises(UnknownLayout, match=r"columns=\{.*speed \(float64: 100\.0, 101\.0, 102\.0\)"):
+            with pytest.raises(
+                UnknownLayout, match=r"rlio\.Mapping\(columns=\{.*speed \(float64: 100\.0, 101\.0, 102\.0\)"
+            ):
                 rlio.read(write(columns, tmp_path / "own"))
 
 
 # ---- Hugging Face ----
 
 SAVED = Path(__file__).with_name("golden") / "formats" / "huggingface" / "saved"
-LEROBOT: dict[str, Any] = {
-    "columns": {
+LEROBOT = rlio.Mapping(
+    {
         "obs": {"state": "observation.state", "image": "image"},
         "actions": "action",
         "rewards": "next.reward",
     },
-    "episode": "episode_index",
-    "terminated": "next.done",
-    "next_obs": "derive",
-}
+    episode="episode_index",
+    terminated="next.done",
+    next_obs="derive",
+)
 
 
 def test_a_saved_folder_of_hugging_face_is_read_across_its_files() -> None:
-    rows = rows_of(SAVED / "train", **LEROBOT)
+    rows = rows_of(SAVED / "train", mapping=LEROBOT)
     assert rows["obs"]["state"].tolist() == [
         [100 * e + t, e] for e, n in enumerate(LENGTHS, 1) for t in range(n)
     ]
@@ -793,8 +873,8 @@ def test_a_saved_folder_of_hugging_face_is_read_across_its_files() -> None:
     assert rows["new_obs"]["state"][4].tolist() == [301, 3]
     assert np.flatnonzero(rows["terminateds"]).tolist() == [3]
     with pytest.raises(OptionError, match="train"):
-        rlio.read(SAVED, **LEROBOT)
-    one = rows_of(SAVED, format_options={"split": "test"}, **LEROBOT)
+        rlio.read(SAVED, mapping=LEROBOT)
+    one = rows_of(SAVED, format_options={"split": "test"}, mapping=LEROBOT)
     assert one["rewards"].tolist() == [1000, 1001]
     with pytest.raises(UnknownLayout, match=r"action \(int32: 0, 1, 2\)"):
         rlio.read(SAVED / "train")
@@ -817,7 +897,7 @@ def test_a_folder_of_hugging_face_names_no_file_outside_and_stored_indices_are_r
     ):
         (tmp_path / "a/state.json").write_text(json.dumps({**state, **change}))
         with pytest.raises(error):
-            rlio.read(tmp_path / "a", **LEROBOT)
+            rlio.read(tmp_path / "a", mapping=LEROBOT)
 
 
 # ---- episodes in memory, conversion ----
@@ -841,13 +921,13 @@ def episodes(**more: Any) -> list[dict[str, Any]]:
 
 
 def test_episodes_from_dicts_have_the_same_rows() -> None:
-    plain = {**MAPPING, "columns": {**COLUMNS, "seed": "seed"}}
-    check(all_rows(rlio.from_episodes(iter(episodes()), epochs=1, **plain)))
-    rows = all_rows(rlio.from_episodes(episodes(), epochs=1, **{**plain, "episode": None}))
+    with_seed = {**COLUMNS, "seed": "seed"}
+    check(all_rows(rlio.from_episodes(iter(episodes()), epochs=1, mapping=mapped(columns=with_seed))))
+    rows = all_rows(rlio.from_episodes(episodes(), epochs=1, mapping=mapped(columns=with_seed, episode=None)))
     check(rows, ids=[0, 1, 2])
     assert rows["seed"].tolist() == [1] * 3 + [2] + [3] * 5
     single = [{**episode, "done": number % 2 == 1} for number, episode in enumerate(episodes(), 1)]
-    check(all_rows(rlio.from_episodes(single, epochs=1, **plain)))
+    check(all_rows(rlio.from_episodes(single, epochs=1, mapping=mapped(columns=with_seed))))
 
 
 def test_an_observation_more_than_actions_is_the_final_one() -> None:
@@ -876,17 +956,11 @@ def test_an_observation_more_than_actions_is_the_final_one() -> None:
 
 
 def test_everything_that_a_mapping_reads_converts(tmp_path: Path) -> None:
-    options = {
-        "columns": COLUMNS,
-        "episode": "trip",
-        "terminated": "done",
-        "next_obs": "derive",
-        "dtypes": {"obs": "float32"},
-    }
-    made = [(source, options) for source in sources(tmp_path, log())]
-    made += [(rlio.from_arrays(log(), **MAPPING), {}), (rlio.from_episodes(episodes(), **MAPPING), {})]
-    for number, (source, read_options) in enumerate(made):
-        report = rlio.convert(source, tmp_path / f"out{number}", read_options=read_options, prove=True)
+    made: list[tuple[Any, Any]] = [(source, MAPPING) for source in sources(tmp_path, log())]
+    made += [(rlio.from_arrays(log(), mapping=MAPPING), None)]
+    made += [(rlio.from_episodes(episodes(), mapping=MAPPING), None)]
+    for number, (source, meaning) in enumerate(made):
+        report = rlio.convert(source, tmp_path / f"out{number}", mapping=meaning, prove=True)
         assert (report.episodes, report.rows) == (3, 9)
         check(rows_of(tmp_path / f"out{number}"))
     missing = next(finding for finding in report.findings if finding.kind == "no_final_obs")
@@ -897,17 +971,7 @@ def test_the_command_converts_a_table(tmp_path: Path) -> None:
     source, target = write_csv(log(), tmp_path / "log"), tmp_path / "out"
     mapped = "--map obs=x,y --map actions=a --map rewards=r --map part=x, --episode trip --terminated done"
     mapped += " --next-obs derive"
-    dtypes = ["--read-option", 'dtypes={"obs": "float32"}']
-    command = [
-        "convert",
-        str(source),
-        str(target),
-        *mapped.split(),
-        "--next-obs",
-        "derive",
-        *dtypes,
-        "--prove",
-    ]
+    command = ["convert", str(source), str(target), *mapped.split(), "--dtype", "obs=float32", "--prove"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     rows = rows_of(target)

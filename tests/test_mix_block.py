@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stored_batches import files, group_bytes, put, store
 from test_joint_gather import one_by_one
 
-from rlio import DatasetReader, MixedInput, ReplayStore, Roll, SampleBatch
+from rlio import DatasetReader, FollowReader, MixedInput, ReplayStore, Roll, SampleBatch
 from rlio.batch import Batch
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError
 from rlio.reader import InputReader
@@ -195,11 +195,7 @@ def test_beside_a_source_that_is_not_settled_nothing_is_read_ahead(
 
 
 def follower(root: str) -> InputReader:
-    return DatasetReader(root, follow=True, idle_timeout=0, batch_size=10)
-
-
-def growing(root: str) -> InputReader:
-    return DatasetReader(root, grow=True, cache="none", batch_size=10)
+    return FollowReader(root, idle_timeout=0, batch_size=10)
 
 
 def a_rank(root: str) -> InputReader:
@@ -220,7 +216,7 @@ def live_store(root: str) -> InputReader:
     return live.uniform(batch_size=10, seed=0)
 
 
-@pytest.mark.parametrize("make", [follower, growing, a_rank, dropping, drawn_by_priority, live_store])
+@pytest.mark.parametrize("make", [follower, a_rank, dropping, drawn_by_priority, live_store])
 def test_readers_whose_rows_depend_on_when_they_are_asked_are_not_settled(
     roots: list[str], make: Callable[[str], InputReader]
 ) -> None:

@@ -24,7 +24,7 @@ def test_a_follower_waits_for_a_writer_that_has_stored_nothing_yet(tmp_path: Pat
         first.write(numbered(3))
     second = kind(tmp_path)
     found: list[int] = []
-    reader = rlio.DatasetReader(tmp_path, follow=True, poll_seconds=0.02, idle_timeout=60)
+    reader = rlio.FollowReader(tmp_path, poll_seconds=0.02, idle_timeout=60)
 
     def follow() -> None:
         for batch in reader:

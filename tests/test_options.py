@@ -31,7 +31,7 @@ from rlio.storage.filesystem import Retry
 from rlio.support.options import checked_keywords, folded, option_names, refuse_unknown
 
 READ = {"batch_size", "epochs", "shuffle", "seed", "shard", "columns", "on_error", "drop_last"}
-DATASET = READ | {"cache", "storage_options", "limits", "at", "follow", "draw", "filter", "derive"}
+DATASET = READ | {"cache", "storage_options", "limits", "at", "draw", "filter", "derive"}
 DRAWN = {"draw", "policy", "filter", "views", "indexes", "columns"}
 
 

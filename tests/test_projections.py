@@ -109,7 +109,7 @@ def kept(root: str, columns: list[str]) -> SampleBatch:
 
 
 def followed(root: str, columns: list[str]) -> SampleBatch:
-    with rlio.DatasetReader(root, columns=columns, follow=True, idle_timeout=0) as reader:
+    with rlio.FollowReader(root, columns=columns, idle_timeout=0) as reader:
         found = concat_samples(list(reader))
     assert isinstance(found, SampleBatch)
     return found
@@ -254,8 +254,9 @@ def test_arrays_and_episodes_in_memory_bring_the_flag() -> None:
     batch = recorded()
     reader = rlio.from_arrays(
         {"x": batch["obs"]["pos"], "a": batch["actions"], "r": batch["rewards"], "e": batch["eps_id"]},
-        columns={"obs": "x", "actions": "a", "rewards": "r"}, episode="e", next_obs="derive", epochs=1,
-    )  # fmt: skip
+        mapping=rlio.Mapping({"obs": "x", "actions": "a", "rewards": "r"}, episode="e", next_obs="derive"),
+        epochs=1,
+    )
     assert "new_obs_valid" in reader.sample()
 
 
@@ -341,17 +342,19 @@ def test_a_column_that_a_store_does_not_keep_cannot_be_drawn(parquet: str) -> No
 def test_mappings_name_parts_of_nested_columns_as_readers_do() -> None:
     batch = recorded()
     table = {"x": batch["obs"]["pos"][:, 0], "y": batch["obs"]["pos"][:, 1], "g": batch["obs"]["gear"]}
-    keywords: Any = {"episode": "e", "epochs": 1, "dtypes": {"obs/pos": "float64"}}
+    fields: Any = {"episode": "e", "dtypes": {"obs/pos": "float64"}}
     more = {"a": batch["actions"], "r": batch["rewards"], "e": batch["eps_id"]}
     rest = {"actions": "a", "rewards": "r"}
     flat, nested = (
-        rlio.from_arrays({**table, **more}, columns={**obs, **rest}, **keywords).sample()
+        rlio.from_arrays(
+            {**table, **more}, mapping=rlio.Mapping({**obs, **rest}, **fields), epochs=1
+        ).sample()
         for obs in ({"obs/pos": ["x", "y"], "obs/gear": "g"}, {"obs": {"pos": ["x", "y"], "gear": "g"}})
     )
     assert_identical(flat, nested)
     assert flat["obs"]["pos"].dtype == np.float64
     with pytest.raises(OptionError, match="obs/pos"):
-        rlio.from_arrays({**table, **more}, columns={"obs": "x", "obs/pos": "y", **rest}, **keywords)
+        rlio.Mapping({"obs": "x", "obs/pos": "y", **rest}, **fields)
 
 
 # ---- normalising ----

@@ -23,12 +23,12 @@ ROWS = LENGTH * EPISODES
 WORLD = 3
 #: Formats whose files are read by `rlio.read`, with the suffix of the file that `rlio.convert` writes.
 FORMATS = {"minari": "", "lerobot": "", "d4rl": ".hdf5", "d3rlpy": ".h5", "rllib-json": "", "npz": ""}
+COLUMNS = {"obs": "obs", "actions": "actions", "rewards": "rewards"}
 MAPPING: Any = {
-    "columns": {"obs": "obs", "actions": "actions", "rewards": "rewards"},
-    "episode": "eps_id",
-    "terminated": "done",
-    "next_obs": "derive",
+    "mapping": rlio.Mapping(COLUMNS, episode="eps_id", terminated="done", next_obs="derive"),
 }
+#: Of episodes, each of which terminated.
+WHOLE = rlio.Mapping(COLUMNS, terminated=True)
 SPACES = {"default_policy": (gym.spaces.Box(-1e9, 1e9, (1,)), gym.spaces.Discrete(ROWS))}
 
 
@@ -113,7 +113,7 @@ def epochs(roots: dict[str, str]) -> Make:
 
 
 def listed(**options: Any) -> rlio.InputReader:
-    return from_episodes(episodes(), terminated=True, columns=MAPPING["columns"], **options)
+    return from_episodes(episodes(), mapping=WHOLE, **options)
 
 
 def shuffled(roots: dict[str, str]) -> Make:
@@ -280,7 +280,6 @@ def test_a_replaced_worker_goes_on_in_the_order_of_its_group(roots: dict[str, st
 
 def test_ranks_that_follow_need_no_seed(roots: dict[str, str]) -> None:
     parts = [
-        rows(rlio.read(roots["rlio"], follow=True, idle_timeout=0, shard=(rank, WORLD)))
-        for rank in range(WORLD)
+        rows(rlio.FollowReader(roots["rlio"], idle_timeout=0, shard=(rank, WORLD))) for rank in range(WORLD)
     ]
     assert sorted(row for part in parts for row in part) == list(range(ROWS))

@@ -17,6 +17,7 @@ from stored_batches import assert_identical, group_bytes, numbered
 
 from rlio import (
     DatasetReader,
+    FollowReader,
     JsonReader,
     JsonWriter,
     MultiAgentBatch,
@@ -130,8 +131,8 @@ def test_a_reader_follows_what_a_writer_adds(place: Place) -> None:
     with ParquetWriter(place.root, spool=None, storage_options=place.options) as writer:
         writer.write(numbered(10))
         writer.flush()
-        with DatasetReader(
-            place.root, follow=True, poll_seconds=0.05, idle_timeout=20, storage_options=place.options
+        with FollowReader(
+            place.root, poll_seconds=0.05, idle_timeout=20, storage_options=place.options
         ) as reader:
             assert reader.sample()["t"].tolist() == list(range(10))
             writer.write(numbered(5, 10))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_ranks import MAPPING, episodes, table
+from test_ranks import MAPPING, WHOLE, episodes, table
 
 import rlio
 from rlio.errors import EndOfData, StateError
@@ -75,7 +75,6 @@ READERS: dict[str, Callable[[dict[str, str]], Make]] = {
     "a permutation": reading("rlio", cache="memory", **SHUFFLED),
     "a permutation on disk": reading("rlio", cache="disk", **SHUFFLED),
     "n-step": reading("rlio", draw=rlio.NStep(2, gamma=0.5), **SHUFFLED),
-    "growing": reading("rlio", grow=True, **SHUFFLED),
     "epochs of a store": lambda roots: (
         lambda **options: rlio.ReplayStore.open(roots["rlio"]).epochs(**{"seed": 3, **options})
     ),
@@ -207,7 +206,7 @@ def test_a_state_of_what_is_followed_loads_with_another_batch_size_and_order_of_
     make = READERS["recorded order"](roots)
 
     def follow(**options: Any) -> Any:
-        return rlio.read(roots["rlio"], follow=True, idle_timeout=0, **options)
+        return rlio.FollowReader(roots["rlio"], idle_timeout=0, **options)
 
     with follow(batch_size=5, columns=COLUMNS) as reader:
         reader.sample()
@@ -333,7 +332,7 @@ def test_states_of_tables_in_memory_follow_the_rule() -> None:
         return from_arrays(table(), **MAPPING, **SHUFFLED, **options)
 
     def listed(**options: Any) -> Any:
-        return from_episodes(episodes(), terminated=True, columns=MAPPING["columns"], **SHUFFLED, **options)
+        return from_episodes(episodes(), mapping=WHOLE, **SHUFFLED, **options)
 
     for make in (arrays, listed):
         state, rest = saved(make)

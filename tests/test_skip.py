@@ -177,5 +177,5 @@ def test_skip_zero_is_nothing_and_less_is_refused(stored: str, tmp_path: Path) -
             reader.skip(10**9)
     with pytest.raises(ClosedError):
         reader.skip(1)
-    with follow(fresh_root(), idle_timeout=0) as reader, pytest.raises(OptionError, match="follow"):
+    with follow(fresh_root(), idle_timeout=0) as reader, pytest.raises(OptionError, match="FollowReader"):
         reader.skip(1)

@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_batches import assert_identical, fresh_root, load, numbered
 
-from rlio import DatasetReader, JsonWriter, MultiAgentBatch, SampleBatch, concat_samples, open_dataset
+from rlio import (
+    DatasetReader,
+    FollowReader,
+    JsonWriter,
+    MultiAgentBatch,
+    SampleBatch,
+    concat_samples,
+    open_dataset,
+)
 from rlio.dataset import listing
 from rlio.dataset.listing import HoleCheck
 from rlio.dataset.shards import ParquetShard
@@ -271,7 +279,7 @@ def test_a_copy_serves_the_same_rows_and_takes_the_same_snapshots_and_states(tmp
     with DatasetReader(root, batch_size=4, epochs=1) as reader:
         head = reader.sample()["t"].tolist()
         state, snapshot = reader.state_dict(), reader.dataset.snapshot()
-    with DatasetReader(root, batch_size=4, follow=True, idle_timeout=0) as reader:
+    with FollowReader(root, batch_size=4, idle_timeout=0) as reader:
         assert reader.sample()["t"].tolist() == head
         followed = reader.state_dict()
     copy = str(tmp_path / "copy")
@@ -280,11 +288,12 @@ def test_a_copy_serves_the_same_rows_and_takes_the_same_snapshots_and_states(tmp
     for entry in Storage.open(root).list():
         Storage.open(memory).put(entry.path, Storage.open(root).read(entry.path))
     for place in (copy, memory):
-        for options, saved in (
-            ({"epochs": 1, "at": snapshot}, state),
-            ({"follow": True, "idle_timeout": 0}, followed),
-        ):
-            with DatasetReader(place, batch_size=4, **options) as reader:  # type: ignore[arg-type]
+        readers: tuple[tuple[Any, Any], ...] = (
+            (DatasetReader(place, batch_size=4, epochs=1, at=snapshot), state),
+            (FollowReader(place, batch_size=4, idle_timeout=0), followed),
+        )
+        for opened, saved in readers:
+            with opened as reader:
                 reader.load_state_dict(saved)
                 assert head + [t for b in reader for t in b["t"].tolist()] == list(range(5, 20))
 

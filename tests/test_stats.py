@@ -269,10 +269,9 @@ def test_what_cannot_be_normalised_is_refused(tmp_path: Path) -> None:
             rlio.DatasetReader(data, normalise=wrong)  # type: ignore[arg-type]
     with pytest.raises(MissingColumn):
         rlio.DatasetReader(data, normalise="mean_std", columns=["rewards"])
-    for growing in ({"grow": True}, {"follow": True}):
-        with pytest.raises(OptionError):
-            rlio.DatasetReader(tmp_path / "data", normalise="mean_std", **growing)  # type: ignore[arg-type]
-    reader = rlio.DatasetReader(tmp_path / "data", normalise=data.stats(), follow=True)
+    with pytest.raises(OptionError):
+        rlio.FollowReader(tmp_path / "data", normalise="mean_std")  # type: ignore[arg-type]
+    reader = rlio.FollowReader(tmp_path / "data", normalise=data.stats())
     assert np.abs(reader.sample(20)["obs"]).max() < 10
 
 

@@ -176,7 +176,7 @@ READERS: dict[str, Callable[[str, dict[str, Any]], Any]] = {
     "store": lambda root, options: rlio.DatasetReader(
         root, epochs=1, shuffle=True, cache="memory", storage_options=options
     ),
-    "follow": lambda root, options: rlio.DatasetReader(root, follow=True, storage_options=options),
+    "follow": lambda root, options: rlio.FollowReader(root, storage_options=options),
     "json": lambda root, options: rlio.JsonReader(f"{root}/other.json", epochs=1, storage_options=options),
     "parquet": lambda root, options: rlio.ForeignParquetReader(
         f"{root}/other.parquet", epochs=1, on_error="skip", storage_options=options

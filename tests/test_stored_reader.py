@@ -136,8 +136,7 @@ def test_a_state_fits_only_the_same_draws(root: str) -> None:
 
 def test_what_a_store_cannot_give_is_refused_at_once(root: str, tmp_path: Path) -> None:
     for options in (
-        {"cache": "none", "draw": rlio.NStep(2)}, {"cache": "maybe"}, {"follow": True, "draw": rlio.NStep(2)},
-        {"follow": True, "cache": "memory"}, {"draw": 2},
+        {"cache": "none", "draw": rlio.NStep(2)}, {"cache": "maybe"}, {"draw": 2},
     ):  # fmt: skip
         with pytest.raises(OptionError):
             DatasetReader(root, **options)

@@ -27,11 +27,10 @@ from threads import THREADS, in_a_thread, together
 
 import rlio
 import rlio.torch
-from rlio import DatasetReader, ReplayStore, Roll
+from rlio import DatasetReader, FollowReader, ReplayStore, Roll
 from rlio.errors import ClosedError, EndOfData, OptionError, RlioError
 from rlio.following.replay import FollowCounters
 from rlio.reader import InputReader
-from rlio.readers.growing_pass import GrowingPass
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.sampling.external_runner import ExternalRunner
 from rlio.sampling.runner import Runner
@@ -141,7 +140,6 @@ BUILDING: dict[str, Callable[[str, ReplayStore], InputReader]] = {
     "whole episodes": lambda root, kept: kept.uniform(seed=0, draw=rlio.WholeEpisodes(), batch_size=2),
     "epochs of a data set": lambda root, kept: DatasetReader(root, cache="memory"),
     "epochs of a data set on disk": lambda root, kept: DatasetReader(root, cache="disk"),
-    "epochs of a growing data set": lambda root, kept: DatasetReader(root, cache="memory", grow=True),
     "a mixture": lambda root, kept: rlio.MixedInput([(kept.uniform(seed=0), 1)], batch_size=3),
     "a shuffle": lambda root, kept: rlio.ShuffledInput(kept.uniform(seed=0), 3, seed=0),
 }
@@ -259,11 +257,9 @@ def foreign(root: str, name: str, **options: Any) -> InputReader:
     return rlio.read(target, **{"batch_size": 7, "shuffle": True, "seed": 0, **options})
 
 
-MAPPING: Any = {
-    "columns": {"obs": "rewards", "actions": "actions", "rewards": "rewards"},
-    "episode": "eps_id",
-    "terminated": "terminateds",
-}
+MAPPING = rlio.Mapping(
+    {"obs": "rewards", "actions": "actions", "rewards": "rewards"}, episode="eps_id", terminated="terminateds"
+)
 
 
 #: Readers that give the same batches whenever they are made.
@@ -282,7 +278,6 @@ READERS: dict[str, Callable[[str], InputReader]] = {
     "a data set in memory": lambda root: stored(root, cache="memory"),
     "a data set on disk": lambda root: stored(root, cache="disk"),
     "a data set as it is read": lambda root: stored(root, cache="none"),
-    "a data set that grows": lambda root: DatasetReader(root, batch_size=7, cache="none", grow=True),
     "a mixture": lambda root: rlio.MixedInput(
         [(stored(root, cache="disk"), 2), (stored(root, cache="memory"), 1)], batch_size=6
     ),
@@ -298,7 +293,7 @@ READERS: dict[str, Callable[[str], InputReader]] = {
     },
     "others' Parquet": partial(foreign, name="others.parquet"),
     "others' Parquet, as it is read": partial(foreign, name="others.parquet", cache="none"),
-    "a table": partial(foreign, name="table.csv", **MAPPING),
+    "a table": partial(foreign, name="table.csv", mapping=MAPPING),
 }
 
 
@@ -332,39 +327,6 @@ def test_eight_threads_share_the_batches_of_one_reader(root: str, name: str, siz
             for state in states[:: taken // 6]:  # A state lies between two batches.
                 other.load_state_dict(state)
                 assert bytes_of(other.sample(size)) in expected
-
-
-def test_a_growing_data_set_is_asked_while_another_thread_begins_its_next_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The question opened the last epoch again, and put it in the place of the next one."""
-    grows, opening, go_on = str(tmp_path / "set"), threading.Event(), threading.Event()
-    plain = GrowingPass._open
-
-    def slowly(self: GrowingPass, *args: Any, **options: Any) -> Any:
-        found = plain(self, *args, **options)
-        if not opening.is_set():
-            opening.set()
-            go_on.wait(10)
-        return found
-
-    with rlio.ParquetWriter(grows) as writer:
-        writer.write(episode(0, 0, 10))
-        writer.flush()
-        with DatasetReader(grows, batch_size=10, grow=True) as reader:
-            reader.sample()
-            writer.write(episode(0, 1, 10))
-            writer.flush()
-            monkeypatch.setattr(GrowingPass, "_open", slowly)
-            sampling = in_a_thread(reader.sample)
-            assert opening.wait(10)
-            asking = [in_a_thread(ask) for ask in (lambda: reader.epoch, lambda: reader.skipped)]
-            assert all(each.is_running(0.05) for each in asking)
-            go_on.set()
-            assert [each.result() for each in asking] == [1, 0]
-            assert sampling.result()["eps_id"].tolist() == [0] * 10
-            assert len(reader) == 20
-            assert reader.sample()["eps_id"].tolist() == [1] * 10  # type: ignore[index]
 
 
 class Halting(InputReader):
@@ -557,7 +519,7 @@ def endless_steps(root: str) -> rlio.RolloutWorker:
 #: Readers whose `sample` waits without limit.
 ENDLESS: dict[str, Callable[[str], InputReader]] = {
     "a plug-in": lambda root: Waits(),
-    "a data set that is followed": lambda root: DatasetReader(f"{root}-later", follow=True),
+    "a data set that is followed": lambda root: FollowReader(f"{root}-later"),
     "a replay that follows": lambda root: rlio.FollowingReplay(f"{root}-later", capacity=9, batch_size=1),
     "a policy server": served,
     "a worker of a loop": lambda root: rlio.RolloutWorker(Loop(0), rlio.RandomPolicy(), seed=0),
@@ -612,7 +574,7 @@ def test_prefetching_ends_while_its_reader_waits(root: str, monkeypatch: pytest.
     """`close` waited for the reader, and so for ever: also at the end of a `with` block after a Ctrl-C."""
     monkeypatch.setattr(forks, "_LAST_SECONDS", 0.1)
     for end in (rlio.torch.Prefetch.close, rlio.torch.Prefetch.interrupt):
-        batches = rlio.torch.prefetch(DatasetReader(f"{root}-later", follow=True))
+        batches = rlio.torch.prefetch(FollowReader(f"{root}-later"))
         waiting = [in_a_thread(lambda: next(batches)) for _ in range(THREADS)]  # noqa: B023
         assert all(each.is_running(0.02) for each in waiting)
         assert in_a_thread(lambda: end(batches)).result() is None  # noqa: B023

@@ -55,30 +55,51 @@ def convert(
     next_obs: Annotated[
         str | None, typer.Option(help="Columns of SRC for new_obs, or derive: from the next row.")
     ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="COLUMN=DTYPE, such as obs=float32; repeatable.")
+    ] = None,
+    per_file: Annotated[
+        bool | None, typer.Option("--per-file/--across-files", help="Whether episodes end with their file.")
+    ] = None,
+    final_row: Annotated[
+        bool, typer.Option("--final-row", help="Each episode has a further row with its final observation.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     storage_options: StorageOptions = None,
     into_storage_options: IntoStorageOptions = None,
 ) -> None:
     """Convert data of any format that rlio reads, and report what looks wrong. Run again, it continues."""
     from rlio.formats.convert import convert as run
+    from rlio.mapping import Mapping
 
-    mapping = {
-        "columns": dict(map(_mapped, column or ())),
-        "episode": episode,
+    mapping = None
+    fields: dict[str, Any] = {
+        "episode": None if episode is None else _names(episode),
         "terminated": terminated,
         "truncated": truncated,
         "next_obs": None if next_obs is None else _names(next_obs),
+        "dtypes": dict(map(_dtype, dtype or ())),
+        "per_file": per_file,
+        "final_row": final_row,
     }
-    mapping = {name: value for name, value in mapping.items() if value}
+    if column:
+        mapping = Mapping(dict(map(_mapped, column)), **fields)
+    elif given := [name for name, value in fields.items() if value not in (None, False, {})]:
+        raise OptionError(f"--{given[0].replace('_', '-')} needs --map COLUMN=NAME, such as --map obs=x,y")
+    read_options = dict(map(_option, read_option or ()))
+    if replaced := [name for name in read_options if name in fields]:
+        flag = {"dtypes": "dtype"}.get(replaced[0], replaced[0].replace("_", "-"))
+        raise OptionError(f"--read-option {replaced[0]}=...: pass --{flag} instead")
     report = run(
         src,
         dst,
         to=to,
+        mapping=mapping,
         policy=policy,
         prove=prove,
         on_error="skip" if skip else "raise",
         options=dict(map(_option, option or ())),
-        read_options={**dict(map(_option, read_option or ())), **mapping},
+        read_options=read_options,
         storage_options=parse_storage_options(storage_options),
         into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
         progress=None if as_json else _Lines(),
@@ -104,6 +125,13 @@ def _mapped(text: str) -> tuple[str, str | list[str]]:
     if not name or not equals or not names:
         raise OptionError(f"{excerpt(text)}: expected COLUMN=NAME[,NAME...], such as obs=x,y")
     return name, _names(names)
+
+
+def _dtype(text: str) -> tuple[str, str]:
+    name, equals, dtype = text.partition("=")
+    if not name or not equals or not dtype:
+        raise OptionError(f"{excerpt(text)}: expected COLUMN=DTYPE, such as obs=float32")
+    return name, dtype
 
 
 def _names(text: str) -> str | list[str]:

@@ -78,7 +78,7 @@ def evaluate(
     see docs/evaluation.md. Exit codes: 0, success; 1, the data is damaged, or lacks what the estimators need;
     2, the data set does not exist, cannot be read, or an option is wrong.
     """
-    from rlio.dataset.dataset import open_dataset
+    from rlio.dataset.opening import open_dataset
     from rlio.evaluation.evaluator import evaluate_offline
     from rlio.evaluation.fitted_q import FittedQ
     from rlio.evaluation.intervals import IntervalOptions

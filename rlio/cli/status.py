@@ -32,7 +32,7 @@ def status(
     the logs that dead writers left on this machine, with the command that publishes them, and how many rows
     each follower with progress marks is behind. "?" means that this machine cannot know: whether a writer of
     another host is alive, and the rows in its log. Followers without marks, such as
-    DatasetReader(follow=True), are not seen.
+    FollowReader, are not seen.
 
     Examples:
       rlio status runs/cartpole

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rlio.dataset.part_reader import Missing, PartReader, plan_of, split
+from rlio.dataset.part_reader import Missing, PartReader, plan_of, source_tables, split
 from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import RowFilter, RowFunction
+from rlio.source.source import FileSource
 from rlio.support.extras import needs
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-__all__ = ["hf_dataset", "pandas_frame", "polars_frame", "record_batches"]
+__all__ = ["hf_dataset", "pandas_frame", "polars_frame", "record_batches", "source_batches"]
 
 
 def record_batches(
@@ -45,6 +46,31 @@ def record_batches(
         for rows in parts:
             for table in PartReader(dataset.storage, plan, rows).tables():
                 yield from table.to_batches()
+
+    return pa.RecordBatchReader.from_batches(plan.shows(plan.layout.empty()).schema, read())
+
+
+def source_batches(
+    source: FileSource,
+    options: ReadOptions,
+    *,
+    filter: str | RowFunction | RowFilter | None,
+    policy: str | None,
+    missing: Missing,
+) -> pa.RecordBatchReader:
+    """`record_batches` of other libraries' files, which are closed when all rows are read, or on an error."""
+    try:
+        plan = plan_of(source, options, missing=missing, policy=policy, filter=filter, writers=False)
+    except BaseException:
+        source.close()
+        raise
+
+    def read() -> Iterator[pa.RecordBatch]:
+        try:
+            for table in source_tables(source, plan, on_error=options.on_error):
+                yield from table.to_batches()
+        finally:
+            source.close()
 
     return pa.RecordBatchReader.from_batches(plan.shows(plan.layout.empty()).schema, read())
 

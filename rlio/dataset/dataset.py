@@ -31,7 +31,7 @@ from rlio.errors import (
     OptionError,
     excerpt,
 )
-from rlio.formats.format import recognise
+from rlio.formats.format import Found, recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.read_options import ReadOptions
 from rlio.source.source import EpisodeInfo
@@ -55,8 +55,9 @@ __all__ = [
     "EpisodeInfo",
     "Snapshot",
     "dataset_on",
-    "open_dataset",
+    "open_own",
     "opened",
+    "other_layout",
     "refuse_open_options",
     "require_header",
 ]
@@ -65,7 +66,7 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 
 class Dataset(DatasetSnapshot):
-    """The live rows under one root, as listed when the data set was opened. Use `open_dataset`.
+    """The live rows under one root, as listed when the data set was opened. Use `rlio.open_dataset`.
 
     Rows are ordered by writer id, then ascending within each writer.
 
@@ -349,51 +350,39 @@ class Dataset(DatasetSnapshot):
         )
 
 
-def open_dataset(
+def open_own(
     uri: str | os.PathLike[str],
     *,
-    at: Snapshot | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    storage_options: Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    at: Snapshot | None,
+    on_error: Literal["raise", "skip"],
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    look: bool = True,
 ) -> Dataset:
-    """Open the data set under ``uri``. Lists the root and reads the header, but no shard.
-
-    Args:
-        uri: A path or any fsspec URL.
-        at: A snapshot from `Dataset.snapshot`: shows exactly its rows, without later appends, and unchanged
-            by compaction. None: shows all rows that the root has.
-        on_error: What to do if rows of the snapshot are missing: ``"raise"``, or ``"skip"`` them; then
-            `Dataset.lost_rows` counts them.
-        storage_options: Options for fsspec, and ``rlio_timeout`` and ``rlio_retries``.
-        limits: The most that the data may ask for: memory, names, depth.
-
-    A data set without rows is not an error. Logs a warning if its rows wait in write-ahead logs on this
-    machine.
-
-    Raises:
-        DataNotFound: ``uri`` has no data set.
-        HoleError: Rows of the snapshot are missing, or were trimmed since it was taken.
-        OptionError: The data set has another format version, or ``at`` is not a snapshot.
-    """
+    """`rlio.open_dataset` for a data set of rlio. ``look``: see `require_header`."""
     check_choice("on_error", on_error, ("raise", "skip"))
-    dataset = dataset_on(Storage.open(uri, storage_options=storage_options, limits=limits), at=at)
+    storage = Storage.open(uri, storage_options=storage_options, limits=limits)
+    dataset = dataset_on(storage, at=at, look=look)
     if at is not None and on_error == "raise":
         dataset.check_complete()
     return dataset
 
 
-def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
-    """`open_dataset` for a root that is already open. Counts missing rows instead of raising."""
-    require_header(storage)
+def dataset_on(storage: Storage, *, at: Snapshot | None = None, look: bool = True) -> Dataset:
+    """`open_own` for a root that is already open. Counts missing rows instead of raising."""
+    require_header(storage, look=look)
     found = Dataset.listed(storage, at=at)
     if at is None and not len(found) and (waiting := rows_waiting(storage)):
         logger.warning("%s has no rows%s", storage.uri, waiting)
     return found
 
 
-def require_header(storage: Storage) -> None:
+def require_header(storage: Storage, *, look: bool = True) -> None:
     """Raise unless ``storage`` is the root of a data set.
+
+    Args:
+        storage: The root.
+        look: Whether to look for the layout of another library, which lists some folders.
 
     Raises:
         DataNotFound: It is not. The message names what was found: rows in logs, the layout of another
@@ -407,13 +396,17 @@ def require_header(storage: Storage) -> None:
         # The writer may have died before it could reach the store.
         if waiting := rows_waiting(storage):
             raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
-        if found := recognise(storage):
-            title, advice = found.format.title, found.format.advice
-            raise DataNotFound(
-                f"no data set of rlio: {HEADER} is not there; found {title}'s layout: {advice}",
-                uri=storage.uri,
-            ) from error
+        if look and (found := recognise(storage)):
+            raise other_layout(found, storage.uri) from error
         raise
+
+
+def other_layout(found: Found, uri: str) -> DataNotFound:
+    """The error for files of another library where a data set of rlio is needed."""
+    title, advice = found.format.title, found.format.advice
+    return DataNotFound(
+        f"no data set of rlio: {HEADER} is not there; found {title}'s layout: {advice}", uri=uri
+    )
 
 
 def opened(
@@ -423,11 +416,12 @@ def opened(
     on_error: Literal["raise", "skip"],
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
+    look: bool = True,
 ) -> Dataset:
-    """Open the data set with `open_dataset`, or return the one that is already open.
+    """Open the data set with `open_own`, or return the one that is already open.
 
     Raises:
-        OptionError: As `open_dataset`; or the call gives options that the open data set already has.
+        OptionError: As `rlio.open_dataset`; or the call gives options that the open data set already has.
         DataNotFound: The root has no data set.
         HoleError: Rows are missing.
     """
@@ -435,14 +429,16 @@ def opened(
         refuse_open_options(storage_options, limits)
         dataset = root if at is None else root.refresh(at=at)
     else:
-        dataset = open_dataset(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        dataset = open_own(
+            root, at=at, on_error=on_error, storage_options=storage_options, limits=limits, look=look
+        )
     if on_error == "raise":
         dataset.check_complete()
     return dataset
 
 
 def refuse_open_options(storage_options: Mapping[str, Any] | None, limits: Limits) -> None:
-    """Refuse the options that only `open_dataset` takes, because the data set is already open.
+    """Refuse the options that only `rlio.open_dataset` takes, because the data set is already open.
 
     Raises:
         OptionError: One of them is given.

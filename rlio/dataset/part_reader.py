@@ -7,9 +7,10 @@ write meanwhile. Exports read a data set as one part; Ray Data reads one part pe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,14 +29,16 @@ from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Schema, column_of_name
 from rlio.source.selection import GroupOptions, common_columns, counting_of, group_options, with_step_columns
+from rlio.source.source import Source, StoredSegment
 from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_count
 
-__all__ = ["PartReader", "Plan", "Rows", "plan_of", "split"]
+__all__ = ["PartReader", "Plan", "Rows", "plan_of", "source_tables", "split"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
+T = TypeVar("T")
 Missing = Literal["error", "drop", "fill"]
 
 # Largest table in bytes (or one row): the amount that is decoded at once, where stacks are looked up.
@@ -115,7 +118,7 @@ class Plan:
 
 
 def plan_of(
-    dataset: DatasetSnapshot,
+    dataset: Source,
     options: ReadOptions,
     *,
     missing: Missing,
@@ -193,7 +196,7 @@ def plan_of(
     )
 
 
-def _check_chooses_rows(dataset: DatasetSnapshot, options: GroupOptions, *, joint: bool) -> None:
+def _check_chooses_rows(dataset: Source, options: GroupOptions, *, joint: bool) -> None:
     """Refuse a filter if single rows are not units.
 
     Raises:
@@ -318,17 +321,7 @@ class PartReader:
         for rows in self.rows:
             for batch in self._of_writer(rows):
                 if batch.agent_steps():
-                    yield self._finished(batch, rows.writer)
-
-    def _finished(self, batch: Batch, writer: str) -> Batch:
-        """Return the batch in the form of the layout."""
-        if self.plan.layout.joint:
-            batch = batch.as_multi_agent()
-        if not self.plan.writers:
-            return batch
-        if isinstance(batch, MultiAgentBatch):
-            return MultiAgentBatch({p: _signed(b, writer) for p, b in batch.items()}, batch.env_steps())
-        return _signed(batch, writer)
+                    yield _finished(self.plan, batch, rows.writer)
 
     def _of_writer(self, rows: Rows) -> Iterator[Batch]:
         cursor = rows.first
@@ -347,8 +340,8 @@ class PartReader:
             try:
                 for segment in dataset.segments:
                     for span in reader.spans(segment):
-                        chosen = self._passing(search, segment, span)
-                        yield from self._of_span(reader, segment, span, chosen)
+                        chosen = _passing(self.plan, search, segment, span)
+                        yield from _of_span(self.plan, reader, segment, span, chosen)
                         cursor = span.end
                 return
             except SegmentGone as gone:
@@ -361,36 +354,77 @@ class PartReader:
         for where, rows in dataset.lost_rows():
             logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
 
-    def _of_span(
-        self, reader: SpanReader, segment: Segment, span: Span, chosen: NDArray[np.int64] | None
-    ) -> Iterator[Batch]:
-        """Yield the chosen rows of a row group, of the policy that is read; None: all."""
-        if chosen is not None and not len(chosen):
-            return
-        folded = reader.read_folded(segment, span)
-        if folded is None:
-            return
-        plan = self.plan
-        if isinstance(folded.batch, MultiAgentBatch):
-            if plan.policy is None:
-                yield folded.batch
-            elif plan.policy in folded.batch:
-                own = folded.batch[plan.policy]
-                yield own if chosen is None else own[chosen]
-            return
-        if chosen is not None and len(chosen) < len(folded.batch):
-            folded = replace(folded, batch=folded.batch[chosen])
-        for part in folded.parts(max(1, _TABLE_BYTES // max(plan.row_bytes, 1))):
-            yield unfold([part])
 
-    def _passing(self, search: SpanReader, segment: Segment, span: Span) -> NDArray[np.int64] | None:
-        """Return the rows of the policy in a group that pass the filter; None: no filter."""
-        row_filter = self.plan.row_filter
-        if row_filter is None:
-            return None
-        pid = self.plan.policy or DEFAULT_POLICY_ID
-        found = passing(search, segment, span, row_filter, pid)
-        return np.empty(0, np.int64) if found is None else found[0]
+def source_tables(source: Source, plan: Plan, *, on_error: Literal["raise", "skip"]) -> Iterator[pa.Table]:
+    """Yield the rows of any source as tables, group by group; nothing if it has no rows.
+
+    Raises:
+        CorruptData: Rows are damaged or missing; with ``on_error="skip"`` they are counted and logged.
+    """
+    missing = GoneSegments(on_error)
+    reader = SpanReader(
+        source, plan.options, counting_of(source, plan.options.columns), given_up=missing.given_up
+    )
+    search = reader.with_options(plan.filter_options, counting_of(source, plan.filter_options.columns))
+
+    def again(read: Callable[[], T]) -> T:
+        while True:
+            try:
+                return read()
+            except SegmentGone as gone:
+                missing.miss(gone)
+
+    def read_span(segment: StoredSegment, span: Span) -> list[Batch]:
+        chosen = _passing(plan, search, segment, span)
+        return list(_of_span(plan, reader, segment, span, chosen))
+
+    for segment in source.segments:
+        for span in again(partial(reader.spans, segment)):
+            for batch in again(partial(read_span, segment, span)):
+                if batch.agent_steps():
+                    yield plan.shows(to_table(_finished(plan, batch, segment.writer), plan.layout))
+
+
+def _finished(plan: Plan, batch: Batch, writer: str) -> Batch:
+    """Return the batch in the form of the layout."""
+    if plan.layout.joint:
+        batch = batch.as_multi_agent()
+    if not plan.writers:
+        return batch
+    if isinstance(batch, MultiAgentBatch):
+        return MultiAgentBatch({p: _signed(b, writer) for p, b in batch.items()}, batch.env_steps())
+    return _signed(batch, writer)
+
+
+def _of_span(
+    plan: Plan, reader: SpanReader, segment: StoredSegment, span: Span, chosen: NDArray[np.int64] | None
+) -> Iterator[Batch]:
+    """Yield the chosen rows of a row group, of the policy that is read; None: all."""
+    if chosen is not None and not len(chosen):
+        return
+    folded = reader.read_folded(segment, span)
+    if folded is None:
+        return
+    if isinstance(folded.batch, MultiAgentBatch):
+        if plan.policy is None:
+            yield folded.batch
+        elif plan.policy in folded.batch:
+            own = folded.batch[plan.policy]
+            yield own if chosen is None else own[chosen]
+        return
+    if chosen is not None and len(chosen) < len(folded.batch):
+        folded = replace(folded, batch=folded.batch[chosen])
+    for part in folded.parts(max(1, _TABLE_BYTES // max(plan.row_bytes, 1))):
+        yield unfold([part])
+
+
+def _passing(plan: Plan, search: SpanReader, segment: StoredSegment, span: Span) -> NDArray[np.int64] | None:
+    """Return the rows of the policy in a group that pass the filter; None: no filter."""
+    if plan.row_filter is None:
+        return None
+    pid = plan.policy or DEFAULT_POLICY_ID
+    found = passing(search, segment, span, plan.row_filter, pid)
+    return np.empty(0, np.int64) if found is None else found[0]
 
 
 def _signed(batch: SampleBatch, writer: str) -> SampleBatch:

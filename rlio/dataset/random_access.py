@@ -23,14 +23,15 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
+from rlio.dataset.listing import Segment
 from rlio.dataset.live_streams import flat_columns, live_streams
 from rlio.dataset.part_reader import Missing
 from rlio.dataset.shards import OpenShard
-from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import CorruptData, OptionError
 from rlio.readers.read_options import ReadOptions
-from rlio.schemas.streams import StreamTable
+from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
 from rlio.source.selection import counting_of, group_options
+from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.support.turns import Turns
 
@@ -65,7 +66,7 @@ class RandomAccess:
     """Reads rows and episodes by number, for one thread at a time. Keeps the last decoded row group.
 
     Args:
-        dataset: The data set, without missing rows.
+        dataset: The data set, or another source, without missing rows.
         columns: Logical columns; None: all, without those that have a row a sequence.
         missing: The rule for columns that only some writers have.
 
@@ -74,7 +75,7 @@ class RandomAccess:
         MissingColumn: A column does not exist.
     """
 
-    def __init__(self, dataset: DatasetSnapshot, columns: Sequence[str] | None, missing: Missing) -> None:
+    def __init__(self, dataset: Source, columns: Sequence[str] | None, missing: Missing) -> None:
         dataset.check_complete()
         self._missing: Missing = missing
         if columns is None:
@@ -85,7 +86,7 @@ class RandomAccess:
         self._turns = Turns("Dataset")
         self._open(dataset)
 
-    def _open(self, dataset: DatasetSnapshot) -> None:
+    def _open(self, dataset: Source) -> None:
         self._dataset = dataset
         options = group_options(dataset, ReadOptions(columns=self._columns), self._missing)
         counting = counting_of(dataset, options.columns)
@@ -94,6 +95,10 @@ class RandomAccess:
         self._starts = np.array([0, *accumulate(segment.rows for segment in dataset.segments)])
         self._group: tuple[tuple[int, int], Any] | None = None
         self._episodes: list[_Found] | None = None
+        #: Of segments without a table of streams: the table that was made of their rows, and of each fragment
+        #: its spans, and its rows there.
+        self._tables: dict[int, Streams] = {}
+        self._places: dict[_Fragment, list[tuple[int, NDArray[np.int64]]]] = {}
 
     def _again(self, read: Callable[[], T]) -> T:
         """Call ``read``; if shards were compacted meanwhile, list the same rows again first."""
@@ -171,9 +176,9 @@ class RandomAccess:
             current: dict[Hashable, _Found] = {}
             for index, segment in enumerate(self._dataset.segments):
                 counts = Counter[str]()
-                streams = zip(*vars(live_streams(self._shard(index), segment)).values(), strict=True)
+                streams = zip(*vars(self._streams(index)).values(), strict=True)
                 for policy, eps_id, agent, env, _, _, end, _, writer, began, _ in streams:
-                    key = (writer or segment.ref.writer, policy, eps_id, agent, env)
+                    key = (writer or segment.writer, policy, eps_id, agent, env)
                     if key not in current:
                         current[key] = _Found(eps_id, [], began)
                         found.append(current[key])
@@ -184,23 +189,67 @@ class RandomAccess:
             self._episodes = found
         return self._episodes
 
-    def _shard(self, index: int) -> OpenShard:
+    def streams(self, index: int) -> Streams:
+        """The table of the streams of a segment's rows."""
+        return self._again(lambda: self._streams(index))
+
+    def _shard(self, segment: Segment) -> OpenShard:
         """The shard of a segment, which has a table of streams."""
-        return cast(OpenShard, self._reader.open(self._dataset.segments[index]))  # Damage is raised.
+        return cast(OpenShard, self._reader.open(segment))  # Damage is raised.
+
+    def _streams(self, index: int) -> Streams:
+        segment = self._dataset.segments[index]
+        if not isinstance(segment, Segment):
+            if index not in self._tables:
+                self._tables[index] = self._searched(index)
+            return self._tables[index]
+        return live_streams(self._shard(segment), segment)
+
+    def _searched(self, index: int) -> Streams:
+        """The streams of a segment without a table of them: reads what tells them apart."""
+        segment, table = self._dataset.segments[index], StreamTable()
+        known = [name for names in self._dataset.columns.values() for name in names]
+        keys = [name for name in dict.fromkeys(known) if name in STREAM_COLUMNS]
+        options = group_options(self._dataset, ReadOptions(columns=keys or None), self._missing)
+        reader = self._reader.with_options(options, counting_of(self._dataset, options.columns))
+        counts: dict[str, dict[int, int]] = {policy: {} for policy in self._policies(index)}
+        for number, span in enumerate(reader.spans(segment)):
+            batch = reader.read(segment, span)
+            for policy, own in counts.items():
+                rows = _of_policy(batch, policy)
+                if rows is None:
+                    continue
+                streams = table.assign(policy, flat_columns(rows), len(rows))
+                for stream in np.unique(streams).tolist():
+                    fragment = _Fragment(index, policy, own.setdefault(stream, len(own)))
+                    places = np.flatnonzero(streams == stream)
+                    self._places.setdefault(fragment, []).append((number, places))
+        return table.streams
+
+    def _policies(self, index: int) -> Sequence[str]:
+        opened = self._reader.open(self._dataset.segments[index])
+        assert opened is not None  # Damage is raised.
+        return list(opened.schema.policies)
 
     def _groups(self, index: int, policy: str) -> Iterator[SampleBatch]:
         """The rows of a policy, row group by row group."""
         for span in self._reader.spans(self._dataset.segments[index]):
-            batch = self._batch(index, span)
-            own = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
-            if own is not None and len(own):
+            own = _of_policy(self._batch(index, span), policy)
+            if own is not None:
                 yield own
 
     def _rows_of(self, fragment: _Fragment) -> Iterator[SampleBatch]:
         """The rows of a fragment, as copies."""
-        shard = self._shard(fragment.segment)
+        segment = self._dataset.segments[fragment.segment]
+        if not isinstance(segment, Segment):
+            spans = self._reader.spans(segment)
+            for number, places in self._places[fragment]:
+                found_rows = _of_policy(self._batch(fragment.segment, spans[number]), fragment.policy)
+                assert found_rows is not None
+                yield found_rows[places]
+            return
         # The table of a shard of an earlier version knows no agents by name.
-        names_agents = any(agent is not None for agent in shard.streams.agent_index)
+        names_agents = any(agent is not None for agent in self._shard(segment).streams.agent_index)
         table, found = StreamTable(names_agents=names_agents), False
         for rows in self._groups(fragment.segment, fragment.policy):
             numbers = table.assign(fragment.policy or DEFAULT_POLICY_ID, flat_columns(rows), len(rows))
@@ -209,8 +258,13 @@ class RandomAccess:
                 found = True
                 yield rows[own]
         if not found:
-            segment = self._dataset.segments[fragment.segment]
             raise CorruptData(
                 f"the table of streams lists more episodes than the rows have: number {fragment.number}",
-                uri=self._dataset.storage.uri_of(segment.ref.path),
+                uri=self._dataset.uri_of(segment.path),
             )
+
+
+def _of_policy(batch: Any, policy: str) -> SampleBatch | None:
+    """The rows of a policy; None: there are none."""
+    own: SampleBatch | None = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
+    return own if own is not None and len(own) else None

@@ -29,6 +29,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
 from rlio.batch.probabilities import read_log_probabilities
 from rlio.dataset.dataset import Dataset
+from rlio.dataset.file_dataset import FileDataset
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
 from rlio.evaluation.estimation import Estimation, EstimationKeywords
@@ -202,6 +203,10 @@ def _sourced(data: Logged) -> Iterator[tuple[Hashable, Batch]]:
                 yield from _batches(reader)
                 return
             data = reader.dataset
+    if isinstance(data, FileDataset):
+        with read(data, epochs=1) as reader:
+            yield from _batches(reader)
+        return
     if not isinstance(data, Dataset):
         yield from _batches(data)
         return

@@ -8,7 +8,7 @@ Example:
     >>> import numpy as np, rlio
     >>> with rlio.ParquetWriter("memory://follow-example", writer_id="w00000-00000000") as writer:
     ...     writer.write(rlio.SampleBatch(t=np.arange(5)))
-    >>> with rlio.DatasetReader("memory://follow-example", follow=True, idle_timeout=0) as reader:
+    >>> with rlio.FollowReader("memory://follow-example", idle_timeout=0) as reader:
     ...     print([batch["t"].tolist() for batch in reader], reader.state_dict()["position"]["rows"])
     [[0, 1, 2, 3, 4]] {'w00000-00000000': 5}
 """
@@ -119,7 +119,7 @@ class _Mark(NamedTuple):
 
 
 class FollowPass:
-    """The pass of `DatasetReader` with ``follow=True``; see there.
+    """The pass of `rlio.FollowReader`, and of `rlio.FollowingReplay`; see there.
 
     Args:
         storage: The root; need not exist yet.
@@ -133,7 +133,7 @@ class FollowPass:
             ranks. None: the ranks are the slots.
 
     Raises:
-        OptionError: The options contradict following, or the data set has another format.
+        OptionError: An option is illegal, or the data set has another format.
     """
 
     epoch: int = 0
@@ -150,7 +150,11 @@ class FollowPass:
         poll_seconds: float,
         slots: int | None = None,
     ) -> None:
-        _check_combination(options, missing)
+        if missing not in ("error", "fill"):
+            raise OptionError(
+                f"missing={excerpt(missing)}: expected 'error' or 'fill', because the columns that later "
+                "writers lack are unknown; name columns=[...], or use missing='fill'"
+            )
         self._slots = slots
         self._idle_timeout = check_number(
             "idle_timeout", idle_timeout, least=0, of="seconds", none="no limit"
@@ -185,12 +189,12 @@ class FollowPass:
         self._closing = threading.Event()
         self._begin()
 
-    # ---- properties of DatasetReader ----
+    # ---- properties of FollowReader ----
 
     @property
     def place(self) -> str:
         """Where it is, for `repr`."""
-        return f"follow, {sum(self._rows.values())} rows of {len(self._rows)} writers read"
+        return f"{sum(self._rows.values())} rows of {len(self._rows)} writers read"
 
     @property
     def dataset(self) -> Dataset:
@@ -263,7 +267,7 @@ class FollowPass:
             if not self._segments.counting.by_row:
                 raise OptionError(
                     f"expected single rows, but this data set counts in {self.unit} of several rows: "
-                    "follow it with rlio.DatasetReader(follow=True)",
+                    "follow it with rlio.FollowReader",
                     uri=self._storage.uri,
                 )
             batch, units = self._serve(chunk, min(n, chunk.units))
@@ -287,7 +291,7 @@ class FollowPass:
     def skip(self, n: int) -> None:
         """Raise: batches have no fixed size, because they hold the rows available at reading."""
         raise OptionError(
-            "skip() with follow=True: future rows are unknown; call sample() and drop the batches"
+            "skip() of rlio.FollowReader: future rows are unknown; call sample() and drop the batches"
         )
 
     def _gather(self, wanted: int | None) -> tuple[list[Batch], int]:
@@ -696,23 +700,3 @@ class FollowPass:
         self._closing.set()
         self._ahead.close()
         self._chunk = None
-
-
-def _check_combination(options: ReadOptions, missing: str) -> None:
-    """Refuse options that contradict following.
-
-    Raises:
-        OptionError: An option does.
-    """
-    for name in ("epochs", "shuffle", "seed"):
-        value = getattr(options, name)
-        if value is not None and value is not False:
-            raise OptionError(
-                f"follow=True and {name}={value!r}: following is one pass in recorded order; leave {name} "
-                "out (rlio.ShuffledInput shuffles the batches of any reader)"
-            )
-    if missing not in ("error", "fill"):
-        raise OptionError(
-            f"follow=True and missing={excerpt(missing)}: the columns that later writers lack are unknown; "
-            "name columns=[...], or use missing='fill'"
-        )

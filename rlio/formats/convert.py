@@ -42,6 +42,7 @@ from rlio.formats.format import Format, by_name, formats, load
 from rlio.formats.hold import hold_folder
 from rlio.formats.report import ImportReport, Inspector
 from rlio.formats.sink import MARKER, EpisodeSink
+from rlio.mapping import Mapping as ColumnMapping
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
@@ -68,6 +69,7 @@ def convert(
     dst: StrPath,
     *,
     to: str | None = None,
+    mapping: ColumnMapping | None = None,
     policy: str | None = None,
     prove: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
@@ -90,6 +92,7 @@ def convert(
             memory; or an `EpisodeReader`, such as `rlio.from_arrays` gives.
         dst: A folder; or, for formats of one file, a file whose ending is one of the format's.
         to: Name of the format; None: a data set of rlio.
+        mapping: What the columns of a table mean.
         policy: The policy whose rows are converted, if there are several.
         prove: Whether to read both sides again, and compare them episode by episode and column by column, in
             what the format holds (`Format.loses` names the rest).
@@ -118,7 +121,7 @@ def convert(
         src,
         policy=policy,
         keeps_batches=format is None,
-        read_options=read_options,
+        read_options=_with_mapping(read_options, mapping),
         storage_options=storage_options,
     )
     storage = Storage.open(dst, storage_options=into_storage_options)
@@ -132,6 +135,17 @@ def convert(
             _prove(source, dst, format, into_storage_options, target)
             report = replace(report, proved=True)
     return report
+
+
+def _with_mapping(
+    read_options: Mapping[str, Any] | None, mapping: ColumnMapping | None
+) -> Mapping[str, Any] | None:
+    """The keywords of the reader of the source."""
+    if mapping is None:
+        return read_options
+    if "mapping" in (read_options or {}):
+        raise OptionError("mapping= and read_options={'mapping': ...} are one option: pass one of them")
+    return {**(read_options or {}), "mapping": mapping}
 
 
 def _copy(

@@ -21,6 +21,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.arrays import is_table, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.dataset.dataset import Dataset
+from rlio.dataset.file_dataset import FileDataset
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.format import formats
 from rlio.formats.report import ends_of
@@ -41,8 +42,8 @@ Layout: TypeAlias = Literal["whole", "runs", "mixed"]
 # Keywords of readers that would change the order of rows, or that this module sets; and those that readers of
 # data sets get.
 _REFUSED = frozenset(
-    ("epochs", "shuffle", "seed", "shard", "batch_size", "drop_last", "follow", "grow", "cache", "policy")
-) | {"draw"}
+    ("epochs", "shuffle", "seed", "shard", "batch_size", "drop_last", "cache", "policy", "draw")
+)
 _OF_DATASETS = frozenset(("columns", "missing", "on_error", "filter", "split"))
 _OPENING = frozenset(("at", "storage_options", "limits"))
 
@@ -373,6 +374,8 @@ def open_episodes(
         DataNotFound: Nothing is there.
     """
     options = {**(read_options or {})}
+    if isinstance(src, FileDataset):
+        src, options = src.inputs, {**src.options, **options}
     if refused := sorted(_REFUSED & options.keys()):
         raise OptionError(f"read_options: a conversion reads all rows once, in order; leave out {refused}")
     if isinstance(src, Dataset):

@@ -1,4 +1,4 @@
-"""`MappedSource`: the episodes of a table, by a `ColumnMap` that states what its columns mean.
+"""`MappedSource`: the episodes of a table, by a `rlio.Mapping` that states what its columns mean.
 
 Row t has the observation, the action, and the reward and the flags that followed it. Rows of an episode are
 adjacent. An episode ends where its id changes, where a flag is true, or with its file.
@@ -7,7 +7,7 @@ Example:
     >>> from rlio.formats.tables import ArrayTable
     >>> table = ArrayTable("log", {"trip": [7, 7, 9], "x": [0.0, 1.0, 5.0], "y": [0, 1, 5], "a": [1, 0, 1]})
     >>> source = MappedSource(
-    ...     table, ColumnMap({"obs": ["x", "y"], "actions": "a"}, episode=("trip",), next_obs="derive")
+    ...     table, Mapping({"obs": ["x", "y"], "actions": "a"}, episode="trip", next_obs="derive")
     ... )
     >>> rows = source.load(0, None)
     >>> source.lengths, rows["new_obs"].tolist(), rows["new_obs_valid"].tolist()
@@ -19,10 +19,12 @@ from __future__ import annotations
 import re
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import abc
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Final, NoReturn, TypeAlias
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,16 +45,13 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.formats.tables import Rows, Table
+from rlio.mapping import DERIVE, Mapping, dotted, nested
 from rlio.readers.inputs import raise_at
 from rlio.readers.rllib_json import standard_dtype
 from rlio.storage import InputFile
 
-__all__ = ["DERIVE", "ColumnMap", "MappedSource", "Spec", "by_own_names", "own_map"]
+__all__ = ["MappedSource", "by_own_names", "own_map"]
 
-#: What a column is made of: a column; several, each one number a row, side by side; or parts by name.
-Spec: TypeAlias = str | Sequence[str] | Mapping[str, Any]
-
-DERIVE: Final = "derive"
 _SCAN_ROWS: Final = 65_536
 _SHOWN_COLUMNS: Final = 30
 _NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
@@ -60,30 +59,10 @@ _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
 
 
 @dataclass(frozen=True)
-class ColumnMap:
-    """What the columns of a table mean.
+class _OwnNames(Mapping):
+    """The mapping of a table whose columns have rlio's names: ``eps_id`` and ``new_obs`` are columns, too."""
 
-    Attributes:
-        columns: rlio's column, or a part of one (``obs/position``) -> the columns of the table that it
-            consists of.
-        episode: Columns whose value changes where an episode begins; (): none.
-        terminated: Flag that marks the last row of a terminated episode; or whether all episodes terminated.
-        truncated: Flag that marks the last row of a truncated episode; or whether all others were truncated;
-            None: complete episodes that are not terminated are truncated.
-        next_obs: `DERIVE`, the columns of ``new_obs``, or None.
-        dtypes: Column of rlio, or part of one (``obs/position``) -> dtype.
-        per_file: Whether episodes end with their file and ids are unique only within a file; None: not known.
-        final_row: Whether the last row of an episode has only its final observation.
-    """
-
-    columns: Mapping[str, Spec]
-    episode: tuple[str, ...] = ()
-    terminated: str | bool | None = None
-    truncated: str | bool | None = None
-    next_obs: Spec | None = None
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    per_file: bool | None = None
-    final_row: bool = False
+    instead: ClassVar[abc.Mapping[str, str]] = MappingProxyType({})
 
 
 class MappedSource:
@@ -102,24 +81,23 @@ class MappedSource:
         OptionError: Nothing shows where episodes end.
     """
 
-    spaces = None
+    spaces: tuple[Any, Any] | None = None
 
-    def __init__(self, table: Table, mapping: ColumnMap) -> None:
+    def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri
         self._table, self._map = table, mapping
+        self._id_names = tuple(mapping.episode or ())
         self.notes: list[str] = []
         self._file_starts = [0, *accumulate(table.rows)]
         self._rows = self._file_starts[-1]
         try:
             if not self._rows:
                 raise DataNotFound("found no rows")
-            columns = _nested(mapping.columns)
-            if Columns.NEXT_OBS in columns and mapping.next_obs is not None:
-                raise OptionError("columns= and next_obs= both name new_obs: leave out one of them")
+            columns = nested(mapping.columns)
             if mapping.next_obs is not None and mapping.next_obs != DERIVE:
                 columns[Columns.NEXT_OBS] = mapping.next_obs
             self._specs = {name: self._resolved(spec, name) for name, spec in columns.items()}
-            self._ids = [self._path(name, "episode") for name in mapping.episode]
+            self._ids = [self._path(name, "episode") for name in self._id_names]
             self._flags = [
                 self._path(flag, option) if isinstance(flag, str) else None
                 for flag, option in ((mapping.terminated, "terminated"), (mapping.truncated, "truncated"))
@@ -129,7 +107,7 @@ class MappedSource:
             self._starts = [*self._find_starts(), self._rows]
             self._check_stored_ids()
             steps = [stop - start for start, stop in pairwise(self._starts)]
-            self.lengths: list[int] = [count - 1 for count in steps] if mapping.final_row else steps
+            self.lengths: Sequence[int] = [count - 1 for count in steps] if mapping.final_row else steps
             table.together = frozenset(path[0] for path in self._paths())
             self.row_bytes: int = self._try()
             self.files: Sequence[InputFile] = table.files or (self._in_memory(),)
@@ -170,7 +148,7 @@ class MappedSource:
 
     def _resolved(self, spec: Any, name: str) -> Any:
         """The spec with paths for names."""
-        if isinstance(spec, Mapping) and spec:
+        if isinstance(spec, abc.Mapping) and spec:
             return {key: self._resolved(part, f"{name}.{key}") for key, part in spec.items()}
         if isinstance(spec, Sequence) and not isinstance(spec, str) and spec:
             return [self._path(part, name) for part in spec]
@@ -186,17 +164,6 @@ class MappedSource:
                 )
             if mapping.final_row:
                 raise OptionError("final_row=True needs episode= or per_file=True: no flag marks that row")
-        if mapping.next_obs == DERIVE and Columns.OBS not in self._specs:
-            raise OptionError("next_obs='derive' needs columns={'obs': ...}")
-        if mapping.final_row and mapping.next_obs != DERIVE:
-            raise OptionError("final_row=True needs next_obs='derive', which takes new_obs from that row")
-        unknown = [
-            name
-            for name in mapping.dtypes
-            if _dotted(name).partition(".")[0] not in (*self._specs, Columns.NEXT_OBS)
-        ]
-        if unknown:
-            raise OptionError(f"dtypes={excerpt(unknown)}: expected columns of rlio that are mapped")
         if self._ids and mapping.terminated is None and mapping.truncated is None:
             self.notes.append("No column states how episodes end: all ends are truncations.")
 
@@ -254,7 +221,7 @@ class MappedSource:
         found = self._read(start, stop, list(_paths_of(spec)), keep=None if name == Columns.OBS else keep)
         return self._made(spec, found, name)
 
-    def _made(self, spec: Any, found: Mapping[tuple[str, ...], Any], name: str) -> Any:
+    def _made(self, spec: Any, found: abc.Mapping[tuple[str, ...], Any], name: str) -> Any:
         top = name.partition(".")[0]
         if isinstance(spec, dict):
             return {key: self._made(part, found, f"{name}.{key}") for key, part in spec.items()}
@@ -271,7 +238,7 @@ class MappedSource:
     def _cast(self, array: NDArray[Any], name: str) -> NDArray[Any]:
         """Return the array in the requested dtype, as a copy."""
         own = name.replace(Columns.NEXT_OBS, Columns.OBS, 1) if name.startswith(Columns.NEXT_OBS) else name
-        dtypes = {_dotted(key): dtype for key, dtype in self._map.dtypes.items()}
+        dtypes = {dotted(key): dtype for key, dtype in (self._map.dtypes or {}).items()}
         wanted = next((dtypes[key] for key in (name, own, own.partition(".")[0]) if key in dtypes), None)
         if wanted is None:
             try:
@@ -318,7 +285,7 @@ class MappedSource:
                 "a flag on the last row of each; leave out episode= if the flags alone say where episodes end"
             )
         if ids and self._numbers_ids:
-            names = ", ".join(mapping.episode)
+            names = ", ".join(self._id_names)
             self.notes.append(f"eps_id numbers the episodes in their order, not as {names} does.")
         return [int(row) for row in starts]
 
@@ -376,12 +343,12 @@ class MappedSource:
         )
 
     def _refuse_return(self, key: tuple[Any, ...], row: int) -> NoReturn:
-        name = ", ".join(self._map.episode)
+        name = ", ".join(self._id_names)
         raise SchemaError(
             f"row {row}: the episode {excerpt(key[0] if len(key) == 1 else key)} begins again after another "
             f"one: expected its rows together; sort the table by {name} and time, name further columns in "
             "episode=[...], or pass per_file=True if ids are those of one file",
-            column=self._map.episode[0],
+            column=self._id_names[0],
         )
 
     def _id_column(self, values: Any, path: tuple[str, ...]) -> NDArray[Any]:
@@ -523,7 +490,7 @@ def _stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield start, min(start + _SCAN_ROWS, end)
 
 
-def _walk(columns: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def _walk(columns: abc.Mapping[str, Any], path: tuple[str, ...]) -> Any:
     """What is at a path of nested columns."""
     value = columns[path[0]]
     for key in path[1:]:
@@ -592,33 +559,6 @@ def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
     return found
 
 
-def _dotted(name: str) -> str:
-    """``obs/position`` as ``obs.position``, which is how this module joins names."""
-    return name.replace("/", ".")
-
-
-def _nested(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Specs by column: a name such as ``obs/position`` is a part of a nested column.
-
-    Raises:
-        OptionError: A column is named with and without parts.
-    """
-    found: dict[str, Any] = {}
-    for name, spec in columns.items():
-        top, *parents = name.split("/") if isinstance(name, str) else [name]
-        inner, key = found, top
-        for part in parents:
-            inner, key = inner.setdefault(key, {}), part
-            if not isinstance(inner, dict):
-                break
-        if not isinstance(inner, dict) or key in inner:
-            raise OptionError(
-                f"columns={excerpt(list(columns))}: {excerpt(name)} is named, and so is its whole or a part"
-            )
-        inner[key] = dict(spec) if isinstance(spec, Mapping) else spec
-    return found
-
-
 def describe(table: Table) -> str:
     """The columns of a table with dtype and three values each, for messages."""
     shown = []
@@ -650,7 +590,7 @@ def by_own_names(table: Table) -> MappedSource:
     return MappedSource(table, own_map(table))
 
 
-def own_map(table: Table) -> ColumnMap:
+def own_map(table: Table) -> Mapping:
     """The mapping of a table whose columns have rlio's names.
 
     ``obs_0``, ``obs_1``, ... are one column, and ``obs/position`` is a part of one. The table needs obs,
@@ -661,17 +601,17 @@ def own_map(table: Table) -> ColumnMap:
     """
     try:
         columns = _own_columns(table)
+        flags = [columns.pop(name, None) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)]
+        ids = [columns.pop(Columns.EPS_ID)] if table.lengths is None and Columns.EPS_ID in columns else []
+        return _OwnNames(columns, episode=ids, terminated=flags[0], truncated=flags[1])
     except RlioError as error:
         found, shown = str(error).partition(":")[0], describe(table)
         table.close()
         raise UnknownLayout(
-            f"{found}; say what the columns mean: columns={{'obs': [...], 'actions': ..., 'rewards': ...}}, "
-            f"episode=... (docs/mapping.md); {shown}",
+            f"{found}; say what the columns mean: mapping=rlio.Mapping(columns={{'obs': [...], 'actions': "
+            f"..., 'rewards': ...}}, episode=...) (docs/mapping.md); {shown}",
             uri=table.uri,
         ) from error
-    flags = [columns.pop(name, None) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)]
-    ids = [columns.pop(Columns.EPS_ID)] if table.lengths is None and Columns.EPS_ID in columns else []
-    return ColumnMap(columns, episode=tuple(ids), terminated=flags[0], truncated=flags[1])
 
 
 def _own_columns(table: Table) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def locate_format(
         raise UnknownLayout(
             "found no format that rlio knows, expected one of "
             + ", ".join(known.title for known in formats())
-            + ": pass format= if you know it, or columns= for a table of steps",
+            + ": pass format= if you know it, or mapping= for a table of steps",
             uri=os.fspath(values[0]),
         )
     if chosen.source is None:
@@ -190,16 +190,19 @@ def open_source(format: Format, place: Place, options: Mapping[str, Any], *, lim
 
 
 def open_files(
-    inputs: StrPath,
+    inputs: StrPath | Sequence[StrPath],
     *,
-    storage_options: Mapping[str, Any] | None,
+    format: str | None = None,
+    format_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> EpisodeFiles:
     """The episodes of a data set as a source; see `locate_format` for the errors."""
-    format, place = locate_format(inputs, storage_options=storage_options, limits=limits)
-    source = open_source(format, place, {}, limits=limits)
-    return EpisodeFiles(source, about=about_format(format, {}), on_error=on_error)
+    own = dict(format_options or {})
+    found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
+    source = open_source(found, place, own, limits=limits)
+    return EpisodeFiles(source, about=about_format(found, own), on_error=on_error)
 
 
 def about_format(format: Format, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def status(
     The cost is that of two listings, of ``data/`` and of the progress marks, and of one small read for each
     frame in the logs on this machine. It cannot know whether writers of other hosts are alive, or which rows
     are in their logs. It does not see followers without progress marks, such as
-    ``rlio.DatasetReader(root, follow=True)``, whose positions are only in their states.
+    `rlio.FollowReader`, whose positions are only in their states.
 
     Args:
         root: The data set: a path or any fsspec URL.

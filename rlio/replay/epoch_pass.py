@@ -10,7 +10,6 @@ Subclasses define which units are at a position (`rlio.replay.epochs`, `rlio.rea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from rlio.batch import Batch
@@ -197,8 +196,3 @@ class EpochPass(ABC):
         options = {"shuffle": self.options.shuffle, "epochs": self.options.epochs}
         order = [self.order, ORDER_VERSION] if self.options.shuffle else ["recorded", 0]
         return {"order": order, **found, "options": options | found["options"]}
-
-    def extend(self, epochs: int) -> None:
-        """Set the total number of epochs to read."""
-        self.options = replace(self.options, epochs=epochs)
-        self.__dict__.pop("_fingerprint", None)  # It contains the number of epochs.

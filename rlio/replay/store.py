@@ -29,10 +29,11 @@ from typing import Annotated, Any, Final, Literal, Self, TypedDict, Unpack
 from tqdm import tqdm
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
-from rlio.dataset.dataset import Dataset, Snapshot, opened
-from rlio.errors import ClosedError, DataNotFound, OptionError, SchemaError, excerpt
-from rlio.formats.format import open_files
+from rlio.dataset.dataset import Dataset, Snapshot
+from rlio.dataset.opening import open_source
+from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.mapping import Mapping as ColumnMapping
 from rlio.reader import Unit
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.build import StoreInput, build, rows_of, schema_of
@@ -58,7 +59,13 @@ from rlio.source.damage import Damage
 from rlio.source.source import FileSource, Source
 from rlio.source.span_reader import GoneSegments
 from rlio.support.described import Described
-from rlio.support.options import check_choice, check_count, checked_keywords, default_options
+from rlio.support.options import (
+    check_choice,
+    check_count,
+    checked_keywords,
+    default_options,
+    refuse_mapped_columns,
+)
 
 __all__ = ["DrawKeywords", "LiveDrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
@@ -223,11 +230,16 @@ class ReplayStore(Described):
     # ---- a data set ----
 
     @classmethod
+    @checked_keywords
     def open(
         cls,
-        root: str | os.PathLike[str] | Dataset,
+        root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset | Any,
         *,
         at: Snapshot | None = None,
+        mapping: ColumnMapping | None = None,
+        format: str | None = None,
+        format_options: Mapping[str, Any] | None = None,
+        spaces: Any = None,
         cache: Literal["memory", "disk"] = "memory",
         cache_folder: str | os.PathLike[str] | CacheFolder | None = None,
         columns: Sequence[str] | None = None,
@@ -241,9 +253,13 @@ class ReplayStore(Described):
         """Open a store of a data set's rows, as the data set is now.
 
         Args:
-            root: Folder of the data set (a path or any fsspec URL), or an open `Dataset`; or a data set of
-                another library (docs/foreign.md).
+            root: Folder of the data set (a path or any fsspec URL), or an open `Dataset`; or files of another
+                library, or a table, as `rlio.read` takes them (docs/foreign.md).
             at: A snapshot from `Dataset.snapshot`.
+            mapping: What the columns of a table mean.
+            format: Name of the format of another library's files; None: recognise it.
+            format_options: Options of that format.
+            spaces: Of RLlib's JSON: see `rlio.JsonReader`.
             cache: Where to keep the rows: in "memory", or on "disk", in memory-mapped files of the cache
                 folder.
             cache_folder: The cache folder; None: ``RLIO_CACHE``, or the user's default. See `CacheFolder`.
@@ -262,23 +278,15 @@ class ReplayStore(Described):
             CorruptData: Rows are damaged.
             OptionError: The data was recorded in sequences, or an option is illegal.
         """
-        source: Source
-        try:
-            source = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
-        except DataNotFound:
-            if isinstance(root, Dataset):
-                raise
-            found = open_files(root, storage_options=storage_options, limits=limits, on_error=on_error)
-            if found is None:
-                raise
-            if at is not None:
-                found.close()
-                raise OptionError(
-                    "at= is a snapshot of a data set of rlio, and these files are of another library: leave "
-                    "it out",
-                    uri=found.uri,
-                ) from None
-            source = found
+        refuse_mapped_columns(columns)
+        source = open_source(
+            root,
+            at=at,
+            own={"mapping": mapping, "format": format, "format_options": format_options, "spaces": spaces},
+            on_error=on_error,
+            storage_options=storage_options,
+            limits=limits,
+        )
         return cls.of(
             source,
             cache=cache,

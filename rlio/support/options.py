@@ -21,7 +21,18 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral, Real
-from typing import Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints, overload
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from rlio.errors import OptionError, UnknownName, excerpt
 
@@ -38,6 +49,8 @@ __all__ = [
     "folded",
     "in_own_spelling",
     "option_names",
+    "refuse_mapped_columns",
+    "refuse_replaced",
     "refuse_unknown",
     "set_options",
 ]
@@ -60,6 +73,25 @@ _INSTEAD = {
     "split": _EPISODES_OF_DATA,
 }
 _TYPED_KEYWORDS = re.compile(r"Unpack\[(\w+)\]")
+
+
+_MAPPING: Final = "mapping=rlio.Mapping(columns={...}, episode=..., terminated=...)"
+_FOLLOW: Final = (
+    "rlio.FollowReader(root, ...) follows a data set; in a worker, input=rlio.FollowReader, "
+    "input_options={'root': root, ...}"
+)
+#: Options of readers that were replaced -> what to write now.
+_REPLACED: Final[Mapping[str, str]] = {
+    "follow": _FOLLOW,
+    "idle_timeout": _FOLLOW,
+    "poll_seconds": _FOLLOW,
+    "grow": "for each epoch, open a reader with at=rlio.open_dataset(root).snapshot() and epochs=1: "
+    "docs/replay.md shows the loop",
+    **dict.fromkeys(
+        ("episode", "terminated", "truncated", "next_obs", "dtypes", "per_file", "final_row"),
+        f"what the columns of a table mean is one option, {_MAPPING}",
+    ),
+}
 
 
 def folded(name: str) -> str:
@@ -310,10 +342,36 @@ def refuse_unknown(options: Iterable[str], known: Iterable[str] | None, *, of: s
     """
     if known is None:
         return
-    names = list(known)
+    names, options = list(known), list(options)
+    if "on_error" in names:  # A reader.
+        refuse_replaced((name for name in options if name not in names), of=of)
     for name in options:
         if name not in names:
             raise UnknownName(f"{of} has no option {excerpt(name)}{_instead(name, names)} {', '.join(names)}")
+
+
+def refuse_replaced(options: Iterable[str], *, of: str) -> None:
+    """Raise for an option that readers had before, with what to write now.
+
+    Raises:
+        UnknownName: There is one.
+    """
+    for name in options:
+        if name in _REPLACED:
+            raise UnknownName(f"{of} has no option {name!r}: {_REPLACED[name]}")
+
+
+def refuse_mapped_columns(columns: object) -> None:
+    """Raise if ``columns``, which selects columns by name, is the dict of a mapping.
+
+    Raises:
+        OptionError: It is.
+    """
+    if isinstance(columns, Mapping):
+        raise OptionError(
+            f"columns={excerpt(columns)}: expected a list of names, which are read; what the columns of a "
+            f"table mean is {_MAPPING}"
+        )
 
 
 def _instead(name: str, known: list[str]) -> str:
@@ -346,7 +404,7 @@ def checked_keywords(taker: F) -> F:
 def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
     signature = _full_signature(function)
     function.__signature__ = signature  # type: ignore[attr-defined] # inspect looks for it
-    known = [name for name in option_names(function) or () if name != "self"]
+    known = [name for name in option_names(function) or () if name not in ("self", "cls")]
     spelled = {folded(name): name for name in known}
 
     @functools.wraps(function)

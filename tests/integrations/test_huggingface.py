@@ -12,11 +12,9 @@ import rlio
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
-MAPPING: dict[str, Any] = {
-    "columns": {"obs": ["x", "info.y"], "actions": "a", "rewards": "r"},
-    "episode": "trip",
-    "next_obs": "derive",
-}
+MAPPING = rlio.Mapping(
+    {"obs": ["x", "info.y"], "actions": "a", "rewards": "r"}, episode="trip", next_obs="derive"
+)
 
 
 def made(rows: int = 50_000) -> Any:
@@ -34,7 +32,7 @@ def made(rows: int = 50_000) -> Any:
 
 
 def rows_of(source: Any, **options: Any) -> rlio.SampleBatch:
-    with rlio.read(source, epochs=1, **{**MAPPING, **options}) as reader:
+    with rlio.read(source, epochs=1, **{"mapping": MAPPING, **options}) as reader:
         return rlio.concat_samples(list(reader))
 
 
@@ -49,7 +47,7 @@ def test_rows_of_a_data_set_in_memory_filtered_and_saved_are_its_rows(tmp_path: 
         assert rows["eps_id"].tolist() == list(expected["trip"])
         valid = rows["new_obs_valid"]
         assert (rows["new_obs"][valid] == rows["obs"][valid] + [1, -1]).all()
-    report = rlio.convert(some, tmp_path / "out", read_options=MAPPING, prove=True)
+    report = rlio.convert(some, tmp_path / "out", mapping=MAPPING, prove=True)
     assert report.rows == len(some)
 
 
@@ -59,4 +57,4 @@ def test_data_sets_without_rows_to_choose_from_are_refused() -> None:
         with pytest.raises(rlio.errors.OptionError):
             rows_of(source)
     with pytest.raises(rlio.errors.MissingColumn, match=r"a \(int64: 0, 1, 2\)"):
-        rows_of(whole, columns={"obs": "z"})
+        rows_of(whole, mapping=rlio.Mapping({"obs": "z"}, episode="trip"))

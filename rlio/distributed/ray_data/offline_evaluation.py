@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from rlio.batch import SampleBatch
-from rlio.dataset.dataset import Dataset, open_dataset
+from rlio.dataset.dataset import Dataset
+from rlio.dataset.opening import open_dataset
 from rlio.dataset.part_reader import Rows, split
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import DataNotFound, OptionError

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlio.dataset.arrow_tables import Layout
 from rlio.dataset.commit import put_header
-from rlio.dataset.dataset import Dataset, open_dataset
+from rlio.dataset.dataset import Dataset
 from rlio.dataset.listing import list_shards
 from rlio.dataset.names import part_id, part_of
+from rlio.dataset.opening import open_dataset
 from rlio.distributed.ray_data.part_writer import PartOptions
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import OptionError, RlioError

@@ -1,0 +1,201 @@
+"""`Mapping`: what the columns of a table mean, for tables whose columns have other names than rlio's.
+
+Not here: how a table is read by one (`rlio.formats.mapping`).
+
+Example:
+    >>> mapping = Mapping({"obs": ["x", "y"], "actions": "a"}, episode="trip", next_obs="derive")
+    >>> mapping.episode, mapping.final_row
+    (('trip',), False)
+    >>> Mapping({"obs": "x"}, terminated=True, truncated="late")
+    Traceback (most recent call last):
+    ...
+    rlio.errors.OptionError: terminated=True and truncated='late' contradict each other: leave one out
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+
+from rlio.batch.columns import Columns
+from rlio.errors import OptionError, excerpt
+from rlio.support.options import check_flag, set_options
+
+__all__ = ["DERIVE", "Mapping", "Spec", "dotted", "nested"]
+
+#: What a column is made of: a column; several, each one number a row, side by side; or parts by name.
+Spec: TypeAlias = str | Sequence[str] | abc.Mapping[str, Any]
+
+DERIVE: Final = "derive"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """What the columns of a table mean; see docs/mapping.md.
+
+    Row t has the observation, the action, and the reward and the flags that followed it. Rows of an episode
+    are adjacent, in the order of time. A name may be a path to a part of a nested column, such as
+    ``"info.speed"``. The values are copied.
+
+    Attributes:
+        columns: rlio's column, or a part of one (``obs/position``) -> a column of the table; or a list of
+            columns with one number a row, joined into one array; or a dict of these, a nested column.
+        episode: The column, or columns, whose value changes where an episode begins; a tuple, () for None.
+            Whole numbers become ``eps_id``; for others, it numbers the episodes.
+        terminated: The flag that marks the last row of a terminated episode; True: all terminated.
+        truncated: The same for truncated episodes. None: complete episodes that are not terminated are
+            truncated.
+        next_obs: The columns of ``new_obs``, as in ``columns``; or ``"derive"``: from the next row of the
+            episode. The last row of each episode then has ``new_obs_valid`` False.
+        dtypes: rlio's column, or a part of one -> dtype, such as ``{"obs": "float32"}``.
+        per_file: True: an episode ends with its file, and ids are unique only within a file; False: an
+            episode may continue in the next file; None: not known.
+        final_row: Whether each episode has a further row, with its final observation only.
+
+    Raises:
+        OptionError: A value is illegal, or two contradict each other.
+    """
+
+    columns: abc.Mapping[str, Spec]
+    _: KW_ONLY
+    episode: str | Sequence[str] | None = None
+    terminated: str | bool | None = None
+    truncated: str | bool | None = None
+    next_obs: Spec | None = None
+    dtypes: abc.Mapping[str, str] | None = field(default_factory=dict)
+    per_file: bool | None = None
+    final_row: bool = False
+
+    #: Columns that other fields stand for.
+    instead: ClassVar[abc.Mapping[str, str]] = MappingProxyType(
+        {
+            Columns.EPS_ID: "episode",
+            Columns.TERMINATEDS: "terminated",
+            Columns.TRUNCATEDS: "truncated",
+            Columns.NEXT_OBS: "next_obs",
+            Columns.NEXT_OBS_VALID: "next_obs",
+            Columns.DONES: "terminated",
+        }
+    )
+
+    def __post_init__(self) -> None:
+        set_options(
+            self,
+            columns=self._checked_columns(),
+            episode=_checked_names(self.episode),
+            dtypes=_checked_dtypes(self.dtypes),
+            per_file=None if self.per_file is None else check_flag("per_file", self.per_file),
+            final_row=check_flag("final_row", self.final_row),
+        )
+        for name in ("terminated", "truncated"):
+            if not isinstance(getattr(self, name), str | bool | None):
+                raise OptionError(f"{name}={excerpt(getattr(self, name))}: expected a column, True or False")
+        if self.terminated is True and self.truncated not in (None, False):
+            raise OptionError(
+                f"terminated=True and truncated={excerpt(self.truncated)} contradict each other: leave one "
+                "out"
+            )
+        tops = nested(self.columns)
+        if self.next_obs is not None:
+            _check_spec("next_obs", self.next_obs)
+            set_options(self, next_obs=deepcopy(self.next_obs))
+            if Columns.NEXT_OBS in tops:
+                raise OptionError("columns= and next_obs= both name new_obs: leave out one of them")
+        if self.next_obs == DERIVE and Columns.OBS not in tops:
+            raise OptionError("next_obs='derive' needs columns={'obs': ...}")
+        if self.final_row and self.next_obs != DERIVE:
+            raise OptionError("final_row=True needs next_obs='derive', which takes new_obs from that row")
+        known = (*tops, Columns.NEXT_OBS)
+        if unknown := [name for name in self.dtypes or () if dotted(name).partition(".")[0] not in known]:
+            raise OptionError(f"dtypes={excerpt(unknown)}: expected columns of rlio that are mapped")
+
+    def _checked_columns(self) -> dict[str, Spec]:
+        columns = self.columns
+        if not isinstance(columns, abc.Mapping) or not columns:
+            raise OptionError(
+                f"columns={excerpt(columns)}: expected a dict of rlio's column -> column of the table"
+            )
+        for name, spec in columns.items():
+            if not isinstance(name, str) or not name:
+                raise OptionError(f"columns={{{excerpt(name)}: ...}}: expected the name of a column of rlio")
+            if (top := name.partition("/")[0]) in self.instead:
+                raise OptionError(f"columns={{{name!r}: ...}}: pass {self.instead[top]}= instead")
+            _check_spec(name, spec)
+        return {name: deepcopy(spec) for name, spec in columns.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """What is not the default, as JSON values."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+
+def _check_spec(name: str, spec: object) -> None:
+    """Raise unless ``spec`` is a `Spec`."""
+    if isinstance(spec, abc.Mapping) and spec:
+        for key, part in spec.items():
+            _check_spec(f"{name}.{key}", part)
+    elif not isinstance(spec, str) and not (
+        isinstance(spec, Sequence) and spec and all(isinstance(part, str) for part in spec)
+    ):
+        raise OptionError(
+            f"{name}={excerpt(spec)}: expected the name of a column, a list of names, or a dict of parts"
+        )
+
+
+def _checked_names(episode: object) -> tuple[str, ...]:
+    if episode is None or isinstance(episode, str):
+        return () if episode is None else (episode,)
+    if not isinstance(episode, Sequence) or not all(isinstance(name, str) for name in episode):
+        raise OptionError(f"episode={excerpt(episode)}: expected the name of a column, or a list of names")
+    return tuple(episode)
+
+
+def _checked_dtypes(dtypes: object) -> dict[str, str]:
+    if dtypes is not None and not isinstance(dtypes, abc.Mapping):
+        raise OptionError(f"dtypes={excerpt(dtypes)}: expected a dict of rlio's column -> dtype")
+    for name, dtype in (dtypes or {}).items():
+        try:
+            np.dtype(dtype)
+            is_known = isinstance(name, str) and dtype is not None
+        except TypeError:
+            is_known = False
+        if not is_known:
+            raise OptionError(
+                f"dtypes={{{excerpt(name)}: {excerpt(dtype)}}}: expected rlio's column -> the name of a "
+                "NumPy dtype, such as 'float32'"
+            )
+    return {
+        name: kind if isinstance(kind, str) else np.dtype(kind).name for name, kind in (dtypes or {}).items()
+    }
+
+
+def dotted(name: str) -> str:
+    """``obs/position`` as ``obs.position``, which is how a part is named in messages and paths."""
+    return name.replace("/", ".")
+
+
+def nested(columns: abc.Mapping[str, Any]) -> dict[str, Any]:
+    """Specs by column: a name such as ``obs/position`` is a part of a nested column.
+
+    Raises:
+        OptionError: A column is named with and without parts.
+    """
+    found: dict[str, Any] = {}
+    for name, spec in columns.items():
+        top, *parents = name.split("/")
+        inner, key = found, top
+        for part in parents:
+            inner, key = inner.setdefault(key, {}), part
+            if not isinstance(inner, dict):
+                break
+        if not isinstance(inner, dict) or key in inner:
+            raise OptionError(
+                f"columns={excerpt(list(columns))}: {excerpt(name)} is named, and so is its whole or a part"
+            )
+        inner[key] = dict(spec) if isinstance(spec, abc.Mapping) else spec
+    return found
