@@ -109,7 +109,7 @@ def gathered(ds: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "name", ["cheetah", "frames", "alike", *further("cartpole_like", "sequences", "with_types")]
+    "name", ["frames", "alike", *further("cheetah", "cartpole_like", "sequences", "with_types")]
 )
 def test_totals_and_rows_are_those_of_the_data_set(name: str, root: str) -> None:
     several(name, root)
@@ -132,7 +132,7 @@ def _sorted(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "name", ["cartpole_like", "sequences", "with_types", *further("cheetah", "frames", "alike")]
+    "name", ["with_types", *further("cartpole_like", "sequences", "cheetah", "frames", "alike")]
 )
 def test_what_is_written_from_what_is_read_reads_the_same(name: str, root: str, tmp_path: Path) -> None:
     several(name, root, writers=2)
@@ -283,6 +283,7 @@ def test_a_task_that_is_killed_while_it_writes_loses_and_repeats_nothing(root: s
     assert_identical(load(copy), load(root))
 
 
+@pytest.mark.further
 def test_a_task_that_is_killed_after_it_sealed_its_part_is_not_written_again(
     root: str, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def step_until(stepper: ProcessStepper, env: int, action: int) -> Any:
     raise AssertionError(f"environment {env} does not go on")
 
 
+@pytest.mark.further
 def test_only_the_ready_ones_are_stepped_and_the_slow_one_keeps_its_action(
     shared: ProcessStepper, tmp_path: Path
 ) -> None:
@@ -251,6 +252,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
     stepper.close()
 
 
+@pytest.mark.further
 def test_what_cannot_be_made_there_is_an_option_error() -> None:
     def make(context: Any) -> Any:
         if context.vector_index == 0:

@@ -64,7 +64,7 @@ def config_of(folder: Path, **others: Any) -> RolloutConfig:
     return RolloutConfig(rollout_fragment_length=STEPS, env_config={"folder": str(folder)}, **others)
 
 
-@pytest.mark.parametrize(("num_workers", "rounds"), [(2, 20), *further((4, 40))])
+@pytest.mark.parametrize(("num_workers", "rounds"), [(2, 10), *further((2, 20), (4, 40))])
 def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_told(
     tmp_path: Path, num_workers: int, rounds: int
 ) -> None:

@@ -827,7 +827,7 @@ class Following(RuleBasedStateMachine):
 
 
 TestAgainstAModel = Following.TestCase
-TestAgainstAModel.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+TestAgainstAModel.settings = settings(max_examples=6, stateful_step_count=25, deadline=None)
 
 
 # ---- processes ----

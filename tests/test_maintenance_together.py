@@ -339,7 +339,7 @@ class Maintained(RuleBasedStateMachine):
             )
 
 
-Maintained.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
+Maintained.TestCase.settings = settings(max_examples=5, stateful_step_count=20, deadline=None)
 TestMaintained = Maintained.TestCase
 
 
