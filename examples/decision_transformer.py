@@ -110,7 +110,7 @@ def main(folder: str) -> None:
     columns = ["returns_to_go", "obs", "actions", "t"]
     with rlio.DatasetReader(
         data, columns=columns, derive=["returns_to_go"], batch_size=64, shuffle=True, seed=0,
-        sequence_length=LENGTH, starts="all", layout="time", padding="left",
+        draw=rlio.Sequences(LENGTH, starts="all", padding="left", layout="time"),
     ) as reader:  # fmt: skip
         for _ in range(300):
             batch = reader.sample().to_torch()

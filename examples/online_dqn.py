@@ -12,7 +12,7 @@ def main() -> None:
     store = rlio.ReplayStore(capacity=20_000)
     config = rlio.RolloutConfig(num_envs=4, rollout_fragment_length=8)
     with rlio.RolloutWorker("CartPole-v1", policy, rollout=config, seed=0) as worker:
-        replay = store.prioritised(batch_size=32, alpha=0.6, beta=0.4, seed=0, n_step=3, gamma=0.99)
+        replay = store.prioritised(batch_size=32, alpha=0.6, beta=0.4, seed=0, draw=rlio.NStep(3, gamma=0.99))
         while policy.weights_seq_no < 200:
             store.append(worker.sample())
             if len(store) >= 200:

@@ -35,7 +35,7 @@ from rlio.readers.read_options import ReadOptions
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.source_reader import Asked, SourceKeywords, SourceReader, refuse_earlier
 from rlio.readers.space_arrays import Spaces
-from rlio.readers.stored_pass import Cache
+from rlio.readers.stored_pass import Cache, Kept
 from rlio.replay.joint_gather import RowSource
 from rlio.source.damage import SkippedRecord
 from rlio.source.uniform import Agreed
@@ -51,7 +51,7 @@ class JsonReader(InputReader):
 
     Without ``batch_size``, `sample` serves the records as they were written, in their order or shuffled;
     record number i of the order over all epochs belongs to rank i modulo world. With ``batch_size``, or an
-    option that shapes or keeps rows (``n_step``, ``filter``, ``cache`` and others), the reader serves rows,
+    option that shapes or keeps rows (``draw``, ``filter``, ``cache`` and others), the reader serves rows,
     as `rlio.DatasetReader` does: a shuffle is a permutation of all rows, and ranks divide rows. It then reads
     the files once at opening, to count their rows.
 
@@ -137,6 +137,11 @@ class JsonReader(InputReader):
     def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
         """The unit that ``n`` and ``batch_size`` count."""
         return self._inner.unit
+
+    @property
+    def cache(self) -> Kept:
+        """Where the rows are kept; with ``cache="auto"``, the choice."""
+        return self._inner.cache if isinstance(self._inner, _Rows) else "none"
 
     @property
     def skipped(self) -> int:

@@ -34,9 +34,7 @@ Cache: TypeAlias = Literal["auto", "memory", "disk", "none"]
 # machine, because the order of rows depends on them.
 _MEMORY_BYTES: Final = 2 << 30
 _DISK_BYTES: Final = 64 << 30
-_DRAWS: Final = (
-    "n_step, sequence_length, episodes, derive, views, indexes, policy and filters of episode columns"
-)
+_DRAWS: Final = "draw, derive, views, indexes, policy and filters of episode columns"
 # Default number of sequences, or episodes, in a batch.
 _OWN_SEQUENCES: Final = 32
 
@@ -126,7 +124,7 @@ def choose_cache(source: Source, options: ReadOptions, draw: Draw, cache: Cache)
     Raises:
         OptionError: The user's choice does not fit the draw or the data.
     """
-    plain = Draw(columns=draw.columns)
+    plain = Draw(columns=draw.columns, gamma=draw.gamma)  # A discount needs no store by itself.
     chooses = draw != plain
     recorded = counting_of(source, None)
     if recorded.unit == "sequences" and (chooses or cache in ("memory", "disk")):

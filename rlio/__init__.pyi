@@ -59,6 +59,9 @@ from .recording import RecordAECEnv as RecordAECEnv
 from .recording import RecordExperience as RecordExperience
 from .recording import RecordParallelEnv as RecordParallelEnv
 from .recording import RecordVectorExperience as RecordVectorExperience
+from .replay.n_step import NStep as NStep
+from .replay.sequences import Sequences as Sequences
+from .replay.sequences import WholeEpisodes as WholeEpisodes
 from .replay.store import ReplayStore as ReplayStore
 from .resolve import IOContext as IOContext
 from .resolve import read as read

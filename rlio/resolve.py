@@ -23,13 +23,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 from rlio.batch.arrays import is_table
 from rlio.errors import DataNotFound, OptionError, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import InputReader
 from rlio.storage.paths import mask_secrets
 from rlio.support.options import option_names, refuse_unknown
@@ -37,6 +39,14 @@ from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
     import gymnasium as gym
+
+    from rlio.batch.join import Unlike
+    from rlio.dataset.dataset import Snapshot
+    from rlio.dataset.stats import Normalise
+    from rlio.readers.stored_pass import Cache
+    from rlio.replay.filters import RowFilter, RowFunction
+    from rlio.replay.n_step import NStep
+    from rlio.replay.sequences import Sequences, WholeEpisodes
 
 __all__ = [
     "IOContext",
@@ -104,6 +114,7 @@ class IOContext:
 
 InputCreator: TypeAlias = Callable[[IOContext], InputReader]
 OutputCreator: TypeAlias = Callable[[IOContext], OutputWriter]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _HEADER = "_rlio.json"
@@ -247,17 +258,83 @@ def registered_output(name: str) -> OutputCreator | type[OutputWriter] | None:
     return _outputs.find(name)
 
 
-def read(value: Any, **options: Any) -> InputReader:
+def _opens(signature: Callable[P, InputReader]) -> Callable[P, InputReader]:
+    """Make the function of a signature that lists options: it passes on those given, and no default."""
+
+    @wraps(signature)
+    def opened(value: Any, **options: Any) -> InputReader:
+        return resolve_input(value, IOContext(options=MappingProxyType(options)))
+
+    return cast("Callable[P, InputReader]", opened)
+
+
+@_opens
+def read(  # type: ignore[empty-body]  # `_opens` has it.
+    value: Any,
+    *,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard: tuple[int, int] = (0, 1),
+    columns: Sequence[str] | Mapping[str, Any] | Unlike | None = None,
+    draw: NStep | Sequences | WholeEpisodes | None = None,
+    policy: str | None = None,
+    filter: str | RowFunction | RowFilter | None = None,
+    split: tuple[Literal["train", "test"], float] | None = None,
+    derive: Sequence[str] = (),
+    normalise: Normalise | None = None,
+    views: bool = False,
+    indexes: bool = False,
+    drop_last: bool = False,
+    on_error: Literal["raise", "skip"] = "raise",
+    missing: Literal["error", "drop", "fill"] = "error",
+    at: Snapshot | None = None,
+    cache: Cache = "auto",
+    format: str | None = None,
+    format_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    **others: Any,
+) -> InputReader:
     """Open an input without a worker. Takes every value of a worker's ``input=`` except ``"sampler"``.
 
+    An option that the reader of ``value`` does not take raises `rlio.errors.UnknownName`.
+
     Args:
-        value: See `resolve_input`.
-        options: Keywords of the reader that opens it: of `rlio.DatasetReader` for a data set of rlio
-            (``batch_size``, ``epochs``, ``shuffle``, ``seed``, ``n_step``, ``filter``, ...), otherwise of
-            `rlio.JsonReader`, `rlio.ForeignParquetReader`, `rlio.D4RLReader`, or a registered one. If
-            ``value`` is a mixture, it takes ``batch_size``, ``end``, ``source_column`` and a text as
-            ``columns`` (default ``"intersect"``); the readers that it opens take the rest. A dict as
-            ``columns`` says what the columns of a table mean: see `rlio.readers.table_reader.read_table`.
+        value: A path, URI or glob, a list of those, an open `rlio.Dataset`, a table in memory, a registered
+            name, or a mixture: a dict of any of these -> weight. See `rlio.resolve.resolve_input`.
+        batch_size: Rows (sequences, episodes, joint steps) of a batch; None: the reader's own.
+        epochs: Passes over the data; None: endless.
+        shuffle: Whether the order is a seeded permutation; otherwise as recorded.
+        seed: Seed of the order; None: one from the OS.
+        shard: (rank, world): which part of the rows is read.
+        columns: Names of the columns to read; None: all. "intersect" or "fill" is for files and sources with
+            different columns (a mixture's default is "intersect"). A dict says what the columns of a table
+            mean.
+        draw: What a unit is: `rlio.NStep`, `rlio.Sequences`, `rlio.WholeEpisodes`; None: a row.
+        policy: The policy whose rows are read; None: joint steps of all.
+        filter: Which rows are read, such as ``"rewards > 0"``.
+        split: ("train", share) or ("test", share): the episodes of one side.
+        derive: Columns to add: "returns_to_go", "mc_return(0.99)", "episode_return", "episode_length".
+        normalise: How columns are scaled: "mean_std", "min_max", or by column.
+        views: Whether columns may be views, which is faster.
+        indexes: Whether batches have the column ``batch_indexes``.
+        drop_last: Whether to drop a short batch at the end.
+        on_error: What to do with damaged rows: "raise", or "skip" and count them.
+        missing: What to do with columns that only some writers of a data set have.
+        at: A snapshot of a data set.
+        cache: Where rows are kept: "memory", "disk", "none" or "auto".
+        format: Name of the format of another library; None: recognise it.
+        format_options: Options of the format, see docs/foreign.md.
+        storage_options: For fsspec.
+        limits: Limits on the data's demands.
+        others: Options of one kind of input. RLlib's recordings: ``spaces``, ``unnormalise_actions``. Parquet
+            of other libraries: ``extension_types``. D4RL: ``max_episode_steps``. Mixtures: ``end``,
+            ``source_column``; they take these, ``batch_size`` and a text as ``columns``, and the readers that
+            they open the rest. Data sets that grow: ``follow``, ``grow``, ``idle_timeout``, ``poll_seconds``.
+            Tables: ``episode``, ``terminated``, ``truncated``, ``next_obs``, ``dtypes``, ``per_file``,
+            ``final_row`` (docs/mapping.md). A registered reader: its own.
 
     Returns:
         The reader; close it, or use it in a ``with`` block.
@@ -266,7 +343,6 @@ def read(value: Any, **options: Any) -> InputReader:
         DataNotFound: Nothing is stored there, and no input has that name.
         OptionError: ``value`` is of an unknown kind, or an option is illegal.
     """
-    return resolve_input(value, IOContext(options=MappingProxyType(options)))
 
 
 def resolve_input(

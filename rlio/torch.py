@@ -63,6 +63,7 @@ from rlio.readers.prefetch import Prefetch
 from rlio.readers.read_options import OrderKeywords
 from rlio.readers.stored_pass import Cache
 from rlio.replay.positions import draw_seed
+from rlio.replay.sequences import Sequences
 from rlio.replay.store import UnitKeywords
 from rlio.storage.paths import mask_secrets
 from rlio.support.options import check_count, checked_keywords
@@ -282,7 +283,8 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     def _batches_per_message(self) -> int:
         """How many batches a worker sends in one message; the same number in all workers."""
         reader = self._reader()
-        length = self._options.get("sequence_length")
+        draw = self._options.get("draw")
+        length = draw.length if isinstance(draw, Sequences) else None
         unit, schemas = reader.unit, reader.dataset.schemas.values()
         self._put_back(reader)
         if unit == "episodes" or (unit == "sequences" and length is None):

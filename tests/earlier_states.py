@@ -1,10 +1,11 @@
 """States, checkpoints, indexes and marks, and the script that wrote those of an earlier version.
 
 `python tests/earlier_states.py FOLDER` writes them into FOLDER. Those in tests/golden/states were written at
-commit 4d4987e, with a copy of this file and of tests/counter_env.py:
+commit 4d4987e, with copies of tests/counter_env.py and of this file as it was before `rlio.NStep` and the
+like replaced keywords:
 
     git worktree add ../then 4d4987e
-    cp tests/earlier_states.py ../then/tests/
+    git show 8c9070c:tests/earlier_states.py > ../then/tests/earlier_states.py
     cd ../then && python tests/earlier_states.py FOLDER
 """
 
@@ -101,9 +102,9 @@ READERS: dict[str, Callable[[], Any]] = {
     "permutation": _of_data(epochs=2, shuffle=True, seed=1, cache="memory"),
     "permutation of a rank": _of_data(shuffle=True, seed=1, cache="memory", shard=(0, 2)),
     "permutation of a filter": _of_data(shuffle=True, seed=1, cache="memory", filter="t > 3"),
-    "n-step": _of_data(shuffle=True, seed=1, cache="memory", n_step=3, gamma=0.9),
-    "sequences": _of_data(shuffle=True, seed=1, cache="memory", sequence_length=4, batch_size=8),
-    "episodes": _of_data(shuffle=True, seed=1, cache="memory", episodes=True),
+    "n-step": _of_data(shuffle=True, seed=1, cache="memory", draw=rlio.NStep(3, gamma=0.9)),
+    "sequences": _of_data(shuffle=True, seed=1, cache="memory", draw=rlio.Sequences(4), batch_size=8),
+    "episodes": _of_data(shuffle=True, seed=1, cache="memory", draw=rlio.WholeEpisodes()),
     "growing": _of_data(grow=True),
     "following": _of_data(follow=True, idle_timeout=0),
     "uniform draws": _drawn("uniform", batch_size=4),

@@ -16,6 +16,7 @@ import pytest
 from counter_env import episode
 from stored_batches import fresh_root, numbered, store
 
+import rlio
 from rlio import DatasetReader, JsonReader, MixedInput, NoopOutput, ReplayStore, SampleBatch, ShuffledInput
 from rlio.errors import EndOfData, OptionError
 from rlio.reader import InputReader
@@ -65,9 +66,9 @@ TIERS: dict[str, tuple[dict[str, Any], int]] = {
     "store": ({"cache": "memory"}, ROWS),
     "store, filtered": ({"cache": "memory", "filter": "t > 6"}, 18),
     "store, growing": ({"cache": "memory", "grow": True}, ROWS),
-    "n_step": ({"cache": "memory", "n_step": 3}, ROWS),
-    "sequences": ({"cache": "memory", "sequence_length": 5}, 12),
-    "episodes": ({"cache": "memory", "episodes": True}, 6),
+    "n_step": ({"cache": "memory", "draw": rlio.NStep(3)}, ROWS),
+    "sequences": ({"cache": "memory", "draw": rlio.Sequences(5)}, 12),
+    "episodes": ({"cache": "memory", "draw": rlio.WholeEpisodes()}, 6),
 }
 
 
@@ -123,7 +124,7 @@ def test_without_a_batch_size_an_endless_reader_gives_no_row_twice_in_a_batch(ro
 def test_an_endless_pass_over_a_store_refuses_a_batch_larger_than_it(root: str) -> None:
     with ReplayStore.open(root) as kept:
         check_endless(lambda **given: kept.epochs(seed=0, **given), ROWS)
-        check_endless(lambda **given: kept.epochs(seed=0, episodes=True, **given), 6)
+        check_endless(lambda **given: kept.epochs(seed=0, draw=rlio.WholeEpisodes(), **given), 6)
 
 
 def test_an_endless_reader_of_other_files_refuses_a_batch_larger_than_they_are(folder: Path) -> None:

@@ -396,8 +396,13 @@ def test_what_has_no_single_rows_is_refused_and_told_what_to_do() -> None:
         with pytest.raises(OptionError, match="seq_lens"):
             DatasetReader(sequences, cache=cache, filter="t > 2")
     root = store(rewards(20))
-    for draw in ({"n_step": 2}, {"episodes": True}, {"indexes": True}, {"policy": "default_policy"}):
+    for draw in (
+        {"draw": rlio.NStep(2)},
+        {"draw": rlio.WholeEpisodes()},
+        {"indexes": True},
+        {"policy": "default_policy"},
+    ):
         with pytest.raises(OptionError, match="need a store"):
             cold(root, **draw)
-    with DatasetReader(root, cache="none", n_step=None, filter=None, epochs=1) as reader:  # None is none.
+    with DatasetReader(root, cache="none", draw=None, filter=None, epochs=1) as reader:  # None is none.
         assert numbers(reader) == list(range(20))

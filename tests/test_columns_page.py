@@ -61,11 +61,11 @@ def batches(root: Path) -> Iterator[rlio.SampleBatch]:
         writer.write(rlio.SampleBatch(obs=ZEROS, new_obs=ZEROS, new_obs_valid=[True, False]))
     yield from (rlio.read(root / name, epochs=1).sample() for name in "bc")
     with rlio.ReplayStore.open(root / "b") as store:
-        yield store.uniform(batch_size=4, n_step=3, indexes=True, seed=0).sample()
-        yield store.epochs(batch_size=2, sequence_length=3, burn_in=1, seed=0).sample()
+        yield store.uniform(batch_size=4, draw=rlio.NStep(3), indexes=True, seed=0).sample()
+        yield store.epochs(batch_size=2, draw=rlio.Sequences(3, burn_in=1), seed=0).sample()
         yield store.prioritised(batch_size=4, seed=0).sample()
         yield store.uniform(batch_size=4, seed=0, derive=EPISODE_COLUMNS).sample()
-        yield store.epochs(batch_size=2, sequence_length=3, layout="time", seed=0, columns=[]).sample()
+        yield store.epochs(batch_size=2, draw=rlio.Sequences(3, layout="time"), seed=0, columns=[]).sample()
     with rlio.read({root / "b": 1, root / "c": 1}, batch_size=4, source_column=True) as mix:
         yield mix.sample()
 

@@ -449,10 +449,14 @@ def test_the_best_episodes_or_one_side_of_a_split_are_converted_and_no_option_is
     assert sides[0] | sides[1] == set(returns)
     assert not sides[0] & sides[1]
     best = {"filter": "episode_return >= quantile(0.9)"}
-    for options in (best, {"derive": ["returns_to_go"]}, {"normalise": "mean_std"}, {"n_step": 3}):
+    for options in (best, {"derive": ["returns_to_go"]}, {"normalise": "mean_std"}, {"draw": rlio.NStep(3)}):
         for src in (tmp_path / "a", rlio.open_dataset(tmp_path / "a")):
             with pytest.raises(OptionError):
                 rlio.convert(src, tmp_path / "c", read_options=options)
+    rlio.convert(tmp_path / "a", tmp_path / "a.npz", to="npz")
+    for draw in (rlio.NStep(3), rlio.Sequences(3), rlio.WholeEpisodes()):
+        with pytest.raises(OptionError, match="draw"):  # A conversion of n-step rows would repeat rewards.
+            rlio.convert(tmp_path / "a.npz", tmp_path / "c", read_options={"draw": draw})
 
 
 def test_columns_that_the_format_cannot_hold_are_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import rlio
 from rlio.errors import MissingColumn, OptionError, RlioError, StateError
 from rlio.replay.filters import RowFilter
 from rlio.replay.splits import Split
+from rlio.replay.store import draw_of
 from rlio.writers.roll import Roll
 
 DRAWN = 1 << 40
@@ -69,7 +70,7 @@ def test_derived_columns_are_of_whole_episodes_across_fragments_and_shards(
 ) -> None:
     data = recorded(tmp_path)
     assert len(data.files()) > 2
-    batch = read(data, cache=cache, derive=ALL, gamma=0.9)
+    batch = read(data, cache=cache, derive=["mc_return(0.9)", *(name for name in ALL if name != "mc_return")])
     for eps_id, length in ((1, 12), (2, 3)):
         rewards = rows(eps_id, 0, length)["rewards"].astype(np.float64)
         own = batch[batch["eps_id"] == eps_id]
@@ -130,11 +131,11 @@ def test_derived_columns_come_in_every_kind_of_unit_and_reader(tmp_path: Path) -
     }
     store = rlio.ReplayStore.open(data)
     draws: list[tuple[Any, dict[str, Any]]] = [
-        (store.uniform, {"n_step": 2}),
+        (store.uniform, {"draw": rlio.NStep(2)}),
         (store.uniform, {"indexes": True, "views": True}),
         (store.prioritised, {}),
-        (store.uniform, {"sequence_length": 4}),
-        (store.uniform, {"episodes": True}),
+        (store.uniform, {"draw": rlio.Sequences(4)}),
+        (store.uniform, {"draw": rlio.WholeEpisodes()}),
         (store.epochs, {"columns": ["t", "eps_id"]}),
     ]
     for make, options in draws:
@@ -174,10 +175,20 @@ def test_deriving_is_refused_where_it_cannot_be_right(tmp_path: Path) -> None:
     for options in (
         {"derive": ["returns"]},
         {"derive": "mc_return"},
+        {"derive": [3]},
+        {"derive": ["mc_return()"]},
+        {"derive": ["mc_return(much)"]},
+        {"derive": ["mc_return(nan)"]},
+        {"derive": ["returns_to_go(0.9)"]},
+        {"derive": ["mc_return(0.9)", "mc_return(0.8)"]},
+        {"derive": ["mc_return"], "filter": "mc_return(0.9) > 0"},
+        {"filter": "mc_return(0.9) > 0 or mc_return(0.8) > 0"},
+        {"filter": "mc_return(1.5) > 0"},
+        {"filter": "mc_return(t) > 0"},
+        {"filter": "episode_return(0.9) > 0"},
         {"derive": ["mc_return"], "cache": "none"},
         {"derive": ["mc_return"], "follow": True},
-        {"derive": ["mc_return"], "gamma": 1.5},
-        {"derive": ["returns_to_go"], "gamma": 0.5},
+        {"derive": ["mc_return(1.5)"]},
         {"filter": "episode_return > 0", "cache": "none"},
     ):
         with pytest.raises(OptionError):
@@ -195,6 +206,9 @@ def test_deriving_is_refused_where_it_cannot_be_right(tmp_path: Path) -> None:
     with pytest.raises(OptionError):
         reader(own, derive=["mc_return"], cache="memory", epochs=1).sample()
     assert reader(own, filter="mc_return > 0", cache="none", epochs=1).sample()["mc_return"].tolist() == [1.0]
+    for cache in ("memory", "none"):
+        with pytest.raises(OptionError, match="mc_return"):  # The discount would mean nothing.
+            reader(own, filter="mc_return(0.5) > 0", cache=cache, epochs=1).sample()  # type: ignore[arg-type]
     bare = written(tmp_path / "bare", rlio.SampleBatch(rewards=[1.0]))
     with pytest.raises(MissingColumn):
         reader(bare, derive=["mc_return"], epochs=1).sample()
@@ -217,9 +231,9 @@ def test_filters_read_episode_columns_and_their_quantiles(tmp_path: Path, cache:
     assert chosen("not episode_length > 3") == [0, 3]  # A NaN fails every comparison.
     returns = {n: float(rows(DRAWN + n, 0, n)["rewards"].astype(np.float64).sum()) for n in lengths}
     assert chosen("episode_return > 1.5") == sorted(n for n in lengths if returns[n] > 1.5)
-    assert chosen("mc_return > 0.5 and t == 0", gamma=0.0) == sorted(
-        n for n in lengths if rows(DRAWN + n, 0, 1)["rewards"][0] > 0.5
-    )
+    firsts = sorted(n for n in lengths if rows(DRAWN + n, 0, 1)["rewards"][0] > 0.5)
+    assert chosen("mc_return(0.0) > 0.5 and t == 0") == firsts
+    assert chosen("mc_return > 0.5 and t == 0", derive=["mc_return(0)"]) == firsts
     side = {eps_id - DRAWN for eps_id in read(data, cache=cache, split=("train", 0.5))["eps_id"].tolist()} - {
         0
     }
@@ -349,17 +363,43 @@ def test_splits_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
             rlio.DatasetReader(nameless, split=("train", 0.5), cache=cache, epochs=1).sample()  # type: ignore[arg-type]
 
 
+def test_a_draw_is_named_in_states_as_it_was_before_it_was_a_value() -> None:
+    """Then n_step=3, gamma=0.5 and the like were keywords, and states of then must load."""
+    plain = {"n_step": None, "sequences": None, "episodes": False, "policy": None, "filter": None}
+    discounted = {**plain, "filter": "mc_return > 1 and t == 0", "gamma": 0.5}
+    both = {"derive": ["mc_return"], **discounted}
+    saved: list[tuple[Any, dict[str, Any]]] = [
+        ({}, plain),
+        ({"draw": rlio.NStep(3, gamma=0.5)}, {**plain, "n_step": [3, 0.5]}),
+        ({"draw": rlio.Sequences(4)}, {**plain, "sequences": [4, 0, 0]}),
+        ({"draw": rlio.Sequences(4, burn_in=2, overlap=1)}, {**plain, "sequences": [4, 2, 1]}),
+        (
+            {"draw": rlio.Sequences(4, starts="all", padding="left", layout="time")},
+            {**plain, "sequences": [4, 0, 0, "all", "left", "time"]},
+        ),
+        ({"draw": rlio.WholeEpisodes()}, {**plain, "episodes": True}),
+        ({"derive": ["mc_return"]}, {**plain, "derive": ["mc_return"], "gamma": 0.99}),
+        ({"derive": ["mc_return(0.5)"]}, {**plain, "derive": ["mc_return"], "gamma": 0.5}),
+        ({"filter": "(mc_return(0.5) > 1) & (t == 0)"}, discounted),
+        ({"filter": "mc_return > 1 and t == 0", "derive": ["mc_return(0.5)"]}, both),
+        ({"filter": "mc_return(0.5) > 1 and t == 0", "derive": ["mc_return (.5)"]}, both),
+    ]
+    for given, expected in saved:
+        assert draw_of(given).to_json() == expected, given
+
+
 def test_a_state_loads_only_with_the_same_split_derived_columns_and_layout(tmp_path: Path) -> None:
     data = recorded(tmp_path)
     options: Any = {"batch_size": 2, "shuffle": True, "seed": 0, "cache": "memory"}
-    given: Any = {"split": ("train", 0.9), "derive": ["mc_return"], "gamma": 0.9, "sequence_length": 2}
+    given: Any = {"split": ("train", 0.9), "derive": ["mc_return(0.9)"], "draw": rlio.Sequences(2)}
     reader = rlio.DatasetReader(data, **given, **options)
     reader.sample()
     state = json.loads(json.dumps(reader.state_dict()))
     for change in (
-        {"split": ("test", 0.9)}, {"split": ("train", 0.8)}, {"split": None}, {"gamma": 0.5},
-        {"derive": ["mc_return", "episode_return"]}, {"starts": "all"}, {"layout": "time"},
-        {"layout": "time", "padding": "left"},
+        {"split": ("test", 0.9)}, {"split": ("train", 0.8)}, {"split": None}, {"derive": ["mc_return"]},
+        {"derive": ["mc_return(0.9)", "episode_return"]}, {"draw": rlio.Sequences(2, starts="all")},
+        {"draw": rlio.Sequences(2, layout="time")}, {"draw": None},
+        {"draw": rlio.Sequences(2, layout="time", padding="left")},
     ):  # fmt: skip
         with pytest.raises((StateError, RlioError)):
             rlio.DatasetReader(data, **{**given, **change}, **options).load_state_dict(state)
@@ -374,10 +414,11 @@ def test_a_state_loads_only_with_the_same_split_derived_columns_and_layout(tmp_p
 
 def test_sequences_as_batch_and_time_hold_the_rows_of_padded_sequences(tmp_path: Path) -> None:
     data = recorded(tmp_path)
-    for options in ({}, {"burn_in": 2}, {"overlap": 2}, {"overlap": 2, "burn_in": 1}):
-        flat = read(data, cache="memory", sequence_length=4, **options)
-        time = read(data, cache="memory", sequence_length=4, layout="time", **options)
-        length = 4 + options.get("burn_in", 0)
+    cuts: tuple[dict[str, int], ...] = ({}, {"burn_in": 2}, {"overlap": 2}, {"overlap": 2, "burn_in": 1})
+    for cut in cuts:
+        flat = read(data, cache="memory", draw=rlio.Sequences(4, **cut))  # type: ignore[arg-type]
+        time = read(data, cache="memory", draw=rlio.Sequences(4, layout="time", **cut))  # type: ignore[arg-type]
+        length = 4 + cut.get("burn_in", 0)
         sizes = flat["seq_lens"]
         assert time["mask"].shape == (len(sizes), length)
         assert (time["mask"] == (np.arange(length) < sizes[:, None])).all()
@@ -390,24 +431,24 @@ def test_sequences_as_batch_and_time_hold_the_rows_of_padded_sequences(tmp_path:
 
 def test_left_padding_puts_the_rows_at_the_end(tmp_path: Path) -> None:
     data = written(tmp_path, rows(1, 0, 6, end="terminated"))
-    batch = read(data, cache="memory", sequence_length=4, layout="time", padding="left")
+    batch = read(data, cache="memory", draw=rlio.Sequences(4, padding="left", layout="time"))
     assert batch["t"].tolist() == [[0, 1, 2, 3], [0, 0, 4, 5]]
     assert batch["mask"].tolist() == [[True] * 4, [False, False, True, True]]
 
 
 def test_a_sequence_begins_at_each_row_if_all_starts_are_drawn(tmp_path: Path) -> None:
     data = written(tmp_path, rows(1, 0, 5, end="terminated"), rows(2, 0, 2, end="terminated"))
-    batch = read(data, cache="memory", sequence_length=3, starts="all", layout="time")
+    batch = read(data, cache="memory", draw=rlio.Sequences(3, starts="all", layout="time"))
     found = [t[m].tolist() for t, m in zip(batch["t"], batch["mask"], strict=True)]
     assert found == [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4], [4], [0, 1], [1]]
-    warm = read(data, cache="memory", sequence_length=2, burn_in=2, starts="all", layout="time")
+    warm = read(data, cache="memory", draw=rlio.Sequences(2, burn_in=2, starts="all", layout="time"))
     assert warm["t"][3].tolist() == [1, 2, 3, 4]
     assert warm["burn_in"][3].tolist() == [True, True, False, False]
 
 
 def test_priorities_of_sequences_in_time_layout_are_one_a_sequence(tmp_path: Path) -> None:
     store = rlio.ReplayStore.open(recorded(tmp_path))
-    sampler = store.prioritised(batch_size=6, seed=0, sequence_length=4, layout="time")
+    sampler = store.prioritised(batch_size=6, seed=0, draw=rlio.Sequences(4, layout="time"))
     batch = sampler.sample()
     assert batch["weights"].shape == batch["batch_indexes"].shape == (6,)
     sampler.update_priorities(batch["batch_indexes"], np.ones(6))
@@ -418,7 +459,7 @@ def test_recurrent_states_have_one_row_a_sequence_in_time_layout(tmp_path: Path)
     batch = rows(1, 0, 6, end="terminated")
     batch["state_out_0"] = np.arange(6.0)[:, None]
     data = written(tmp_path, batch)
-    found = read(data, cache="memory", sequence_length=3, layout="time")
+    found = read(data, cache="memory", draw=rlio.Sequences(3, layout="time"))
     assert found["state_in_0"].tolist() == [[0.0], [2.0]]
 
 
@@ -427,7 +468,9 @@ def test_normalised_padding_stays_zero_in_time_layout(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     data = recorded(tmp_path / "data")
-    batch = read(data, cache="memory", sequence_length=5, layout="time", padding="left", normalise="mean_std")
+    batch = read(
+        data, cache="memory", draw=rlio.Sequences(5, padding="left", layout="time"), normalise="mean_std"
+    )
     assert (~batch["mask"]).any()
     assert (batch["obs"][~batch["mask"]] == 0).all()
     assert (batch["obs"][batch["mask"]] != 0).any()
@@ -436,7 +479,7 @@ def test_normalised_padding_stays_zero_in_time_layout(
 def test_sequences_in_time_layout_are_mixed_as_rows(tmp_path: Path) -> None:
     data = recorded(tmp_path)
     store = rlio.ReplayStore.open(data)
-    readers = [store.uniform(batch_size=4, seed=n, sequence_length=4, layout="time") for n in range(2)]
+    readers = [store.uniform(batch_size=4, seed=n, draw=rlio.Sequences(4, layout="time")) for n in range(2)]
     batch = rlio.MixedInput([(reader, 1) for reader in readers], batch_size=6).sample()
     assert batch["obs"].shape == (6, 4, 1)
 
@@ -448,7 +491,7 @@ def test_a_loader_of_torch_gives_derived_split_and_normalised_sequences(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     data = recorded(tmp_path / "data")
     options: Any = {
-        "sequence_length": 3, "layout": "time", "derive": ["returns_to_go"], "split": ("train", 0.9),
+        "draw": rlio.Sequences(3, layout="time"), "derive": ["returns_to_go"], "split": ("train", 0.9),
         "normalise": "mean_std", "cache": "memory", "shuffle": True, "seed": 0,
     }  # fmt: skip
     expected = rlio.DatasetReader(data, batch_size=2, **options).sample()
@@ -462,17 +505,17 @@ def test_a_loader_of_torch_gives_derived_split_and_normalised_sequences(
 
 def test_layouts_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     data = recorded(tmp_path / "data")
-    for options in (
-        {"layout": "time"}, {"starts": "all"}, {"padding": "left"},
-        {"sequence_length": 3, "padding": "left"}, {"sequence_length": 3, "starts": "all", "overlap": 1},
-        {"sequence_length": 3, "layout": "batch"}, {"sequence_length": 3, "starts": "some"},
-        {"sequence_length": 3, "layout": "time", "padding": "middle"},
-        {"sequence_length": 3, "layout": "time", "cache": "none"},
-    ):  # fmt: skip
-        with pytest.raises(OptionError):
-            rlio.DatasetReader(data, **options)  # type: ignore[arg-type]
+    wrong: tuple[dict[str, Any], ...] = (
+        {"padding": "left"}, {"overlap": 1, "starts": "all"}, {"layout": "batch"}, {"starts": "some"},
+        {"padding": "middle", "layout": "time"}, {"overlap": 3}, {"burn_in": -1},
+    )  # fmt: skip
+    for cut in wrong:
+        with pytest.raises(OptionError, match=r"^Sequences[.:]"):
+            rlio.Sequences(3, **cut)
+    with pytest.raises(OptionError):
+        rlio.DatasetReader(data, draw=rlio.Sequences(3, layout="time"), cache="none")
     batch = rows(1, 0, 3)
     batch["mask"] = np.ones(3)
     own = written(tmp_path / "own", batch)
     with pytest.raises(OptionError):
-        rlio.DatasetReader(own, sequence_length=2, layout="time", epochs=1).sample()
+        rlio.DatasetReader(own, draw=rlio.Sequences(2, layout="time"), epochs=1).sample()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from further import further
 
 import rlio
 from rlio.errors import CorruptData, OptionError, StateError
+from rlio.readers import stored_pass
 from rlio.source.episodes import EpisodeFiles
 
 LENGTHS = [3, 1, 7, 5, 4, 6, 2, 9, 8, 5]
@@ -24,15 +27,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "filter": {"filter": "rewards > 20", "shuffle": True, "seed": 3},
     "filter without a store": {"filter": "rewards > 20", "cache": "none"},
     "quantile of episodes": {"filter": "episode_return >= quantile(0.5)"},
-    "n_step": {"n_step": 3, "gamma": 0.9},
-    "sequences": {"sequence_length": 4, "burn_in": 1, "overlap": 1, "shuffle": True, "seed": 1},
-    "layout": {"sequence_length": 4, "layout": "time", "padding": "left", "starts": "all"},
-    "episodes": {"episodes": True, "batch_size": 3},
-    "derive": {"derive": ["returns_to_go", "mc_return", "episode_length"], "gamma": 0.5},
+    "n_step": {"draw": rlio.NStep(3, gamma=0.9)},
+    "sequences": {"draw": rlio.Sequences(4, burn_in=1, overlap=1), "shuffle": True, "seed": 1},
+    "layout": {"draw": rlio.Sequences(4, starts="all", padding="left", layout="time")},
+    "episodes": {"draw": rlio.WholeEpisodes(), "batch_size": 3},
+    "derive": {"derive": ["returns_to_go", "mc_return(0.5)", "episode_length"]},
     "normalise": {"normalise": "mean_std"},
     "ranks": {"shuffle": True, "seed": 5, "shard": (1, 3)},
     "drop_last": {"drop_last": True},
     "indexes": {"indexes": True, "shuffle": True, "seed": 2},
+}
+
+
+#: Ways to read, and where "auto" keeps the rows: if they fit into memory, if on disk, and if nowhere.
+KEPT: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "recorded order": ({}, ["none", "none", "none"]),
+    "fewer columns": ({"columns": ["rewards"]}, ["none", "none", "none"]),
+    "shuffled": ({"shuffle": True, "seed": 3}, ["memory", "disk", "none"]),
+    "filtered": ({"filter": "rewards > 20"}, ["memory", "disk", "none"]),
+    "one side": ({"split": ("train", 0.5)}, ["memory", "disk", "none"]),
+    "n steps": ({"draw": rlio.NStep(2)}, ["memory", "disk", "disk"]),
+    "sequences": ({"draw": rlio.Sequences(3)}, ["memory", "disk", "disk"]),
+    "episodes": ({"draw": rlio.WholeEpisodes()}, ["memory", "disk", "disk"]),
+    "derived": ({"derive": ["returns_to_go"]}, ["memory", "disk", "disk"]),
+    "by episode": ({"filter": "episode_return > 9"}, ["memory", "disk", "disk"]),
+    "numbered": ({"indexes": True}, ["memory", "disk", "disk"]),
 }
 
 
@@ -147,7 +166,7 @@ def test_a_store_of_files_draws_the_rows_of_own_data(
         for _ in range(2):
             with rlio.ReplayStore.open(roots[name], cache=cache, **folder) as store:
                 assert len(store) == ROWS
-                for draw in ({}, {"n_step": 2}, {"filter": "rewards > 9"}):
+                for draw in ({}, {"draw": rlio.NStep(2)}, {"filter": "rewards > 9"}):
                     same(
                         [store.uniform(batch_size=8, seed=1, **draw).sample()],
                         [own.uniform(batch_size=8, seed=1, **draw).sample()],
@@ -181,7 +200,7 @@ def test_a_long_episode_is_read_in_parts(roots: dict[str, Path], monkeypatch: py
     monkeypatch.setattr(MinariSource, "_load", counted)
     for cache in ("none", "memory"):
         same(batches(roots["minari"], cache=cache), expected)
-    same(batches(roots["minari"], n_step=3), batches(roots["rlio"], n_step=3))
+    same(batches(roots["minari"], draw=rlio.NStep(3)), batches(roots["rlio"], draw=rlio.NStep(3)))
     assert max(read[1:]) <= 9  # The longest is measured once, at opening.
     with rlio.read(roots["minari"], epochs=1, cache="none") as reader:
         read.clear()
@@ -220,3 +239,32 @@ def test_a_state_of_a_reader_of_records_or_of_earlier_versions_is_refused(
         state = {**reader.state_dict(), "position": position}
         with pytest.raises(StateError, match="whole records"):
             reader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_where_rows_are_kept_follows_one_rule_for_every_source(
+    roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The rule of docs/reading.md, at sizes below, between and above its two bounds."""
+    monkeypatch.setenv("RLIO_CACHE", str(tmp_path))
+    options, expected = KEPT[name]
+    with rlio.read(roots["rlio"], batch_size=ROWS, epochs=1) as reader:
+        columns = dict(reader.sample())  # type: ignore[call-overload]  # One policy.
+    opens: dict[str, Callable[..., Any]] = {
+        source: partial(rlio.read, root, batch_size=4, **options) for source, root in roots.items()
+    }
+    if set(options) <= {"shuffle", "seed"}:
+        opens["arrays"] = partial(rlio.from_arrays, columns, batch_size=4, **options)
+    for source, opened in opens.items():
+        found = []
+        for memory, disk in ((1 << 20, 1 << 20), (0, 1 << 20), (0, 0)):
+            monkeypatch.setattr(stored_pass, "_MEMORY_BYTES", memory)
+            monkeypatch.setattr(stored_pass, "_DISK_BYTES", disk)
+            with opened() as reader:
+                found.append(reader.cache)
+        assert found == expected, source
+
+
+def test_records_as_they_were_written_are_kept_nowhere(roots: dict[str, Path]) -> None:
+    with rlio.JsonReader(roots["rllib-json"]) as reader:
+        assert reader.cache == "none"

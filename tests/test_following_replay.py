@@ -182,11 +182,13 @@ def test_transitions_count_once_and_sequences_with_all_their_rows() -> None:
     rows = {"obs": np.zeros((40, 2)), "new_obs": np.zeros((40, 2)), "rewards": np.ones(40)}
     ends = {"terminateds": np.zeros(40, bool), "truncateds": np.zeros(40, bool), "t": np.arange(40)}
     publish(root, A, 0, encode(SampleBatch(**rows, **ends)))
-    with replay_of(root, n_step=3, ratio=SamplesPerInsert(max=1), timeout=0) as replay:
+    with replay_of(root, draw=rlio.NStep(3), ratio=SamplesPerInsert(max=1), timeout=0) as replay:
         settle(replay, 40)
         assert (replay.sample(20)["rewards"] > 2).any()
         assert replay.counters.drawn == 20
-    with replay_of(root, sequence_length=4, batch_size=5, ratio=SamplesPerInsert(max=1), timeout=0) as replay:
+    with replay_of(
+        root, draw=rlio.Sequences(4), batch_size=5, ratio=SamplesPerInsert(max=1), timeout=0
+    ) as replay:
         settle(replay, 40)
         assert replay.unit == "sequences"
         batch = replay.sample()
@@ -324,7 +326,7 @@ def ceilings(root: str) -> dict[str, int]:
 @pytest.mark.parametrize("columns", [{}, {"eps_id": np.full(8, 1)}])
 def test_rows_of_two_writers_are_in_no_sequence_together(columns: Any, reload: bool) -> None:
     root = fresh_root()
-    with replay_of(root, sequence_length=12) as replay:
+    with replay_of(root, draw=rlio.Sequences(12)) as replay:
         for first in range(0, 32, 8):
             for label, writer in enumerate((A, B)):
                 t = np.arange(first, first + 8)
@@ -431,10 +433,10 @@ def test_what_does_not_count_in_rows_is_refused(batch: Any) -> None:
         {"slots": 1, "shard": (0, 2)},
         {"timeout": -1},
         {"batch_size": 0},
-        {"episodes": True},
+        {"draw": rlio.WholeEpisodes()},
         {"ratio": SamplesPerInsert(min=1)},
         {"ratio": SamplesPerInsert(min=1, max=1), "markers": Markers("learner")},
-        {"sequence_length": 2000},
+        {"draw": rlio.Sequences(2000)},
         {"nonsense": 1},
         {"shard": (2, 2)},
         {"missing": "drop"},
@@ -628,7 +630,7 @@ def test_a_state_of_another_draw_is_refused() -> None:
     with replay_of(root, filter="t > 4") as replay:
         replay.sample()
         state = json.loads(json.dumps(replay.state_dict()))
-    for other in ({}, {"filter": "t > 5"}, {"sequence_length": 4}):
+    for other in ({}, {"filter": "t > 5"}, {"draw": rlio.Sequences(4)}):
         with replay_of(root, **other) as replay, pytest.raises(StateError, match="draw"):
             replay.load_state_dict(state)
     del state["position"]["draw"]  # Earlier states do not hold it.

@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "skipping": {"cache": "none", "shuffle": True, "on_error": "skip"},
     "memory": {"cache": "memory", "shuffle": True},
     "disk": {"cache": "disk", "shuffle": True, "filter": "t != 3"},
-    "n_step": {"cache": "memory", "n_step": 2, "columns": ["t"]},
+    "n_step": {"cache": "memory", "draw": rlio.NStep(2), "columns": ["t"]},
 }
 #: For what takes long: of a reader as it reads, of one that filters, and of one with a store.
 FEW = ["recorded", "filtered", "memory", *further("windows", "skipping", "disk", "n_step")]

@@ -11,6 +11,7 @@ from counter_env import check_transitions
 from further import further
 from test_replay_store import LENGTHS, record
 
+import rlio
 from rlio import DatasetReader, MixedInput, ReplayStore, SampleBatch
 from rlio.errors import EndOfData
 from rlio.reader import InputReader
@@ -99,7 +100,8 @@ def test_a_source_that_ends_ends_as_ever(root: str, store: ReplayStore, end: Any
 
 
 @pytest.mark.parametrize(
-    "options", [{"n_step": 2}, {"columns": ["t"]}, {"indexes": True}, {"views": True}, {"shard": (0, 2)}]
+    "options",
+    [{"draw": rlio.NStep(2)}, {"columns": ["t"]}, {"indexes": True}, {"views": True}, {"shard": (0, 2)}],
 )
 def test_what_cannot_be_gathered_together_is_joined(
     root: str, store: ReplayStore, options: dict[str, Any]

@@ -19,6 +19,7 @@ from counting import Counting, Live
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlio
 from rlio import (
     DatasetReader,
     EnvRunner,
@@ -164,7 +165,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def stored(roots: list[str]) -> dict[str, InputReader]:
     """Draws of a store, epochs of one on disk, and a stream that is decoded as it is read."""
     return {
-        "store": ReplayStore.open(roots[0]).uniform(batch_size=64, seed=1, n_step=1),
+        "store": ReplayStore.open(roots[0]).uniform(batch_size=64, seed=1, draw=rlio.NStep(1)),
         "disk": DatasetReader(roots[1], cache="disk", shuffle=True, seed=2, batch_size=50),
         "stream": DatasetReader(roots[2], cache="none", shuffle=True, seed=3, batch_size=33),
     }

@@ -15,7 +15,6 @@ from counting import Counting
 from stored_batches import fresh_root
 
 import rlio
-from rlio import replay
 from rlio.distributed.group.fault_tolerance import FaultTolerance
 from rlio.envs.atari import AtariOptions
 from rlio.errors import OptionError, UnknownName
@@ -24,7 +23,6 @@ from rlio.log.spool import Spool
 from rlio.readers.async_input import AsyncInput
 from rlio.readers.read_options import ReadOptions
 from rlio.replay import priorities
-from rlio.replay.sequences import Sequences
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
 from rlio.serving.policy_server import ServerLimits
@@ -33,8 +31,8 @@ from rlio.storage.filesystem import Retry
 from rlio.support.options import checked_keywords, folded, option_names, refuse_unknown
 
 READ = {"batch_size", "epochs", "shuffle", "seed", "shard", "columns", "on_error", "drop_last"}
-DATASET = READ | {"cache", "storage_options", "limits", "at", "follow", "n_step", "filter", "sequence_length"}
-DRAWN = {"n_step", "gamma", "sequence_length", "filter", "views", "columns"}
+DATASET = READ | {"cache", "storage_options", "limits", "at", "follow", "draw", "filter", "derive"}
+DRAWN = {"draw", "policy", "filter", "views", "indexes", "columns"}
 
 
 def rows() -> rlio.SampleBatch:
@@ -69,19 +67,19 @@ def test_an_unknown_option_is_answered_with_every_option_that_is_valid_there(
     lines = tmp_path / "old.json"
     lines.write_text("{}\n")
     asked: list[tuple[Callable[[], object], set[str], str]] = [
-        (lambda: rlio.DatasetReader(root, n_stepp=3), DATASET, "n_step"),  # type: ignore[call-arg]
+        (lambda: rlio.DatasetReader(root, drawn=None), DATASET, "draw"),  # type: ignore[call-arg]
         (lambda: rlio.read(root, storage_option={}), DATASET, "storage_options"),
         (lambda: rlio.read({root: 1.0}, cach="memory"), DATASET, "cache"),
         (lambda: rlio.read(str(lines), batchsize=3), READ | {"storage_options"}, "batch_size"),
         (lambda: rlio.D4RLReader("x.hdf5", epoch=1), READ | {"storage_options"}, "epochs"),  # type: ignore[call-arg]
         (lambda: rlio.ForeignParquetReader("x.parquet", limit=1), READ | {"limits"}, "limits"),  # type: ignore[call-arg]
-        (lambda: store.uniform(nstep=3), DRAWN | {"batch_size", "seed"}, "n_step"),  # type: ignore[call-arg]
+        (lambda: store.uniform(draws=None), DRAWN | {"batch_size", "seed"}, "draw"),  # type: ignore[call-arg]
         (lambda: store.epochs(shufle=True), DRAWN | {"batch_size", "shuffle"}, "shuffle"),  # type: ignore[call-arg]
         (lambda: store.prioritised(aplha=0.6), DRAWN | {"alpha", "normalise"}, "alpha"),  # type: ignore[call-arg]
         (
-            lambda: rlio.FollowingReplay(root, capacity=10, n_stepp=3),  # type: ignore[call-arg]
+            lambda: rlio.FollowingReplay(root, capacity=10, polcy=3),  # type: ignore[call-arg]
             DRAWN | {"capacity", "ratio", "timeout"},
-            "n_step",
+            "policy",
         ),
         (lambda: rlio.RolloutConfig(num_env=8), {"num_envs", "explore", "clip_rewards"}, "num_envs"),  # type: ignore[call-arg]
         (lambda: rlio.ParquetWriter(tmp_path / "out", rol=1), {"roll", "compression", "spool"}, "roll"),  # type: ignore[call-arg]
@@ -107,6 +105,67 @@ def test_an_unknown_option_is_answered_with_every_option_that_is_valid_there(
         assert known <= words, (known - words, text)
         assert f"{meant!r}?" in text, text
     assert not (tmp_path / "out").exists()
+
+
+# Each former keyword -> a value, and what is written instead.
+FORMER: dict[str, tuple[Any, str]] = {
+    "n_step": (3, "draw=rlio.NStep(3, gamma=0.99)"),
+    "gamma": (0.9, "derive=['mc_return(0.99)']"),
+    "sequence_length": (20, "draw=rlio.Sequences(20)"),
+    "burn_in": (5, "draw=rlio.Sequences(length, burn_in=...)"),
+    "overlap": (5, "draw=rlio.Sequences(length, overlap=...)"),
+    "starts": ("all", "draw=rlio.Sequences(length, starts=...)"),
+    "padding": ("left", "draw=rlio.Sequences(length, padding=...)"),
+    "layout": ("time", "draw=rlio.Sequences(length, layout=...)"),
+    "episodes": (True, "draw=rlio.WholeEpisodes()"),
+}
+
+
+def test_a_keyword_that_draw_replaced_is_answered_with_what_to_write(
+    root: str, store: rlio.ReplayStore, tmp_path: Path
+) -> None:
+    lines = tmp_path / "old.json"
+    lines.write_text("{}\n")
+    rlio.convert(root, tmp_path / "own.npz", to="npz")
+    takers: dict[str, Callable[..., object]] = {
+        "DatasetReader": lambda **options: rlio.DatasetReader(root, **options),
+        "read": lambda **options: rlio.read(root, **options),
+        "a mixture": lambda **options: rlio.read({root: 1.0}, **options),
+        "episodes of a format": lambda **options: rlio.read(tmp_path / "own.npz", **options),
+        "JsonReader": lambda **options: rlio.JsonReader(lines, **options),
+        "uniform": store.uniform,
+        "epochs": store.epochs,
+        "prioritised": store.prioritised,
+        "FollowingReplay": lambda **options: rlio.FollowingReplay(root, capacity=9, **options),
+        "ReplayDataset": lambda **options: rlio.torch.ReplayDataset(root, batch_size=4, **options),
+        "a worker": lambda **options: rlio.RolloutWorker(
+            "CartPole-v1", rlio.RandomPolicy(), input=root, input_options=options
+        ),
+    }
+    for where, taker in takers.items():
+        for name, (value, instead) in FORMER.items():
+            for spelled in (name, f"{name}_"):  # Also where it is misspelled.
+                with pytest.raises(UnknownName) as found:
+                    taker(**{spelled: value})
+                assert instead in str(found.value), (where, name, str(found.value))
+
+
+def test_the_values_of_draw_are_frozen_and_show_their_spelling() -> None:
+    values = (rlio.NStep(3, gamma=0.9), rlio.Sequences(20, burn_in=5), rlio.WholeEpisodes())
+    for value in values:
+        again = pickle.loads(pickle.dumps(value))
+        assert again == value == eval(repr(value), {"__builtins__": {}}, kinds())
+        assert hash(again) == hash(value)
+        with pytest.raises((AttributeError, TypeError)):
+            value.n = 4  # type: ignore[misc, union-attr]  # That is the point.
+    assert repr(rlio.NStep()) == "NStep(n=1, gamma=0.99)"
+    for make in (lambda: rlio.NStep(3, gama=1), lambda: rlio.Sequences(3, burnin=1)):  # type: ignore[call-arg]
+        with pytest.raises(UnknownName, match=r"did you mean '(gamma|burn_in)'"):
+            make()
+
+
+def kinds() -> dict[str, Any]:
+    return {"NStep": rlio.NStep, "Sequences": rlio.Sequences, "WholeEpisodes": rlio.WholeEpisodes}
 
 
 def test_an_option_of_a_registered_reader_that_it_does_not_take_is_answered_with_its_options() -> None:
@@ -230,8 +289,10 @@ COUNTS: dict[str, tuple[Callable[[Any], Any], int, str | None]] = {
     "AsyncInput.queue_size": (lambda n: AsyncInput(Counting(3), queue_size=n).close(), 3, None),
     "capacity": (lambda n: rlio.ReplayStore(n).close(), 30, None),
     "frames": (lambda n: rlio.ReplayStore(30, frames=n).close(), 30, None),
-    "sequence_length": (lambda n: Sequences(n), 3, "length"),
-    "n_step": (lambda n: replay.n_step.NStep(n), 3, "n"),
+    "Sequences.length": (lambda n: rlio.Sequences(n), 3, "length"),
+    "Sequences.burn_in": (lambda n: rlio.Sequences(9, burn_in=n), 3, "burn_in"),
+    "Sequences.overlap": (lambda n: rlio.Sequences(9, overlap=n), 3, "overlap"),
+    "NStep.n": (lambda n: rlio.NStep(n), 3, "n"),
     "Provenance.seed": (lambda n: Provenance(seed=n), 3, "seed"),
     "worker_index": (lambda n: rlio.ParquetWriter(fresh_root(), worker_index=n).close(), 3, None),
     "PolicyMap.capacity": (lambda n: rlio.policies.PolicyMap(capacity=n), 3, "capacity"),
@@ -254,7 +315,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], float, str | None]] = {
     "Markers.idle_seconds": (lambda x: rlio.Markers("me", idle_seconds=x), 0.5, "idle_seconds"),
     "Retry.first_delay": (lambda x: Retry(first_delay=x), 0.5, "first_delay"),
     "rlio_timeout_seconds": (lambda x: split_options({"rlio_timeout": x}), 0.5, None),
-    "gamma": (lambda x: replay.n_step.NStep(3, x), 0.5, "gamma"),
+    "NStep.gamma": (lambda x: rlio.NStep(3, gamma=x), 0.5, "gamma"),
     "GAE.lambda_": (lambda x: rlio.policies.GAE(lambda_=x), 0.5, "lambda_"),
     "alpha": (lambda x: priorities.Prioritised(alpha=x), 0.5, "alpha"),
     "beta": (lambda x: priorities.Prioritised(beta=x), 0.5, "beta"),

@@ -31,6 +31,7 @@ ABOUT = {
     "evaluation.md": "runs/cartpole",
     "format.md": "root",
     "plugins.md": "runs/cartpole",
+    "reading.md": "runs/cartpole",
     "recording.md": "runs/cartpole",
     "replay.md": "runs/cartpole",
     "security.md": "runs/cartpole",

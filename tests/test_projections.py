@@ -432,9 +432,9 @@ def test_a_picture_as_the_whole_observation_is_normalised_only_by_name(tmp_path:
     "options",
     [
         {"cache": "memory", "shuffle": True, "seed": 0},
-        {"cache": "memory", "n_step": 3},
-        {"cache": "memory", "sequence_length": 4},
-        {"cache": "memory", "episodes": True},
+        {"cache": "memory", "draw": rlio.NStep(3)},
+        {"cache": "memory", "draw": rlio.Sequences(4)},
+        {"cache": "memory", "draw": rlio.WholeEpisodes()},
         {"cache": "memory", "filter": "rewards > 0"},
         {"cache": "memory", "split": ("train", 0.9), "derive": ["mc_return", "episode_return"]},
         {"cache": "none", "filter": "rewards > 0"},

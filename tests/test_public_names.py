@@ -61,6 +61,7 @@ PUBLIC = [
     "MultiAgentBatchBuilder",
     "MultiAgentEnv",
     "MultiAgentEnvRunner",
+    "NStep",
     "NoopOutput",
     "OutputWriter",
     "Pace",
@@ -82,9 +83,11 @@ PUBLIC = [
     "SampleBatch",
     "SamplerInput",
     "SamplesPerInsert",
+    "Sequences",
     "ShuffledInput",
     "TeeWriter",
     "TorchPolicy",
+    "WholeEpisodes",
     "__version__",
     "concat_samples",
     "convert",
@@ -128,7 +131,7 @@ def test_every_public_name_resolves_to_a_documented_object(package: str) -> None
 
 def test_the_public_surface_changes_only_on_purpose() -> None:
     assert sorted(rlio.__all__) == sorted(PUBLIC)
-    assert len(PUBLIC) <= 62
+    assert len(PUBLIC) <= 70
 
 
 def test_import_rlio_alone_reaches_every_package() -> None:
@@ -291,10 +294,89 @@ def test_help_shows_each_option_of_readers_and_samplers_with_its_default() -> No
         rlio.torch.ReplayDataset,
     ):
         text = pydoc.render_doc(thing, renderer=pydoc.plaintext)
-        for option in ("n_step: int | None = None", "gamma: float = 0.99", "filter: ", "sequence_length: "):
+        for option in ("draw: ", "policy: str | None = None", "filter: ", "views: bool = False"):
             assert option in text, (thing, option)
     text = pydoc.render_doc(rlio.evaluation.evaluate_offline, renderer=pydoc.plaintext)
     assert "folds: int = 2" in text
+
+
+def options_of(taker: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """What it takes by name, beside what it reads."""
+    found = inspect.signature(taker).parameters.values()
+    optional = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {each.name: each for each in found if each.kind in optional and each.name not in SUBJECTS}
+
+
+#: What readers read, by the names that they have for it.
+SUBJECTS = ("self", "root", "inputs", "value", "sources", "arrays", "episodes")
+#: More than 24 options, until data sets that grow have a reader of their own.
+LONG = {"DatasetReader": 25}
+
+
+def readers_stores_and_samplers() -> Iterator[tuple[str, Callable[..., object]]]:
+    from rlio.readers.episode_reader import EpisodeReader
+    from rlio.readers.table_reader import read_table
+
+    everything = [(name, getattr(rlio, name)) for name in rlio.__all__]
+    for name, found in [
+        *everything,
+        ("ReplayDataset", rlio.torch.ReplayDataset),
+        ("EpisodeReader", EpisodeReader),
+    ]:
+        if inspect.isclass(found) and (
+            issubclass(found, rlio.InputReader) or found in (rlio.ReplayStore, rlio.torch.ReplayDataset)
+        ):
+            yield name, found
+            for key, method in vars(found).items():
+                if key[0] != "_" and callable(method := getattr(method, "__func__", method)):
+                    yield f"{name}.{key}", method
+    yield from (("read", rlio.read), ("read_table", read_table))
+    yield from (("from_arrays", rlio.from_arrays), ("from_episodes", rlio.from_episodes))
+
+
+def test_readers_stores_and_samplers_have_24_options_at_most() -> None:
+    counts = {name: len(options_of(taker)) for name, taker in readers_stores_and_samplers()}
+    assert {"read", "DatasetReader", "FollowingReplay", "ReplayStore.prioritised", "JsonReader"} <= set(
+        counts
+    )
+    assert {name: count for name, count in counts.items() if count > 24} == LONG
+
+
+def test_the_docstring_of_a_reader_or_a_store_fits_a_screen() -> None:
+    long = {
+        name: len(taker.__doc__.splitlines())
+        for name, taker in readers_stores_and_samplers()
+        if taker.__doc__ and len(taker.__doc__.splitlines()) > 60
+    }
+    assert not long
+
+
+def test_read_lists_every_option_of_the_readers_that_it_opens() -> None:
+    from rlio.readers.episode_reader import EpisodeReader
+    from rlio.readers.table_reader import read_table
+
+    listed, text = options_of(rlio.read), str(rlio.read.__doc__)
+    assert all(f"        {name}: " in text for name in listed)
+    of_data_sets = options_of(rlio.DatasetReader)
+    readers = (EpisodeReader, rlio.JsonReader, rlio.ForeignParquetReader, rlio.D4RLReader, read_table)
+    one_kind = {"end", "source_column"}
+    for reader in (rlio.DatasetReader, *readers):
+        for name, parameter in options_of(reader).items():
+            if name in listed:
+                assert parameter.default == listed[name].default, (reader, name)
+            else:
+                one_kind.add(name)
+    assert one_kind & set(of_data_sets) == {"grow", "follow", "idle_timeout", "poll_seconds"}
+    others = text[text.index("        others: ") : text.index("    Returns:")]
+    assert set(re.findall(r"``(\w+)``", others)) - set(listed) == one_kind
+
+
+def test_every_reader_that_keeps_rows_chooses_where_by_default() -> None:
+    """docs/reading.md states the rule."""
+    found = [options_of(taker) for _, taker in readers_stores_and_samplers()]
+    kept = [options["cache"].default for options in found if "cache" in options]
+    assert kept.count("auto") >= 5
+    assert set(kept) == {"auto", "memory"}, "'memory' is the default of ReplayStore.open, which is a store"
 
 
 def test_the_defaults_that_signatures_show_are_those_of_the_options() -> None:

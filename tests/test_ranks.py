@@ -127,7 +127,7 @@ READERS: dict[str, Callable[[dict[str, str]], Make]] = {
     "own, in memory": reading("rlio", cache="memory"),
     "own, on disk": reading("rlio", cache="disk"),
     "own, as it is read": reading("rlio", cache="none"),
-    "n-step": reading("rlio", n_step=1, gamma=0.9),
+    "n-step": reading("rlio", draw=rlio.NStep(1, gamma=0.9)),
     "an open data set": lambda roots: (
         lambda **options: rlio.read(rlio.open_dataset(roots["rlio"]), **options)
     ),

@@ -16,6 +16,7 @@ from counting import Keeping
 from crash_child import fork, wait_for
 from further import further
 
+import rlio
 from rlio import DatasetReader, RecordingInput, ReplayStore, SampleBatch, ShuffledInput
 from rlio.batch import Batch
 from rlio.errors import ClosedError, EndOfData
@@ -50,9 +51,9 @@ READERS: dict[str, Callable[[World], InputReader]] = {
     "memory": reading(batch_size=64),
     "disk": reading("disk", batch_size=300),
     "cold": reading("none", batch_size=64),
-    "n-step": reading(batch_size=100, n_step=3),
-    "sequences": reading(batch_size=20, sequence_length=5, burn_in=2),
-    "episodes": reading(batch_size=5, episodes=True),
+    "n-step": reading(batch_size=100, draw=rlio.NStep(3)),
+    "sequences": reading(batch_size=20, draw=rlio.Sequences(5, burn_in=2)),
+    "episodes": reading(batch_size=5, draw=rlio.WholeEpisodes()),
     "views": reading(batch_size=64, views=True),
     "uniform": lambda world: Some(ReplayStore.open(world.root).uniform(batch_size=128, seed=0), 100),
     "prioritised": lambda world: Some(ReplayStore.open(world.root).prioritised(batch_size=128, seed=0), 100),
@@ -138,9 +139,14 @@ def test_threads_draw_while_another_appends() -> None:
     drawn = [0] * 4
 
     def draw(number: int) -> None:
-        options: dict[str, Any] = [{}, {"n_step": 3, "gamma": 1.0}, {"n_step": 2, "gamma": 1.0}, {}][number]
+        options: dict[str, Any] = [
+            {},
+            {"draw": rlio.NStep(3, gamma=1.0)},
+            {"draw": rlio.NStep(2, gamma=1.0)},
+            {},
+        ][number]
         sampler = store.uniform(batch_size=[64, 32, 7, 300][number], seed=number, **options)
-        steps = options.get("n_step", 1)
+        steps = options["draw"].n if options else 1
         kept: list[tuple[SampleBatch, SampleBatch]] = []
         try:
             while not over.is_set():

@@ -21,6 +21,7 @@ from counter_world import World, record_world
 from crash_child import fork, wait_for
 from further import further
 
+import rlio
 from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, open_dataset
 from rlio.errors import CacheError, RlioError
 from rlio.maintenance import compact
@@ -156,7 +157,7 @@ def test_an_extension_that_is_killed_anywhere_costs_nobody_a_row(
         writer.flush()
         old = ReplayStore.open(root, cache="disk")
         # Windows that would lead into what comes later, if links were followed there.
-        before = rows_of(old), rows_of(old, n_step=30)
+        before = rows_of(old), rows_of(old, draw=rlio.NStep(30))
         writer.write(episode(9, 0, 60, start=20, kind="stack"))
     add(1)
     calls, dies_at = [0], 0
@@ -184,12 +185,17 @@ def test_an_extension_that_is_killed_anywhere_costs_nobody_a_row(
         dies_at = at
         ends.append(wait_for(fork(child)))
         assert_same_rows(rows_of(old), before[0])
-        assert_same_rows(rows_of(old, n_step=30), before[1])
+        assert_same_rows(rows_of(old, draw=rlio.NStep(30)), before[1])
     assert ends == [-signal.SIGKILL] * 4
     with ReplayStore.open(root, cache="disk") as store, ReplayStore.open(root) as plain:
-        for options in ({}, {"n_step": 7}, {"sequence_length": 5, "burn_in": 2}, {"episodes": True}):
+        for options in (
+            {},
+            {"draw": rlio.NStep(7)},
+            {"draw": rlio.Sequences(5, burn_in=2)},
+            {"draw": rlio.WholeEpisodes()},
+        ):
             assert_same_rows(rows_of(store, **options), rows_of(plain, **options))
-    assert_same_rows(rows_of(old, n_step=30), before[1])
+    assert_same_rows(rows_of(old, draw=rlio.NStep(30)), before[1])
 
 
 def test_an_older_listing_gets_no_windows_into_rows_that_it_has_not(tmp_path: Path, cache: Path) -> None:
@@ -209,7 +215,12 @@ def test_an_older_listing_gets_no_windows_into_rows_that_it_has_not(tmp_path: Pa
         with ReplayStore.open(root, cache="disk") as store:
             assert len(store) == 60
         with ReplayStore.open(earlier, cache="disk") as store, ReplayStore.open(earlier) as plain:
-            for options in ({}, {"n_step": 10}, {"sequence_length": 15}, {"episodes": True}):
+            for options in (
+                {},
+                {"draw": rlio.NStep(10)},
+                {"draw": rlio.Sequences(15)},
+                {"draw": rlio.WholeEpisodes()},
+            ):
                 assert_same_rows(rows_of(store, **options), rows_of(plain, **options))
 
 
@@ -267,7 +278,12 @@ def test_damage_in_a_built_store_ends_no_process(world: World, cache: Path, time
                 for _ in range(200):
                     damaged[rng.randrange(len(damaged))] ^= rng.randrange(1, 256)
                 path.write_bytes(damaged)
-                for options in ({}, {"n_step": 9}, {"sequence_length": 4}, {"episodes": True}):
+                for options in (
+                    {},
+                    {"draw": rlio.NStep(9)},
+                    {"draw": rlio.Sequences(4)},
+                    {"draw": rlio.WholeEpisodes()},
+                ):
                     try:
                         with ReplayStore.open(world.root, cache="disk") as store:
                             rows_of(store, **options)

@@ -14,6 +14,7 @@ import pytest
 from counter_env import check_transitions, decode, episode
 from test_replay_store import LENGTHS, agents, record
 
+import rlio
 from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, SampleBatch, open_dataset
 from rlio.errors import CacheError, OptionError
 from rlio.maintenance import compact
@@ -114,19 +115,19 @@ def test_a_data_set_that_grew_is_extended_and_read_in_its_own_order(
                 writer.write(episode(env, number, 20, start=11, kind=kind))
                 writer.flush()
         old = ReplayStore.open(root, cache="disk")
-        before = in_order(old, n_step=30, gamma=1.0)
+        before = in_order(old, draw=rlio.NStep(30, gamma=1.0))
         add(root, "w00002-00000000", *(episode(2, number, 20, kind=kind) for number in range(4)))
         rows = sum(decoded)
         with ReplayStore.open(root, cache="disk") as store:
             assert sum(decoded) == rows + 80  # Only what is new.
             check_transitions(
-                store.uniform(batch_size=300, n_step=5, gamma=0.5).sample(),
+                store.uniform(batch_size=300, draw=rlio.NStep(5, gamma=0.5)).sample(),
                 lengths=lengths,
                 n_step=5,
                 gamma=0.5,
             )
         # Whoever had it open sees what it had.
-        after = in_order(old, n_step=30, gamma=1.0)
+        after = in_order(old, draw=rlio.NStep(30, gamma=1.0))
         for name, values in before.items():
             np.testing.assert_array_equal(after[name], values)
 
@@ -140,9 +141,14 @@ def test_a_window_does_not_depend_on_what_others_have_added_meanwhile(tmp_path: 
         old = ReplayStore.open(root, cache="disk")
         writer.write(episode(0, 0, 20, start=10))
     new = ReplayStore.open(root, cache="disk")
-    assert decode(in_order(new, n_step=4)["new_obs"])[8, 2] == 12
+    assert decode(in_order(new, draw=rlio.NStep(4))["new_obs"])[8, 2] == 12
     for store in (old, ReplayStore.open(root, at=snapshot, cache="disk")):
-        assert decode(in_order(store, n_step=4)["new_obs"])[:, 2].tolist() == [*range(4, 11), 10, 10, 10]
+        assert decode(in_order(store, draw=rlio.NStep(4))["new_obs"])[:, 2].tolist() == [
+            *range(4, 11),
+            10,
+            10,
+            10,
+        ]
 
 
 def test_a_data_set_that_was_replaced_or_compacted_is_rebuilt(

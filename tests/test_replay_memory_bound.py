@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from further import further
 
+import rlio
+
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/status").exists() or "RssAnon" not in Path("/proc/self/status").read_text(),
     reason="anonymous resident memory is read from /proc, which this system has not",
@@ -142,6 +144,8 @@ with rlio.ParquetWriter(root, spool=None) as writer:
 """
 
 _FLAT = """
+from rlio import NStep, Sequences, WholeEpisodes
+
 root, batches, cache, options = sys.argv[1], int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 every = batches // 100
 with rlio.DatasetReader(root, cache=cache, shuffle=True, seed=0, **options) as reader:
@@ -172,9 +176,9 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("none", {"batch_size": 32}, 1_500),
         *further(
             ("memory", {"batch_size": 16, "filter": "t > 3"}, 3_000),
-            ("memory", {"batch_size": 16, "n_step": 3}, 20_000),
-            ("memory", {"batch_size": 4, "episodes": True}, 3_000),
-            ("disk", {"batch_size": 8, "sequence_length": 10}, 10_000),
+            ("memory", {"batch_size": 16, "draw": rlio.NStep(3)}, 20_000),
+            ("memory", {"batch_size": 4, "draw": rlio.WholeEpisodes()}, 3_000),
+            ("disk", {"batch_size": 8, "draw": rlio.Sequences(10)}, 10_000),
             ("none", {"batch_size": 32}, 100_000),
         ),
     ],

@@ -19,6 +19,7 @@ from counter_world import ENVS, WRITERS, World, record_world
 from further import further
 from gymnasium.wrappers import FrameStackObservation
 
+import rlio
 from rlio import (
     DatasetReader,
     EnvRunner,
@@ -39,14 +40,14 @@ VECTORS: list[tuple[str, dict[str, Any], int]] = [
     ("disk", {"uniform": True}, 100_000),
     ("cold", {}, 60_000),
     ("cold", {"shuffle": False}, 20_000),
-    ("memory", {"n_step": 3, "gamma": 0.9}, 100_000),
-    ("disk", {"n_step": 7, "gamma": 0.5, "shard": (1, 3)}, 50_000),
-    ("memory", {"n_step": 100, "gamma": 1.0, "uniform": True}, 30_000),
-    ("memory", {"sequence_length": 8}, 20_000),
-    ("disk", {"sequence_length": 6, "burn_in": 4, "overlap": 2}, 20_000),
-    ("memory", {"sequence_length": 5, "burn_in": 7, "overlap": 4, "uniform": True}, 20_000),
-    ("memory", {"episodes": True}, 2_000),
-    ("disk", {"episodes": True, "shard": (0, 2)}, 1_000),
+    ("memory", {"draw": rlio.NStep(3, gamma=0.9)}, 100_000),
+    ("disk", {"draw": rlio.NStep(7, gamma=0.5), "shard": (1, 3)}, 50_000),
+    ("memory", {"draw": rlio.NStep(100, gamma=1.0), "uniform": True}, 30_000),
+    ("memory", {"draw": rlio.Sequences(8)}, 20_000),
+    ("disk", {"draw": rlio.Sequences(6, burn_in=4, overlap=2)}, 20_000),
+    ("memory", {"draw": rlio.Sequences(5, burn_in=7, overlap=4), "uniform": True}, 20_000),
+    ("memory", {"draw": rlio.WholeEpisodes()}, 2_000),
+    ("disk", {"draw": rlio.WholeEpisodes(), "shard": (0, 2)}, 1_000),
 ]
 STACKS: list[tuple[str, dict[str, Any], int]] = [
     ("memory", {}, 40_000),
@@ -55,8 +56,8 @@ STACKS: list[tuple[str, dict[str, Any], int]] = [
     ("memory", {"views": True}, 40_000),
     ("memory", {"uniform": True, "views": True}, 30_000),
     ("cold", {}, 10_000),
-    ("disk", {"n_step": 3, "gamma": 0.9}, 20_000),
-    ("memory", {"sequence_length": 4, "burn_in": 2, "overlap": 1}, 4_000),
+    ("disk", {"draw": rlio.NStep(3, gamma=0.9)}, 20_000),
+    ("memory", {"draw": rlio.Sequences(4, burn_in=2, overlap=1)}, 4_000),
 ]
 
 
@@ -68,8 +69,9 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
 
 def batches(world: World, where: Any, uniform: bool = False, **options: Any) -> Iterator[SampleBatch]:
     """Batches without end; drawn in one of the ways that there are."""
-    few = 250 if options.get("episodes") else 1000  # A rank has 534 episodes.
-    size = options.setdefault("batch_size", 512 if "sequence_length" in options else few)
+    shape = options.get("draw")
+    few = 250 if isinstance(shape, rlio.WholeEpisodes) else 1000  # A rank has 534 episodes.
+    size = options.setdefault("batch_size", 512 if isinstance(shape, rlio.Sequences) else few)
     if uniform:
         with ReplayStore.open(world.root, cache=where) as store:
             yield from store.uniform(seed=1, **options)
@@ -82,13 +84,15 @@ def batches(world: World, where: Any, uniform: bool = False, **options: Any) -> 
 
 def check(world: World, batch: SampleBatch, options: dict[str, Any]) -> int:
     """Raise where a unit is wrong; gives how many there are."""
-    if "sequence_length" in options:
-        cut = {"burn_in": options.get("burn_in", 0), "overlap": options.get("overlap", 0)}
-        world.check_sequences(batch, length=options["sequence_length"], **cut)
-    elif "episodes" in options:
-        world.check_episodes(batch)
-    else:
-        world.check(batch, n_step=options.get("n_step", 1), gamma=options.get("gamma", 1.0))
+    match options.get("draw"):
+        case rlio.Sequences(length=length, burn_in=burn_in, overlap=overlap):
+            world.check_sequences(batch, length=length, burn_in=burn_in, overlap=overlap)
+        case rlio.WholeEpisodes():
+            world.check_episodes(batch)
+        case rlio.NStep(n=n, gamma=gamma):
+            world.check(batch, n_step=n, gamma=gamma)
+        case _:
+            world.check(batch)
     return len(batch["seq_lens"]) if "seq_lens" in batch else len(batch)
 
 
@@ -149,7 +153,7 @@ def test_an_epoch_has_every_row_once(worlds: dict[str, World], where: str, kind:
 @pytest.mark.parametrize("burn_in", [0, 1, 3, 9])
 @pytest.mark.each_value_once
 def test_sequences_train_every_row_once(worlds: dict[str, World], where: str, burn_in: int) -> None:
-    world, cut = worlds["vector"], {"sequence_length": 4, "burn_in": burn_in}
+    world, cut = worlds["vector"], {"draw": rlio.Sequences(4, burn_in=burn_in)}
     found = batches(world, where, epochs=1, batch_size=100, **cut)
     trained = [world.check_sequences(batch, length=4, burn_in=burn_in) for batch in found]
     np.testing.assert_array_equal(keys_of(trained), world.keys)
@@ -160,7 +164,7 @@ def test_overlapping_sequences_train_every_row_and_begin_where_they_should(
     worlds: dict[str, World], overlap: int, burn_in: int
 ) -> None:
     world, length = worlds["vector"], 6
-    cut = {"sequence_length": length, "burn_in": burn_in, "overlap": overlap}
+    cut = {"draw": rlio.Sequences(length, burn_in=burn_in, overlap=overlap)}
     trained = keys_of([
         world.check_sequences(batch, length=length, burn_in=burn_in, overlap=overlap)
         for batch in batches(world, "memory", epochs=1, batch_size=64, **cut)
@@ -180,7 +184,10 @@ def test_overlapping_sequences_train_every_row_and_begin_where_they_should(
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_episodes_have_every_row_once(worlds: dict[str, World], where: str) -> None:
     world = worlds["vector"]
-    found = [world.check_episodes(b) for b in batches(world, where, epochs=1, batch_size=9, episodes=True)]
+    found = [
+        world.check_episodes(b)
+        for b in batches(world, where, epochs=1, batch_size=9, draw=rlio.WholeEpisodes())
+    ]
     np.testing.assert_array_equal(keys_of(found), world.keys)
 
 
@@ -191,7 +198,7 @@ def test_n_step_drops_no_row(worlds: dict[str, World], where: str, kind: str) ->
     world = worlds[kind]
     found = [
         world.check(batch, n_step=5, gamma=0.8)
-        for batch in batches(world, where, epochs=1, n_step=5, gamma=0.8)
+        for batch in batches(world, where, epochs=1, draw=rlio.NStep(5, gamma=0.8))
     ]
     np.testing.assert_array_equal(keys_of(found), world.keys)
 
@@ -207,7 +214,7 @@ def test_a_live_store_is_right_while_rows_come_and_go(worlds: dict[str, World], 
     recorded = list(islice(reader, world.rows // WRITERS // 97))
     store = ReplayStore(capacity=600)
     drawn = 0
-    options: list[dict[str, Any]] = [{}, {"n_step": 4, "gamma": 0.5}]
+    options: list[dict[str, Any]] = [{}, {"draw": rlio.NStep(4, gamma=0.5)}]
     samplers = [store.uniform(batch_size=60, seed=0, indexes=True, **drawn_so) for drawn_so in options]
     order = np.empty((0, 3), np.int64)
     newest = np.full(world.until.shape[:2], -1)
@@ -228,7 +235,9 @@ def test_a_live_store_is_right_while_rows_come_and_go(worlds: dict[str, World], 
                 batch = sampler.sample()
                 assert isinstance(batch, SampleBatch)
                 drawn += check(so_far, batch, drawn_so)
-                np.testing.assert_array_equal(so_far.check(batch, **drawn_so), order[batch["batch_indexes"]])
+                step = drawn_so.get("draw")
+                steps = {"n_step": step.n, "gamma": step.gamma} if step else {}
+                np.testing.assert_array_equal(so_far.check(batch, **steps), order[batch["batch_indexes"]])
                 assert (batch["batch_indexes"] >= len(order) - 600).all()
     assert drawn > 10_000
 
@@ -296,7 +305,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ("none", {}),
         *((where, options) for where in ("memory", "disk")
-          for options in ({}, {"n_step": 3, "gamma": 1.0}, {"views": True})),
+          for options in ({}, {"draw": rlio.NStep(3, gamma=1.0)}, {"views": True})),
     ],
     ids=str,
 )  # fmt: skip
@@ -314,7 +323,7 @@ def test_stacks_are_those_that_a_live_wrapper_shows(
                 number, later = int(obs[-1, 0, 0]), int(new_obs[-1, 0, 1])
                 np.testing.assert_array_equal(obs, live[number, t])
                 np.testing.assert_array_equal(new_obs, live[number, later])
-                assert t < later <= t + options.get("n_step", 1)
+                assert t < later <= t + (options["draw"].n if "draw" in options else 1)
             rows += len(batch)
     assert rows == 12 * 33 * 2
 
@@ -372,7 +381,7 @@ def test_without_ids_an_end_ends_an_episode(tmp_path: Path, with_times: bool) ->
             writer.write(rows[start : start + 70])
     stop = np.minimum.accumulate(np.where(ends, np.arange(1, 501), 500)[::-1])[::-1]
     with ReplayStore.open(tmp_path) as store:
-        (batch,) = store.epochs(batch_size=500, epochs=1, shuffle=False, n_step=4, gamma=1.0)
+        (batch,) = store.epochs(batch_size=500, epochs=1, shuffle=False, draw=rlio.NStep(4, gamma=1.0))
     steps = np.minimum(4, stop - np.arange(500))
     np.testing.assert_array_equal(batch["new_obs"], np.arange(500) + steps)
     np.testing.assert_array_equal(batch["rewards"], steps)

@@ -20,6 +20,7 @@ from counter_env import decode
 from counter_world import World, record_world
 from further import further
 
+import rlio
 from rlio import Dataset, DatasetReader, ParquetWriter, Roll, SampleBatch, open_dataset
 from rlio.errors import EndOfData, StateError
 from rlio.maintenance import compact
@@ -34,11 +35,11 @@ Key = tuple[int, ...]
 KINDS: dict[str, dict[str, Any]] = {
     "transitions": {},
     "recorded": {"shuffle": False},
-    "n-step": {"n_step": 3, "gamma": 0.9},
-    "sequences": {"sequence_length": 5, "burn_in": 2, "overlap": 1},
-    "episodes": {"episodes": True},
+    "n-step": {"draw": rlio.NStep(3, gamma=0.9)},
+    "sequences": {"draw": rlio.Sequences(5, burn_in=2, overlap=1)},
+    "episodes": {"draw": rlio.WholeEpisodes()},
     "filtered": {"filter": "rewards > 3 and obs[0] < 9"},
-    "filtered sequences": {"sequence_length": 4, "filter": "env_id == 1"},
+    "filtered sequences": {"draw": rlio.Sequences(4), "filter": "env_id == 1"},
     "cold windows": {"cache": "none"},
     "cold, recorded": {"cache": "none", "shuffle": False},
 }
@@ -237,7 +238,13 @@ def test_a_data_set_that_was_compacted_meanwhile_goes_on_in_the_same_order(tmp_p
 def test_a_snapshot_goes_on_while_the_data_set_grows(tmp_path: Path) -> None:
     world = record_world(tmp_path, episodes=6)
     snapshot = open_dataset(world.root).snapshot()
-    options: dict[str, Any] = {"shuffle": True, "seed": 3, "epochs": 2, "batch_size": 50, "n_step": 3}
+    options: dict[str, Any] = {
+        "shuffle": True,
+        "seed": 3,
+        "epochs": 2,
+        "batch_size": 50,
+        "draw": rlio.NStep(3),
+    }
     with DatasetReader(world.root, cache="memory", **options) as reader:
         expected = list(reader)
     with DatasetReader(world.root, cache="disk", **options) as reader:

@@ -16,6 +16,7 @@ from counter_world import World, record_world
 from further import further
 from numpy.typing import NDArray
 
+import rlio
 from rlio import DatasetReader, ReplayStore, SampleBatch
 from rlio.reader import InputReader
 
@@ -68,8 +69,10 @@ def store(world: World, request: pytest.FixtureRequest) -> ReplayStore:
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch_size": 1000}, {"n_step": 3, "gamma": 0.9}, {"sequence_length": 3, "batch_size": 300},
-        *further({"batch_size": 100}, {"filter": "env_id == 2"}, {"episodes": True, "batch_size": 50}),
+        {"batch_size": 1000}, {"draw": rlio.NStep(3, gamma=0.9)},
+        {"draw": rlio.Sequences(3), "batch_size": 300},
+        *further({"batch_size": 100}, {"filter": "env_id == 2"}),
+        *further({"draw": rlio.WholeEpisodes(), "batch_size": 50}),
     ],
     ids=str,
 )  # fmt: skip
@@ -79,7 +82,7 @@ def test_uniform_draws_take_every_unit_equally_often(store: ReplayStore, options
     units = np.concatenate([
         _first_keys(batch) for batch in store.epochs(epochs=1, shuffle=False, **narrow)
     ])  # fmt: skip
-    several = "sequence_length" in options or "episodes" in options
+    several = isinstance(options.get("draw"), rlio.Sequences | rlio.WholeEpisodes)
     keys = drawn(store.uniform(seed=11, **options), DRAWS // (4 if several else 1))
     assert abs(deviation(counted(keys, units))) < 6
 
@@ -166,7 +169,9 @@ def test_the_first_rows_of_seeds_and_epochs_are_any(world: World, cache: Any) ->
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize(
-    "options", [{}, {"sequence_length": 4}, *further({"n_step": 3}, {"filter": "t > 2"})], ids=str
+    "options",
+    [{}, {"draw": rlio.Sequences(4)}, *further({"draw": rlio.NStep(3)}, {"filter": "t > 2"})],
+    ids=str,
 )
 @pytest.mark.each_value_once
 def test_prioritised_draws_follow_the_priorities(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from counter_env import check_transitions, decode, episode, interleaved
 
+import rlio
 from rlio import (
     DatasetReader,
     MixedInput,
@@ -72,7 +73,7 @@ def test_an_epoch_gives_every_transition_once(tmp_path: Path, kind: str) -> None
 @pytest.mark.each_value_once
 def test_n_step_transitions_stop_at_the_end_of_their_episode(tmp_path: Path, kind: str, n: int) -> None:
     store = ReplayStore.open(record(tmp_path, kind=kind))
-    batch = collected(store.epochs(batch_size=50, epochs=1, seed=1, n_step=n, gamma=0.9))
+    batch = collected(store.epochs(batch_size=50, epochs=1, seed=1, draw=rlio.NStep(n, gamma=0.9)))
     check_transitions(batch, lengths=LENGTHS, n_step=n, gamma=0.9)
     here, there = decode(batch["obs"]), decode(batch["new_obs"])
     np.testing.assert_allclose(batch["n_step_discount"], 0.9 ** (there[:, 2] - here[:, 2]), rtol=1e-5)
@@ -83,7 +84,7 @@ def test_n_step_transitions_stop_at_the_end_of_their_episode(tmp_path: Path, kin
 
 def test_sequences_cover_each_row_once_and_keep_to_one_episode(tmp_path: Path) -> None:
     store = ReplayStore.open(record(tmp_path))
-    found = list(store.epochs(batch_size=5, epochs=1, seed=1, sequence_length=4))
+    found = list(store.epochs(batch_size=5, epochs=1, seed=1, draw=rlio.Sequences(4)))
     seen = []
     for batch in found:
         assert batch.zero_padded
@@ -102,7 +103,7 @@ def test_sequences_cover_each_row_once_and_keep_to_one_episode(tmp_path: Path) -
 def test_burn_in_precedes_what_is_trained_and_overlap_repeats_it(tmp_path: Path) -> None:
     store = ReplayStore.open(record(tmp_path))
     trained: dict[tuple[int, ...], int] = {}
-    reader = store.epochs(batch_size=3, epochs=1, seed=1, sequence_length=6, overlap=2, burn_in=3)
+    reader = store.epochs(batch_size=3, epochs=1, seed=1, draw=rlio.Sequences(6, burn_in=3, overlap=2))
     for batch in reader:
         for number, length in enumerate(batch["seq_lens"].tolist()):
             rows = slice(9 * number, 9 * number + length)
@@ -126,7 +127,7 @@ def test_recurrent_state_is_what_the_row_before_left(tmp_path: Path) -> None:
             rows["state_out_0"] = np.stack([rows["eps_id"], rows["t"]], 1).astype(np.float32)
             writer.write(rows)
     store = ReplayStore.open(tmp_path)
-    batch = store.epochs(batch_size=9, epochs=1, shuffle=False, sequence_length=4).sample()
+    batch = store.epochs(batch_size=9, epochs=1, shuffle=False, draw=rlio.Sequences(4)).sample()
     assert batch["seq_lens"].tolist() == [4, 4, 2] * 3
     assert batch["state_in_0"][:3].tolist() == [[0, 0], [0, 3], [0, 7]]
     assert batch["state_in_0"][3:6].tolist() == [[0, 0], [1, 3], [1, 7]]
@@ -134,7 +135,7 @@ def test_recurrent_state_is_what_the_row_before_left(tmp_path: Path) -> None:
 
 def test_whole_episodes(tmp_path: Path) -> None:
     store = ReplayStore.open(record(tmp_path))
-    reader = store.epochs(batch_size=5, epochs=1, seed=2, episodes=True)
+    reader = store.epochs(batch_size=5, epochs=1, seed=2, draw=rlio.WholeEpisodes())
     assert len(reader) == len(LENGTHS)
     seen = []
     for batch in reader:
@@ -153,11 +154,11 @@ def test_an_episode_that_was_not_recorded_to_its_end_shortens_the_window(tmp_pat
         writer.write(episode(0, 0, 10, stop=4))
         writer.write(episode(0, 0, 10, start=6, stop=9))
     store = ReplayStore.open(tmp_path)
-    batch = store.epochs(batch_size=7, epochs=1, shuffle=False, n_step=3, gamma=0.5).sample()
+    batch = store.epochs(batch_size=7, epochs=1, shuffle=False, draw=rlio.NStep(3, gamma=0.5)).sample()
     assert decode(batch["new_obs"])[:, 2].tolist() == [3, 4, 4, 4, 9, 9, 9]
     assert batch["bootstrap_mask"].tolist() == [1] * 7
     assert batch["n_step_discount"].tolist() == [0.125, 0.125, 0.25, 0.5, 0.125, 0.25, 0.5]
-    assert len(store.epochs(epochs=1, episodes=True)) == 2
+    assert len(store.epochs(epochs=1, draw=rlio.WholeEpisodes())) == 2
 
 
 def test_a_missing_final_observation_is_not_bootstrapped_from(tmp_path: Path) -> None:
@@ -165,7 +166,9 @@ def test_a_missing_final_observation_is_not_bootstrapped_from(tmp_path: Path) ->
     rows["new_obs_valid"] = np.arange(5) < 4
     with ParquetWriter(tmp_path) as writer:
         writer.write(rows)
-    batch = ReplayStore.open(tmp_path).epochs(batch_size=5, epochs=1, shuffle=False, n_step=2).sample()
+    batch = (
+        ReplayStore.open(tmp_path).epochs(batch_size=5, epochs=1, shuffle=False, draw=rlio.NStep(2)).sample()
+    )
     assert batch["bootstrap_mask"].tolist() == [1, 1, 1, 0, 0]
 
 
@@ -176,7 +179,7 @@ def test_filters_choose_rows_and_the_first_rows_of_what_is_longer(tmp_path: Path
     assert (keys[:, 0] == 1).all()
     assert (keys[:, 2] >= 3).all()
     assert len(keys) == sum(max(n - 3, 0) for (env, _), n in LENGTHS.items() if env == 1)
-    found = store.epochs(batch_size=99, epochs=1, sequence_length=4, filter="t == 4").sample()
+    found = store.epochs(batch_size=99, epochs=1, draw=rlio.Sequences(4), filter="t == 4").sample()
     assert (found["t"].reshape(-1, 4)[:, 0] == 4).all()
     with pytest.raises(MissingColumn, match="speed"):
         store.epochs(filter="speed > 0")
@@ -195,9 +198,8 @@ def test_columns_are_projected_and_unknown_ones_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"n_step": 0}, {"n_step": 2, "sequence_length": 3}, {"burn_in": 2}, {"gamma": 0.5},
-        {"views": True, "n_step": 2}, {"sequence_length": 4, "overlap": 4}, {"n_step": 2, "gamma": 2.0},
-        {"sequence_length": 4, "burn_in": -1}, {"episodes": True, "n_step": 3},
+        {"draw": 3}, {"draw": "episodes"}, {"draw": rlio.WholeEpisodes}, {"draw": {"n": 3}}, {"draw": True},
+        {"views": True, "draw": rlio.NStep(2)}, {"views": True, "draw": rlio.WholeEpisodes()},
         {"colour": 1}, {"filter": "import os"},
     ],
 )  # fmt: skip
@@ -284,10 +286,10 @@ def test_joint_steps_are_drawn_whole(tmp_path: Path) -> None:
         assert batch.env_steps() == len(a)
         seen += a
     assert sorted(seen) == [(number, t) for number in range(20) for t in range(6)]
-    alone = collected(store.epochs(batch_size=8, epochs=1, policy="b", n_step=2, gamma=1.0))
+    alone = collected(store.epochs(batch_size=8, epochs=1, policy="b", draw=rlio.NStep(2, gamma=1.0)))
     assert len(alone) == 80
     with pytest.raises(OptionError, match="policy"):
-        store.epochs(sequence_length=3)
+        store.epochs(draw=rlio.Sequences(3))
 
 
 def test_priorities_of_a_live_store_are_one_policys() -> None:
@@ -319,7 +321,7 @@ def test_a_live_store_keeps_the_newest_rows_and_follows_episodes_across_appends(
     store = ReplayStore(100)
     with pytest.raises(EndOfData, match="yet"):
         store.uniform().sample()
-    sampler = store.uniform(batch_size=32, seed=0, n_step=3, gamma=0.9)
+    sampler = store.uniform(batch_size=32, seed=0, draw=rlio.NStep(3, gamma=0.9))
     lengths = {(0, number): 20 for number in range(30)}
     for number in range(30):
         for start in range(0, 20, 5):
@@ -452,7 +454,7 @@ def test_a_state_of_a_prioritised_sampler_without_its_priorities_is_told(
 
 def test_prioritised_sequences_carry_their_unit_in_every_row(tmp_path: Path) -> None:
     store = ReplayStore.open(record(tmp_path))
-    sampler = store.prioritised(batch_size=6, seed=0, sequence_length=4)
+    sampler = store.prioritised(batch_size=6, seed=0, draw=rlio.Sequences(4))
     batch = sampler.sample()
     numbers = batch["batch_indexes"].reshape(6, 4)
     assert (numbers == numbers[:, :1]).all()
@@ -512,7 +514,7 @@ def test_a_shard_that_is_gone_is_an_error_or_counted(tmp_path: Path) -> None:
     assert store.skipped == gone.rows
     assert len(store) == sum(LENGTHS.values()) - gone.rows
     # Links do not lead over the hole.
-    batch = store.uniform(batch_size=500, n_step=3, gamma=1.0).sample()
+    batch = store.uniform(batch_size=500, draw=rlio.NStep(3, gamma=1.0)).sample()
     here, there = decode(batch["obs"]), decode(batch["new_obs"])
     np.testing.assert_array_equal(here[:, :2], there[:, :2])
     steps = there[:, 2] - here[:, 2]
@@ -546,7 +548,10 @@ def test_a_live_store_goes_on_as_it_was_saved(tmp_path: Path, kind: str) -> None
             np.testing.assert_array_equal(values, again[name])
     lengths = {(0, number): 10 for number in range(10)}
     check_transitions(
-        other.uniform(batch_size=200, n_step=3, gamma=0.9).sample(), lengths=lengths, n_step=3, gamma=0.9
+        other.uniform(batch_size=200, draw=rlio.NStep(3, gamma=0.9)).sample(),
+        lengths=lengths,
+        n_step=3,
+        gamma=0.9,
     )
     with pytest.raises(DataNotFound):
         ReplayStore.load(tmp_path / "nothing")
@@ -562,7 +567,7 @@ def test_returns_of_whole_numbers_are_not_rounded(kind: Any) -> None:
     rows["rewards"] = np.ones(6, kind)
     store = ReplayStore(10)
     store.append(rows)
-    found = store.uniform(batch_size=64, seed=0, n_step=3, gamma=0.5).sample()
+    found = store.uniform(batch_size=64, seed=0, draw=rlio.NStep(3, gamma=0.5)).sample()
     expected = np.array([1.75, 1.75, 1.75, 1.75, 1.5, 1.0])[found["t"]]
     np.testing.assert_array_equal(found["rewards"], expected)
     assert found["rewards"].dtype == (kind if np.dtype(kind).kind == "f" else np.float32)

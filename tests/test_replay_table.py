@@ -227,7 +227,7 @@ def test_a_layout_has_the_columns_that_are_wanted() -> None:
 
 @pytest.mark.parametrize(("n", "gamma"), [(0, 0.9), (True, 0.9), (1, 1.5), (1, -0.1)])
 def test_steps_and_discounts_that_are_none_are_refused(n: int, gamma: float) -> None:
-    with pytest.raises(OptionError, match=r"n_step|gamma"):
+    with pytest.raises(OptionError, match=r"NStep\.(n|gamma)="):
         NStep(n, gamma)
 
 

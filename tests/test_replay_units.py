@@ -16,26 +16,27 @@ from further import further
 from rlio import MultiAgentBatch, ReplayStore, SampleBatch, concat_samples
 from rlio.replay.buffers import Buffers
 from rlio.replay.filters import RowFilter
+from rlio.replay.n_step import NStep
 from rlio.replay.numbers import Numbers
-from rlio.replay.sequences import Sequences, chain_rows
+from rlio.replay.sequences import Sequences, WholeEpisodes, chain_rows
 from rlio.replay.store import draw_of
 from rlio.replay.table import Plan, RowTable
 
 LENGTH = 9
 FILTER = "rewards > 2 and rewards < 7"
 CUTS = [
-    {"sequence_length": 3},
-    {"sequence_length": 4, "burn_in": 2},
-    {"sequence_length": 4, "burn_in": 3, "overlap": 1},
-    {"sequence_length": 3, "burn_in": 5, "overlap": 2},
+    {"draw": Sequences(3)},
+    {"draw": Sequences(4, burn_in=2)},
+    {"draw": Sequences(4, burn_in=3, overlap=1)},
+    {"draw": Sequences(3, burn_in=5, overlap=2)},
 ]
 DRAWS: list[dict[str, Any]] = [
     {},
-    {"n_step": 3},
+    {"draw": NStep(3)},
     {"filter": FILTER},
-    {"n_step": 2, "filter": FILTER},
-    {"episodes": True},
-    {"episodes": True, "filter": "rewards < 2 and eps_id > 0"},
+    {"draw": NStep(2), "filter": FILTER},
+    {"draw": WholeEpisodes()},
+    {"draw": WholeEpisodes(), "filter": "rewards < 2 and eps_id > 0"},
     *CUTS,
     {**CUTS[2], "filter": FILTER},
 ]
@@ -92,10 +93,10 @@ def first_rows(table: RowTable, draw: dict[str, Any], chosen: np.ndarray) -> lis
             after.append(following)
         if not chosen[row - table.tail]:
             continue
-        if "sequence_length" not in draw:
-            found += [(row, 0)] if not draw.get("episodes") or place == 0 else []
+        cut = draw.get("draw")
+        if not isinstance(cut, Sequences):
+            found += [(row, 0)] if not isinstance(cut, WholeEpisodes) or place == 0 else []
             continue
-        cut = Sequences(draw["sequence_length"], draw.get("burn_in", 0), draw.get("overlap", 0))
         for burn_in in range(cut.burn_in + 1):
             begin = place + burn_in  # Place of the first row that is trained.
             starts = place == 0 or burn_in == cut.burn_in
@@ -120,18 +121,20 @@ def check_definition(store: ReplayStore, options: dict[str, Any]) -> None:
     units = store.units(draw_of(options))  # type: ignore[arg-type]
     expected = first_rows(table, options, passing(store, table, options.get("filter")))
     assert units.count == len(expected), options
-    if not expected or "n_step" in options:
+    shape = options.get("draw")
+    if not expected or isinstance(shape, NStep):
         return
     drawn = units.batch(np.arange(units.count))
     firsts, burn_in = (np.array(values) for values in zip(*expected, strict=True))
     if "seq_lens" not in drawn:
         begin = np.arange(len(drawn))
-    elif "episodes" in options:
+    elif isinstance(shape, WholeEpisodes):
         begin = np.cumsum(drawn["seq_lens"]) - drawn["seq_lens"]
     else:
-        size = options["sequence_length"] + options.get("burn_in", 0)
+        assert isinstance(shape, Sequences)
+        size = shape.length + shape.burn_in
         begin = np.arange(len(firsts)) * size
-        if "burn_in" in options:
+        if shape.burn_in:
             assert drawn["burn_in"].reshape(-1, size).sum(axis=1).tolist() == burn_in.tolist()
     recorded = table.gather(firsts, table.plan())
     for name in ("eps_id", "t"):
@@ -185,7 +188,7 @@ def test_an_append_and_a_draw_look_at_no_row_again(monkeypatch: pytest.MonkeyPat
             store.append(world.batch())
             appended += sum(table.head for table in store.tables.values()) - before
             sampler.sample()
-        is_cut = "episodes" in options or "sequence_length" in options
+        is_cut = isinstance(options.get("draw"), Sequences | WholeEpisodes)
         assert looked["places"] == (appended if is_cut else 0), options
         assert looked["mask"] <= (appended if "filter" in options else 0), options
         assert looked["mask"] > 0 or "filter" not in options

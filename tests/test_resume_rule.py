@@ -74,7 +74,7 @@ READERS: dict[str, Callable[[dict[str, str]], Make]] = {
     "windows of a filter": reading("rlio", cache="none", filter="rewards >= 5", **SHUFFLED),
     "a permutation": reading("rlio", cache="memory", **SHUFFLED),
     "a permutation on disk": reading("rlio", cache="disk", **SHUFFLED),
-    "n-step": reading("rlio", n_step=2, gamma=0.5, **SHUFFLED),
+    "n-step": reading("rlio", draw=rlio.NStep(2, gamma=0.5), **SHUFFLED),
     "growing": reading("rlio", grow=True, **SHUFFLED),
     "epochs of a store": lambda roots: (
         lambda **options: rlio.ReplayStore.open(roots["rlio"]).epochs(**{"seed": 3, **options})

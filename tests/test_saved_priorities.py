@@ -53,12 +53,12 @@ def updated(sampler: PrioritisedSampler) -> PrioritisedSampler:
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another alpha": ({"alpha": 0.9}, {"alpha": 0.4}, "alpha"),
     "another epsilon": ({}, {"epsilon": 0.1}, "epsilon"),
-    "other steps": ({"n_step": 3}, {}, "n_step"),
-    "another discount": ({"n_step": 3}, {"n_step": 3, "gamma": 0.5}, "n_step"),
+    "other steps": ({"draw": rlio.NStep(3)}, {}, "n_step"),
+    "another discount": ({"draw": rlio.NStep(3)}, {"draw": rlio.NStep(3, gamma=0.5)}, "n_step"),
     "another filter": ({"filter": "t > 4"}, {"filter": "t <= 4"}, "filter"),
-    "other derived columns": ({}, {"derive": ["mc_return"], "gamma": 0.5}, "derive"),
-    "no derived columns": ({"derive": ["mc_return"], "gamma": 0.5}, {}, "derive"),
-    "other sequences": ({"sequence_length": 5}, {"sequence_length": 6, "overlap": 1}, "sequences"),
+    "other derived columns": ({}, {"derive": ["mc_return(0.5)"]}, "derive"),
+    "no derived columns": ({"derive": ["mc_return(0.5)"]}, {}, "derive"),
+    "other sequences": ({"draw": rlio.Sequences(5)}, {"draw": rlio.Sequences(6, overlap=1)}, "sequences"),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import rlio
 from rlio.batch import SampleBatch, concat_samples
 from rlio.dataset.stats import Normaliser
 from rlio.errors import CorruptData, EndOfData, HoleError
@@ -167,7 +168,7 @@ def test_a_made_up_source_resumes_filters_and_splits(kind: str) -> None:
 
 
 def test_a_made_up_source_has_n_step_and_derived_columns_and_statistics() -> None:
-    draw = draw_of({"n_step": 2, "gamma": 0.5, "derive": ["returns_to_go"]})
+    draw = draw_of({"draw": rlio.NStep(2, gamma=0.5), "derive": ["returns_to_go"]})
     reader = passes("stored", Files(), draw=draw, batch_size=100)
     found = reader.take(None)
     reader.close()

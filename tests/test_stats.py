@@ -227,7 +227,7 @@ def test_normalised_values_can_be_undone_and_constants_become_zero(tmp_path: Pat
 
 def test_padded_rows_stay_zero(tmp_path: Path) -> None:
     data = written(tmp_path / "data", rows(20))
-    reader = rlio.DatasetReader(data, epochs=1, sequence_length=8, normalise="mean_std")
+    reader = rlio.DatasetReader(data, epochs=1, draw=rlio.Sequences(8), normalise="mean_std")
     batch = reader.sample()
     padding = np.arange(8)[None] >= np.asarray(batch["seq_lens"])[:, None]
     assert padding.any()

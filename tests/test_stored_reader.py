@@ -11,6 +11,7 @@ from counter_env import check_transitions, decode
 from further import further
 from test_replay_store import LENGTHS, record
 
+import rlio
 from rlio import DatasetReader, MixedInput, ParquetWriter, SampleBatch
 from rlio.errors import EndOfData, MissingColumn, OptionError, StateError
 from rlio.readers import stored_pass
@@ -33,8 +34,8 @@ def drained(reader: DatasetReader) -> list[SampleBatch]:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"n_step": 3, "gamma": 0.9}, {"sequence_length": 5},
-        *further({"episodes": True}, {"filter": "t > 2"}, {"columns": ["t", "obs"]}),
+        {}, {"draw": rlio.NStep(3, gamma=0.9)}, {"draw": rlio.Sequences(5)},
+        *further({"draw": rlio.WholeEpisodes()}, {"filter": "t > 2"}, {"columns": ["t", "obs"]}),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -108,21 +109,26 @@ def test_auto_goes_by_what_is_asked_for_and_by_size(root: str, monkeypatch: pyte
 
     assert chosen() == "none"
     assert chosen(shuffle=True) == "memory"
-    assert chosen(n_step=2) == "memory"
+    assert chosen(draw=rlio.NStep(2)) == "memory"
     monkeypatch.setattr(stored_pass, "_MEMORY_BYTES", 100)
     assert chosen(shuffle=True) == "disk"
     monkeypatch.setattr(stored_pass, "_DISK_BYTES", 200)
     assert chosen(shuffle=True) == "none"
-    assert chosen(sequence_length=3) == "disk"
+    assert chosen(draw=rlio.Sequences(3)) == "disk"
 
 
 def test_a_state_fits_only_the_same_draws(root: str) -> None:
-    with DatasetReader(root, cache="memory", shuffle=True, seed=0, n_step=2) as reader:
+    with DatasetReader(root, cache="memory", shuffle=True, seed=0, draw=rlio.NStep(2)) as reader:
         state = reader.state_dict()
-    for options in ({"n_step": 3}, {}, {"n_step": 2, "gamma": 0.5}, {"n_step": 2, "filter": "t > 1"}):
+    for options in (
+        {"draw": rlio.NStep(3)},
+        {},
+        {"draw": rlio.NStep(2, gamma=0.5)},
+        {"draw": rlio.NStep(2), "filter": "t > 1"},
+    ):
         with (
             DatasetReader(root, cache="memory", shuffle=True, seed=0, **options) as reader,
-            pytest.raises(StateError, match=r"n_step|filter"),
+            pytest.raises(StateError, match=r"'n_step' \(draw=\)|filter"),
         ):
             reader.load_state_dict(state)
     with DatasetReader(root, cache="none", shuffle=True) as reader, pytest.raises(StateError, match="order"):
@@ -131,8 +137,8 @@ def test_a_state_fits_only_the_same_draws(root: str) -> None:
 
 def test_what_a_store_cannot_give_is_refused_at_once(root: str, tmp_path: Path) -> None:
     for options in (
-        {"cache": "none", "n_step": 2}, {"cache": "maybe"}, {"follow": True, "n_step": 2},
-        {"follow": True, "cache": "memory"}, {"n_step": 2, "episodes": True},
+        {"cache": "none", "draw": rlio.NStep(2)}, {"cache": "maybe"}, {"follow": True, "draw": rlio.NStep(2)},
+        {"follow": True, "cache": "memory"}, {"draw": 2},
     ):  # fmt: skip
         with pytest.raises(OptionError):
             DatasetReader(root, **options)
@@ -143,7 +149,7 @@ def test_what_a_store_cannot_give_is_refused_at_once(root: str, tmp_path: Path) 
     with DatasetReader(tmp_path / "sequences", shuffle=True, epochs=1) as reader:
         assert reader.cache == "none"
         assert reader.unit == "sequences"
-    for options in ({"cache": "memory"}, {"sequence_length": 2}):
+    for options in ({"cache": "memory"}, {"draw": rlio.Sequences(2)}):
         with pytest.raises(OptionError, match="seq_lens"):
             DatasetReader(tmp_path / "sequences", **options)
 

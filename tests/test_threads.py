@@ -100,7 +100,7 @@ def by_row(reader: InputReader) -> list[tuple[int, int]]:
 WAITING: dict[str, Callable[[ReplayStore], Callable[[], object]]] = {
     "uniform": lambda kept: kept.uniform(seed=0).sample,
     "prioritised": lambda kept: kept.prioritised(seed=0).sample,
-    "sequences": lambda kept: kept.uniform(seed=0, sequence_length=4).sample,
+    "sequences": lambda kept: kept.uniform(seed=0, draw=rlio.Sequences(4)).sample,
     "length": lambda kept: kept.__len__,
     "epochs": lambda kept: kept.epochs,
 }
@@ -138,7 +138,7 @@ def test_a_fork_does_not_wait_for_a_store_that_is_being_built(
 BUILDING: dict[str, Callable[[str, ReplayStore], InputReader]] = {
     "uniform": lambda root, kept: kept.uniform(seed=0),
     "prioritised": lambda root, kept: kept.prioritised(seed=0),
-    "whole episodes": lambda root, kept: kept.uniform(seed=0, episodes=True, batch_size=2),
+    "whole episodes": lambda root, kept: kept.uniform(seed=0, draw=rlio.WholeEpisodes(), batch_size=2),
     "epochs of a data set": lambda root, kept: DatasetReader(root, cache="memory"),
     "epochs of a data set on disk": lambda root, kept: DatasetReader(root, cache="disk"),
     "epochs of a growing data set": lambda root, kept: DatasetReader(root, cache="memory", grow=True),
@@ -274,9 +274,11 @@ READERS: dict[str, Callable[[str], InputReader]] = {
     "prioritised": lambda root: ReplayStore.open(root).prioritised(batch_size=7, seed=0),
     "prioritised, loaded": lambda root: loaded(root).prioritised(batch_size=7, seed=0),
     "epochs": lambda root: ReplayStore.open(root).epochs(batch_size=7, seed=0),
-    "n-step": lambda root: ReplayStore.open(root).epochs(batch_size=7, seed=0, n_step=3),
-    "sequences": lambda root: ReplayStore.open(root).epochs(batch_size=3, seed=0, sequence_length=4),
-    "whole episodes": lambda root: ReplayStore.open(root).epochs(batch_size=3, seed=0, episodes=True),
+    "n-step": lambda root: ReplayStore.open(root).epochs(batch_size=7, seed=0, draw=rlio.NStep(3)),
+    "sequences": lambda root: ReplayStore.open(root).epochs(batch_size=3, seed=0, draw=rlio.Sequences(4)),
+    "whole episodes": lambda root: ReplayStore.open(root).epochs(
+        batch_size=3, seed=0, draw=rlio.WholeEpisodes()
+    ),
     "a data set in memory": lambda root: stored(root, cache="memory"),
     "a data set on disk": lambda root: stored(root, cache="disk"),
     "a data set as it is read": lambda root: stored(root, cache="none"),

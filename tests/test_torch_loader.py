@@ -209,8 +209,8 @@ class TestElastic:
     @pytest.mark.parametrize(
         "options",
         [
-            {"cache": "disk", "n_step": 3, "gamma": 0.9, "shuffle": True, "seed": 1},
-            {"cache": "memory", "sequence_length": 4, "burn_in": 1, "shuffle": True, "seed": 1},
+            {"cache": "disk", "draw": rlio.NStep(3, gamma=0.9), "shuffle": True, "seed": 1},
+            {"cache": "memory", "draw": rlio.Sequences(4, burn_in=1), "shuffle": True, "seed": 1},
             {"cache": "memory", "filter": "t > 20", "shuffle": True, "seed": 1},
             {"cache": "none", "columns": ["t"]},
         ],
@@ -686,8 +686,8 @@ class TestMessages:
                 ({}, numbered(60, **small)),
                 ({}, numbered(60, **columns)),
                 ({}, numbered(60, **nested)),
-                ({"episodes": True}, numbered(60, **small)),
-                ({"sequence_length": 5}, numbered(60, **small)),
+                ({"draw": rlio.WholeEpisodes()}, numbered(60, **small)),
+                ({"draw": rlio.Sequences(5)}, numbered(60, **small)),
                 ({}, agents),
             ]
         ):
@@ -728,7 +728,10 @@ class TestMessages:
             given, found = dataset.loader(num_workers=1, **options)._grouped()
             assert (found, given.get("prefetch_factor")) == (together, ahead)
         assert ReplayDataset(folder, batch_size=10**5).loader(num_workers=1)._grouped()[1] == 1
-        assert ReplayDataset(folder, batch_size=1, episodes=True).loader(num_workers=1)._grouped()[1] == 1
+        assert (
+            ReplayDataset(folder, batch_size=1, draw=rlio.WholeEpisodes()).loader(num_workers=1)._grouped()[1]
+            == 1
+        )
 
     @pytest.mark.parametrize("method", ["fork", *further("spawn")])
     def test_a_break_and_a_killed_worker_leave_nothing_behind(

@@ -256,3 +256,14 @@ def test_the_command_trims_and_says_so(capsys: pytest.CaptureFixture[str], tmp_p
     assert json.loads(runner.invoke(app, ["trim", root, "--keep-rows", "5", "--json"]).output)["rows"] == 7
     assert numbers(root) == list(range(7, 12))
     assert runner.invoke(app, ["trim", root, "--before", "w0"]).exit_code == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_episodes_of_a_trimmed_data_set_have_the_rows_that_are_left(kind: str) -> None:
+    """Also of the shard of which a part is left: its table counts the rows that are gone."""
+    rows = numbered(12)
+    rows["eps_id"] = np.repeat([7, 8, 9], 4)
+    root = store_small(*pieces(rows, 6), kind=kind)
+    rlio.maintenance.trim(root, before={"w0": 3})
+    found = [(info.eps_id, info.rows) for info in rlio.open_dataset(root).episodes()]
+    assert found == [(7, 1), (8, 2), (8, 2), (9, 4)]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from further import further
 from lifecycle_steps import ROWS, Site, batch
 from warm_children import Ended, run_all
 
@@ -300,7 +299,7 @@ def test_a_forked_child_neither_writes_nor_holds_the_log_and_its_parent_goes_on(
 # ---- a KeyboardInterrupt at any line ----
 
 
-@pytest.mark.parametrize("stride", [19, *further(13), pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(
     tmp_path: Path, kind: str, stride: int

@@ -22,9 +22,9 @@ SIZE = 32
 DRAWS: dict[str, dict[str, Any]] = {
     "rows": {},
     "filter": {"filter": "rewards > 0.5"},
-    "n-step": {"n_step": 3},
-    "sequences": {"sequence_length": 16, "burn_in": 4},
-    "episodes": {"episodes": True},
+    "n-step": {"draw": rlio.NStep(3)},
+    "sequences": {"draw": rlio.Sequences(16, burn_in=4)},
+    "episodes": {"draw": rlio.WholeEpisodes()},
     "by priority": {},
     "joint steps": {},
     "joint steps filtered": {"filter": "rewards > 0.5"},

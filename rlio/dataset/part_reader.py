@@ -297,6 +297,9 @@ class PartReader:
     plan: Plan
     rows: Sequence[Rows]
 
+    def __len__(self) -> int:
+        return sum(map(len, self.rows))
+
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows as tables; one empty table if the part has no rows."""
         empty = True

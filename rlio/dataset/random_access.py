@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
-from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
+from rlio.dataset.live_streams import flat_columns, live_streams
 from rlio.dataset.part_reader import Missing
 from rlio.dataset.shards import OpenShard
 from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import CorruptData, OptionError
 from rlio.readers.read_options import ReadOptions
-from rlio.schemas.streams import STREAM_COLUMNS, KeptTimes, Streams, StreamTable
+from rlio.schemas.streams import StreamTable
 from rlio.source.selection import counting_of, group_options
 from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.support.turns import Turns
@@ -171,7 +171,7 @@ class RandomAccess:
             current: dict[Hashable, _Found] = {}
             for index, segment in enumerate(self._dataset.segments):
                 counts = Counter[str]()
-                streams = zip(*vars(self._streams(index)).values(), strict=True)
+                streams = zip(*vars(live_streams(self._shard(index), segment)).values(), strict=True)
                 for policy, eps_id, agent, env, _, _, end, _, writer, began, _ in streams:
                     key = (writer or segment.ref.writer, policy, eps_id, agent, env)
                     if key not in current:
@@ -188,19 +188,6 @@ class RandomAccess:
         """The shard of a segment, which has a table of streams."""
         return cast(OpenShard, self._reader.open(self._dataset.segments[index]))  # Damage is raised.
 
-    def _streams(self, index: int) -> Streams:
-        """The table of the streams of a segment's rows."""
-        segment = self._dataset.segments[index]
-        shard = self._shard(index)
-        if segment.rows == segment.ref.name.rows:
-            return shard.streams
-        table = StreamTable()  # The shard's own table counts rows that are not live.
-        times = [(0, KeptTimes(shard.streams))]
-        for policy in shard.schema.policies:
-            for rows in self._groups(index, policy):
-                table.assign(policy, _flat(rows), len(rows), times=times)
-        return table.streams
-
     def _groups(self, index: int, policy: str) -> Iterator[SampleBatch]:
         """The rows of a policy, row group by row group."""
         for span in self._reader.spans(self._dataset.segments[index]):
@@ -216,7 +203,7 @@ class RandomAccess:
         names_agents = any(agent is not None for agent in shard.streams.agent_index)
         table, found = StreamTable(names_agents=names_agents), False
         for rows in self._groups(fragment.segment, fragment.policy):
-            numbers = table.assign(fragment.policy or DEFAULT_POLICY_ID, _flat(rows), len(rows))
+            numbers = table.assign(fragment.policy or DEFAULT_POLICY_ID, flat_columns(rows), len(rows))
             own = np.flatnonzero(numbers == fragment.number)
             if len(own):
                 found = True
@@ -227,8 +214,3 @@ class RandomAccess:
                 f"the table of streams lists more episodes than the rows have: number {fragment.number}",
                 uri=self._dataset.storage.uri_of(segment.ref.path),
             )
-
-
-def _flat(rows: SampleBatch) -> dict[str, NDArray[Any]]:
-    """The columns that tell streams apart."""
-    return {name: to_numpy(rows[name]) for name in STREAM_COLUMNS if name in rows}

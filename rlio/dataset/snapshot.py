@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias
 from rlio.dataset import listing as listings
 from rlio.dataset.json_shard import schema_lookup
 from rlio.dataset.listing import Coverage, Listing, Segment, list_settled
+from rlio.dataset.live_streams import live_streams
 from rlio.dataset.names import MAX_ROW, SCHEMA_DIR, is_writer_id
 from rlio.dataset.schema_files import read_schemas
 from rlio.dataset.shards import OpenShard, open_shard
@@ -257,10 +258,11 @@ class DatasetSnapshot(Described, Source):
     def episodes(self) -> Iterator[EpisodeInfo]:
         """Yield the episodes that the tables of the shards list, shard by shard.
 
-        Reads the footers, not the rows. An episode that spans two shards appears in both.
+        Reads the footers, and the rows of shards of which a part was trimmed. An episode that spans two
+        shards appears in both.
         """
         for segment in self.segments:
-            table = self.open_shard(segment).streams
+            table = live_streams(self.open_shard(segment), segment)
             for *values, writer, began, written in zip(*vars(table).values(), strict=True):
                 # In a shard of merged writers, the table names the writer of the episode.
                 named = segment.ref.writer if writer is None else writer

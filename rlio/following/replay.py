@@ -44,7 +44,7 @@ from rlio.replay.order import rank_of
 from rlio.replay.positions import check_seed, draw_seed
 from rlio.replay.priorities import Prioritised
 from rlio.replay.samplers import PrioritisedSampler, UniformSampler
-from rlio.replay.store import DrawKeywords, ReplayStore, draw_of
+from rlio.replay.store import LiveDrawKeywords, ReplayStore, draw_of
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner
 from rlio.support.options import check_count, check_number, checked_keywords, expected
@@ -77,32 +77,23 @@ class FollowingReplay(InputReader):
 
     A background thread takes the committed rows of every writer, in order and exactly once. A draw takes rows
     of the ring, uniformly and with replacement (or by priority). It waits if the limits do not allow it for
-    the rows put in so far. Drawn rows are counted: one for each n-step transition, ``sequence_length`` for
-    each sequence (without ``burn_in``).
+    the rows put in so far. Drawn rows are counted: one for each n-step transition, ``length`` for each
+    sequence (without ``burn_in``).
 
     The data ends once every writer is closed (sealed), all rows were put in, and ``ratio.max`` allows no more
     draws; without ``max`` it never ends. Recovery closes a writer that was killed: when the next writer opens
     on that machine, or by `rlio recover`. Until then draws wait, for ``timeout``.
 
-    **Sharing.** Writers are divided among ``slots`` slots (CRC-32 of the id, modulo ``slots``); rank r of
-    ``shard=(r, n)`` has the slots s with s modulo n = r. Each rank has its own limits and counters.
-    `merge_states` merges the states of all ranks into one, which any number of ranks may load: every row is
-    then put in exactly once, for any numbers.
+    Writers are divided among ``slots`` slots, and slots among the ranks of ``shard``. Each rank has its own
+    limits and counters. `merge_states` makes one state of those of all ranks, for any number of ranks.
 
-    **The law of resuming.** This reader is not `replayable`, because the times at which rows arrive cannot be
-    repeated. But a reader that loads a state (1) puts in, for each writer, exactly the rows after those that
-    were put in when the state was saved, each once; (2) has the same rows in its ring, read again from
-    storage, but in the order of their writers, so other rows may leave the ring first; rows that were trimmed
-    or damaged since are missing, and counted in `lost`; (3) has the same counters, so the limits continue
-    from there; (4) never draws with the same random numbers again. Priorities start again. A state takes
-    about 40 bytes a writer.
+    It is not `replayable`, because the times at which rows arrive cannot be repeated. A reader that loads a
+    state puts in exactly the rows that had not been put in, each once; has the same rows in its ring, except
+    those that were trimmed or damaged since (`lost`), and the same counters; and never draws with the same
+    random numbers again. Priorities start again. docs/design/following.md has the details.
 
-    **Marks.** With ``markers``, it puts progress marks beside the data, for writers that wait, and for
-    its own restart: see `Markers`. Required if ``ratio.min`` is given.
-
-    **A store that is down** is retried until it answers. Meanwhile draws continue from the ring as far as the
-    limits allow, and then wait. `sample` raises errors that a retry cannot fix (rights, damage, missing
-    rows).
+    A store that is down is retried; meanwhile draws continue from the ring as far as the limits allow.
+    `sample` raises errors that a retry cannot fix (rights, damage, missing rows).
 
     Several threads may call it: see `rlio.InputReader`. `state_dict` does not wait for a `sample`
     that waits for rows.
@@ -116,7 +107,8 @@ class FollowingReplay(InputReader):
         seed: Seed of the draws, combined with the rank; None draws one from the OS, logs it and keeps it in
             the state.
         prioritised: Draw by priority: see `ReplayStore.prioritised`, and `sampler` for `update_priorities`.
-        markers: Whether, and when, to put progress marks; None: none.
+        markers: Whether, and when, to put progress marks beside the data, for writers that wait, and for its
+            own restart; required if ``ratio.min`` is given. None: none.
         shard: (rank, world).
         slots: Number of parts that writers are divided into; the same for all ranks, and for all states.
         timeout: Seconds that `sample` waits for rows; None: no limit.
@@ -126,9 +118,8 @@ class FollowingReplay(InputReader):
         missing: "error", or "fill" columns that only some writers have with zeros.
         storage_options: For fsspec.
         limits: Limits on the data's demands.
-        draw: What to draw: ``columns`` (None: all), and ``n_step``, ``gamma``, ``sequence_length``,
-            ``burn_in``, ``overlap``, ``policy``, ``filter``, ``views`` and ``indexes`` as described at
-            `rlio.DatasetReader`; no ``episodes``.
+        draw: What to draw: ``columns`` (None: all), and ``draw`` (not `rlio.WholeEpisodes`), ``policy``,
+            ``filter``, ``views`` and ``indexes`` as described at `rlio.DatasetReader`.
 
     Raises:
         OptionError: Options are illegal or contradict each other; at `sample`: the data set does not count
@@ -161,15 +152,15 @@ class FollowingReplay(InputReader):
         missing: Literal["error", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        **draw: Unpack[DrawKeywords],
+        **draw: Unpack[LiveDrawKeywords],
     ) -> None:
         self.ratio: SamplesPerInsert = expected(ratio, SamplesPerInsert, "ratio")
         self._draw = draw_of(draw)
         self._draw.check_live()
         if self._draw.unit == "episodes":
             raise OptionError(
-                "FollowingReplay(episodes=True): limits count rows, and the rows of an episode are unknown "
-                "before it is drawn; draw sequences instead"
+                "FollowingReplay(draw=rlio.WholeEpisodes()): limits count rows, and the rows of an episode "
+                "are unknown before it is drawn; pass draw=rlio.Sequences(length)"
             )
         self.unit: Unit = self._draw.unit
         self._unit_rows = 1 if self._draw.sequences is None else self._draw.sequences.length

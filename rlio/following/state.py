@@ -224,7 +224,7 @@ def merge_states(states: Sequence[JsonState]) -> JsonState:
     if len({(state.world, state.slots) for state in found}) > 1:
         raise StateError("the states come from groups with different numbers of ranks or slots")
     if any(state.draw != first.draw for state in found):
-        raise StateError("the states come from readers that draw differently (n_step, filter, ...)")
+        raise StateError("the states come from readers that draw differently (draw, filter, ...)")
     ranks = sorted(rank for state in found for rank in state.ranks)
     if len(ranks) != first.world or len(set(ranks)) != len(ranks):
         raise StateError(

@@ -42,7 +42,7 @@ Layout: TypeAlias = Literal["whole", "runs", "mixed"]
 # data sets get.
 _REFUSED = frozenset(
     ("epochs", "shuffle", "seed", "shard", "batch_size", "drop_last", "follow", "grow", "cache", "policy")
-)
+) | {"draw"}
 _OF_DATASETS = frozenset(("columns", "missing", "on_error", "filter", "split"))
 _OPENING = frozenset(("at", "storage_options", "limits"))
 

@@ -86,6 +86,8 @@ class DQN(TorchPolicy):
         final_epsilon: float = 0.05,
         epsilon_timesteps: int = 10_000,
     ) -> None:
+        check_number("gamma", gamma, least=0, most=1)
+        steps = check_count("n_step", n_step, least=1, of="steps")
         super().__init__(
             module,
             optimizer=optimizer,
@@ -93,10 +95,9 @@ class DQN(TorchPolicy):
             hidden=hidden,
             max_grad_norm=max_grad_norm,
             device=device,
-            postprocessing=NStep(n_step, gamma) if n_step != 1 else None,
+            postprocessing=None if steps == 1 else NStep(steps, gamma=gamma),
         )
         for name, value in (
-            ("gamma", gamma),
             ("initial_epsilon", initial_epsilon),
             ("final_epsilon", final_epsilon),
         ):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import map_structure
-from rlio.errors import MissingColumn, OptionError, excerpt
+from rlio.errors import MissingColumn, OptionError
 from rlio.reader import Unit
 from rlio.replay.episode_columns import EPISODE_COLUMNS, MC_RETURN, EpisodeValues, episode_leaf
 from rlio.replay.filters import RowFilter
@@ -28,14 +28,25 @@ from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, is_named, rebuild, with_validity
 from rlio.schemas.streams import WRITER
 from rlio.support.forks import cached_property
-from rlio.support.options import check_number, set_options
 
-__all__ = ["BATCH_INDEXES", "MASK", "Draw", "PolicyView", "RowRange", "RowUnits", "Units", "open_units"]
+__all__ = [
+    "BATCH_INDEXES",
+    "DEFAULT_DISCOUNT",
+    "MASK",
+    "Draw",
+    "PolicyView",
+    "RowRange",
+    "RowUnits",
+    "Units",
+    "open_units",
+]
 
 Ids = NDArray[np.int64]
 
 #: The column of logical row numbers, by which `update_priorities` finds units.
 BATCH_INDEXES: Final = "batch_indexes"
+#: The discount of ``mc_return`` unless it is stated.
+DEFAULT_DISCOUNT: Final = 0.99
 #: The column that marks the rows of a sequence that are not padding, with ``layout="time"``.
 MASK: Final = "mask"
 #: Columns that an n-step transition takes from its last row.
@@ -75,20 +86,11 @@ class Draw:
     views: bool = False
     indexes: bool = False
     derive: tuple[str, ...] = ()
-    gamma: float = 0.99
+    gamma: float = DEFAULT_DISCOUNT
 
     def __post_init__(self) -> None:
-        for name in self.derive:
-            if name not in EPISODE_COLUMNS:
-                raise OptionError(
-                    f"derive={excerpt(list(self.derive))}: expected a list of {', '.join(EPISODE_COLUMNS)}"
-                )
-        set_options(self, gamma=check_number("gamma", self.gamma, least=0, most=1))
-        kinds = [self.n_step is not None, self.sequences is not None, self.episodes]
-        if sum(kinds) > 1:
-            raise OptionError("n_step, sequence_length and episodes exclude each other: pass one of them")
-        if self.views and any(kinds):
-            raise OptionError("views=True works only for single transitions: drop views, or the other option")
+        if self.views and (self.n_step is not None or self.sequences is not None or self.episodes):
+            raise OptionError("views=True works only for single transitions: leave out views, or draw")
 
     @property
     def unit(self) -> Unit:
@@ -386,17 +388,18 @@ class _Maker:
         self._filter = draw.filter
         if draw.filter is not None:
             wanted = draw.derived(known)
-            draw.filter.check(PolicySchema((*held.policy.leaves, *map(episode_leaf, dict.fromkeys(wanted)))))
+            schema = PolicySchema((*held.policy.leaves, *map(episode_leaf, dict.fromkeys(wanted))))
+            draw.filter.check(schema, derived=wanted)
         if names := dict.fromkeys(draw.derived(known)):
             episodes = held.episode_values()
             self._derived = {name: episodes.of(name, draw.gamma) for name in names}
             if draw.filter is not None and draw.filter.quantiles:
                 self._filter = self._with_quantiles(draw.filter, episodes.firsts)
         if draw.n_step is not None:
-            self._rewards = held.single(Columns.REWARDS, "n_step")
-            self._terminated = held.single(Columns.TERMINATEDS, "n_step").physical
+            self._rewards = held.single(Columns.REWARDS, "NStep")
+            self._terminated = held.single(Columns.TERMINATEDS, "NStep").physical
             if Columns.NEXT_OBS_VALID in held.policy.columns:
-                self._valid = held.single(Columns.NEXT_OBS_VALID, "n_step").physical
+                self._valid = held.single(Columns.NEXT_OBS_VALID, "NStep").physical
 
     def columns(self, rows: Ids) -> dict[str, Any]:
         """The columns of single transitions, or of n-step transitions, that begin with the given rows."""
@@ -578,7 +581,7 @@ class _SequenceUnits(_ChainUnits):
         self._cut = cut
         if cut.layout == "time" and MASK in maker.held.policy.columns:
             raise OptionError(
-                f"layout='time' adds the column {MASK!r}, which the data has already", column=MASK
+                f"Sequences.layout='time' adds the column {MASK!r}, which the data has already", column=MASK
             )
         super().__init__(maker, per_row=cut.burn_in + 1)
 
@@ -640,7 +643,9 @@ class _JointSteps(Units):
 
     def __init__(self, makers: Mapping[str, _Maker], draw: Draw, steps: Steps) -> None:
         if draw.sequences is not None or draw.episodes:
-            raise OptionError(f"sequences and episodes are of one agent: pass policy={min(makers)!r}")
+            raise OptionError(
+                f"rlio.Sequences and rlio.WholeEpisodes are of one agent: pass policy={min(makers)!r}"
+            )
         self._makers = makers
         self._steps = steps
         if draw.filter is not None:

@@ -13,6 +13,7 @@ from files and command lines safe. The operations mean:
   lacks it, it is like a NaN: as a condition it is false, and so is every comparison except ``!=``.
 - ``dones`` means ``terminateds or truncateds``, and needs both columns.
 - ``episode_return >= quantile(0.9)`` compares with the quantile of all episodes: see `rlio.replay.draws`.
+- ``mc_return(0.9)`` states the discount of the derived column ``mc_return``.
 
 This module does not skip row groups by their bounds; `rlio.replay.filter_pushdown` does.
 
@@ -34,7 +35,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -46,7 +47,7 @@ from rlio.batch.arrays import is_tensor, object_column, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
-from rlio.replay.episode_columns import EPISODE_COLUMNS
+from rlio.replay.episode_columns import EPISODE_COLUMNS, MC_RETURN, checked_discount
 from rlio.replay.splits import Split
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.parquet_statistics import Bounds
@@ -76,6 +77,7 @@ class RowFilter:
             function that gets all of them.
         references: The row values that a text reads, each once; empty for a function.
         split: The side of a split whose rows pass, beside the condition; None: both.
+        discount: That of ``mc_return``, if the text states it; not part of ``text``.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class RowFilter:
         condition: ast.expr | None = None,
         function: RowFunction | None = None,
         split: Split | None = None,
+        discount: float | None = None,
     ) -> None:
         self.text = text
+        self.discount = discount
         self.split = split
         self.columns = columns
         self.references: tuple[Ref, ...] = () if condition is None else tuple(_references(condition))
@@ -106,13 +110,16 @@ class RowFilter:
         Raises:
             OptionError: The text holds anything else, or is too long or too deeply nested.
         """
-        condition = _canonical(_parsed(text))
+        discounts = _Discounts()
+        condition = _canonical(discounts.visit(_parsed(text)))
         if not isinstance(condition, ast.BoolOp | ast.Compare | ast.UnaryOp | ast.Call) and not _ref(
             condition
         ):
             raise _refusal(condition, f"expected a condition, such as rewards > 0; {_ALLOWED}")
         columns = dict.fromkeys(ref.column for ref in _references(condition))
-        return cls(text=_text(condition), columns=tuple(columns), condition=condition)
+        return cls(
+            text=_text(condition), columns=tuple(columns), condition=condition, discount=discounts.found
+        )
 
     @classmethod
     def of(
@@ -166,6 +173,7 @@ class RowFilter:
             condition=other._condition,
             function=other._function,
             split=split,
+            discount=other.discount,
         )
 
     @property
@@ -190,13 +198,24 @@ class RowFilter:
         """Whether the filter needs a logical column, if it exists."""
         return self.columns is None or column in self.columns or (column == WRITER and self.split is not None)
 
-    def check(self, policy: PolicySchema) -> None:
+    def check(self, policy: PolicySchema, *, derived: Collection[str] = ()) -> None:
         """Check that a filter fits the columns of a policy, before any data is read.
+
+        Args:
+            policy: The columns.
+            derived: Those of them that are derived from whole episodes.
 
         Raises:
             MissingColumn: The policy lacks a column, or a key in one.
-            OptionError: A column has the wrong shape or type, or has one row a sequence.
+            OptionError: A column has the wrong shape or type, or has one row a sequence; or a discount is
+                stated for a column that is not derived.
         """
+        if self.discount is not None and MC_RETURN in policy.columns and MC_RETURN not in derived:
+            raise OptionError(
+                f"the filter {excerpt(self.text)} states a discount, but the data has the column "
+                f"{MC_RETURN!r} already: write the name alone",
+                column=MC_RETURN,
+            )
         for name in self.columns or ():
             if name not in policy.columns:
                 raise _no_column(name, policy.columns)
@@ -480,6 +499,25 @@ def _side(node: ast.expr) -> ast.expr:
     if not 0.0 <= share <= 1.0:
         raise _refusal(node, "expected a share of the episodes, from 0 to 1")
     return ast.Call(ast.Name("quantile"), [ast.Constant(share)], [])
+
+
+class _Discounts(ast.NodeTransformer):
+    """Takes the discount out of ``mc_return(0.9)``, and leaves the name of the column."""
+
+    def __init__(self) -> None:
+        self.found: float | None = None
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=value)], keywords=[]) if (
+                name == MC_RETURN
+            ):
+                discount = checked_discount(value)
+                if self.found not in (None, discount):
+                    raise _refusal(node, f"the filter has the discount {self.found} too: write one of them")
+                self.found = discount
+                return ast.Name(name)
+        return self.generic_visit(node)
 
 
 class _Quantiles(ast.NodeTransformer):

@@ -1,4 +1,4 @@
-"""n-step transitions: rewards along an episode, with the discount and the mask that bootstrapping needs.
+"""`NStep`: transitions of n steps, with the discount and the mask that bootstrapping needs.
 
     R = r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1)
     target = R + n_step_discount * bootstrap_mask * V(new_obs)
@@ -20,20 +20,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.replay.table import RowTable
-from rlio.support.options import check_count, check_number, set_options
+from rlio.support.options import check_count, check_number, checked_keywords, set_options
 
 __all__ = ["NStep", "Window", "windows"]
 
 Ids = NDArray[np.int64]
 
 
+@checked_keywords
 @dataclass(frozen=True)
 class NStep:
-    """How far to look ahead.
+    """n-step transitions, as ``draw=rlio.NStep(3, gamma=0.99)`` of readers and samplers.
+
+    ``rewards`` are discounted sums over up to ``n`` rows; ``new_obs`` and the end flags are those of the last
+    row. ``n_step_discount`` (float32) is gamma to the power of the steps taken. ``bootstrap_mask`` (float32)
+    is 0 after a termination and where the final observation is missing.
 
     Attributes:
-        n: Steps, at least 1.
+        n: Steps to look ahead, at least 1; fewer at the end of an episode.
         gamma: Discount of a step, 0 to 1.
+
+    Raises:
+        OptionError: A value is out of range.
     """
 
     n: int = 1
@@ -42,8 +50,8 @@ class NStep:
     def __post_init__(self) -> None:
         set_options(
             self,
-            n=check_count("n_step", self.n, least=1, of="steps"),
-            gamma=check_number("gamma", self.gamma, least=0, most=1),
+            n=check_count("NStep.n", self.n, least=1, of="steps"),
+            gamma=check_number("NStep.gamma", self.gamma, least=0, most=1),
         )
 
 

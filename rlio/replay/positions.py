@@ -36,6 +36,8 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 # Options that do not decide which units come next. States hold some of them.
 _SERVING = frozenset(("batch_size", "drop_last", "epochs"))
+# Keys of a state's options -> the option that sets them, where it has another name.
+_SET_BY = {"n_step": "draw", "sequences": "draw", "episodes": "draw", "gamma": "derive"}
 _OTHER_ORDER = "pass the same shuffle, or finish the run with the version of rlio that began it"
 
 
@@ -112,9 +114,10 @@ def check_options(saved: Any, ours: Mapping[str, Any], options: ReadOptions, *, 
         saved = {**saved, "columns": columns_digest(options)}
     unlike = [name for name in {**ours, **saved} if not _fits(name, saved.get(name), ours.get(name))]
     if unlike:
+        shown = [excerpt(name) + (f" ({_SET_BY[name]}=)" if name in _SET_BY else "") for name in unlike]
         raise StateError(
-            f"the state was saved with other values of the options {', '.join(map(excerpt, unlike))}: open "
-            "the data with the options of the saved reader",
+            f"the state was saved with other values of the options {', '.join(shown)}: open the data with "
+            "the options of the saved reader",
             uri=uri,
         )
 

@@ -316,8 +316,8 @@ class PrioritisedSampler(_Sampler):
         super().__init__(store, draw, batch_size=batch_size, seed=seed)
         if store.live and (not draw.by_row or draw.filter is not None):
             raise OptionError(
-                "prioritised draws from a live store take single or n-step transitions, without a filter; "
-                "drop the other options, or draw with uniform()"
+                "prioritised draws from a live store take single or n-step transitions, without a filter: "
+                "leave out draw=rlio.Sequences and filter, or draw with uniform()"
             )
         self.options = options
         self._rng = np.random.Generator(np.random.Philox(self.seed))

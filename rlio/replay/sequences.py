@@ -1,4 +1,4 @@
-"""Finds sequences and whole episodes in a table: where each begins, and how many rows it may have.
+"""`Sequences` and `WholeEpisodes`: where each begins in a table, and how many rows it may have.
 
 A chain is the part of an episode that was recorded without a gap. Sequences of one chain begin
 ``length - overlap`` rows apart, the first at the chain's start. Up to ``burn_in`` rows precede each sequence
@@ -10,7 +10,7 @@ for burn-in and overlap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from rlio.errors import OptionError
 from rlio.replay.table import RowTable
-from rlio.support.options import check_choice, check_count, set_options
+from rlio.support.options import check_choice, check_count, checked_keywords, set_options
 
-__all__ = ["Sequences", "chain_rows", "completed_sequences"]
+__all__ = ["Sequences", "WholeEpisodes", "chain_rows", "completed_sequences"]
 
 Ids = NDArray[np.int64]
 
@@ -35,21 +35,31 @@ PADDINGS: Final = ("right", "left")
 LAYOUTS: Final = ("rows", "time")
 
 
+@checked_keywords
 @dataclass(frozen=True)
 class Sequences:
-    """How to cut episodes.
+    """Parts of episodes, as ``draw=rlio.Sequences(20, burn_in=5)`` of readers and samplers.
+
+    Each has ``burn_in + length`` rows, padded with zeros. Batches have ``seq_lens``, the column ``burn_in``
+    (True for rows that only warm up the state), and ``state_in_k`` from the recorded ``state_out_k``.
 
     Attributes:
-        length: Rows of a sequence, without burn-in; at least 1.
-        burn_in: Most rows before a sequence.
+        length: Rows of a sequence, without those of ``burn_in``; at least 1.
+        burn_in: Most rows before a sequence that warm up the state.
         overlap: Rows that a sequence shares with the one before; less than ``length``.
-        starts: "strided": sequences begin ``length - overlap`` rows apart. "all": one begins at each row.
-        padding: Side of the zeros in a sequence that is shorter.
-        layout: "rows": all sequences in one axis, with ``seq_lens``. "time": (sequences, rows, ...), with the
-            bool column ``mask``.
+        starts: "strided": sequences begin ``length - overlap`` rows apart. "all": one begins at each row; the
+            last ones of an episode are short.
+        padding: Side of the zeros in a short sequence; "left" only with ``layout="time"``.
+        layout: "rows": the sequences of a batch in one axis. "time": columns (sequences, rows, ...) with the
+            bool column ``mask`` (True: not padding) instead of ``seq_lens``; ``state_in_k`` and priorities
+            have one value a sequence.
+
+    Raises:
+        OptionError: A value is out of range, or two exclude each other.
     """
 
     length: int
+    _: KW_ONLY
     burn_in: int = 0
     overlap: int = 0
     starts: Literal["strided", "all"] = "strided"
@@ -58,20 +68,21 @@ class Sequences:
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("overlap", 0)):
-            shown = "sequence_length" if name == "length" else name
-            rows = check_count(shown, getattr(self, name), least=least, of="rows")
+            rows = check_count(f"Sequences.{name}", getattr(self, name), least=least, of="rows")
             set_options(self, **{name: rows})
         if self.overlap >= self.length:
             raise OptionError(
-                f"overlap={self.overlap}: expected less than the {self.length} rows of a sequence, or none "
-                "would begin"
+                f"Sequences.overlap={self.overlap}: expected less than the {self.length} rows of a sequence, "
+                "or none would begin"
             )
         for name, known in (("starts", STARTS), ("padding", PADDINGS), ("layout", LAYOUTS)):
-            check_choice(name, getattr(self, name), known)
+            check_choice(f"Sequences.{name}", getattr(self, name), known)
         if self.starts == "all" and self.overlap:
-            raise OptionError("starts='all' begins a sequence at each row: leave out overlap")
+            raise OptionError("Sequences: starts='all' begins a sequence at each row: leave out overlap")
         if self.padding == "left" and self.layout == "rows":
-            raise OptionError("padding='left' needs layout='time': seq_lens cannot mark zeros before rows")
+            raise OptionError(
+                "Sequences: padding='left' needs layout='time': seq_lens cannot mark zeros before rows"
+            )
 
     def to_json(self) -> list[Any]:
         """The part of a saved state that names the cut."""
@@ -82,6 +93,15 @@ class Sequences:
             self.overlap,
             *(more if more != ["strided", "right", "rows"] else ()),
         ]
+
+
+@dataclass(frozen=True)
+class WholeEpisodes:
+    """Episodes, as ``draw=rlio.WholeEpisodes()`` of readers and samplers.
+
+    A unit is a whole episode. Batches have ``seq_lens``, the rows of each, and ``state_in_k`` from the
+    recorded ``state_out_k``.
+    """
 
 
 def completed_sequences(table: RowTable, rows: Ids, cut: Sequences) -> tuple[Ids, Ids]:

@@ -38,8 +38,8 @@ from rlio.readers.read_options import ReadOptions
 from rlio.replay.build import StoreInput, build, rows_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import open_cached
-from rlio.replay.draws import Draw, Units
-from rlio.replay.episode_columns import MC_RETURN
+from rlio.replay.draws import DEFAULT_DISCOUNT, Draw, Units
+from rlio.replay.episode_columns import MC_RETURN, named_column
 from rlio.replay.epochs import OWN_BATCH
 from rlio.replay.filter_pushdown import check_split
 from rlio.replay.filters import RowFilter, RowFunction
@@ -50,7 +50,7 @@ from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.scratch import ScratchArrays
-from rlio.replay.sequences import Sequences
+from rlio.replay.sequences import Sequences, WholeEpisodes
 from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
@@ -60,7 +60,7 @@ from rlio.source.span_reader import GoneSegments
 from rlio.support.described import Described
 from rlio.support.options import check_choice, check_count, checked_keywords, default_options
 
-__all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
+__all__ = ["DrawKeywords", "LiveDrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -68,24 +68,27 @@ logger: logging.Logger = logging.getLogger("rlio")
 _QUIET_SECONDS = 1.0
 
 
-class UnitKeywords(TypedDict, total=False):
-    """What a unit is: the keywords of `DrawKeywords` except ``columns``, with defaults."""
+class LiveUnitKeywords(TypedDict, total=False):
+    """What a unit is, also of rows that come and go, with defaults."""
 
-    n_step: Annotated[int | None, None]
-    gamma: Annotated[float, 0.99]
-    sequence_length: Annotated[int | None, None]
-    burn_in: Annotated[int, 0]
-    overlap: Annotated[int, 0]
-    episodes: Annotated[bool, False]
+    draw: Annotated[NStep | Sequences | WholeEpisodes | None, None]
     policy: Annotated[str | None, None]
     filter: Annotated[str | RowFunction | RowFilter | None, None]
-    split: Annotated[tuple[Literal["train", "test"], float] | None, None]
-    derive: Annotated[Sequence[str], ()]
-    starts: Annotated[Literal["strided", "all"], "strided"]
-    padding: Annotated[Literal["right", "left"], "right"]
-    layout: Annotated[Literal["rows", "time"], "rows"]
     views: Annotated[bool, False]
     indexes: Annotated[bool, False]
+
+
+class UnitKeywords(LiveUnitKeywords, total=False):
+    """What a unit is: the keywords of `DrawKeywords` except ``columns``, with defaults."""
+
+    split: Annotated[tuple[Literal["train", "test"], float] | None, None]
+    derive: Annotated[Sequence[str], ()]
+
+
+class LiveDrawKeywords(LiveUnitKeywords, total=False):
+    """What a reader of live rows draws, with defaults; see `draw_of`."""
+
+    columns: Annotated[Sequence[str] | None, None]
 
 
 class DrawKeywords(UnitKeywords, total=False):
@@ -95,46 +98,65 @@ class DrawKeywords(UnitKeywords, total=False):
 
 
 _DEFAULTS: Final = default_options(DrawKeywords)
-# The keywords of `Sequences` beside the length, in its order.
-_CUT: Final = ("burn_in", "overlap", "starts", "padding", "layout")
 
 
-def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> Draw:
+def draw_of(keywords: DrawKeywords | LiveDrawKeywords, *, columns: Sequence[str] | None = None) -> Draw:
     """Turn the keywords that all samplers share into a `Draw`.
 
     Args:
-        keywords: ``columns``: logical columns; None: all. `rlio.DatasetReader` describes the others, from
-            ``n_step`` to ``indexes``.
+        keywords: ``columns``: logical columns; None: all. `rlio.DatasetReader` describes the others.
         columns: Logical columns, if the keywords have none.
 
     Raises:
         OptionError: An option is illegal, or two options exclude each other.
     """
     given: dict[str, Any] = {**_DEFAULTS, "columns": columns, **keywords}
-    for name in _CUT:
-        if name in keywords and given["sequence_length"] is None:
-            raise OptionError(f"{name}={excerpt(given[name])} needs sequence_length")
-    names, length = given["columns"], given["sequence_length"]
+    names, shape = given["columns"], given["draw"]
+    if not isinstance(shape, NStep | Sequences | WholeEpisodes | None):
+        raise OptionError(
+            f"draw={excerpt(shape)}: expected rlio.NStep(n, gamma=...), rlio.Sequences(length, ...), "
+            "rlio.WholeEpisodes(), or None for single rows"
+        )
     if isinstance(given["derive"], str):
         raise OptionError(f"derive={excerpt(given['derive'])}: expected a list of names")
+    derived = list(map(named_column, given["derive"]))
+    derive = tuple(dict.fromkeys(name for name, _ in derived))
     chosen = None if given["filter"] is None else RowFilter.of(given["filter"])
     if given["split"] is not None:
         chosen = RowFilter.on_side(Split.of(given["split"]), chosen)
-    made = Draw(
-        columns=None if names is None else frozenset(names).difference(given["derive"]),
-        n_step=None if given["n_step"] is None else NStep(given["n_step"], given["gamma"]),
-        sequences=None if length is None else Sequences(length, *(given[name] for name in _CUT)),
-        episodes=given["episodes"],
+    return Draw(
+        columns=None if names is None else frozenset(names).difference(derive),
+        n_step=shape if isinstance(shape, NStep) else None,
+        sequences=shape if isinstance(shape, Sequences) else None,
+        episodes=isinstance(shape, WholeEpisodes),
         policy=given["policy"],
         filter=chosen,
         views=given["views"],
         indexes=given["indexes"],
-        derive=tuple(dict.fromkeys(given["derive"])),
+        derive=derive,
+        gamma=_discount([discount for name, discount in derived if name == MC_RETURN], chosen),
     )
-    discounts = MC_RETURN in made.derived(())
-    if "gamma" in keywords and given["n_step"] is None and not discounts:
-        raise OptionError(f"gamma={excerpt(given['gamma'])} needs n_step or mc_return")
-    return replace(made, gamma=given["gamma"]) if discounts else made
+
+
+def _discount(stated: Sequence[float | None], chosen: RowFilter | None) -> float:
+    """The discount of ``mc_return``, which the rows and the filter share.
+
+    Args:
+        stated: That of each time it is derived; None: not stated.
+        chosen: The filter, whose text may state it too.
+
+    Raises:
+        OptionError: Two are stated.
+    """
+    found = {DEFAULT_DISCOUNT if discount is None else discount for discount in stated}
+    if chosen is not None and chosen.discount is not None:
+        found.add(chosen.discount)
+    if len(found) > 1:
+        raise OptionError(
+            f"derive and filter have mc_return with the discounts {', '.join(map(str, sorted(found)))}: one "
+            "reader has one; without parentheses it is 0.99 in derive, and that of derive in filter"
+        )
+    return found.pop() if found else DEFAULT_DISCOUNT
 
 
 class ReplayStore(Described):
@@ -557,8 +579,8 @@ class ReplayStore(Described):
         Args:
             batch_size: Units of a batch; None: 256.
             seed: Seed of the draws; None: one from the OS, logged and kept in the state.
-            draw: What to draw: ``columns`` (None: all), and all from ``n_step`` to ``indexes`` as described
-                at `rlio.DatasetReader`.
+            draw: What to draw: ``columns`` (None: all), ``draw``, ``policy``, ``filter``, ``split``,
+                ``derive``, ``views`` and ``indexes`` as described at `rlio.DatasetReader`.
         """
         return UniformSampler(self, draw_of(draw), batch_size=batch_size, seed=seed)
 
@@ -585,8 +607,8 @@ class ReplayStore(Described):
             seed: Seed of the order; None: one from the OS, logged and kept in the state.
             shard: (rank, world).
             drop_last: Drop the last batch if it is shorter.
-            draw: What is drawn: ``columns`` (None: all), and all from ``n_step`` to ``indexes`` as described
-                at `rlio.DatasetReader`.
+            draw: What is drawn: ``columns`` (None: all), ``draw``, ``policy``, ``filter``, ``split``,
+                ``derive``, ``views`` and ``indexes`` as described at `rlio.DatasetReader`.
 
         Raises:
             OptionError: The store is live: it may forget rows before their turn.
@@ -625,8 +647,8 @@ class ReplayStore(Described):
             epsilon: Added to each absolute error.
             normalise: Where the largest weight is 1: among all units ("buffer"), or in each batch ("batch").
             seed: Seed of the draws; None: one from the OS, logged and kept in the state.
-            draw: What to draw: ``columns`` (None: all), and all from ``n_step`` to ``indexes`` as described
-                at `rlio.DatasetReader`.
+            draw: What to draw: ``columns`` (None: all), ``draw``, ``policy``, ``filter``, ``split``,
+                ``derive``, ``views`` and ``indexes`` as described at `rlio.DatasetReader`.
 
         Raises:
             StateError: The store was loaded with priorities, of other options: see `load`.

@@ -47,6 +47,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SPELLINGS = (("is(?=[aei])", "iz"), ("our", "or"), ("grey", "gray"))
 _NUMPY_BOOLS = (("numpy", "bool"), ("numpy", "bool_"))
+# What to write instead of options that a taker has no more, or does not have.
+_EPISODES_OF_DATA = "it needs whole episodes: pass it to a reader or a store of recorded data"
+_SEQUENCES = "write draw=rlio.Sequences(length, {}=...)"
+_INSTEAD = {
+    "n_step": "write draw=rlio.NStep(3, gamma=0.99)",
+    "gamma": "write draw=rlio.NStep(3, gamma=0.99), or derive=['mc_return(0.99)']",
+    "sequence_length": "write draw=rlio.Sequences(20)",
+    "episodes": "write draw=rlio.WholeEpisodes()",
+    **{name: _SEQUENCES.format(name) for name in ("burn_in", "overlap", "starts", "padding", "layout")},
+    "derive": _EPISODES_OF_DATA,
+    "split": _EPISODES_OF_DATA,
+}
 _TYPED_KEYWORDS = re.compile(r"Unpack\[(\w+)\]")
 
 
@@ -301,13 +313,18 @@ def refuse_unknown(options: Iterable[str], known: Iterable[str] | None, *, of: s
     names = list(known)
     for name in options:
         if name not in names:
-            raise UnknownName(f"{of} has no option {excerpt(name)}{_nearest(name, names)} {', '.join(names)}")
+            raise UnknownName(f"{of} has no option {excerpt(name)}{_instead(name, names)} {', '.join(names)}")
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def _instead(name: str, known: list[str]) -> str:
+    """What to write for an unknown option, to be followed by the known ones."""
     from difflib import get_close_matches
 
-    found = get_close_matches(name, known, 1)
+    # Options that shape units are known where ``draw`` is.
+    former = _INSTEAD if "draw" in known else {}
+    found = get_close_matches(name, [*known, *former], 1)
+    if found and found[0] in former and found[0] not in known:
+        return f": {former[found[0]]}. It takes"
     return f": did you mean {found[0]!r}? It takes" if found else "; it takes"
 
 

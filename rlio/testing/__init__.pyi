@@ -10,4 +10,5 @@ from .filesystem import (
 from .readers import ReaderTests as ReaderTests
 from .readers import assert_resumes as assert_resumes
 from .readers import assert_same as assert_same
+from .sources import SourceTests as SourceTests
 from .writers import WriterTests as WriterTests

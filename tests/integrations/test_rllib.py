@@ -318,7 +318,7 @@ def test_a_data_set_of_several_writers_is_read_by_tasks_and_serves_every_episode
     made = [batch for _ in range(3) for batch in record(tmp_path / "own", "CartPole-v1", 5)]
     config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path / "own")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rlio.integrations.rllib, "_packed", None)  # This process reads nothing.
+        patch.setattr(rlio.integrations.rllib_packing, "_packed", None)  # This process reads nothing.
         data = RlioOfflineData(config)
     assert (data.rows, data.episodes) == (sum(map(len, made)), 15)
     found = [
@@ -351,8 +351,8 @@ def test_a_single_writer_is_read_by_many_tasks_and_each_episode_is_whole(
     }
     config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path)], input_config=options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rlio.integrations.rllib, "_packed", None)
-        patch.setattr(rlio.integrations.rllib, "_packed_by_writer", None)
+        patch.setattr(rlio.integrations.rllib_packing, "_packed", None)
+        patch.setattr(rlio.integrations.rllib_packing, "_packed_by_writer", None)
         patch.setattr(rlio.dataset.part_reader, "_LEAST_BYTES", 1)  # Small shards are read by many tasks.
         data = RlioOfflineData(config)
     assert data.data.num_blocks() > 4

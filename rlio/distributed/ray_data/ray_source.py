@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from rlio.dataset.part_reader import PartReader, Plan, Rows
-from rlio.storage.filesystem import Storage
+from rlio.dataset.part_reader import PartReader
 
 __all__ = ["DatasetSource"]
 
@@ -17,15 +17,12 @@ class DatasetSource(Datasource):
     """Parts of a data set, each read by one task.
 
     Args:
-        storage: The root.
-        plan: What to read.
-        parts: The rows of each task.
+        parts: What each task reads, at least one part; all with one plan.
     """
 
-    def __init__(self, storage: Storage, plan: Plan, parts: list[list[Rows]]) -> None:
+    def __init__(self, parts: list[PartReader]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Ray's is not annotated.
-        self._storage = storage
-        self._plan = plan
+        self._plan = parts[0].plan
         self._parts = parts
         # Ray sets this in a copy of this object if `select_columns` follows the read.
         self._projection_map: dict[str, str] | None = None
@@ -40,7 +37,7 @@ class DatasetSource(Datasource):
 
     def estimate_inmemory_data_size(self) -> int | None:
         """Return the bytes of all rows in memory, if known."""
-        return sum(len(rows) for part in self._parts for rows in part) * self._plan.row_bytes
+        return sum(map(len, self._parts)) * self._plan.row_bytes
 
     def get_read_tasks(
         self,
@@ -55,7 +52,7 @@ class DatasetSource(Datasource):
         counted = plan.row_filter is None and plan.policy is None
         tasks = []
         for part in self._parts:
-            rows = sum(map(len, part))
+            rows = len(part)
             metadata = BlockMetadata(
                 num_rows=rows if counted and not plan.options.skip_damage else None,
                 size_bytes=rows * plan.row_bytes,
@@ -64,7 +61,7 @@ class DatasetSource(Datasource):
             )
             tasks.append(
                 ReadTask(
-                    PartReader(self._storage, plan, part).tables,
+                    replace(part, plan=plan).tables,
                     metadata,
                     schema=plan.shows(plan.layout.empty()).schema,
                     per_task_row_limit=per_task_row_limit,

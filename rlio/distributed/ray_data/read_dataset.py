@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.dataset.dataset import Dataset, Snapshot, opened
-from rlio.dataset.part_reader import plan_of, split
+from rlio.dataset.part_reader import PartReader, plan_of, split
 from rlio.distributed.ray_data.blocks import ray_tensors
 from rlio.distributed.ray_import import require_ray
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -24,7 +24,7 @@ from rlio.replay.filters import RowFilter, RowFunction
 if TYPE_CHECKING:
     import ray.data
 
-__all__ = ["read_dataset"]
+__all__ = ["part_readers", "read_dataset"]
 
 
 def read_dataset(
@@ -89,14 +89,45 @@ def read_dataset(
 
     from rlio.distributed.ray_data.ray_source import DatasetSource
 
+    parts = part_readers(
+        root,
+        columns=columns,
+        filter=filter,
+        policy=policy,
+        at=at,
+        writers=writers,
+        missing=missing,
+        on_error=on_error,
+        tasks=tasks,
+        storage_options=storage_options,
+        limits=limits,
+    )
+    # Matches the number of parts, because Ray would cut their blocks to get more.
+    made: ray.data.Dataset = ray.data.read_datasource(
+        DatasetSource(parts), override_num_blocks=len(parts), **ray_options
+    )
+    return made
+
+
+def part_readers(
+    root: str | os.PathLike[str] | Dataset,
+    *,
+    columns: list[str] | None = None,
+    filter: str | RowFunction | RowFilter | None = None,
+    policy: str | None = None,
+    at: Snapshot | None = None,
+    writers: bool = False,
+    missing: Literal["error", "drop", "fill"] = "error",
+    on_error: Literal["raise", "skip"] = "raise",
+    tasks: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> list[PartReader]:
+    """What the tasks of `read_dataset` read, in order: at least one part. Arguments and errors are its."""
     options = ReadOptions(columns=columns, on_error=on_error)
     dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=filter, writers=writers)
     plan = replace(plan, layout=replace(plan.layout, tensors=ray_tensors))
     plan.layout.empty()  # Raises here instead of in tasks if Arrow lacks a type.
     # A data set without rows is one part without rows, which still has columns.
-    parts = split(dataset, tasks=tasks) or [[]]
-    source = DatasetSource(dataset.storage, plan, parts)
-    # Matches the number of parts, because Ray would cut their blocks to get more.
-    made: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(parts), **ray_options)
-    return made
+    return [PartReader(dataset.storage, plan, rows) for rows in split(dataset, tasks=tasks) or [[]]]
