@@ -166,6 +166,7 @@ def test_other_filesystems_are_sources_and_targets(to: str | None, name: str, tm
 
 
 @pytest.mark.xdist_group("sftp")
+@pytest.mark.further
 def test_a_file_on_a_server_has_its_name_once_it_is_whole(
     serve: Callable[[str], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,7 @@ class D4RLReaderSuite(ReaderTests):
         return SampleBatch(own_reading(self.columns))
 
 
+@pytest.mark.further
 class TestInOrder(D4RLReaderSuite):
     pass
 

@@ -95,6 +95,7 @@ class TestShuffled(TestRecorded):
         return DatasetReader(self.root, batch_size=9, epochs=1, shuffle=True, seed=3)
 
 
+@pytest.mark.further
 class TestEndless(TestRecorded):
     finite = False
     batches = 9

@@ -198,6 +198,7 @@ def test_nothing_is_a_data_set_without_rows(root: str) -> None:
     assert ds.schema().names == ["obs"]
 
 
+@pytest.mark.further
 def test_columns_without_any_value_are_left_out_with_one_warning(
     root: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -226,6 +226,7 @@ def test_a_worker_records_the_rows_of_environments_in_this_process_and_replaces_
             assert episode["terminateds"].tolist() == [False] * (len(episode) - 1) + [True]
 
 
+@pytest.mark.further
 def test_every_row_is_recorded_in_order_with_true_final_observations() -> None:
     config = RolloutConfig(remote_worker_envs=True, remote_env_batch_wait_ms=0.0)
     runner = EnvRunner(partial(CountingEnv, 0, truncates=True), RandomPolicy(), config=config, seed=3)

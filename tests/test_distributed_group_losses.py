@@ -318,6 +318,7 @@ def stop_second(worker: RolloutWorker) -> None:
         worker.runner.stop()
 
 
+@pytest.mark.further
 def test_a_call_that_a_worker_dies_in_is_an_error_and_another_takes_its_place(
     group: tuple[WorkerGroup, Path],
 ) -> None:
@@ -367,6 +368,7 @@ def test_a_group_that_nobody_closed_is_closed_at_exit_and_waiters_can_be_let_go(
 
 
 @pytest.mark.parametrize("lost_workers", ["raise", *further("drop")])
+@pytest.mark.further
 def test_a_worker_that_always_dies_is_given_up_and_what_it_had_written_is_stored(
     tmp_path: Path, lost_workers: Any
 ) -> None:

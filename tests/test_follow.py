@@ -91,6 +91,7 @@ class TestFinished(ReaderTests):
         return numbered(61)
 
 
+@pytest.mark.further
 class TestFinishedInBatches(TestFinished):
     def make_reader(self) -> DatasetReader:
         return DatasetReader(self.root, follow=True, batch_size=9)

@@ -433,6 +433,7 @@ class ForeignParquetSuite(ReaderTests):
         return SampleBatch(columns | {"obs": np.float32(columns["obs"].to_pylist()), "terminateds": flags})
 
 
+@pytest.mark.further
 class TestInOrder(ForeignParquetSuite):
     pass
 

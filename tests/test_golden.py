@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from further import further
 from golden_data import DATA_SETS
 from stored_batches import assert_identical, load
 
@@ -95,7 +96,7 @@ def _names(root: Path) -> list[list[str]]:
     )
 
 
-@pytest.fixture(params=["agents", "cartpole_like", "frames"])
+@pytest.fixture(params=["cartpole_like", "frames", *further("agents")])
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[Any]]:
     """A root with four shards of the version before and four of the present one; and their rows."""
     batches = [DATA_SETS[request.param]() for _ in range(4)]

@@ -707,6 +707,7 @@ class TestRecords(JsonReaderSuite):
     pass
 
 
+@pytest.mark.further
 class TestBatches(JsonReaderSuite):
     options: ClassVar[dict[str, Any]] = {"epochs": 1, "batch_size": 5}
 

@@ -186,6 +186,7 @@ def test_lost_answers_to_a_reader_change_nothing_that_it_serves(
 
 
 @S3_FIRST
+@pytest.mark.further
 def test_a_store_whose_answers_never_come_is_an_error_in_time(server: Server) -> None:
     with proxy(server.port, seconds=30) as between:
         options, root = dict(server.options_at(between.port)), server.fresh_root()
@@ -225,6 +226,7 @@ def test_a_store_that_hangs_once_is_asked_again(server: Server) -> None:
 
 
 @S3_FIRST
+@pytest.mark.further
 def test_a_writer_on_a_store_that_answers_nothing_any_more_says_so_and_keeps_its_rows(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -359,6 +359,7 @@ class TestMaintainedForLong(_Thorough.TestCase):  # type: ignore[name-defined,mi
     "scheme",
     on_servers("s3", "azure", "sftp", "ftp"),
 )
+@pytest.mark.further
 def test_a_real_store_is_compacted_trimmed_and_collected_by_its_own_clock(
     scheme: str, serve: Callable[[str], Server]
 ) -> None:

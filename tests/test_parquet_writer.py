@@ -41,6 +41,7 @@ class TestParquetWriter(WriterTests):
         return load(str(root))  # type: ignore[no-any-return]  # The helper reads either kind.
 
 
+@pytest.mark.further
 class TestSmallShards(TestParquetWriter):
     def make_writer(self, root: Path) -> ParquetWriter:
         return ParquetWriter(root, roll=Roll(max_rows=7, max_seconds=None))

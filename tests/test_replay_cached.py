@@ -200,6 +200,7 @@ def _open(root: str, cache: str, barrier: Any, results: Any) -> None:
         results.put(int(in_order(store)["t"].sum()))
 
 
+@pytest.mark.further
 def test_two_processes_that_build_the_same_store_at_once(tmp_path: Path) -> None:
     root = record(tmp_path / "data")
     expected = int(in_order(ReplayStore.open(root))["t"].sum())
@@ -229,6 +230,7 @@ def _build_slowly(root: str, cache: str) -> None:
     ReplayStore.open(root, cache="disk")
 
 
+@pytest.mark.further
 def test_a_build_that_was_killed_half_way_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     root = record(tmp_path / "data")
     context = multiprocessing.get_context("spawn")

@@ -140,6 +140,7 @@ def test_several_writers_have_a_sum() -> None:
     assert json.loads(run(root, "--json").stdout)["total"]["live"] == 40
 
 
+@pytest.mark.further
 def test_the_command_in_a_process_of_its_own_writes_the_report_to_stdout_alone(tmp_path: Path) -> None:
     with ParquetWriter(tmp_path / "data set [x]") as writer:
         writer.write(episodes(20))
