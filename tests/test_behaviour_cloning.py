@@ -89,15 +89,16 @@ class Balance(Policy):
         return (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(np.int64), state, {}
 
 
+@pytest.mark.further
 def test_it_learns_cartpole_from_recorded_steps_alone() -> None:
     config = RolloutConfig(num_envs=8, rollout_fragment_length=250)
     data = EnvRunner("CartPole-v1", Balance(), config=config, seed=0).run()
     policy = BehaviourCloning(learning_rate=5e-3)
-    teacher = evaluate(Balance(), "CartPole-v1", episodes=10, seed=7).mean
+    teacher = evaluate(Balance(), "CartPole-v1", episodes=20, seed=7).mean
     evaluate(policy, "CartPole-v1", episodes=1, seed=0)  # binds it
     rng = np.random.default_rng(0)
     for _ in range(25):
         for part in data.shuffle(rng).timeslices(100):
             policy.learn_on_batch(part)
     assert teacher > 150
-    assert evaluate(policy, "CartPole-v1", episodes=10, seed=7).mean > 0.6 * teacher
+    assert evaluate(policy, "CartPole-v1", episodes=20, seed=7).mean > 0.6 * teacher

@@ -174,6 +174,7 @@ def buffers(worker: RolloutWorker) -> RunningStat:
     return stat
 
 
+@pytest.mark.further
 def test_statistics_of_all_workers_are_put_together_each_observation_once(
     group: tuple[WorkerGroup, Path],
 ) -> None:

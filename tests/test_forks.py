@@ -121,8 +121,8 @@ GOES_ON: dict[str, Callable[[str], InputReader]] = {
 }
 
 
-#: `make test` runs the four that have threads or locks of different kinds.
-FIRST = ("in memory", "on disk", "a mixture", "draws by priority")
+#: `make test` runs one with a thread that decodes ahead, and one with a lock of its store.
+FIRST = ("on disk", "draws by priority")
 
 
 @pytest.mark.parametrize("name", [*FIRST, *further(*(name for name in GOES_ON if name not in FIRST))])

@@ -447,6 +447,7 @@ def _growth(found: np.ndarray) -> float:
 
 
 @linux_only
+@pytest.mark.further
 def test_a_process_that_writes_compacts_trims_and_collects_keeps_no_object_of_it(tmp_path: Path) -> None:
     found = _memory_of_work(tmp_path / "data", phases=6, rounds=2)
     assert np.ptp(found[2:, 1]) < 500, found

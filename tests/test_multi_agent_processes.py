@@ -32,7 +32,9 @@ from rlio.sampling.runners import sub_envs
     "make",
     [
         partial(several, Counter, None, map_agent, record_env_seeds=True, record_infos=True),
-        partial(several, Counter, None, map_agent, observation_connectors=[MeanStdFilter()], horizon=7),
+        *further(
+            partial(several, Counter, None, map_agent, observation_connectors=[MeanStdFilter()], horizon=7)
+        ),
         *further(partial(several, Counter, None, map_agent, "episodes")),
         partial(
             several,

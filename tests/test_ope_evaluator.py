@@ -513,16 +513,17 @@ def test_a_truncated_episode_goes_on_in_a_model() -> None:
     assert found["pdis"].v_target.value == pytest.approx(sum(0.8**t for t in range(5)))
 
 
+@pytest.mark.further
 def test_continuous_actions_have_densities_and_are_drawn_for_a_model() -> None:
     """Reward -(a - 1)^2, a with deviation 0.5 around 0, judged around 0.5: worth -(0.5^2 + 0.5^2)."""
     rng = np.random.default_rng(0)
-    actions = rng.normal(0.0, 0.5, (1500, 1)).astype(np.float32)
+    actions = rng.normal(0.0, 0.5, (4000, 1)).astype(np.float32)
 
     def density(mean: float, values: Any) -> Any:
         return -0.5 * ((values[:, 0] - mean) / 0.5) ** 2 - np.log(0.5 * np.sqrt(2 * np.pi))
 
     batch = SampleBatch(
-        obs=np.zeros((1500, 1), np.float32),
+        obs=np.zeros((4000, 1), np.float32),
         actions=actions,
         rewards=-((actions[:, 0] - 1.0) ** 2),
         action_prob=np.exp(density(0.0, actions)),
@@ -533,7 +534,7 @@ def test_continuous_actions_have_densities_and_are_drawn_for_a_model() -> None:
         action_space=Box(-np.inf, np.inf, (1,)),
         draw=lambda obs, rng: rng.normal(0.5, 0.5, (len(obs), 1)).astype(np.float32),
     )
-    fit = FittedQ(hidden=(32,), iterations=500, learning_rate=0.02, action_samples=6)
+    fit = FittedQ(hidden=(32,), iterations=500, learning_rate=0.02, action_samples=16)
     found = evaluate_offline(
         batch, target, gamma=1.0, estimators=["is", "wis", "dm", "dr"], bandit=True, q_model=fit
     )

@@ -122,7 +122,7 @@ def test_a_shuffled_reader_serves_every_row_once_and_resumes_at_every_batch(plac
     assert sorted(order) == list(range(60))
 
 
-@FEWER_PLACES
+@NO_SERVER_FIRST
 def test_a_damaged_shard_costs_its_rows_and_no_others(place: Place) -> None:
     write(place, numbered(16), numbered(16, 16), numbered(16, 32))
     storage = place.open()
@@ -340,7 +340,7 @@ def test_json_lines_of_others_are_read_from_a_bucket(serve: Callable[[str], Serv
         assert concat_samples(list(reader))["rewards"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
-@FEWER_PLACES
+@NO_SERVER_FIRST
 def test_parts_of_a_job_are_written_by_attempts_of_which_one_is_read(place: Place) -> None:
     storage = place.open()
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counter_env import check_transitions, decode, episode
+from further import further
 from test_replay_store import LENGTHS, agents, record
 
 import rlio
@@ -94,7 +95,7 @@ def test_texts_and_objects_lie_on_disk_too(tmp_path: Path, cache: Path) -> None:
     assert again["infos"][0] == {"lives": (3, 0)}
 
 
-@pytest.mark.parametrize("kind", ["vector", "stack"])
+@pytest.mark.parametrize("kind", ["stack", *further("vector")])
 def test_a_data_set_that_grew_is_extended_and_read_in_its_own_order(
     tmp_path: Path, cache: Path, decoded: list[int], kind: str
 ) -> None:

@@ -668,6 +668,7 @@ class TestMessages:
         for options in ({}, {"prefetch_factor": 7}):
             assert_equal_items(items(dataset, num_workers=2, **options), expected)
 
+    @pytest.mark.further
     def test_so_do_batches_of_any_columns_without_a_transform(self, tmp_path: Path) -> None:
         t = np.arange(60)
         columns: dict[str, Any] = {
