@@ -72,6 +72,10 @@ def recorded(kind: str = "parquet", *, rows: int = 300, step: int = 100, root: s
     return root
 
 
+#: Each data set is damaged and verified once.
+one_process = pytest.mark.xdist_group("verify")
+
+
 @cache
 def verified(name: str) -> tuple[str, VerifyReport]:
     """A data set that is damaged so, and what is found in it."""
@@ -399,6 +403,7 @@ DAMAGE: dict[str, tuple[str, Callable[[str], Any], list[str], int]] = {
 }
 
 
+@one_process
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_of_each_kind_is_found_under_its_code_and_nothing_else_is(name: str) -> None:
     _, _, expected, live = DAMAGE[name]
@@ -432,6 +437,7 @@ def test_codes_do_not_depend_on_the_words_of_errors(monkeypatch: pytest.MonkeyPa
         assert (name, bad(report), report.total.live) == (name, expected, live)
 
 
+@one_process
 @pytest.mark.parametrize("name", [name for name in DAMAGE if name != "nothing"])
 def test_each_error_says_where_and_of_how_many_rows(name: str) -> None:
     _, _, _, live = DAMAGE[name]
