@@ -20,6 +20,12 @@ def further(*values: Any) -> list[Any]:
     ]
 
 
+def first(count: int, values: Iterable[Any]) -> list[Any]:
+    """Values of a parameter, of which `make test` runs the first ``count``."""
+    values = list(values)
+    return [*values[:count], *further(*values[count:])]
+
+
 def on_servers(first: str, *others: str) -> list[Any]:
     """Names of `servers.SERVERS` as values of a parameter, of which `make test` runs the first.
 
@@ -35,9 +41,12 @@ def leave_permutations(items: Iterable[pytest.Item]) -> None:
     """Of a test marked ``each_value_once``, mark items as further until each value is in few of the others.
 
     Every value of every parameter stays in `make test`, but not with every value of the other parameters.
+    Values that are `further` do not count.
     """
     functions = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("further"):
+            continue
         if isinstance(item, pytest.Function) and item.get_closest_marker("each_value_once"):
             # Values by identity, as they need not be hashable.
             values = {(name, id(value)) for name, value in item.callspec.params.items()}

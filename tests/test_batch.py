@@ -885,6 +885,7 @@ class TestTensors:
 
 @pytest.mark.parametrize("dtype", ["u1", ">i2", "f8", "M8[s]", "U3"])
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2)])
+@pytest.mark.each_value_once
 def test_large_arrays_are_joined_into_memory_of_their_own(dtype: str, axes: tuple[int, ...]) -> None:
     numbers = np.arange(300 * 4 * 30 * 40) % 97
     values = numbers.astype(dtype).reshape(300, 4, 30, 40).transpose(axes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlio.batch import SampleBatch, concat_samples, count_units, split_units
 from rlio.batch.nested import leaves, map_structure
 
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=25, deadline=None)
 
 DTYPES = ["u1", "i4", "i8", "f2", "f4", "f8", ">f4", "?", "c8", "U3", "M8[s]"]
 

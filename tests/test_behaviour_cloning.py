@@ -89,6 +89,7 @@ class Balance(Policy):
         return (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(np.int64), state, {}
 
 
+@pytest.mark.further
 def test_it_learns_cartpole_from_recorded_steps_alone() -> None:
     config = RolloutConfig(num_envs=8, rollout_fragment_length=250)
     data = EnvRunner("CartPole-v1", Balance(), config=config, seed=0).run()

@@ -377,8 +377,9 @@ def test_a_peer_holds_the_rows_it_was_given(run: Run, data: Path, name: str) -> 
 
 @pytest.mark.parametrize("module", [results, timing])
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
-    assert doctest.testmod(module).attempted > 0
-    assert not doctest.testmod(module).failed
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert not found.failed
 
 
 def test_importing_the_benchmark_imports_no_peer() -> None:

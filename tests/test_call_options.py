@@ -76,6 +76,7 @@ USERS: dict[str, Callable[[str, dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.each_value_once
 def test_retries_are_those_that_were_asked_for(
     user: str, retries: int, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ def damage_shard(root: Path) -> None:
     [
         (damage_header, 1, ["compact", "evaluate", "gc", "trim", "verify"]),
         (raise_format, 2, ["compact", "evaluate", "gc", "trim", "verify"]),
-        (damage_shard, 1, ["evaluate", "verify"]),
+        *further((damage_shard, 1, ["evaluate", "verify"])),
     ],
     ids=["a damaged header", "another format", "a damaged shard"],
 )

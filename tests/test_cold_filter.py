@@ -202,9 +202,11 @@ def test_columns_of_some_writers_only_follow_the_rule_for_missing_ones() -> None
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.each_value_once
 def test_a_restored_reader_gives_the_remainder(root: str, shuffle: bool, drop_last: bool) -> None:
-    assert_resumes(lambda: cold(root, shuffle=shuffle, drop_last=drop_last, epochs=2, batch_size=5))
+    assert_resumes(
+        lambda: cold(root, shuffle=shuffle, drop_last=drop_last, epochs=2, batch_size=5), batches=9
+    )
     if not drop_last:
-        assert_resumes(lambda: cold(root, shuffle=shuffle, epochs=2, batch_size=5), 3)
+        assert_resumes(lambda: cold(root, shuffle=shuffle, epochs=2, batch_size=5), 3, batches=9)
 
 
 @settings(max_examples=4, deadline=None)
@@ -330,7 +332,7 @@ def test_damage_that_is_there_before_may_have_held_such_rows_and_is_counted_in_f
     left = [t for t in PASSING if t not in lost]
     assert sorted(t for reader in readers for t in numbers(reader)) == sorted(2 * left)
     assert [reader.skipped for reader in readers] == [rows] * world
-    assert_resumes(lambda: cold(root, **options))
+    assert_resumes(lambda: cold(root, **options), batches=9)
     for reader in readers:
         reader.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from further import further
 from golden_data import cartpole_like, frames, sequences, two_policies
 from growing_data import encode, publish, publish_shard
 from hypothesis import example, given, settings
@@ -573,7 +574,7 @@ def test_duckdb_counts_each_row_once_while_covered_shards_wait_for_gc(tmp_path: 
 # ---- into a new root ----
 
 
-@pytest.mark.parametrize("make_batch", [cartpole_like, frames, sequences, two_policies])
+@pytest.mark.parametrize("make_batch", [frames, two_policies, *further(cartpole_like, sequences)])
 def test_a_copy_of_many_writers_has_all_rows_in_their_order_under_one(make_batch: Any) -> None:
     root, batch = fresh_root(), make_batch()
     for number in range(5):

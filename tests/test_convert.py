@@ -13,6 +13,7 @@ import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
+from further import further
 from servers import Server
 from typer.testing import CliRunner
 
@@ -129,12 +130,22 @@ def killed_after(src: Path, dst: Path, to: str, after: int, hook: str) -> bool:
     return code == -9
 
 
-def test_a_conversion_that_is_killed_goes_on_without_losing_or_repeating_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "places",
+    [
+        [(5, "put"), (22, "progress")],
+        *further([(0, "put"), (5, "put"), (22, "progress"), (8, "put")]),
+    ],
+    ids=len,
+)
+def test_a_conversion_that_is_killed_goes_on_without_losing_or_repeating_rows(
+    tmp_path: Path, places: list[tuple[int, str]]
+) -> None:
     made = record(tmp_path / "a", [20 + number % 7 for number in range(40)])
     kills = 0
-    for after, hook in ((0, "put"), (5, "put"), (22, "progress"), (8, "put")):
+    for after, hook in places:
         kills += killed_after(tmp_path / "a", tmp_path / "b", "rlio", after, hook)
-    assert kills == 4
+    assert kills == len(places)
     stored = len(rlio.open_dataset(tmp_path / "b"))
     assert 0 < stored < sum(map(len, made))
     report = rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
@@ -155,6 +166,7 @@ def test_other_filesystems_are_sources_and_targets(to: str | None, name: str, tm
 
 
 @pytest.mark.xdist_group("sftp")
+@pytest.mark.further
 def test_a_file_on_a_server_has_its_name_once_it_is_whole(
     serve: Callable[[str], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

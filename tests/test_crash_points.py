@@ -115,12 +115,14 @@ def _roots(base: Path) -> Iterator[Path]:
         shutil.rmtree(root)
 
 
-#: Both formats have the same calls but for the bytes: each dies at every sixth; `further` has the others.
+#: Both formats have the same calls but for the bytes: each dies at every 15th; `further` has the others.
+_STEP = 15
 _EVERY_CALL = [
     ("parquet", 1),
-    ("json", 4),
+    ("json", 8),
     *further(
-        *(("parquet", first) for first in (2, 3, 4, 5, 6)), *(("json", first) for first in (1, 2, 3, 5, 6))
+        *(("parquet", first) for first in range(2, _STEP + 1)),
+        *(("json", first) for first in range(1, _STEP + 1) if first != 8),
     ),
 ]
 
@@ -130,7 +132,7 @@ def test_a_writer_that_dies_at_any_call_loses_nothing(
     kind: str, first: int, tmp_path: Path, expected: Callable[[str, int], list[str]]
 ) -> None:
     points = 0
-    for point, root in zip(itertools.count(first, 6), _roots(tmp_path), strict=False):
+    for point, root in zip(itertools.count(first, _STEP), _roots(tmp_path), strict=False):
         tally = Tally()
         code = wait_for(fork(_dying_script, root, kind, tally, point))
         assert code in (0, DIED)
@@ -139,7 +141,7 @@ def test_a_writer_that_dies_at_any_call_loses_nothing(
         if code == 0:
             break
         points += 1
-    assert points >= 12
+    assert points >= 5
 
 
 @pytest.mark.parametrize(("kind", "first"), _EVERY_CALL)
@@ -149,7 +151,7 @@ def test_recovery_that_dies_at_any_call_is_done_by_the_next_one(
     log, tally = tmp_path / "log", Tally()
     _leave_log(log, kind, tally)
     points = 0
-    for point in range(first, 1000, 6):
+    for point in range(first, 1000, _STEP):
         root = tmp_path / "copy"
         shutil.copytree(log, root)
         code = wait_for(fork(_recover_dying, root, point))
@@ -159,15 +161,15 @@ def test_recovery_that_dies_at_any_call_is_done_by_the_next_one(
             break
         assert code == DIED
         points += 1
-    assert points >= 2
+    assert points >= 1
 
 
-@pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
+@pytest.mark.parametrize(("seed", "pairs"), [(0, 4), *further((0, 12), (1, 12), (2, 12), (3, 12))])
 def test_pairs_of_deaths_of_a_writer_and_of_its_recovery_lose_nothing(
-    tmp_path: Path, expected: Callable[[str, int], list[str]], seed: int
+    tmp_path: Path, expected: Callable[[str, int], list[str]], seed: int, pairs: int
 ) -> None:
     random_ = random.Random(seed)
-    for number, root in zip(range(12), _roots(tmp_path), strict=False):
+    for number, root in zip(range(pairs), _roots(tmp_path), strict=False):
         kind, tally = ("parquet", "json")[number % 2], Tally()
         point, second = random_.randrange(10, 110), random_.randrange(1, 30)
         assert wait_for(fork(_dying_script, root, kind, tally, point)) in (0, DIED)

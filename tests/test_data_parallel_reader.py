@@ -148,7 +148,7 @@ class Learned:
                 self.weights.append([weights for _, weights in there])
 
 
-@pytest.fixture(scope="module", params=["policy", *further("module")])
+@pytest.fixture(scope="module", params=further("policy", "module"))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -62,6 +62,7 @@ def test_the_demo_runs_on_any_filesystem() -> None:
     assert len(rlio.open_dataset("memory://demo-test/001/cartpole")) == 3_000
 
 
+@pytest.mark.further
 def test_the_command_prints_one_table(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(tmp_path), "--seed", "1"])
     assert result.exit_code == 0, result.output

@@ -109,7 +109,7 @@ def gathered(ds: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "name", ["cheetah", "frames", "alike", *further("cartpole_like", "sequences", "with_types")]
+    "name", ["frames", "alike", *further("cheetah", "cartpole_like", "sequences", "with_types")]
 )
 def test_totals_and_rows_are_those_of_the_data_set(name: str, root: str) -> None:
     several(name, root)
@@ -132,7 +132,7 @@ def _sorted(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "name", ["cartpole_like", "sequences", "with_types", *further("cheetah", "frames", "alike")]
+    "name", ["with_types", *further("cartpole_like", "sequences", "cheetah", "frames", "alike")]
 )
 def test_what_is_written_from_what_is_read_reads_the_same(name: str, root: str, tmp_path: Path) -> None:
     several(name, root, writers=2)
@@ -198,6 +198,7 @@ def test_nothing_is_a_data_set_without_rows(root: str) -> None:
     assert ds.schema().names == ["obs"]
 
 
+@pytest.mark.further
 def test_columns_without_any_value_are_left_out_with_one_warning(
     root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -283,6 +284,7 @@ def test_a_task_that_is_killed_while_it_writes_loses_and_repeats_nothing(root: s
     assert_identical(load(copy), load(root))
 
 
+@pytest.mark.further
 def test_a_task_that_is_killed_after_it_sealed_its_part_is_not_written_again(
     root: str, tmp_path: Path
 ) -> None:

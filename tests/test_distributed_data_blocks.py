@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from further import first
 from golden_data import cartpole_like, frames, sequences, two_policies
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,7 +112,7 @@ def test_blocks_of_a_data_set_are_its_rows_again(name: str) -> None:
     assert_identical(batch_of(tables_of(root)), load(root))
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", first(2, MADE))
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_wherever_blocks_are_cut_sequences_and_joint_steps_stay_whole(name: str, data: Any) -> None:

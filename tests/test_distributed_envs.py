@@ -63,6 +63,7 @@ def step_until(stepper: ProcessStepper, env: int, action: int) -> Any:
     raise AssertionError(f"environment {env} does not go on")
 
 
+@pytest.mark.further
 def test_only_the_ready_ones_are_stepped_and_the_slow_one_keeps_its_action(
     shared: ProcessStepper, tmp_path: Path
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_worker_records_the_rows_of_environments_in_this_process_and_replaces_
             assert episode["terminateds"].tolist() == [False] * (len(episode) - 1) + [True]
 
 
+@pytest.mark.further
 def test_every_row_is_recorded_in_order_with_true_final_observations() -> None:
     config = RolloutConfig(remote_worker_envs=True, remote_env_batch_wait_ms=0.0)
     runner = EnvRunner(partial(CountingEnv, 0, truncates=True), RandomPolicy(), config=config, seed=3)
@@ -251,6 +253,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
     stepper.close()
 
 
+@pytest.mark.further
 def test_what_cannot_be_made_there_is_an_option_error() -> None:
     def make(context: Any) -> Any:
         if context.vector_index == 0:

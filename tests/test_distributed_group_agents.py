@@ -115,6 +115,7 @@ def test_policies_have_weights_of_their_own(pair: WorkerGroup) -> None:
     assert set(served(pair.sample())["odd"]["w_then"]) == {0.0}
 
 
+@pytest.mark.further
 def test_what_a_killed_worker_had_sampled_stays_and_another_goes_on(pair: WorkerGroup) -> None:
     pid = pair.status()[1].pid
     assert pid is not None

@@ -64,7 +64,7 @@ def config_of(folder: Path, **others: Any) -> RolloutConfig:
     return RolloutConfig(rollout_fragment_length=STEPS, env_config={"folder": str(folder)}, **others)
 
 
-@pytest.mark.parametrize(("num_workers", "rounds"), [(2, 20), *further((4, 40))])
+@pytest.mark.parametrize(("num_workers", "rounds"), [(2, 10), *further((2, 20), (4, 40))])
 def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_told(
     tmp_path: Path, num_workers: int, rounds: int
 ) -> None:
@@ -174,6 +174,7 @@ def buffers(worker: RolloutWorker) -> RunningStat:
     return stat
 
 
+@pytest.mark.further
 def test_statistics_of_all_workers_are_put_together_each_observation_once(
     group: tuple[WorkerGroup, Path],
 ) -> None:
@@ -318,6 +319,7 @@ def stop_second(worker: RolloutWorker) -> None:
         worker.runner.stop()
 
 
+@pytest.mark.further
 def test_a_call_that_a_worker_dies_in_is_an_error_and_another_takes_its_place(
     group: tuple[WorkerGroup, Path],
 ) -> None:
@@ -367,6 +369,7 @@ def test_a_group_that_nobody_closed_is_closed_at_exit_and_waiters_can_be_let_go(
 
 
 @pytest.mark.parametrize("lost_workers", ["raise", *further("drop")])
+@pytest.mark.further
 def test_a_worker_that_always_dies_is_given_up_and_what_it_had_written_is_stored(
     tmp_path: Path, lost_workers: Any
 ) -> None:

@@ -116,6 +116,7 @@ def test_rows_not_in_the_data_set_are_counted_and_a_lost_log_is_recovered_before
     check_nothing_missing(rows_of(root))
 
 
+@pytest.mark.further
 def test_rows_that_are_lost_with_a_disk_or_out_of_reach_stay_counted_and_machine_and_folder_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

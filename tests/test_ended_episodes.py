@@ -170,6 +170,7 @@ TAKEN: dict[str, list[Batch]] = {
 
 @pytest.mark.parametrize("make", WRITERS)
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.each_value_once
 def test_rows_of_an_ended_episode_are_refused_as_a_whole(name: str, make: Any) -> None:
     (*good, bad), message = REFUSED[name]
     root = fresh_root()
@@ -185,6 +186,7 @@ def test_rows_of_an_ended_episode_are_refused_as_a_whole(name: str, make: Any) -
 
 @pytest.mark.parametrize("make", WRITERS)
 @pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.each_value_once
 def test_rows_that_belong_to_one_episode_are_taken(name: str, make: Any) -> None:
     root, batches = fresh_root(), TAKEN[name]
     with make(root) as writer:

@@ -120,8 +120,9 @@ def _counted(change: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv], ids=["sync", "async"])
+@pytest.mark.each_value_once
 def test_every_recorded_row_is_a_true_transition(mode: AutoresetMode, kind: Any) -> None:
-    fragment, fragments = (250, 9) if kind is SyncVectorEnv else (60, 4)
+    fragment, fragments = (150, 5) if kind is SyncVectorEnv else (40, 3)
     runner = runner_of(mode, kind, rollout_fragment_length=fragment)
     parts = [runner.run() for _ in range(fragments)]
     runner.stop()
@@ -138,7 +139,7 @@ def test_every_recorded_row_is_a_true_transition(mode: AutoresetMode, kind: Any)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_complete_episodes_are_whole_and_none_is_lost(mode: AutoresetMode) -> None:
     runner = runner_of(mode, rollout_fragment_length=40, batch_mode="complete_episodes")
-    parts = [runner.run() for _ in range(30)]
+    parts = [runner.run() for _ in range(10)]
     for part in parts:
         check_rows(part)
         assert 3 * 40 <= len(part) < 3 * 40 + 12
@@ -224,13 +225,13 @@ def test_episodes_that_all_begin_in_one_call_are_not_those_that_end_first(severa
     else:
         runner = EnvRunner(lambda context=None: TwoLengths(), RandomPolicy(), config=config, seed=0)
     lengths = []
-    for _ in range(25):
+    for _ in range(12):
         episodes = runner.sample(num_episodes=12, force_reset=True)
         assert len(episodes) == 12
         lengths += [episode.env_t if several_agents else len(episode) for episode in episodes]
     short = lengths.count(2)
-    assert short + lengths.count(30) == 300
-    assert 120 < short < 180, "300 fair coins: 150 with a standard deviation of 8.7; biased: about 230"
+    assert short + lengths.count(30) == 144
+    assert 54 < short < 90, "144 fair coins: 72 with a standard deviation of 6; biased: about 110"
 
 
 def test_episodes_that_wait_come_before_those_that_end_later() -> None:
@@ -369,6 +370,7 @@ class Nested(Counter):
         return super().step(action["turn"])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv], ids=["sync", "async"])
 def test_nested_observations_and_actions_are_recorded_leaf_by_leaf(mode: AutoresetMode, kind: Any) -> None:

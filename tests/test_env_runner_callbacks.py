@@ -101,6 +101,7 @@ class Log(Callbacks):
 
 @pytest.mark.parametrize("connectors", [[], [FrameStack(2)]], ids=["", "stacked"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.each_value_once
 def test_callbacks_get_to_know_each_episode_from_beginning_to_end(
     mode: AutoresetMode, connectors: Any
 ) -> None:
@@ -332,6 +333,7 @@ def test_previous_rewards_are_those_that_are_learned_from() -> None:
 # ---- failures ----
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 def test_the_episode_of_an_environment_that_fails_is_discarded_and_the_others_go_on(

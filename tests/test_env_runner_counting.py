@@ -49,7 +49,7 @@ def recorded(envs: Any, *, rows: int, truncates: bool, **config: Any) -> None:
 def test_sync_environments(mode: AutoresetMode, truncates: bool) -> None:
     makers = [partial(CountingEnv, i, truncates=truncates) for i in range(24)]
     envs = SyncVectorEnv(makers, copy=False, autoreset_mode=mode)
-    recorded(envs, rows=30_000, truncates=truncates)
+    recorded(envs, rows=8_000, truncates=truncates)
 
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
@@ -57,7 +57,7 @@ def test_sync_environments(mode: AutoresetMode, truncates: bool) -> None:
 @pytest.mark.each_value_once
 def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, truncates: bool) -> None:
     envs = CountingVectorEnv(64, mode, truncates=truncates)
-    recorded(envs, rows=60_000, truncates=truncates)
+    recorded(envs, rows=20_000, truncates=truncates)
 
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
@@ -66,7 +66,7 @@ def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, trunca
 def test_environments_in_processes(mode: AutoresetMode, truncates: bool) -> None:
     makers = [partial(CountingEnv, i, truncates=truncates) for i in range(2)]
     envs = AsyncVectorEnv(makers, copy=False, autoreset_mode=mode)
-    recorded(envs, rows=600, truncates=truncates)
+    recorded(envs, rows=400, truncates=truncates)
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "restarting"])
@@ -77,7 +77,7 @@ def test_environments_that_the_runner_makes(kind: Any, restarts: bool) -> None:
     config = {"num_envs": 2, "vectorize_mode": kind, "restart_failed_sub_environments": restarts}
     recorded(
         lambda context: CountingEnv(context.vector_index, truncates=False),
-        rows=10_000 if kind == "sync" else 1_000,
+        rows=3_000 if kind == "sync" else 300,
         truncates=False,
         **config,
     )

@@ -99,6 +99,7 @@ def test_a_game_that_ends_between_two_lives_is_told_with_the_next() -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async", "given"])
 @pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.each_value_once
 def test_metrics_are_of_whole_games_and_not_of_lives_or_clipped_rewards(mode: Any, hooked: bool) -> None:
     """Row "Atari metrics": returns and lengths of games; custom metrics come with them."""
 

@@ -125,6 +125,7 @@ def test_it_is_told_from_other_processes_too(name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "restarting"])
+@pytest.mark.each_value_once
 def test_it_is_told_once_and_no_restart_is_tried(mode: str, restarts: bool) -> None:
     """It was an EnvError within an EnvError, with the advice to make such environments again."""
     with pytest.raises(EnvError, match=r"7\.0 at index") as caught:

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from crashing_env import cartpole
+from further import further
 from gymnasium.spaces import Box, Dict, Discrete, Graph, GraphInstance, Text
 
 from rlio.envs.context import EnvContext
@@ -96,7 +97,7 @@ def test_the_ready_ones_go_on_and_the_slow_one_keeps_its_action() -> None:
     stepper.close()
 
 
-@pytest.mark.parametrize("wait_ms", [None, 0.0, 2.0])
+@pytest.mark.parametrize("wait_ms", [0.0, *further(None, 2.0)])
 def test_rows_of_slow_environments_are_exact(wait_ms: float | None) -> None:
     def wait(env: Echo) -> None:
         if env.np_random.random() < 0.2:

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from further import further
 
 import rlio
 from rlio.errors import CorruptData, OptionError, StateError
@@ -124,6 +125,7 @@ def same(found: list[rlio.SampleBatch], expected: list[rlio.SampleBatch]) -> Non
             np.testing.assert_allclose(values, theirs[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_option_gives_the_rows_that_it_gives_on_own_data(
@@ -132,6 +134,7 @@ def test_an_option_gives_the_rows_that_it_gives_on_own_data(
     same(batches(roots[name], **options), batches(roots["rlio"], **options))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_ranks_get_every_row_once_and_a_state_continues(
@@ -156,7 +159,7 @@ def test_ranks_get_every_row_once_and_a_state_continues(
         reader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+@pytest.mark.parametrize("cache", ["disk", *further("none", "memory")])
 def test_damaged_episodes_are_lost_alone(
     roots: dict[str, Path], cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +217,7 @@ def test_a_damaged_episode_of_a_run_is_lost_alone(
     assert len(calls) <= 4
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("cache", ["memory", "disk"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_store_of_files_draws_the_rows_of_own_data(

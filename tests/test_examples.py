@@ -41,7 +41,7 @@ GAINS = {"decision_transformer.py": 100, "filtered_bc.py": 300, "iql.py": 400, "
 PRINTS |= dict.fromkeys(GAINS, "mean return: ")
 ON_RAY = ("worker_group.py",)
 #: Those that learn, or start processes that import torch.
-LONG = ("clone_from_log.py", "data_parallel.py", "external_client.py", "online_dqn.py", *GAINS)
+LONG = ("atari.py", "clone_from_log.py", "data_parallel.py", "external_client.py", "online_dqn.py", *GAINS)
 
 
 def gain(printed: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from further import further
 from numpy.testing import assert_array_equal
 
 from rlio import (
@@ -124,7 +125,7 @@ def check(batch: SampleBatch, length: int) -> None:
         assert_array_equal(np.diff(part["t"]), 1)
 
 
-@pytest.mark.parametrize("side_by_side", [1, 5])
+@pytest.mark.parametrize("side_by_side", [5, *further(1)])
 def test_rows_of_loops_are_their_steps(side_by_side: int) -> None:
     runner = ExternalRunner(Loops(side_by_side=side_by_side), RandomPolicy(), seed=0)
     batches = [runner.run(50) for _ in range(20)]

@@ -438,7 +438,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=50)
+@settings(max_examples=12)
 @given(st.lists(tables(), min_size=1, max_size=3), st.sampled_from(TEXTS), st.sampled_from([64, 256, 4096]))
 def test_the_rows_are_those_of_a_mask_over_everything(
     batches: list[SampleBatch], text: str, bytes_: int

@@ -867,6 +867,7 @@ def with_infos(tmp_path_factory: pytest.TempPathFactory) -> str:
         ('infos["absent"] == 0 or infos["absent"] or t == 0', [0]),
     ],
 )  # fmt: skip
+@pytest.mark.each_value_once
 def test_filters_read_keys_of_infos(with_infos: str, cache: Any, text: str, rows: list[int]) -> None:
     """A row without the key is as with NaN, also in a row group in which no row has it."""
     with rlio.DatasetReader(with_infos, filter=text, cache=cache, epochs=1, columns=["t"]) as reader:

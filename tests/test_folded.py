@@ -62,6 +62,7 @@ def assert_rows(batch: Any, columns: dict[str, Any]) -> None:
 @pytest.mark.parametrize("axis", [1, -1])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("size", [7, 64])
+@pytest.mark.each_value_once
 def test_batches_across_row_groups_are_what_was_written(axis: int, shuffle: bool, size: int) -> None:
     columns = recording(axis)
     root = stored(columns)

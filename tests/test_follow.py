@@ -94,6 +94,7 @@ class TestFinished(ReaderTests):
         return numbered(61)
 
 
+@pytest.mark.further
 class TestFinishedInBatches(TestFinished):
     def make_reader(self) -> FollowReader:
         return FollowReader(self.root, batch_size=9)
@@ -872,7 +873,7 @@ class Following(RuleBasedStateMachine):
 
 
 TestAgainstAModel = Following.TestCase
-TestAgainstAModel.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+TestAgainstAModel.settings = settings(max_examples=6, stateful_step_count=25, deadline=None)
 
 
 # ---- processes ----

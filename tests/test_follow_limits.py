@@ -21,7 +21,7 @@ from followed_rows import every_row, in_ring, replay_of, settle, until
 from further import further
 from growing_data import grow, seal
 from stored_batches import fresh_root
-from test_real_servers_data import FEWER_PLACES, Place, place
+from test_real_servers_data import NO_SERVER_FIRST, Place, place
 
 from rlio import (
     DatasetReader,
@@ -54,7 +54,7 @@ def labelled(label: int, first: int, rows: int) -> SampleBatch:
 # ---- limits at every step ----
 
 
-@pytest.mark.parametrize("slow", ["nobody", "a writer", "the learner"])
+@pytest.mark.parametrize("slow", ["the learner", *further("nobody", "a writer")])
 def test_four_writers_and_a_follower_keep_to_the_limits_at_every_step(
     monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
@@ -108,7 +108,7 @@ def test_four_writers_and_a_follower_keep_to_the_limits_at_every_step(
     assert sum(one.unheeded for one in opened) == 0
 
 
-@FEWER_PLACES
+@NO_SERVER_FIRST
 def test_limits_and_restarts_work_on_every_kind_of_store(place: Place) -> None:
     root, options = place
     writer = PacedWriter(

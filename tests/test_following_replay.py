@@ -321,6 +321,7 @@ def ceilings(root: str) -> dict[str, int]:
     }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("reload", [False, True])
 @pytest.mark.parametrize("columns", [{}, {"eps_id": np.full(8, 1)}])
 def test_rows_of_two_writers_are_in_no_sequence_together(columns: Any, reload: bool) -> None:

@@ -47,6 +47,7 @@ def write_episodes(path: Path, lengths: list[int], *, ends: list[bool] | None = 
 
 class TestEpisodeReader(ReaderTests):
     finite = True
+    batches = 5
 
     @pytest.fixture(autouse=True)
     def _files(self, tmp_path: Path) -> None:

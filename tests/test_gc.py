@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from further import further
 from growing_data import encode, publish
 from stored_batches import assert_identical, files, fresh_root, load, numbered, put, remove
 from test_compact import WRITERS, pieces, shard_files, store_small, two_that_overlap
@@ -176,7 +177,10 @@ def test_an_upload_that_goes_on_is_left_alone_and_not_complained_about(tmp_path:
     assert (report.removed, report.kept, report.waiting) == ((), (), 1)
 
 
-def test_compacting_and_collecting_may_end_at_any_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("after", [True, *further(False)])
+def test_compacting_and_collecting_may_end_at_any_operation(
+    monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
     class Killed(BaseException):
         pass
 
@@ -204,20 +208,19 @@ def test_compacting_and_collecting_may_end_at_any_operation(monkeypatch: pytest.
                 rlio.maintenance.gc(root, grace=1e-9)
         return calls
 
-    for after in (False, True):
-        fail_at, was_killed = 0, True
-        while was_killed:
-            fail_at += 1
-            root = store_small(*pieces(numbered(6), 3), writer_id="w0")
-            store_small(*pieces(numbered(6, 6), 3), root=root, writer_id="w1")
-            was_killed = interrupted(root, fail_at, after=after) >= fail_at
-            assert_identical(load(root), numbered(12))
-            rlio.maintenance.compact(root)
-            rlio.maintenance.gc(root, grace=0)
-            assert_identical(load(root), numbered(12))
-            assert len(shard_files(root)) == 2
-            assert not files(root, "_tmp")
-        assert fail_at - 1 == 2 + 1 + 4 + 1  # Two shards, the object that tells the time, and what goes.
+    fail_at, was_killed = 0, True
+    while was_killed:
+        fail_at += 1
+        root = store_small(*pieces(numbered(6), 3), writer_id="w0")
+        store_small(*pieces(numbered(6, 6), 3), root=root, writer_id="w1")
+        was_killed = interrupted(root, fail_at, after=after) >= fail_at
+        assert_identical(load(root), numbered(12))
+        rlio.maintenance.compact(root)
+        rlio.maintenance.gc(root, grace=0)
+        assert_identical(load(root), numbered(12))
+        assert len(shard_files(root)) == 2
+        assert not files(root, "_tmp")
+    assert fail_at - 1 == 2 + 1 + 4 + 1  # Two shards, the object that tells the time, and what goes.
 
 
 # ---- only what is ours ----

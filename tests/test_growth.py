@@ -85,7 +85,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(steps=STEPS)
 def test_a_restored_loop_gives_every_row_of_each_snapshot_once_whatever_was_added(
     way: str, steps: list[tuple[str, int]]

@@ -39,6 +39,15 @@ def sources(checkout: Path) -> list[Path]:
     return found
 
 
+def _name(called: ast.expr) -> str:
+    """As it is written; of what is not a name and its attributes, those attributes behind a dot."""
+    if isinstance(called, ast.Name):
+        return called.id
+    if isinstance(called, ast.Attribute):
+        return f"{_name(called.value)}.{called.attr}"
+    return ""
+
+
 def dangers(source: str) -> list[str]:
     """What a file uses that could run what data says."""
     found = []
@@ -48,7 +57,7 @@ def dangers(source: str) -> list[str]:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found += [name for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
+            called = _name(node.func)
             if called.removeprefix("builtins.") in FORBIDDEN_CALLS:
                 found.append(called)
             if called.rsplit(".", 1)[-1] in FORBIDDEN_METHODS:

@@ -85,7 +85,7 @@ def check(kind: str, root: str) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [40, pytest.param(4000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [12, *further(40), pytest.param(4000, marks=pytest.mark.soak)])
 def test_no_flipped_bit_gives_a_wrong_row_to_a_reader(kind: str, count: int) -> None:
     root, path = stored(kind)
     data = shard_of(data_set(kind))
@@ -109,7 +109,8 @@ def test_a_shard_cut_at_any_byte_serves_nothing(kind: str) -> None:
         assert check(kind, root) == 0
 
 
-def test_every_truncation_of_a_parquet_shard_of_25_kb_is_refused() -> None:
+@pytest.mark.parametrize("step", [9, *further(1)])
+def test_every_truncation_of_a_parquet_shard_of_25_kb_is_refused(step: int) -> None:
     from rlio.schemas.shard_file import ShardFile
 
     (path,) = (path for path in data_set("parquet") if path.endswith(".parquet"))
@@ -117,7 +118,7 @@ def test_every_truncation_of_a_parquet_shard_of_25_kb_is_refused() -> None:
     data = shard_of(data_set("parquet"))
     assert name is not None
     assert len(data) > 25_000
-    for length in range(len(data)):
+    for length in [*range(0, len(data), step), len(data) - 1]:
         with pytest.raises(RlioError):
             ShardFile(
                 lambda start, stop, stored=data[:length]: stored[start:stop],
@@ -157,16 +158,16 @@ def json_shard(kind: str) -> tuple[Storage, ShardRef, SchemaLookup]:
     return storage, refs[0], schema_lookup(storage)
 
 
-@pytest.mark.parametrize("first", [1, *further(2, 3)])
+@pytest.mark.parametrize(("first", "step"), [(1, 12), *further((1, 3), (2, 3), (3, 3))])
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gives_no_wrong_row(
-    kind: str, first: int
+    kind: str, first: int, step: int
 ) -> None:
     storage, ref, schemas = json_shard(kind)
     data = shard_of(data_set(kind))
     path = storage.uri_of(ref.path)
     served = set()
-    for length in [*range(first, len(data) - 1, 3), len(data) - 1]:
+    for length in [*range(first, len(data) - 1, step), len(data) - 1]:
         put(path, data[:length])
         with pytest.raises(CorruptData, match="torn"):
             open_shard(storage, ref, schemas=schemas)
@@ -180,21 +181,21 @@ def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gi
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-@pytest.mark.parametrize("seed", [0, *further(*range(1, 8))])
+@pytest.mark.parametrize(("seed", "bits"), [(0, 120), *further(*((seed, 500) for seed in range(8)))])
 def test_no_flipped_bit_of_a_json_shard_gives_a_wrong_row_and_what_is_lost_is_counted(
-    kind: str, seed: int
+    kind: str, seed: int, bits: int
 ) -> None:
     storage, ref, schemas = json_shard(kind)
     data = shard_of(data_set(kind))
     path = storage.uri_of(ref.path)
     served: Counter[int] = Counter()
-    for bit in random.Random(seed).sample(range(8 * len(data)), 500):
+    for bit in random.Random(seed).sample(range(8 * len(data)), bits):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         put(path, bytes(damaged))
         served[open_and_check(kind, storage, ref, schemas)] += 1
     # Damage costs its line: two lines, where it is the line feed between them.
-    assert served[20] > 437, served
+    assert served[20] > 0.875 * bits - 1, served
     assert set(served) <= {10, 20, 30}
 
 

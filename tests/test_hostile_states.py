@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from counter_env import episode
+from further import further
 from saved_stores import STORES, sampler_of
 
 import rlio
@@ -265,7 +266,7 @@ def changed_at(state: Any, at: tuple[Any, ...], value: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", ["whole_episodes", "agents"])
+@pytest.mark.parametrize("name", ["agents", *further("whole_episodes")])
 def test_a_manifest_of_a_store_with_a_wrong_value_is_an_error(name: str, tmp_path: Path) -> None:
     store = STORES[name]()
     store.save(tmp_path, priorities=sampler_of(store) if name == "whole_episodes" else None)

@@ -75,6 +75,7 @@ def read(root: Path) -> SampleBatch:
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.each_value_once
 def test_a_step_with_an_info_that_cannot_be_stored_costs_only_itself(
     value: Any, writer: Callable[..., rlio.OutputWriter], tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_step_with_an_info_that_cannot_be_stored_costs_only_itself(
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.each_value_once
 def test_an_info_that_cannot_be_stored_costs_the_row_of_its_environment(
     value: Any, mode: AutoresetMode, tmp_path: Path
 ) -> None:

@@ -257,6 +257,7 @@ def rows(values: list[Any]) -> SampleBatch:
     return SampleBatch(t=np.arange(len(values)), infos=object_column({"v": value} for value in values))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recovered", [False, True])
 @settings(max_examples=8, deadline=None)
@@ -346,6 +347,7 @@ REFUSED_COLUMNS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.each_value_once
 def test_a_column_is_refused_as_a_whole_or_comes_back_to_the_bit(name: str, kind: str) -> None:
     ids, column, root = {"t": np.arange(3)}, COLUMNS[name](), fresh_root()
     with KINDS[kind](root) as writer:

@@ -69,8 +69,8 @@ def inspected(episodes: Episodes, spaces: Any = None) -> dict[str, Finding]:
 
 @pytest.mark.parametrize(
     ("env_id", "count"),
-    [("CartPole-v1", 30), ("Pendulum-v1", 5), ("MountainCarContinuous-v0", 2), ("FrozenLake-v1", 60),
-     ("Acrobot-v1", 3), ("HalfCheetah-v5", 6), ("Hopper-v5", 40)],
+    [("CartPole-v1", 30), ("Pendulum-v1", 5), ("FrozenLake-v1", 60),
+     *further(("MountainCarContinuous-v0", 2), ("Acrobot-v1", 3), ("HalfCheetah-v5", 6), ("Hopper-v5", 40))],
 )  # fmt: skip
 def test_clean_recordings_give_no_finding(env_id: str, count: int) -> None:
     assert inspected(copies(env_id, count), recorded(env_id, count)[1]) == {}
@@ -209,7 +209,10 @@ PLANTED: list[tuple[str, Callable[[Episodes], None], set[str], int]] = [
 COUNTS = {"CartPole-v1": 30, "HalfCheetah-v5": 6, "Pendulum-v1": 5}
 
 
-@pytest.mark.parametrize(("env_id", "plant", "kinds", "count"), PLANTED)
+@pytest.mark.parametrize(
+    ("env_id", "plant", "kinds", "count"),
+    [case if case[0] != "HalfCheetah-v5" else further(case)[0] for case in PLANTED],
+)
 def test_a_planted_defect_is_found_and_nothing_else(
     env_id: str, plant: Callable[[Episodes], None], kinds: set[str], count: int
 ) -> None:
@@ -254,7 +257,7 @@ def kinds_of(src: Path, dst: Path) -> set[str]:
 
 
 def test_d4rl_without_timeouts_joins_episodes_and_the_report_says_so(tmp_path: Path) -> None:
-    episodes = copies("HalfCheetah-v5", 6)
+    episodes = copies("Pendulum-v1", 5)
     write_d4rl(tmp_path / "v2.hdf5", episodes, new_obs=True)
     assert kinds_of(tmp_path / "v2.hdf5", tmp_path / "a") == set()
     write_d4rl(tmp_path / "v0.hdf5", episodes, timeouts=False)
@@ -266,7 +269,7 @@ def test_d4rl_without_timeouts_joins_episodes_and_the_report_says_so(tmp_path: P
 
 
 def test_the_report_says_which_d4rl_file_of_several_lacks_timeouts(tmp_path: Path) -> None:
-    episodes = copies("HalfCheetah-v5", 4)
+    episodes = copies("Pendulum-v1", 5)[:4]
     write_d4rl(tmp_path / "d/a.hdf5", episodes[:2])
     write_d4rl(tmp_path / "d/b.hdf5", episodes[2:], timeouts=False)
     report = rlio.convert(tmp_path / "d", tmp_path / "out", read_options={"columns": "fill"})
@@ -319,7 +322,7 @@ def written(*now: str, without: tuple[str, ...] = ()) -> list[Any]:
     return [*now, *further(*sorted(names - {*now}))]
 
 
-@pytest.mark.parametrize("to", written("d4rl", "rllib-episodes"))
+@pytest.mark.parametrize("to", written("d4rl"))
 def test_defects_are_found_in_every_format_that_is_written(to: str, tmp_path: Path) -> None:
     clean = in_format(to, copies(), tmp_path / "clean")
     facts = {finding.kind for finding in rlio.convert(clean, tmp_path / "out").findings}
@@ -476,7 +479,7 @@ FOUND: dict[str, dict[str, set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("to", ["npz", "d3rlpy", *further(*sorted(FOUND.keys() - {"npz", "d3rlpy"}))])
+@pytest.mark.parametrize("to", ["npz", *further(*sorted(FOUND.keys() - {"npz"}))])
 def test_defects_in_the_files_of_a_format_are_found(to: str, tmp_path: Path) -> None:
     clean = in_format(to, copies(), tmp_path / "clean")
     facts = {finding.kind for finding in rlio.convert(clean, tmp_path / "out").findings}

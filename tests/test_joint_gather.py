@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counter_env import check_transitions
+from further import further
 from test_replay_store import LENGTHS, record
 
 import rlio
@@ -42,7 +43,7 @@ def one_by_one(pairs: list[tuple[InputReader, float]], **options: Any) -> MixedI
     return MixedInput(named, weights=lambda steps: weights, **options)
 
 
-@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("marked", [True, *further(False)])
 def test_they_are_what_they_would_be_one_by_one(root: str, store: ReplayStore, marked: bool) -> None:
     ahead = MixedInput(sources(root, store), batch_size=16, seed=5, source_column=marked)
     plain = one_by_one(sources(root, store), batch_size=16, seed=5, source_column=marked)

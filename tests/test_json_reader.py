@@ -15,6 +15,7 @@ import gymnasium as gym
 import lz4.frame
 import numpy as np
 import pytest
+from further import further
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -655,7 +656,7 @@ def test_a_damaged_zip_file_is_named(tmp_path: Path) -> None:
         JsonReader(zipped(tmp_path / "a.zip", {"notes.txt": b"x"}))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [False, *further(True)])
 def test_what_comes_before_the_damage_in_a_zip_member_is_served(shuffle: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     records = [record(i, 1, noise=[pack(rng.bytes(3000))]) for i in range(1000)]
@@ -706,6 +707,7 @@ class TestRecords(JsonReaderSuite):
     pass
 
 
+@pytest.mark.further
 class TestBatches(JsonReaderSuite):
     options: ClassVar[dict[str, Any]] = {"epochs": 1, "batch_size": 5}
 
@@ -775,6 +777,7 @@ def test_a_seed_from_the_system_is_kept_in_the_state(folder: Path) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.each_value_once
 def test_ranks_get_each_record_once_whatever_their_number(world: int, shuffle: bool, folder: Path) -> None:
     found: list[list[int]] = []
     for rank in range(world):
@@ -812,6 +815,7 @@ def test_a_state_from_inside_a_batch_needs_the_same_number_of_ranks(folder: Path
         other.load_state_dict(state)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("n", [None, 1, 4, 9])
 @pytest.mark.parametrize("shard", [(0, 1), (1, 2)])
@@ -825,8 +829,8 @@ def test_it_resumes_over_bad_records_as_if_they_were_not_there(folder: Path) -> 
     path.write_bytes(b"{scrap\n" + path.read_bytes() + lines(record(90, 2, obs=[[1.0]] * 2)))
     for shuffle in (False, True):
         make = functools.partial(JsonReader, folder, on_error="skip", shuffle=shuffle, seed=2)
-        assert_resumes(make, batches=20)
-        assert_resumes(make, n=5, batches=20)
+        assert_resumes(make, batches=10)
+        assert_resumes(make, n=5, batches=10)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from further import further
 from growing_data import publish_shard
 
 import rlio
@@ -111,15 +112,16 @@ def test_streams_are_those_of_the_parquet_shard_of_the_same_rows(tmp_path: Path)
     assert tables[0].rows == [4, 4, 1]
 
 
+@pytest.mark.parametrize("step", [5, *further(1)])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_no_flipped_bit_gives_wrong_rows_and_most_cost_one_line(
-    tmp_path: Path, compression: str | None
+    tmp_path: Path, compression: str | None, step: int
 ) -> None:
     storage, ref = stored(tmp_path, compression)
     data = storage.read(ref.path)
     schemas = schema_lookup(storage)
     whole = [*range(9)]
-    for place in range(len(data)):
+    for place in range(0, len(data), step):
         flipped = bytearray(data)
         flipped[place] ^= 1 << (place % 8)
         shard = JsonShard(storage, damaged(storage, ref, bytes(flipped)), schemas)
@@ -160,13 +162,16 @@ def test_a_shard_cut_anywhere_is_no_shard(tmp_path: Path, compression: str | Non
         open_shard(storage, ref)
 
 
+@pytest.mark.parametrize("step", [5, *further(1)])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_zeros_from_anywhere_on_leave_the_lines_before(tmp_path: Path, compression: str | None) -> None:
+def test_zeros_from_anywhere_on_leave_the_lines_before(
+    tmp_path: Path, compression: str | None, step: int
+) -> None:
     """What a filesystem leaves of a file whose last blocks were lost."""
     storage, ref = stored(tmp_path, compression)
     data = storage.read(ref.path)
     ends = [line.stop for line in open_shard(storage, ref)._lines]  # type: ignore[attr-defined]
-    for start in range(len(data)):
+    for start in range(0, len(data), step):
         zeroed = data[:start] + bytes(len(data) - start)
         damaged(storage, ref, zeroed)
         # (A line may end in zeros.)

@@ -50,6 +50,7 @@ class TestJsonWriter(WriterTests):
         return read_back(root)
 
 
+@pytest.mark.further
 class TestCompressedJsonWriter(WriterTests):
     def make_writer(self, root: Path) -> OutputWriter:
         return rlio.JsonWriter(

@@ -339,7 +339,7 @@ class Maintained(RuleBasedStateMachine):
             )
 
 
-Maintained.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
+Maintained.TestCase.settings = settings(max_examples=5, stateful_step_count=20, deadline=None)
 TestMaintained = Maintained.TestCase
 
 
@@ -359,6 +359,7 @@ class TestMaintainedForLong(_Thorough.TestCase):  # type: ignore[name-defined,mi
     "scheme",
     on_servers("s3", "azure", "sftp", "ftp"),
 )
+@pytest.mark.further
 def test_a_real_store_is_compacted_trimmed_and_collected_by_its_own_clock(
     scheme: str, serve: Callable[[str], Server]
 ) -> None:
@@ -446,6 +447,7 @@ def _growth(found: np.ndarray) -> float:
 
 
 @linux_only
+@pytest.mark.further
 def test_a_process_that_writes_compacts_trims_and_collects_keeps_no_object_of_it(tmp_path: Path) -> None:
     found = _memory_of_work(tmp_path / "data", phases=6, rounds=2)
     assert np.ptp(found[2:, 1]) < 500, found

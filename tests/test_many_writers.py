@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from further import on_servers
+from further import further, on_servers
 from servers import Server
 
 from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, concat_samples, open_dataset
@@ -69,7 +69,7 @@ def _check(root: str, options: dict[str, Any]) -> None:
     assert all(name.startswith("w00001-") for name in ids)
 
 
-@pytest.mark.parametrize("spool", ["auto", None])
+@pytest.mark.parametrize("spool", ["auto", *further(None)])
 def test_16_writers_of_one_worker_index_that_begin_together_lose_nothing_on_a_disk(
     tmp_path: Path, spool: Any
 ) -> None:

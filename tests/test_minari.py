@@ -342,6 +342,7 @@ def episodes_of(source: Any) -> list[Episode]:
 
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
 @pytest.mark.parametrize("root", [*NESTED, GOLDEN / "images/raw-v0", COLLECTED], ids=lambda root: root.name)
+@pytest.mark.each_value_once
 def test_what_is_read_is_written_so_that_it_is_read_again(
     root: Path, data_format: Any, tmp_path: Path
 ) -> None:

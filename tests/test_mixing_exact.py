@@ -216,6 +216,7 @@ def test_draws_by_priority_mix_exactly_too_and_tell_their_rows(roots: list[str])
             sampler.update_priorities(rows, np.full(len(rows), float(number)))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("n", [None, 1, 77])
 @pytest.mark.parametrize("end", ["error", "rewind"])
 def test_mixtures_of_stores_and_streams_resume_with_the_carry(

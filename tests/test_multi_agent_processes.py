@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counter_agents import map_agent
+from further import further
 from gymnasium.spaces import Box, Discrete
 from sampled_rows import BOTH, TWO, WALKS, Counter, Fails, by_number, described, made, several
 
@@ -31,8 +32,10 @@ from rlio.sampling.runners import sub_envs
     "make",
     [
         partial(several, Counter, None, map_agent, record_env_seeds=True, record_infos=True),
-        partial(several, Counter, None, map_agent, observation_connectors=[MeanStdFilter()], horizon=7),
-        partial(several, Counter, None, map_agent, "episodes"),
+        *further(
+            partial(several, Counter, None, map_agent, observation_connectors=[MeanStdFilter()], horizon=7)
+        ),
+        *further(partial(several, Counter, None, map_agent, "episodes")),
         partial(
             several,
             make_multi_agent(Fails),
@@ -42,7 +45,7 @@ from rlio.sampling.runners import sub_envs
             rollout_fragment_length=6,  # Each failure begins a process.
             **TWO,
         ),
-        partial(several, Counter, None, map_agent, env_step_timeout=60.0, vectorize_mode="async"),
+        *further(partial(several, Counter, None, map_agent, env_step_timeout=60.0, vectorize_mode="async")),
     ],
     ids=["counter", "horizon", "episodes", "failures", "timeout"],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from counter_agents import AgentCounter, Chosen, by_agent, check_stream, map_agent
 from crash_child import fork, wait_for
+from further import further
 from gymnasium.spaces import Box, Discrete
 
 import rlio
@@ -44,6 +45,7 @@ def open_writer(kind: str, root: str) -> OutputWriter:
     return rlio.ParquetWriter(root) if kind == "parquet" else rlio.JsonWriter(root)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 def test_what_is_read_is_what_was_sampled(tmp_path: Path, kind: str, mode: Any) -> None:
@@ -90,7 +92,7 @@ def fragments(root: str, kind: str, *, closes: bool = True) -> list[MultiAgentBa
     return batches
 
 
-@pytest.mark.parametrize(("kind", "size"), [("parquet", None), ("parquet", 17), ("json", None)])
+@pytest.mark.parametrize(("kind", "size"), [("parquet", 17), ("json", None), *further(("parquet", None))])
 def test_whether_final_observations_are_missing_may_differ_from_batch_to_batch(
     tmp_path: Path, kind: str, size: int | None
 ) -> None:
@@ -110,7 +112,7 @@ def test_whether_final_observations_are_missing_may_differ_from_batch_to_batch(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.parametrize("kind", ["parquet", "json"])
+@pytest.mark.parametrize("kind", ["parquet", *further("json")])
 def test_a_killed_writer_leaves_them_in_its_log(tmp_path: Path, kind: str) -> None:
     root = str(tmp_path / "data")
 

@@ -52,6 +52,7 @@ def counting(
 # ---- true transitions ----
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", [TRUNCATE, COMPLETE])
 @pytest.mark.parametrize("repeats", [False, True], ids=["once", "repeated"])
 @pytest.mark.parametrize("least", [12_000, *further(250_000)])
@@ -130,7 +131,7 @@ def test_after_a_soft_horizon_a_reward_is_in_a_row_or_in_late_rewards_and_always
         recorded, ends = 0.0, []
         caplog.clear()
         with caplog.at_level(logging.WARNING, "rlio"):
-            for _ in range(60):
+            for _ in range(25):
                 batch = runner.run(20)
                 recorded += sum(float(rows["rewards"].sum()) for rows in batch.values())
                 ends += runner.get_metrics().episodes

@@ -75,7 +75,7 @@ def test_links_that_lead_nowhere_are_damage(distance: list[int], stored: int) ->
     st.booleans(),
     st.integers(0, 2**31),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_stacks_come_back_from_frames(
     stream: np.ndarray, depth: int, axis: int, dtype: str, lies: bool, seed: int
 ) -> None:

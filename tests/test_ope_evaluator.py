@@ -124,7 +124,7 @@ def test_rows_that_do_not_number_their_steps_are_numbered_in_the_order_in_which_
     tmp_path: Path,
 ) -> None:
     """RLlib's recordings have ``eps_id`` and no ``t``: they were refused."""
-    batch = CHAIN.simulate(300, seed=0)
+    batch = CHAIN.simulate(100, seed=0)
     agents = batch.copy()
     agents["agent_index"] = agents["eps_id"] % 2
     agents["eps_id"] = agents["eps_id"] // 2
@@ -513,6 +513,7 @@ def test_a_truncated_episode_goes_on_in_a_model() -> None:
     assert found["pdis"].v_target.value == pytest.approx(sum(0.8**t for t in range(5)))
 
 
+@pytest.mark.further
 def test_continuous_actions_have_densities_and_are_drawn_for_a_model() -> None:
     """Reward -(a - 1)^2, a with deviation 0.5 around 0, judged around 0.5: worth -(0.5^2 + 0.5^2)."""
     rng = np.random.default_rng(0)
@@ -544,7 +545,7 @@ def test_continuous_actions_have_densities_and_are_drawn_for_a_model() -> None:
 # ---- upstream ----
 
 
-@pytest.mark.parametrize("better", [True, False])
+@pytest.mark.parametrize("better", [True, *further(False)])
 def test_every_estimator_knows_a_better_policy_from_a_worse_one(better: bool) -> None:
     """Rows test_ope_math and test_ope of 6.2: v_gain says so, for IS, WIS, DM and DR; and its interval."""
     rng = np.random.default_rng(0)
@@ -651,7 +652,7 @@ def test_a_command_prints_a_table_of_all_estimators_and_draws_the_intervals(
 ) -> None:
     """The numbers are those of `evaluate_offline`; models are fitted where they are asked for."""
     # A model that is worse than the command's, after a tenth of the time: its numbers are not looked at.
-    monkeypatch.setattr(fitted_q, "FittedQ", partial(fitted_q.FittedQ, iterations=300))
+    monkeypatch.setattr(fitted_q, "FittedQ", partial(fitted_q.FittedQ, iterations=50))
     every = [part for name in names for part in ("--estimator", name)]
     table = run_command(*COMMAND, "ope_judged:leans", *every, "--plot", "intervals.png")
     assert table.exit_code == 0, table.output

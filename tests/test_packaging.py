@@ -292,6 +292,7 @@ def test_the_tests_of_the_oldest_versions_have_every_public_name(checkout: Path)
     assert set(rlio.__all__) - used - set(vars(rlio.errors)) == set()
 
 
+@pytest.mark.further
 def test_an_editable_install_is_not_shadowed_where_a_script_lies_beside_the_checkout(
     checkout: Path, source: Path, tmp_path: Path
 ) -> None:

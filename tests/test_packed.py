@@ -416,6 +416,7 @@ def test_a_recording_of_2019_is_read() -> None:
     assert np.flatnonzero(rows["terminateds"]).tolist() == [3, 6]
 
 
+@pytest.mark.further
 def test_damaged_messages_of_2019_raise_the_one_error_or_read_as_data() -> None:
     """In a child: Arrow, and not rlio, reads the tensor."""
     script = """

@@ -41,6 +41,7 @@ class TestParquetWriter(WriterTests):
         return load(str(root))  # type: ignore[no-any-return]  # The helper reads either kind.
 
 
+@pytest.mark.further
 class TestSmallShards(TestParquetWriter):
     def make_writer(self, root: Path) -> ParquetWriter:
         return ParquetWriter(root, roll=Roll(max_rows=7, max_seconds=None))
@@ -122,6 +123,7 @@ def _nested(depth: int) -> Any:
 
 @pytest.mark.parametrize("what", UNSTORABLE)
 @pytest.mark.parametrize("first", [True, False])
+@pytest.mark.each_value_once
 def test_what_cannot_be_stored_is_refused_at_once_and_leaves_nothing(what: str, first: bool) -> None:
     """Also as the first batch, which would else have fixed the columns of all others."""
     root = fresh_root()
@@ -176,6 +178,7 @@ def shard_rows(root: str) -> list[int]:
 
 @pytest.mark.parametrize("limit", [1, 200, 1 << 23])
 @pytest.mark.parametrize("writes", [[100], [1] * 30, [7, 3, 50, 9, 10, 11], [10, 10], [25]])
+@pytest.mark.each_value_once
 def test_shards_of_plain_rows_have_exactly_max_rows(limit: int, writes: list[int]) -> None:
     root, first = fresh_root(), 0
     with group_bytes(limit), ParquetWriter(root, roll=Roll(max_rows=10, max_seconds=None)) as writer:

@@ -29,6 +29,7 @@ import test_outages
 import test_parquet_shards
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
+from further import further
 
 import rlio
 from rlio.dataset import json_shard, listing
@@ -451,10 +452,16 @@ BUGS: list[tuple[Plant, Check]] = [
     (unbounded_zstd, a_bomb_is_not_inflated),
     (write_through_fs_open, no_write_handle_is_opened),
 ]
+#: What takes seconds to catch.
+LONG = (rename_before_write, no_crc_check_of_lines, unbounded_zstd)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize(("plant", "check"), BUGS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [further(bug)[0] if bug[0] in LONG else bug for bug in BUGS],
+    ids=lambda function: function.__name__,
+)
 def test_a_planted_bug_is_caught(plant: Plant, check: Check, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)

@@ -241,6 +241,7 @@ def filled(errors: Values, **options: Any) -> Priorities:
 class TestDraw:
     @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
     @pytest.mark.parametrize("rows", [1, 2, 10, 1000, 10_000, 100_000, 1_000_000])
+    @pytest.mark.each_value_once
     def test_rows_are_drawn_in_proportion_to_their_priorities(self, rows: int, alpha: float) -> None:
         """By chi-square, of draws one at a time: strata make batches even, and the statistic too small."""
         errors = philox(rows).exponential(1.0, rows)

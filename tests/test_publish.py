@@ -93,7 +93,7 @@ def test_many_writers_of_one_root_get_all_their_shards_in(storage: Storage) -> N
 faults = st.sampled_from([None, None, None, "before", "after", "torn"])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(faults, max_size=60), st.booleans())
 def test_under_any_faults_what_was_acknowledged_is_read_and_nothing_torn_is(
     script: list[Fault | None], renames: bool

@@ -188,6 +188,7 @@ def worker(rank: int, input: Any, own_seed: int | None, order_seed: int | None =
 
 @pytest.mark.parametrize("source", ["rlio", "minari", "rllib-json", "a mixture"])
 @pytest.mark.parametrize("seed", ["one for each", "none"])
+@pytest.mark.each_value_once
 def test_workers_with_seeds_of_their_own_share_one_order(
     roots: dict[str, str], source: str, seed: str
 ) -> None:

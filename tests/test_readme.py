@@ -10,6 +10,8 @@ from pages import blocks, one_thread, run_page
 
 import rlio
 
+pytestmark = pytest.mark.xdist_group("readme")  # The page is followed once.
+
 LOOP = "rlio.load_checkpoint("
 
 

@@ -32,6 +32,7 @@ class TestS3(OnServer):
 
 
 @pytest.mark.xdist_group("azure")
+@pytest.mark.further
 class TestAzure(OnServer):
     server_name = "azure"
 
@@ -42,5 +43,6 @@ class TestSFTP(OnServer):
 
 
 @pytest.mark.xdist_group("ftp")
+@pytest.mark.further
 class TestFTP(OnServer):
     server_name = "ftp"

@@ -59,6 +59,19 @@ PLACES = [
 
 #: What takes long is done on one server in `make test`.
 FEWER_PLACES = pytest.mark.parametrize("place", [*PLACES[:3], *on_servers(*ON_SERVERS)], indirect=True)
+#: For what takes seconds on a server: all of them are in `make test-all`.
+NO_SERVER_FIRST = pytest.mark.parametrize(
+    "place",
+    [
+        PLACES[0],
+        *(pytest.param(name, id=name, marks=pytest.mark.further) for name in list(IN_PROCESS)[1:]),
+        *(
+            pytest.param(name, marks=[pytest.mark.xdist_group(name), pytest.mark.further])
+            for name in ON_SERVERS
+        ),
+    ],
+    indirect=True,
+)
 
 
 @pytest.fixture(params=PLACES)
@@ -93,7 +106,7 @@ def test_what_is_written_is_what_is_read_to_the_bit(place: Place) -> None:
     assert_identical(read(other), both)
 
 
-@FEWER_PLACES
+@NO_SERVER_FIRST
 def test_a_shuffled_reader_serves_every_row_once_and_resumes_at_every_batch(place: Place) -> None:
     with group_bytes(256):
         write(place, numbered(60))
@@ -110,7 +123,7 @@ def test_a_shuffled_reader_serves_every_row_once_and_resumes_at_every_batch(plac
     assert sorted(order) == list(range(60))
 
 
-@FEWER_PLACES
+@NO_SERVER_FIRST
 def test_a_damaged_shard_costs_its_rows_and_no_others(place: Place) -> None:
     write(place, numbered(16), numbered(16, 16), numbered(16, 32))
     storage = place.open()
@@ -127,6 +140,7 @@ def test_a_damaged_shard_costs_its_rows_and_no_others(place: Place) -> None:
     assert read(place, on_error="skip")["t"].tolist() == [*range(16), *range(32, 48)]
 
 
+@FEWER_PLACES
 def test_a_reader_follows_what_a_writer_adds(place: Place) -> None:
     with ParquetWriter(place.root, spool=None, storage_options=place.options) as writer:
         writer.write(numbered(10))
@@ -140,6 +154,7 @@ def test_a_reader_follows_what_a_writer_adds(place: Place) -> None:
             assert reader.sample()["t"].tolist() == list(range(10, 15))
 
 
+@FEWER_PLACES
 def test_nothing_but_the_data_set_is_left_behind(place: Place) -> None:
     write(place, numbered(40))
     names = {entry.path.split("/")[0] for entry in place.open().list()}
@@ -245,6 +260,7 @@ def publish_on(server: Server, *batches: SampleBatch, kind: Any = ParquetWriter)
 
 
 @pytest.mark.xdist_group("http")
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", [ParquetWriter, JsonWriter])
 def test_a_data_set_is_read_from_a_web_server_that_lists_folders(web: Server, kind: Any) -> None:
     with group_bytes(256):
@@ -325,7 +341,7 @@ def test_json_lines_of_others_are_read_from_a_bucket(serve: Callable[[str], Serv
         assert concat_samples(list(reader))["rewards"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
-@FEWER_PLACES
+@NO_SERVER_FIRST
 def test_parts_of_a_job_are_written_by_attempts_of_which_one_is_read(place: Place) -> None:
     storage = place.open()
 

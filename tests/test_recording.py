@@ -495,6 +495,7 @@ def recorded(root: Path, length: int) -> gym.Env[Any, Any]:
     return RecordExperience(Fresh((length,)), root, infos=True)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_each_environment_of_a_vector_may_record_for_itself(tmp_path: Path, kind: Any, mode: str) -> None:
@@ -557,6 +558,7 @@ def drive_all(envs: RecordVectorExperience, steps: int, *, also: bool = False) -
 
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.each_value_once
 def test_vector_environments_in_all_modes(mode: AutoresetMode, copy: bool) -> None:
     lengths = [(3, 5, 1), (1,), (40, 2)]
     writer = Keeping()

@@ -27,6 +27,7 @@ def copied(source: rlio.InputReader, writer: rlio.OutputWriter) -> list[Any]:
 
 @pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize("file", FILES)
+@pytest.mark.each_value_once
 def test_json_recordings_come_back_equal(
     recordings: Path, tmp_path: Path, file: str, make: Callable[[Path], rlio.OutputWriter]
 ) -> None:

@@ -190,7 +190,7 @@ def test_a_damaged_shard_with_rows_of_its_own_stays_where_on_error_skip_reads_th
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
-@pytest.mark.parametrize("seed", [*range(3), *further(*range(3, 10))])
+@pytest.mark.parametrize("seed", [0, *further(*range(1, 10))])
 def test_random_damage_is_repaired_once_and_no_readable_row_is_lost(kind: str, seed: int) -> None:
     rng = np.random.default_rng([seed, len(kind)])
     root = recorded(kind, rows=200, step=40)
@@ -233,7 +233,7 @@ def _failing(call: Any, calls: Iterator[int]) -> Any:
 
 
 @pytest.mark.usefixtures("stopped_clock")
-@pytest.mark.parametrize("name", ["a flipped footer", "no schema file", "a header of nonsense"])
+@pytest.mark.parametrize("name", ["a flipped footer", *further("no schema file", "a header of nonsense")])
 def test_a_repair_that_is_interrupted_anywhere_is_finished_by_the_next(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,7 @@ def test_threads_draw_while_another_appends() -> None:
     threads = [threading.Thread(target=draw, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    for number in range(1, 200):
+    for number in range(1, 80):
         for start in range(0, 50, 10):
             store.append(episode(0, number, 50, start=start, stop=start + 10))
     while min(drawn) < 1000 and not failures:
@@ -187,7 +187,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 @forks
 @pytest.mark.parametrize("live", [True, *further(False)])
-@pytest.mark.parametrize("children", [8, *further(25)])
+@pytest.mark.parametrize("children", [4, *further(25)])
 def test_children_draw_on_while_the_parents_threads_draw_and_append(
     worlds: dict[str, World], live: bool, children: int
 ) -> None:

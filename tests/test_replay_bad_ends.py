@@ -66,7 +66,9 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("disk", ["size=300k", "size=700k", "size=1200k", "size=40m"], indirect=True)
+@pytest.mark.parametrize(
+    "disk", ["size=700k", "size=40m", *further("size=300k", "size=1200k")], indirect=True
+)
 def test_a_full_disk_is_an_error_and_a_store_is_built_once_there_is_room(world: World, disk: Path) -> None:
     filler = disk / "filler"
     filler.write_bytes(bytes(_free(disk) - 150_000))
@@ -94,7 +96,7 @@ def test_a_disk_from_which_nothing_may_run_will_do(world: World, disk: Path) -> 
     assert wait_for(fork(lambda: check_all(world))) == 0
 
 
-@pytest.mark.parametrize("limit", [0, 1000, 100_000, 400_000])
+@pytest.mark.parametrize("limit", [1000, *further(0, 100_000, 400_000)])
 def test_a_limit_on_file_sizes_is_an_error_and_then_forgotten(world: World, cache: Path, limit: int) -> None:
     def child() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -136,7 +138,7 @@ def test_a_cache_that_may_not_be_written_is_an_error_that_names_it(
     assert wait_for(fork(child)) == 0
 
 
-@pytest.mark.parametrize("seed", [0, 1, *further(2, 3, 4, 5)])
+@pytest.mark.parametrize("seed", [0, *further(1, 2, 3, 4, 5)])
 def test_an_extension_that_is_killed_anywhere_costs_nobody_a_row(
     tmp_path: Path, cache: Path, seed: int
 ) -> None:
@@ -258,7 +260,8 @@ def test_shards_that_are_compacted_while_a_store_is_built_are_read_where_they_ar
     assert gone
 
 
-def test_damage_in_a_built_store_ends_no_process(world: World, cache: Path) -> None:
+@pytest.mark.parametrize("times", [3, *further(12)])
+def test_damage_in_a_built_store_ends_no_process(world: World, cache: Path, times: int) -> None:
     """No checksum covers the bytes of a built store (one covers their lengths): what a disk damages later
     may be served. What must not happen is a crash, or a read behind the end of an array.
     """
@@ -270,7 +273,7 @@ def test_damage_in_a_built_store_ends_no_process(world: World, cache: Path) -> N
     def child() -> None:
         for path in files:
             whole = path.read_bytes()
-            for _ in range(12):
+            for _ in range(times):
                 damaged = bytearray(whole)
                 for _ in range(200):
                     damaged[rng.randrange(len(damaged))] ^= rng.randrange(1, 256)

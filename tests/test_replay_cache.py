@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 from crash_child import fork, wait_for
 from crash_shim import DIED, Call, dying_at, failing, intercepted
-from further import further
+from further import first, further
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -429,7 +429,8 @@ def test_a_fork_of_a_dead_builder_does_not_hold_its_lock(tmp_path: Path) -> None
     assert rows_in(entry_of(tmp_path / "cache")) == 3
 
 
-def test_forks_at_any_moment_hold_no_lock_of_another_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forks", [6, *further(15)])
+def test_forks_at_any_moment_hold_no_lock_of_another_thread(tmp_path: Path, forks: int) -> None:
     path, stopped = str(tmp_path), threading.Event()
 
     def run() -> None:
@@ -439,7 +440,7 @@ def test_forks_at_any_moment_hold_no_lock_of_another_thread(tmp_path: Path) -> N
 
     thread = threading.Thread(target=run)
     thread.start()
-    pids = [fork(time.sleep, 60) for _ in range(15)]
+    pids = [fork(time.sleep, 60) for _ in range(forks)]
     stopped.set()
     thread.join()
     try:
@@ -486,10 +487,10 @@ def check_after(path: Path, stage: mmap.mmap, where: object) -> None:
     assert files - {"more.array"} == {"manifest.json", "rows.array"}, where
 
 
-@pytest.mark.parametrize("first", [1, *further(2, 3, 4, 5, 6)])
-def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Path, first: int) -> None:
+@pytest.mark.parametrize("start", first(1, range(1, 13)))
+def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Path, start: int) -> None:
     stage = mmap.mmap(-1, 1)
-    for point in itertools.count(first, 6):
+    for point in itertools.count(start, 12):  # Together every call.
         path = tmp_path / f"{point}"
 
         def run(path: Path = path, point: int = point) -> None:
@@ -506,15 +507,11 @@ def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("code", "start"),
-    [
-        (errno.EIO, 1),
-        *further((errno.ENOSPC, 2), (errno.EIO, 3), (errno.ENOSPC, 4), (errno.EIO, 5), (errno.ENOSPC, 6)),
-    ],
+    ("code", "start"), first(1, [((errno.ENOSPC, errno.EIO)[start % 2], start) for start in range(1, 16)])
 )
 def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: int, start: int) -> None:
     stage = mmap.mmap(-1, 1)
-    for point in itertools.count(start, 6):  # Together every call.
+    for point in itertools.count(start, 15):  # Together every call.
         path = tmp_path / f"{point}"
 
         def run(path: Path = path, point: int = point) -> None:
@@ -546,10 +543,13 @@ def build_for_ever(path: str) -> None:
             extend(opened, 200_000)
 
 
-def test_a_build_that_is_killed_at_any_moment_leaves_a_whole_store_or_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [5, *further(12)])
+def test_a_build_that_is_killed_at_any_moment_leaves_a_whole_store_or_none(
+    tmp_path: Path, kills: int
+) -> None:
     process = spawn.Process(target=build_for_ever, args=(str(tmp_path),))
     random_, found = random.Random(5), []
-    for turn in range(12):
+    for turn in range(kills):
         if turn == 0:
             process.start()
             while not list(tmp_path.glob("*.store")):

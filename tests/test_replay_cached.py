@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counter_env import check_transitions, decode, episode
+from further import further
 from test_replay_store import LENGTHS, agents, record
 
 import rlio
@@ -94,7 +95,7 @@ def test_texts_and_objects_lie_on_disk_too(tmp_path: Path, cache: Path) -> None:
     assert again["infos"][0] == {"lives": (3, 0)}
 
 
-@pytest.mark.parametrize("kind", ["vector", "stack"])
+@pytest.mark.parametrize("kind", ["stack", *further("vector")])
 def test_a_data_set_that_grew_is_extended_and_read_in_its_own_order(
     tmp_path: Path, cache: Path, decoded: list[int], kind: str
 ) -> None:
@@ -200,6 +201,7 @@ def _open(root: str, cache: str, barrier: Any, results: Any) -> None:
         results.put(int(in_order(store)["t"].sum()))
 
 
+@pytest.mark.further
 def test_two_processes_that_build_the_same_store_at_once(tmp_path: Path) -> None:
     root = record(tmp_path / "data")
     expected = int(in_order(ReplayStore.open(root))["t"].sum())
@@ -229,6 +231,7 @@ def _build_slowly(root: str, cache: str) -> None:
     ReplayStore.open(root, cache="disk")
 
 
+@pytest.mark.further
 def test_a_build_that_was_killed_half_way_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     root = record(tmp_path / "data")
     context = multiprocessing.get_context("spawn")

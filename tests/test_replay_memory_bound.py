@@ -171,9 +171,9 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("cache", "options", "batches"),
     [
-        ("disk", {"batch_size": 32}, 10_000),
+        ("disk", {"batch_size": 32}, 3_000),
         *further(("disk", {"batch_size": 32}, 100_000)),
-        ("none", {"batch_size": 32}, 5_000),
+        ("none", {"batch_size": 32}, 1_500),
         *further(
             ("memory", {"batch_size": 16, "filter": "t > 3"}, 3_000),
             ("memory", {"batch_size": 16, "draw": rlio.NStep(3)}, 20_000),

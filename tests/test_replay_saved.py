@@ -130,7 +130,7 @@ def any_part(data: st.DataObject, times: dict[tuple[str, int, int], int], kind: 
     return made
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_what_is_loaded_draws_and_goes_on_as_what_was_saved(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["vector", "image", "stack"]))

@@ -70,6 +70,7 @@ def test_an_epoch_gives_every_transition_once(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["vector", "stack"])
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
+@pytest.mark.each_value_once
 def test_n_step_transitions_stop_at_the_end_of_their_episode(tmp_path: Path, kind: str, n: int) -> None:
     store = ReplayStore.open(record(tmp_path, kind=kind))
     batch = collected(store.epochs(batch_size=50, epochs=1, seed=1, draw=rlio.NStep(n, gamma=0.9)))

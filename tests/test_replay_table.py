@@ -97,7 +97,7 @@ def test_a_stack_keeps_one_frame_a_step() -> None:
     assert 104 <= pool.head <= 120  # Of four hundred.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_ring_holds_the_newest_rows_whatever_was_appended(data: st.DataObject) -> None:
     width = data.draw(st.sampled_from([3, 400]))

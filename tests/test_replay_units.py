@@ -218,7 +218,7 @@ def test_a_store_that_is_full_keeps_nothing_of_rows_that_it_has_forgotten() -> N
         samplers = [store.uniform(seed=0, batch_size=2, **draw) for draw in options]
         sizes = []
         for _ in range(4):
-            for _ in range(60):
+            for _ in range(35):
                 store.append(world.batch())
                 for sampler in samplers[::3]:  # Others wait until the end.
                     sampler.sample()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from further import further
+from further import first
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -278,14 +278,14 @@ def test_a_reward_in_the_last_step_is_noted_and_so_is_a_first_step_that_is_none(
 # ---- damage ----
 
 
-@pytest.mark.parametrize("remainder", [0, *further(*range(1, 8))])
+@pytest.mark.parametrize("remainder", first(1, range(24)))
 def test_every_flipped_bit_and_every_cut_is_an_error_that_names_the_file(
     remainder: int, tmp_path: Path
 ) -> None:
     shutil.copytree(PARTS, tmp_path / "x")
     (file,) = (tmp_path / "x").glob("*.tfrecord*")
     good = file.read_bytes()
-    for place in range(remainder, len(good), 8):
+    for place in range(remainder, len(good), 24):
         file.write_bytes(good[:place] + bytes([good[place] ^ 1 << place % 7]) + good[place + 1 :])
         with pytest.raises(CorruptData) as caught:
             all_rows(tmp_path / "x")

@@ -40,6 +40,7 @@ def test_each_way_to_sample_gives_the_rows_of_its_golden_hash() -> None:
     ],
     ids=["", "complete", "horizon", "soft", "connectors"],
 )
+@pytest.mark.each_value_once
 def test_one_agent_gives_the_same_rows_through_either_runner(policy: Any, options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"num_envs": 3, "rollout_fragment_length": 20} | options
     single = EnvRunner(Walk, policy(), config=RolloutConfig(**given), seed=5)

@@ -208,6 +208,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("rows", ["stored", "live"])
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.each_value_once
 def test_damaged_priorities_are_an_error_of_the_state(
     stored: ReplayStore, tmp_path: Path, damage: str, rows: str
 ) -> None:

@@ -77,7 +77,7 @@ def check_that_skipping_is_reading(root: str, steps: list[int], **options: Any) 
             assert one.state_dict() == other.state_dict()
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     shuffle=st.booleans(),
     epochs=st.integers(1, 3) | st.none(),

@@ -160,7 +160,7 @@ def test_schemas_are_told_apart_from_few_footers_where_all_are_used(monkeypatch:
     assert len(open_dataset(root, at={}).schemas) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     ends=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     at=st.integers(0, 60),

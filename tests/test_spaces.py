@@ -129,13 +129,13 @@ any_space = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(any_space)
 def test_every_space_comes_back_exactly(space: spaces.Space[Any]) -> None:
     assert_same(through_text(space), space)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(any_space)
 def test_a_space_that_came_back_has_the_same_json_and_the_same_samples(space: spaces.Space[Any]) -> None:
     again = through_text(space)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from crash_child import Tally, batch_of, fork, rows_of, wait_for
+from further import further
 
 from rlio import ParquetWriter
 from rlio.errors import OptionError, PublishError, UnsafeData
@@ -212,17 +213,18 @@ def test_a_second_writer_of_the_same_id_is_refused(tmp_path: Path) -> None:
     assert rows_of(tmp_path) == [0]
 
 
-def test_writers_that_open_and_close_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [15, *further(40)])
+def test_writers_that_open_and_close_at_once_do_not_disturb_each_other(tmp_path: Path, times: int) -> None:
     """The last one that closes removes the folder of logs, which the next one is about to use."""
 
     def run() -> None:
-        for _ in range(40):
+        for _ in range(times):
             with ParquetWriter(tmp_path) as writer:
                 writer.write(batch_of(0, 1))
 
     children = [fork(run) for _ in range(3)]
     assert [wait_for(child) for child in children] == [0, 0, 0]
-    assert len(rows_of(tmp_path)) == 120
+    assert len(rows_of(tmp_path)) == 3 * times
     assert not (tmp_path / "_wal").exists()
 
 

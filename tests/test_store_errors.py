@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from crash_shim import failing, intercepted
 from fsspec.implementations.memory import MemoryFileSystem
+from further import further
 
 import rlio
 from rlio.errors import PublishError, RlioError, StoreError, StoreRefused, StoreTimeout
@@ -132,7 +133,7 @@ def steps(rows: int = 4) -> rlio.SampleBatch:
     return rlio.SampleBatch(t=np.arange(rows), obs=np.zeros((rows, 2), np.float32))
 
 
-@pytest.mark.parametrize("kind", [rlio.ParquetWriter, rlio.JsonWriter])
+@pytest.mark.parametrize("kind", [rlio.ParquetWriter, *further(rlio.JsonWriter)])
 def test_every_call_of_a_writer_without_a_log_raises_errors_of_ours(
     store: Ailing, kind: type[rlio.ParquetWriter]
 ) -> None:

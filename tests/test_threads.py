@@ -303,7 +303,13 @@ def bytes_of(batch: Any) -> tuple[bytes, ...]:
 
 
 @pytest.mark.parametrize("size", [None, *further(5)])
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        further(name)[0] if name.endswith((", as it is read", ", loaded", "on disk")) else name
+        for name in READERS
+    ],
+)
 def test_eight_threads_share_the_batches_of_one_reader(root: str, name: str, size: int | None) -> None:
     """Batches were lost, given twice or mixed, or a call raised an error that told nothing."""
     taken = THREADS * BATCHES
@@ -721,7 +727,7 @@ def test_eight_threads_share_prefetched_batches(root: str) -> None:
         assert other.sample()["t"].tolist() == expected[-1]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, *further(2)])
 def test_eight_threads_share_the_batches_of_a_loader(root: str, workers: int) -> None:
     with stored(root, cache="none") as twin:
         expected = [twin.sample()["t"].tolist() for _ in range(THREADS * BATCHES)]  # type: ignore[index]
@@ -751,7 +757,7 @@ def test_eight_threads_take_rows_and_episodes_of_a_data_set(root: str) -> None:
     data = rlio.open_dataset(root)
 
     def take(number: int) -> None:
-        for index in range(number, ROWS, THREADS):
+        for index in range(number, ROWS, 2 * THREADS):
             assert data[index]["t"] == index % LENGTH
             assert data.take([index, 0])["eps_id"].tolist() == [index // LENGTH, 0]
         found: Any = data.episode(number)
@@ -954,7 +960,7 @@ def test_eight_threads_step_one_recorder_and_what_was_not_refused_is_recorded(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.parametrize("name", ["a plug-in", "a function", "asynchronous", "a worker of a loop"])
+@pytest.mark.parametrize("name", ["a function", "asynchronous", *further("a plug-in", "a worker of a loop")])
 def test_a_child_does_not_wait_for_a_call_that_a_thread_of_its_parent_was_in(root: str, name: str) -> None:
     reader = ENDLESS[name](root)
     waiting = in_a_thread(reader.sample)

@@ -74,6 +74,7 @@ def found(root: Path) -> list[tuple[Any, Any, Any]]:
 
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("ids", [(1, 2), ("1", "2")])
+@pytest.mark.each_value_once
 def test_an_episode_has_its_start_and_its_time_of_writing(
     kind: str, ids: tuple[Any, Any], clock: list[int], tmp_path: Path
 ) -> None:

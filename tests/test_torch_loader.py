@@ -193,7 +193,7 @@ class TestElastic:
             world, workers = rng.choice([1, 2, 3, 8]), rng.choice([0, 1, 2, 4])
         assert found == expected
 
-    @pytest.mark.parametrize("workers", [1, 2, 3, 20])
+    @pytest.mark.parametrize("workers", [1, 2, 3, *further(20)])
     @pytest.mark.parametrize(
         "options", [{}, SHUFFLED, {"drop_last": True}, {**SHUFFLED, "epochs": 3}], ids=str
     )
@@ -668,6 +668,7 @@ class TestMessages:
         for options in ({}, {"prefetch_factor": 7}):
             assert_equal_items(items(dataset, num_workers=2, **options), expected)
 
+    @pytest.mark.further
     def test_so_do_batches_of_any_columns_without_a_transform(self, tmp_path: Path) -> None:
         t = np.arange(60)
         columns: dict[str, Any] = {
@@ -733,7 +734,7 @@ class TestMessages:
             == 1
         )
 
-    @pytest.mark.parametrize("method", ["fork", *further("spawn")])
+    @pytest.mark.parametrize("method", further("fork", "spawn"))
     def test_a_break_and_a_killed_worker_leave_nothing_behind(
         self, folder: str, tmp_path: Path, method: str
     ) -> None:

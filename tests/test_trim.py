@@ -29,6 +29,7 @@ def numbers(root: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", [0, 1, 3, 4, 11, 12])
+@pytest.mark.each_value_once
 def test_rows_below_the_row_are_gone_and_so_are_the_shards_that_held_nothing_else(
     kind: str, row: int
 ) -> None:

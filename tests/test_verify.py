@@ -7,6 +7,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from further import first, further
 from stored_batches import files, fresh_root, group_bytes, numbered, put, remove, store
 
 import rlio
@@ -68,6 +70,19 @@ def recorded(kind: str = "parquet", *, rows: int = 300, step: int = 100, root: s
                 writer.write(episodes(20, first))
     unseal(root)
     return root
+
+
+#: Each data set is damaged and verified once.
+one_process = pytest.mark.xdist_group("verify")
+
+
+@cache
+def verified(name: str) -> tuple[str, VerifyReport]:
+    """A data set that is damaged so, and what is found in it."""
+    kind, plant, _, _ = DAMAGE[name]
+    root = recorded(kind)
+    plant(root)
+    return root, rlio.verify(root)
 
 
 def unseal(root: str) -> None:
@@ -176,6 +191,7 @@ SOUND: dict[str, Callable[[], Batch]] = {
 
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 @pytest.mark.parametrize("name", SOUND)
+@pytest.mark.each_value_once
 def test_what_writers_write_has_no_finding(name: str, kind: str) -> None:
     root, batch = fresh_root(), SOUND[name]()
     with group_bytes(2000), ParquetWriter(root) if kind == "parquet" else JsonWriter(root) as writer:
@@ -190,7 +206,9 @@ def test_what_writers_write_has_no_finding(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("writer", [ParquetWriter, JsonWriter])
-@pytest.mark.parametrize("file", ["cartpole/small.json", "cartpole/large.json", "pendulum/large.json"])
+@pytest.mark.parametrize(
+    "file", ["cartpole/small.json", *further("cartpole/large.json", "pendulum/large.json")]
+)
 def test_real_recordings_are_clean(recordings: Path, tmp_path: Path, file: str, writer: Any) -> None:
     reader = rlio.JsonReader(recordings / file, epochs=1)
     with rlio.RecordingInput(reader, writer(tmp_path / "copy")) as recording:
@@ -385,12 +403,11 @@ DAMAGE: dict[str, tuple[str, Callable[[str], Any], list[str], int]] = {
 }
 
 
+@one_process
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_of_each_kind_is_found_under_its_code_and_nothing_else_is(name: str) -> None:
-    kind, plant, expected, live = DAMAGE[name]
-    root = recorded(kind)
-    plant(root)
-    report = rlio.verify(root)
+    _, _, expected, live = DAMAGE[name]
+    _, report = verified(name)
     assert bad(report) == expected, [str(finding) for finding in report.findings]
     assert report.total.live == live
     assert (
@@ -420,12 +437,11 @@ def test_codes_do_not_depend_on_the_words_of_errors(monkeypatch: pytest.MonkeyPa
         assert (name, bad(report), report.total.live) == (name, expected, live)
 
 
+@one_process
 @pytest.mark.parametrize("name", [name for name in DAMAGE if name != "nothing"])
 def test_each_error_says_where_and_of_how_many_rows(name: str) -> None:
-    kind, plant, _, live = DAMAGE[name]
-    root = recorded(kind)
-    plant(root)
-    report = rlio.verify(root)
+    _, _, _, live = DAMAGE[name]
+    root, report = verified(name)
     for finding in report.findings:
         assert finding.uri.startswith(root)
         assert len(finding.message) > 20
@@ -507,11 +523,12 @@ def one_shard() -> tuple[str, str, bytes]:
     return root, path, files(root)[path]
 
 
-def test_every_one_of_600_bit_flips_in_a_footer_is_found() -> None:
+@pytest.mark.parametrize("flips", [100, *further(600)])
+def test_every_bit_flip_in_a_footer_is_found(flips: int) -> None:
     root, path, data = one_shard()
     rng = np.random.default_rng(5)
     start = footer_start(data)
-    for at, bit in zip(rng.integers(start, len(data), 600), rng.integers(0, 8, 600), strict=True):
+    for at, bit in zip(rng.integers(start, len(data), flips), rng.integers(0, 8, flips), strict=True):
         changed = bytearray(data)
         changed[at] ^= 1 << bit
         put(path, bytes(changed))
@@ -521,19 +538,20 @@ def test_every_one_of_600_bit_flips_in_a_footer_is_found() -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
-def test_every_bit_flip_and_every_truncation_across_a_shard_is_found(kind: str) -> None:
+@pytest.mark.parametrize("flips", [40, *further(150)])
+def test_every_bit_flip_and_every_truncation_across_a_shard_is_found(kind: str, flips: int) -> None:
     root = recorded(kind, rows=60, step=60)
     (path,) = shards(root)
     data = files(root)[path]
     rng = np.random.default_rng(6)
-    for at, bit in zip(rng.integers(0, len(data), 150), rng.integers(0, 8, 150), strict=True):
+    for at, bit in zip(rng.integers(0, len(data), flips), rng.integers(0, 8, flips), strict=True):
         changed = bytearray(data)
         changed[at] ^= 1 << bit
         put(path, bytes(changed))
         report = rlio.verify(root)
         assert not report.ok, (at, bit)
         assert report.total.live + report.total.damaged == 60
-    for length in rng.integers(0, len(data), 60):
+    for length in rng.integers(0, len(data), flips * 2 // 5):
         put(path, data[:length])
         assert bad(rlio.verify(root)) == ["uploading"], length
         put(path, data[:length] + bytes(len(data) - length))
@@ -550,7 +568,8 @@ def served(root: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", first(4, range(12)))
+@pytest.mark.each_value_once
 def test_the_rows_that_verify_are_those_that_a_reader_serves(kind: str, seed: int) -> None:
     rng = np.random.default_rng([seed, len(kind)])
     root = recorded(kind, rows=200, step=40)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from further import further
 from servers import Server
 from stored_batches import fresh_root, store
 from test_verify import WRITER, bad, episodes
@@ -228,7 +227,8 @@ def test_verify_beside_writers_compaction_and_collection_finds_nothing_wrong(tmp
 # ---- servers ----
 
 
-@pytest.mark.parametrize("name", ["s3", *further("azure", "sftp", "ftp")])
+@pytest.mark.further
+@pytest.mark.parametrize("name", ["s3", "azure", "sftp", "ftp"])
 def test_verify_and_repair_do_the_same_on_a_real_server(name: str, serve: Callable[[str], Server]) -> None:
     server = serve(name)
     root, options = server.fresh_root(), server.options

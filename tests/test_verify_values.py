@@ -102,6 +102,7 @@ TIME: dict[str, tuple[list[SampleBatch], list[tuple[str, int]]]] = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", TIME)
+@pytest.mark.each_value_once
 def test_the_steps_of_episodes_are_checked(name: str, writer: Any) -> None:
     batches, expected = TIME[name]
     assert codes(*batches, writer=writer) == expected
@@ -179,6 +180,7 @@ def test_more_episodes_than_memory_should_hold_are_forgotten_and_that_is_said(
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("column", ["obs", "new_obs", "actions", "rewards"])
 @pytest.mark.parametrize(("value", "code"), [(np.nan, "nan"), (np.inf, "infinite"), (-np.inf, "infinite")])
+@pytest.mark.each_value_once
 def test_values_that_are_not_finite_are_found_with_their_column(
     column: str, value: float, code: str, writer: Any
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from further import further
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,10 +124,11 @@ def _check_flip(path: Path, data: bytes, bit: int, written: Rows) -> None:
     assert found.damage.rows <= written[-1][0] + written[-1][1] - found.end
 
 
-def test_no_flipped_bit_gives_a_wrong_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1000, *further(4000)])
+def test_no_flipped_bit_gives_a_wrong_row(tmp_path: Path, count: int) -> None:
     written = _write(tmp_path / "whole", 40)
     data = (tmp_path / "whole").read_bytes()
-    bits = random.Random(0).sample(range(8 * len(data)), 4000)
+    bits = random.Random(0).sample(range(8 * len(data)), count)
     for bit in bits:
         _check_flip(tmp_path / "flipped", data, bit, written)
 
