@@ -1,14 +1,18 @@
 """CONTRIBUTING.md is true: the files that it names are there, its examples run, and pass the suites."""
 
+import contextlib
 import inspect
 import re
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pages import blocks
+from test_options_page import EPISODES, LENGTHS, MAPPING, RECORDED, verdicts
 
 import rlio
 import rlio.formats as rlio_formats
@@ -99,17 +103,34 @@ def test_its_examples_run_and_pass_the_conformance_suites(
         scope["newest"](rlio.ReplayStore(capacity=10)).sample()
 
 
-def test_its_example_of_a_format_is_one_module_that_rlio_reads_and_converts(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def formats_of(folder: Path, modules: dict[str, str]) -> Iterator[None]:
+    """rlio with further modules in ``rlio.formats``."""
+    (folder / "formats").mkdir()
+    for name, code in modules.items():
+        (folder / f"formats/{name}.py").write_text(code)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rlio_formats, "__path__", [*rlio_formats.__path__, str(folder / "formats")])
+        formats.cache_clear()
+        try:
+            yield
+        finally:
+            for name in modules:
+                sys.modules.pop(f"rlio.formats.{name}", None)
+            formats.cache_clear()
+
+
+def example_of_a_format(checkout: Path) -> str:
     (module,) = [
         code for code in blocks(checkout / "CONTRIBUTING.md", "python") if "FORMAT = Format(" in code
     ]
-    (tmp_path / "formats").mkdir()
-    (tmp_path / "formats/run_files.py").write_text(module)
-    monkeypatch.setattr(rlio_formats, "__path__", [*rlio_formats.__path__, str(tmp_path / "formats")])
-    formats.cache_clear()
-    try:
+    return module
+
+
+def test_its_example_of_a_format_is_one_module_that_rlio_reads_and_converts(
+    checkout: Path, tmp_path: Path
+) -> None:
+    with formats_of(tmp_path, {"run_files": example_of_a_format(checkout)}):
         lines = [[t, t + 0.5, t % 2, 1] for t in range(7)]
         (runs := tmp_path / "runs").mkdir()
         for name, part in (("a", lines[:3]), ("b", lines[3:])):
@@ -125,6 +146,62 @@ def test_its_example_of_a_format_is_one_module_that_rlio_reads_and_converts(
         (runs / "c.run").write_text("1 2 3\n")
         with pytest.raises(rlio.errors.CorruptData):
             rlio.read(runs, epochs=1)
-    finally:
-        sys.modules.pop("rlio.formats.run_files", None)
-        formats.cache_clear()
+
+
+TABLE = '''
+"""Tables `*.cols`: the names of the columns on the first line, then a row a line."""
+
+import numpy as np
+from rlio.formats.format import Format, Marks
+from rlio.formats.tables import Table
+from rlio.storage import open_input
+
+FORMAT = Format(
+    name="cols",
+    title="Tables of numbers",
+    marks=Marks(endings=(".cols",), by_ending=True),
+    source=f"{__name__}:ColsTable",
+    table=f"{__name__}:ColsTable",
+)
+
+
+class ColsTable(Table):
+    def __init__(self, place, *, limits):
+        super().__init__(place.uri, place.files)
+        self._columns = []
+        for file in place.files:
+            with open_input(file) as stream:
+                names, *lines = stream.read(limits.line_bytes).decode().splitlines()
+            values = np.array([line.split() for line in lines], float)
+            self._columns.append(dict(zip(names.split(), values.T)))
+            self.add_file(names.split(), len(values))
+
+    def read(self, rows, names):
+        kept = slice(None) if rows.keep is None else rows.keep
+        columns = self._columns[rows.file]
+        return {name: columns[name][rows.start : rows.stop][kept] for name in names}
+
+    def close(self):
+        pass
+'''
+
+
+@pytest.mark.parametrize("kind", ["episodes", "a table"])
+def test_every_option_works_at_once_on_a_new_format(kind: str, checkout: Path, tmp_path: Path) -> None:
+    """No code but the module of the format, the example of the page or a made-up table, knows it."""
+    rows = np.column_stack([RECORDED["obs"], RECORDED["actions"], RECORDED["rewards"]])
+    with formats_of(tmp_path, {"run_files": example_of_a_format(checkout), "cols_files": TABLE}):
+        if kind == "episodes":
+            (place := tmp_path / "runs").mkdir()
+            for number in range(len(LENGTHS)):
+                np.savetxt(place / f"{number:02}.run", rows[number == EPISODES])
+            own: dict[str, Any] = {}
+        else:
+            place = tmp_path / "table.cols"
+            columns = [rows, RECORDED["terminateds"], EPISODES, RECORDED["new_obs"]]
+            names = "x y act rew end trip x2 y2"
+            np.savetxt(place, np.column_stack(columns), header=names, comments="")
+            own = {"mapping": replace(MAPPING, truncated=None, dtypes={"actions": "int64", "obs": "float32"})}
+        tried = verdicts(place, own)
+    assert len(tried) > 15
+    assert {*tried.values()} == {"yes"}, tried

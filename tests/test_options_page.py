@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,24 +250,22 @@ def verdict(check: Callable[[], None]) -> str:
     return "yes"
 
 
+def verdicts(place: Any, own: dict[str, Any]) -> dict[str, str]:
+    """Of one source, the verdict of each option."""
+
+    def read(**options: Any) -> list[rlio.SampleBatch]:
+        with rlio.read(place, **{"batch_size": 5, "epochs": 1, **own, **options}) as reader:
+            return list(reader)
+
+    tried = {name: verdict(partial(check, read)) for name, check in OPTIONS.items()}
+    return tried | {name: verdict(partial(way, place, own)) for name, way in WAYS.items()}
+
+
 def matrix(folder: Path) -> list[list[str]]:
     """The table: a row for each option, a column for each source."""
     given = sources(folder)
-    table = [["", *given]]
-
-    def reads(place: Any, own: dict[str, Any]) -> Read:
-        def read(**options: Any) -> list[rlio.SampleBatch]:
-            with rlio.read(place, **{"batch_size": 5, "epochs": 1, **own, **options}) as reader:
-                return list(reader)
-
-        return read
-
-    for name, check in OPTIONS.items():
-        tried = [verdict(lambda one=one, check=check: check(reads(*one))) for one in given.values()]  # type: ignore[misc]
-        table.append([name, *tried])
-    for name, way in WAYS.items():
-        table.append([name, *(verdict(lambda one=one, way=way: way(*one)) for one in given.values())])  # type: ignore[misc]
-    return table
+    columns = [verdicts(*one) for one in given.values()]
+    return [["", *given], *([name, *(column[name] for column in columns)] for name in columns[0])]
 
 
 def with_table(page: str, table: list[list[str]]) -> str:
