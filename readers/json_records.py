@@ -53,10 +53,10 @@ class JsonRecords:
     ) -> None:
         self.files = files
         self._limit = limit
-        self.failures = Failures(on_error)
+        self.failures: Failures = Failures(on_error)
         self._offsets = array("q")
         self._sizes = array("q")
-        self.numbers = array("q")
+        self.numbers: array[int] = array("q")
         #: For each file read to its end: number of records up to there.
         self.ends: list[int] = []
         # Where reading continues in the file after those: offset, and number of the line.

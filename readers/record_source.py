@@ -96,7 +96,7 @@ class RecordFiles(GroupFiles):
         super().__init__(files, self._whole.details)
         self._records, self._decoder_of = records, decoder_of
         self._decoders: dict[frozenset[str] | None, RllibDecoder] = {None: self._whole}
-        self.failures = records.failures
+        self.failures: Failures = records.failures
         self._agreed = Agreed(options, lambda: records.firsts(self._whole), several=len(records.files) > 1)
         # Files may have different columns: all are decoded, and then dropped or filled.
         self._decodes_all = options.unlike != "error"

@@ -48,7 +48,7 @@ class Times:
     __slots__ = ("began", "written")
 
     def __init__(self, written: int | None = None, began: Mapping[Any, int] | None = None) -> None:
-        self.written = written
+        self.written: int | None = written
         self.began: Mapping[Any, int] = began or {}
 
     def of(self, key: _Key) -> tuple[int | None, int | None]:

@@ -124,7 +124,7 @@ def no_unchecked_byte_reaches_pyarrow(folder: Path) -> None:
 
 def no_flipped_bit_in_a_line_gives_wrong_rows(folder: Path) -> None:
     folder.mkdir(parents=True)
-    test_json_shard.test_no_flipped_bit_gives_wrong_rows_and_most_cost_one_line(folder, None)
+    test_json_shard.test_no_flipped_bit_gives_wrong_rows_and_most_cost_one_line(folder, None, 5)
 
 
 def no_flipped_bit_in_the_log_is_recovered(folder: Path) -> None:

@@ -102,7 +102,7 @@ class D4rlSource:
     ) -> None:
         self.uri: str = files[0].uri
         self.files: Sequence[InputFile] = files
-        self.failures = Failures(options.on_error)
+        self.failures: Failures = Failures(options.on_error)
         self.notes: list[str] = []
         self._limits, self._options, self._max_steps = limits, options, max_episode_steps
         self._handles = Hdf5Files(files)

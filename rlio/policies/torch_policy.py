@@ -168,7 +168,7 @@ class TorchPolicy(Policy):
                 f"postprocessing={excerpt(postprocessing)}: expected GAE(...), NStep(...) or None"
             )
         if max_seq_len is not None:
-            self.max_seq_len = check_count("max_seq_len", max_seq_len, least=1, of="rows of a sequence")
+            self.max_seq_len: int = check_count("max_seq_len", max_seq_len, least=1, of="rows of a sequence")
         self._given_module = module
         self._loss = loss
         self._make_optimizer = optimizer

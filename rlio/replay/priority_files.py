@@ -45,7 +45,7 @@ def write_priorities(path: str | os.PathLike[str], kept: Mapping[str, Any]) -> N
     of = np.array(json.dumps(kept[_OF], sort_keys=True))
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, span=np.array(kept[_SPAN]), of=of, **kept["priorities"])
+            np.savez(file, span=np.array(kept[_SPAN]), of=of, **kept["priorities"])  # Arrays of numbers.
             file.flush()
             os.fsync(file.fileno())
         Path(made).replace(target)

@@ -131,7 +131,7 @@ class _Same(Sequence[Any]):
 class _NoSeeds:
     """Loops seed themselves."""
 
-    current = _Same(None)
+    current: _Same = _Same(None)
 
 
 class _NoRestarts:
@@ -156,7 +156,8 @@ class AgentLoops:
     def __init__(self, env: ExternalMultiAgentEnv, *, timeout: float | None = None) -> None:
         self.changed: threading.Condition = threading.Condition(threading.RLock())
         self.envs: Any = _Same(env)
-        self.seeds, self.restarts = _NoSeeds(), _NoRestarts()
+        self.seeds: _NoSeeds = _NoSeeds()
+        self.restarts: _NoRestarts = _NoRestarts()
         self.errors: dict[int, Exception] = {}
         #: No episode begins by itself.
         self.up: list[int] = []

@@ -105,7 +105,7 @@ class GroupFiles(FileSource):
             row_bytes: About how many bytes a row takes.
         """
         self.rows, self.units = rows, rows if units is None else units
-        self.window_rows = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
+        self.window_rows: int | None = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
         starts = [0, *accumulate(rows)]
         self._segments = [
             _Segment(number, path, groups, first, stop - first, self)
@@ -181,10 +181,10 @@ class _Opened:
     """See `OpenSegment`."""
 
     def __init__(self, source: GroupFiles, schema: Schema, groups: range) -> None:
-        self.schema = schema
+        self.schema: Schema = schema
         self._source, self._groups = source, groups
-        self.rows = list(source.rows[groups.start : groups.stop])
-        self.units = list(source.units[groups.start : groups.stop])
+        self.rows: list[int] = list(source.rows[groups.start : groups.stop])
+        self.units: list[int] = list(source.units[groups.start : groups.stop])
 
     def read_folded(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
