@@ -442,7 +442,7 @@ def test_a_data_set_of_files_is_read_stored_and_converted_as_the_files_are(
         rlio.DatasetReader(data)
 
 
-def test_what_needs_shards_of_rlio_is_refused_and_names_the_conversion(roots: dict[str, Path]) -> None:
+def test_methods_that_need_shards_raise_and_name_the_conversion(roots: dict[str, Path]) -> None:
     data = opened(roots["minari"])
     needs: tuple[Any, ...] = (
         data.snapshot,

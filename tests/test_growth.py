@@ -119,7 +119,7 @@ def test_a_restored_loop_gives_every_row_of_each_snapshot_once_whatever_was_adde
         assert sorted(rows) == passing(there, options)
 
 
-def test_what_was_compacted_between_two_epochs_is_read_as_it_lies_now() -> None:
+def test_an_epoch_reads_the_shards_of_a_compaction_before_it() -> None:
     root = fresh_root()
     refs = [add(root, A, first, 10) for first in (0, 10)]
     found: list[int] = []

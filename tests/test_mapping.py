@@ -528,7 +528,7 @@ def test_illegal_options_are_refused(tmp_path: Path) -> None:
         rlio.read(pl.LazyFrame(log()), mapping=MAPPING)
 
 
-def test_what_a_mapping_was_as_keywords_is_refused_with_what_to_write_now(tmp_path: Path) -> None:
+def test_the_former_keywords_of_a_mapping_raise_with_the_new_spelling(tmp_path: Path) -> None:
     path = write_csv(log(), tmp_path / "log")
     frame = pd.DataFrame(log())
     places: list[Callable[..., Any]] = [

@@ -105,7 +105,8 @@ class RlioOfflineData(OfflineData):
     """Reads what ``config.input_`` names (a path, URI or glob, or a list) by whole episodes.
 
     The data is read once, when the algorithm is built, into Ray's object store, one episode a row: of a data
-    set of rlio by `rlio.distributed.read_dataset`, many tasks a writer, on all nodes if the data set is a URI
+    set of rlio in the parts of `rlio.distributed.read_dataset`, many tasks a writer, on all nodes if the data
+    set is a URI
     (with a filter of whole episodes, such as ``episode_return >= 200``, one task a writer); of other formats
     in this process.
     ``config.input_config`` has keywords of `rlio.read`. An episode whose final observation is not stored is

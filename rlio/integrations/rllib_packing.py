@@ -22,6 +22,7 @@ from rlio.formats.report import ends_of
 from rlio.formats.rllib_episodes import episode_state
 from rlio.formats.rllib_sinks import with_final_obs
 from rlio.formats.rllib_states import pack, space_to_rllib
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import RowFilter
 from rlio.replay.splits import Split
 from rlio.storage.paths import is_uri
@@ -144,7 +145,8 @@ def _packed_by_rows(found: StoredEpisodes, packing: Packing) -> Iterator[tuple[i
     if (split := options.pop("split", None)) is not None:
         other = options.get("filter")
         options["filter"] = RowFilter.on_side(Split.of(split), other and RowFilter.of(other))
-    parts = part_readers(found.dataset, policy=found.policy, **options)
+    read = ReadOptions(columns=options.pop("columns", None), on_error=options.pop("on_error", "raise"))
+    parts = part_readers(found.dataset, read, policy=found.policy, **options)
     place = _where_stored(found.uri)
     how = (ray.put(packing), {writer: part for part, writer in enumerate(found.writers)})
     task = ray.remote(_of_rows).options(num_returns="streaming", scheduling_strategy=place)

@@ -89,18 +89,15 @@ def read_dataset(
 
     from rlio.distributed.ray_data.ray_source import DatasetSource
 
+    dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
     parts = part_readers(
-        root,
-        columns=columns,
+        dataset,
+        ReadOptions(columns=columns, on_error=on_error),
         filter=filter,
         policy=policy,
-        at=at,
         writers=writers,
         missing=missing,
-        on_error=on_error,
         tasks=tasks,
-        storage_options=storage_options,
-        limits=limits,
     )
     # Matches the number of parts, because Ray would cut their blocks to get more.
     made: ray.data.Dataset = ray.data.read_datasource(
@@ -110,22 +107,16 @@ def read_dataset(
 
 
 def part_readers(
-    root: str | os.PathLike[str] | Dataset,
+    dataset: Dataset,
+    options: ReadOptions,
     *,
-    columns: list[str] | None = None,
     filter: str | RowFunction | RowFilter | None = None,
     policy: str | None = None,
-    at: Snapshot | None = None,
     writers: bool = False,
     missing: Literal["error", "drop", "fill"] = "error",
-    on_error: Literal["raise", "skip"] = "raise",
     tasks: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
 ) -> list[PartReader]:
     """What the tasks of `read_dataset` read, in order: at least one part. Arguments and errors are its."""
-    options = ReadOptions(columns=columns, on_error=on_error)
-    dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=filter, writers=writers)
     plan = replace(plan, layout=replace(plan.layout, tensors=ray_tensors))
     plan.layout.empty()  # Raises here instead of in tasks if Arrow lacks a type.
