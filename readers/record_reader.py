@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache as cache_calls
 from typing import Any, Final
 
 from rlio.batch import Batch
@@ -25,7 +26,8 @@ from rlio.readers.source_reader import Asked, SourceReader, refuse_earlier
 from rlio.readers.stored_pass import Cache, Kept
 from rlio.replay.joint_gather import RowSource
 from rlio.source.damage import SkippedRecord
-from rlio.source.files import GroupFiles
+from rlio.source.files import GroupFiles, content_of_all
+from rlio.source.source import Source
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.support.states import seed_in, whole_number
@@ -63,11 +65,15 @@ class RecordReader(InputReader):
 
         ``details`` are further options that change the records, as JSON values.
         """
+        #: The records as a source of rows, made when it is asked for.
+        self._as_rows = cache_calls(
+            lambda: RecordFiles(records, files, decoder_of, asked.options, columns=asked.columns)
+        )
+        self._files = files
         by_rows = asked.options.batch_size is not None or asked.drawn or cache != "auto" or bool(normalise)
         try:
             if by_rows:
-                source = RecordFiles(records, files, decoder_of, asked.options, columns=asked.columns)
-                self._serve_rows(source, records.failures, asked, cache, normalise)
+                self._serve_rows(self._as_rows(), records.failures, asked, cache, normalise)
                 return
             self.options: ReadOptions = asked.options
             self.drop_last: bool = asked.options.drop_last
@@ -114,6 +120,16 @@ class RecordReader(InputReader):
     def errors(self) -> list[SkippedRecord]:
         """The first 1000 of them, each with its place and its damage."""
         return self._inner.errors
+
+    @property
+    def stored_source(self) -> Source:
+        """What it reads, as a source of rows."""
+        return self._inner.stored_source if isinstance(self._inner, _Rows) else self._as_rows()
+
+    @property
+    def content_identity(self) -> str:
+        """Changes with the content of the files."""
+        return self._inner.content_identity if isinstance(self._inner, _Rows) else content_of_all(self._files)
 
     @property
     def row_source(self) -> RowSource | None:

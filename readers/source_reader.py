@@ -134,6 +134,17 @@ class SourceReader(InputReader):
         yield from self.options.given()
 
     @property
+    def stored_source(self) -> Source:
+        """What it reads."""
+        source: Source = self._pass.source
+        return source
+
+    @property
+    def content_identity(self) -> str:
+        """Changes with the content of what it reads; see `Source.content_identity`."""
+        return self.stored_source.content_identity
+
+    @property
     def cache(self) -> Kept:
         """Where the rows are kept; with ``cache="auto"``, the choice."""
         kept: Kept = self._pass.cache

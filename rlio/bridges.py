@@ -32,9 +32,11 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import Column, equal_columns, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
+from rlio.conversion.prepare import Preparer, environment_for
 from rlio.dataset.dataset import Dataset
 from rlio.errors import EndOfData, MissingColumn, OptionError, SchemaError, excerpt
-from rlio.formats.minari.sink import about_episode, columns_of, id_of, kept_fields, spec_of
+from rlio.formats.minari.sink import about_episode, columns_of, id_of, kept_fields
+from rlio.formats.minari.source import FORMAT as MINARI
 from rlio.formats.minari.spaces import space_to_minari
 from rlio.replay.draws import Draw
 from rlio.replay.store import ReplayStore
@@ -695,8 +697,10 @@ def _minari_class() -> Any:
                 "observation_space": self.observation_space,
                 "action_space": self.action_space,
                 "jpeg_encoding": False,
-                **spec_of(env if isinstance(env, str) else None),
             }
+            spec = environment_for("gymnasium", env if isinstance(env, str) else None)
+            if spec is not None:
+                self._about["env_spec"] = spec
 
         @property
         def metadata(self) -> dict[str, Any]:
@@ -712,11 +716,18 @@ def _minari_class() -> Any:
         def get_episodes(self, episode_indices: Any) -> Iterator[dict[str, Any]]:
             spaces = self.observation_space, self.action_space
             for number in map(int, episode_indices):
-                advice = (
-                    f"leave out episode {number} with minari.MinariDataset(view.storage, numbers), or "
-                    "rlio.convert(..., to='minari', options={'final_obs': 'repeat'}) or 'drop-step'"
-                )
-                columns = columns_of(self._data.episode(number), spaces, advice=advice)
+                rows = self._data.episode(number).to_batch()
+                try:
+                    ready = Preparer(MINARI.name, MINARI.holds, spaces=spaces).prepare(
+                        rows, number, f"episode {number}", _not_reported
+                    )
+                except SchemaError as error:
+                    raise SchemaError(
+                        f"{error} (in rlio.convert(..., to='minari')); or leave out episode {number} with "
+                        "minari.MinariDataset(view.storage, numbers)"
+                    ) from error
+                assert ready is not None
+                columns = columns_of(ready)
                 texts = {name: map_structure(_text_as_list, columns[name]) for name in _MINARI_SPACED}
                 yield {"id": number, "infos": {}, **columns, **texts}
 
@@ -724,6 +735,10 @@ def _minari_class() -> Any:
         update_metadata = update_episode_metadata = update_episodes = refuse
 
     return DatasetStorage
+
+
+def _not_reported(*_: Any, **__: Any) -> None:
+    """A view has no report."""
 
 
 _MINARI_SPACED = ("observations", "actions")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from typer.testing import CliRunner
 import rlio
 from rlio.cli.main import app
 from rlio.conversion import convert as module
+from rlio.conversion import proof
 from rlio.conversion.episodes import EpisodeCutter
 from rlio.conversion.report import ImportReport
 from rlio.errors import CorruptData, OptionError, PublishError, SchemaError, UnknownName
 from rlio.formats.d3rlpy_2 import D3rlpySink
+from rlio.formats.format import Holds
+from rlio.formats.sink import PreparedEpisode
 from rlio.schemas.provenance import Provenance
 from rlio.storage import Storage
 
@@ -101,6 +105,7 @@ KILLED = """
 import os, signal, sys
 import rlio
 from rlio.conversion import convert as module
+from rlio.conversion import proof
 module._SHARD_BYTES = 3000
 src, dst, to, after, hook = sys.argv[1:]
 left = int(after)
@@ -252,22 +257,17 @@ def test_spaces_environment_and_report_are_in_the_provenance(tmp_path: Path) -> 
 class Broken(D3rlpySink):
     """Swaps two rewards of the third episode."""
 
-    def write(self, episode: rlio.Episode) -> None:
+    def write(self, episode: PreparedEpisode) -> None:
         rewards = np.array(episode.rewards)
         if self.episodes == 2:
             rewards[:2] = rewards[1::-1]
-        super().write(
-            rlio.Episode(
-                episode.id_, observations=episode.observations, actions=episode.actions, rewards=rewards,
-                terminated=episode.terminated, truncated=episode.truncated,
-            )
-        )  # fmt: skip
+        super().write(replace(episode, rewards=rewards))
 
 
 class Forgetful(D3rlpySink):
     """Leaves out an episode."""
 
-    def write(self, episode: rlio.Episode) -> None:
+    def write(self, episode: PreparedEpisode) -> None:
         if len(episode) != 5:
             super().write(episode)
 
@@ -315,7 +315,11 @@ def test_an_episode_that_is_no_trajectory_is_refused_or_left_out_and_counted(tmp
     with pytest.raises(SchemaError):
         rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy")
     report = rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy", on_error="skip", prove=True)
-    assert {f.kind: f.count for f in report.findings} == {"unlike_new_obs": 2, "refused": 1}
+    assert {f.kind: f.count for f in report.findings} == {
+        "unlike_new_obs": 2,
+        "refused": 1,
+        "final_obs_lost": 2,
+    }
     assert len(rows_of(tmp_path / "c.h5")) == 8
 
 
@@ -343,8 +347,13 @@ def test_a_conversion_that_continues_after_a_refused_episode_repeats_no_row(
     assert found["obs"][:, 0].tolist() == [number for number in (0, 2, 3, 4) for _ in range(4)]
 
 
+def digest_of(column: np.ndarray, **holds: Any) -> bytes:
+    """The digest of a column, of a format that holds all but what is named."""
+    return proof._digests({("x",): column}, Holds(**holds))["x"]
+
+
 def test_the_proof_tells_infos_apart_whose_keys_and_values_join_to_one_text() -> None:
-    digests = {module._digest(np.array([info], object), frozenset()) for info in ({"a": 12}, {"a1": 2})}
+    digests = {digest_of(np.array([info], object)) for info in ({"a": 12}, {"a1": 2})}
     assert len(digests) == 2
 
 
@@ -352,23 +361,30 @@ def test_the_proof_tells_arrays_in_infos_apart_by_dtype_and_shape() -> None:
     infos = [np.zeros(2, np.float32), np.zeros(2, np.float64), np.zeros((0, 2)), np.zeros((0, 3)), [0.0, 0.0]]
     infos += [np.float32(0), np.float16(0), 0.0]
     lists = [np.array([{"a": info}], object) for info in infos]
-    assert len({module._digest(each, frozenset()) for each in lists}) == len(infos)
-    by_value = {module._digest(each, frozenset(("dtypes",))) for each in lists}
+    assert len({digest_of(each) for each in lists}) == len(infos)
+    by_value = {digest_of(each, dtypes=False) for each in lists}
     assert len(by_value) == 3  # Two zeros, none, and one.
     big = np.arange(3.0).astype(">f8")
     for pair in ([np.arange(3.0), big], [np.float64("nan"), float("nan")], [np.str_("x"), "x"]):
-        assert len({module._digest(np.array([{"a": info}], object), frozenset()) for info in pair}) == 1
+        assert len({digest_of(np.array([{"a": info}], object)) for info in pair}) == 1
+    assert digest_of(np.arange(3.0)) == digest_of(big)
 
 
 def test_the_proof_compares_whole_numbers_exactly_also_where_dtypes_are_lost() -> None:
     def digests(*columns: np.ndarray) -> int:
-        return len({module._digest(column, frozenset(("dtypes",))) for column in columns})
+        return len({digest_of(column, dtypes=False) for column in columns})
 
     assert digests(np.array([2**53]), np.array([2**53 + 1]), np.array([2.0**53 + 2])) == 3
     large = np.array([2**53 + 1, 2**63 - 1])
     assert digests(large, large.astype(np.uint64)) == 1
     assert digests(large, large.astype(np.float64)) == 2
     assert digests(np.arange(3), np.arange(3.0), np.arange(3, dtype=np.uint8)) == 1
+
+
+def test_the_proof_takes_texts_of_a_fixed_width_for_texts() -> None:
+    texts = np.array(["a", "bcd"])
+    assert digest_of(texts) == digest_of(texts.astype(object)) == digest_of(texts.astype("<U9"))
+    assert digest_of(texts) != digest_of(np.array(["a", "bce"]))
 
 
 def test_the_source_as_target_and_an_option_that_is_refused_leave_nothing_behind(tmp_path: Path) -> None:
@@ -464,7 +480,10 @@ def test_columns_that_the_format_cannot_hold_are_named(tmp_path: Path) -> None:
     with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
         writer.write(episode(0, 4, action_logp=np.zeros(4)))
     report = rlio.convert(tmp_path / "a", tmp_path / "c.h5", to="d3rlpy", prove=True)
-    assert [(f.kind, f.column) for f in report.findings] == [("left_out", "action_logp")]
+    assert [(f.kind, f.column) for f in report.findings] == [
+        ("left_out", "action_logp"),
+        ("final_obs_lost", None),
+    ]
 
 
 def test_the_command_prints_a_table_or_one_json_object(tmp_path: Path) -> None:
@@ -493,7 +512,7 @@ def test_after_a_refusal_that_stored_nothing_the_folder_takes_other_options(tmp_
         writer.write(rows)
     with pytest.raises(SchemaError):
         rlio.convert(tmp_path / "a", tmp_path / "b", to="minari")
-    report = rlio.convert(tmp_path / "a", tmp_path / "b", to="minari", options={"final_obs": "repeat"})
+    report = rlio.convert(tmp_path / "a", tmp_path / "b", to="minari", final_obs="repeat")
     assert report.written == 2
 
 

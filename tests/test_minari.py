@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from gymnasium import spaces
+from sinks import write_episodes
 
 import rlio
 from rlio.batch.episode import Episode
@@ -26,7 +27,7 @@ from rlio.formats.minari.sink import MinariSink
 from rlio.formats.minari.source import MinariSource
 from rlio.formats.minari.spaces import space_of_minari
 from rlio.formats.place import locate_format
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.storage import Storage
@@ -327,11 +328,7 @@ def test_spaces_that_are_none_or_too_large_are_refused(text: str) -> None:
 
 
 def written(root: Path, episodes: list[Episode], origin: Origin | None = None, **options: Any) -> Path:
-    sink = MinariSink(Storage.open(root), origin or Origin(uri="x"), **options)
-    for episode in episodes:
-        sink.write(episode)
-    sink.close()
-    return root
+    return write_episodes("minari", root, episodes, origin, **options)
 
 
 def episodes_of(source: Any) -> list[Episode]:
@@ -368,19 +365,26 @@ def an_episode(steps: int = 3, *, final: bool = True, **options: Any) -> Episode
 
 
 def test_an_unknown_final_observation_is_refused_repeated_or_dropped_as_asked(tmp_path: Path) -> None:
+    def converted(name: str, episode: Episode, **options: Any) -> Path:
+        with rlio.ParquetWriter(tmp_path / f"{name}-own", spool=None) as writer:
+            writer.write(episode.to_batch())
+        rlio.convert(tmp_path / f"{name}-own", tmp_path / name, to="minari", **options)
+        return tmp_path / name
+
     episode = an_episode(final=False, terminated=True)
     with pytest.raises(SchemaError, match="final_obs="):
-        written(tmp_path / "a", [episode])
-    rows = all_rows(written(tmp_path / "b", [episode], final_obs="repeat"))
+        converted("a", episode)
+    rows = all_rows(converted("b", episode, final_obs="repeat", prove=True))
     assert rows["new_obs"][:, 0].tolist() == [1, 2, 2]
     assert rows["terminateds"].tolist() == [False, False, True]
-    rows = all_rows(written(tmp_path / "c", [episode], final_obs="drop-step"))
+    rows = all_rows(converted("c", episode, final_obs="drop-step", prove=True))
     assert rows["new_obs"][:, 0].tolist() == [1, 2]
     assert rows["actions"].tolist() == [0, 1]
     assert (rows["terminateds"].any(), rows["truncateds"].tolist()) == (False, [False, True])
-    with pytest.raises(SchemaError):
-        written(tmp_path / "d", [an_episode(1, final=False)], final_obs="drop-step")
-    for options in ({"final_obs": "x"}, {"data_format": "parquet"}, {"dataset_id": "no version"}):
+    for options in ({"final_obs": "x"}, {"options": {"final_obs": "repeat"}}):
+        with pytest.raises(OptionError, match="final_obs"):
+            converted("d", episode, **options)
+    for options in ({"data_format": "parquet"}, {"dataset_id": "no version"}):
         with pytest.raises(OptionError):
             written(tmp_path / "e", [], **options)
 
@@ -419,7 +423,7 @@ def test_an_interrupted_sink_leaves_no_data_set_and_another_begins_again(
         written(root, [an_episode(), an_episode()], data_format=data_format)
         sink = MinariSink(Storage.open(root), Origin(uri="x"), data_format=data_format)
         assert sink.episodes == 0
-        sink.write(an_episode())
+        sink.write(PreparedEpisode.of(an_episode()))
         assert not (root / "data/metadata.json").exists()
         sink.abort()
         assert len(all_rows(written(root, [an_episode(4)], data_format=data_format))) == 4

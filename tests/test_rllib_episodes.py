@@ -20,7 +20,7 @@ from rlio.errors import CorruptData, OptionError, RlioError, SchemaError, Unknow
 from rlio.formats.rllib.episodes import RllibEpisodeSink, RllibEpisodeSource
 from rlio.formats.rllib.json import RllibJsonSink
 from rlio.formats.rllib.states import pack, space_from_rllib, space_to_rllib, unpack
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.storage.filesystem import Storage
@@ -218,8 +218,10 @@ def test_spaces_come_back_from_rllibs_description() -> None:
 def test_a_sink_continues_after_the_episodes_that_are_stored(sink: Any, tmp_path: Path) -> None:
     storage, origin = Storage.open(tmp_path), Origin(uri="memory://nowhere")
 
-    def episode(number: int) -> Episode:
-        return Episode(number, observations=[0.0, 1.0], actions=[number], rewards=[1.0], terminated=True)
+    def episode(number: int) -> PreparedEpisode:
+        return PreparedEpisode.of(
+            Episode(number, observations=[0.0, 1.0], actions=[number], rewards=[1.0], terminated=True)
+        )
 
     first = sink(storage, origin)
     first.write(episode(0))
@@ -281,10 +283,10 @@ def test_a_missing_final_observation_is_refused_or_repeated_on_request(tmp_path:
         with pytest.raises(SchemaError, match="final"):
             rlio.convert(tmp_path / "own", tmp_path / f"raised-{form}", to=form)
         target = tmp_path / f"repeated-{form}"
-        rlio.convert(tmp_path / "own", target, to=form, options={"final_obs": "repeat"})
+        rlio.convert(tmp_path / "own", target, to=form, final_obs="repeat", prove=True)
         with rlio.read(target, epochs=1) as reader:
             found = rlio.concat_samples(list(reader))
         assert found["new_obs"].tolist() == [1, 2, 2]
         assert found["eps_id"].tolist() == ["5" if form == "rllib-episodes" else 5] * 3
         with pytest.raises(OptionError):
-            rlio.convert(tmp_path / "own", tmp_path / f"x-{form}", to=form, options={"final_obs": "zeros"})
+            rlio.convert(tmp_path / "own", tmp_path / f"x-{form}", to=form, final_obs="zeros")

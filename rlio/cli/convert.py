@@ -36,6 +36,13 @@ def convert(
     skip: Annotated[
         bool, typer.Option("--skip", help="Leave out episodes that are not a trajectory or do not fit.")
     ] = False,
+    final_obs: Annotated[
+        str,
+        typer.Option(
+            help="Where the observation after the last step is missing and the target needs it: error; repeat"
+            " the last one; or drop-step: leave out the last step."
+        ),
+    ] = "error",
     option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE: an option of the format, as JSON; repeatable.")
     ] = None,
@@ -98,6 +105,7 @@ def convert(
         policy=policy,
         prove=prove,
         on_error="skip" if skip else "raise",
+        final_obs=final_obs,  # type: ignore[arg-type]  # It is checked there.
         options=dict(map(_option, option or ())),
         read_options=read_options,
         storage_options=parse_storage_options(storage_options),
@@ -154,18 +162,10 @@ class _Lines:
 
 
 def _print(report: ImportReport) -> None:
-    rows = [
-        (
-            f"{finding.kind}{' (suspicion)' if finding.suspicion else ''}",
-            f"{finding.count:,} {finding.unit}",
-            finding.column or "",
-            finding.first or "",
-            finding.text,
+    if rows := report.lines():
+        print_table(
+            "Found in the source", ("finding", "count", "columns", "first places", "what it is"), rows
         )
-        for finding in report.findings
-    ]
-    if rows:
-        print_table("Found in the source", ("finding", "count", "column", "first", "what it is"), rows)
     proved = ", proved equal" if report.proved else ""
     typer.echo(
         f"{report.source} ({report.source_format}) -> {report.target} ({report.target_format}): "

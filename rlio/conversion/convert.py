@@ -12,33 +12,36 @@ Example:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import nullcontext
-from copy import copy
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
-from itertools import zip_longest
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rlio.batch import Batch, SampleBatch
-from rlio.batch.arrays import take_leaf, to_numpy
+from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
-from rlio.batch.episode import Episode
-from rlio.batch.nested import leaves, map_structure, path_text
 from rlio.catalog.commit import read_header
 from rlio.catalog.listing import list_shards
 from rlio.catalog.markers import seal
 from rlio.catalog.names import DATA_DIR, HEADER
 from rlio.conversion.episodes import Episodes, Part, open_episodes
+from rlio.conversion.prepare import BeginAgain, Decisions, FinalObs, Preparer, origin_for
+from rlio.conversion.proof import (
+    Digests,
+    RowDigests,
+    digests_of_episode,
+    digests_of_rows,
+    in_order,
+    prove_episodes,
+    prove_joint,
+)
 from rlio.conversion.report import ImportReport, Inspector
-from rlio.errors import CorruptData, OptionError, RlioError, SchemaError, UnknownName, excerpt
-from rlio.formats.format import Format, by_name, formats, load
+from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, UnknownName, excerpt
+from rlio.formats.format import Format, Holds, by_name, formats, load
 from rlio.formats.hold import hold_folder
 from rlio.formats.sink import MARKER, EpisodeSink
 from rlio.mapping import Mapping as ColumnMapping
@@ -57,6 +60,7 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 #: Rows read so far, and episodes.
 Progress = Callable[[int, int], object]
+DigestsOf = Callable[[], Digests]
 
 # Bytes of rows that become one shard, which ends where an episode does: what is stored is whole episodes.
 _SHARD_BYTES = 128 << 20
@@ -72,6 +76,7 @@ def convert(
     mapping: ColumnMapping | None = None,
     policy: str | None = None,
     prove: bool = False,
+    final_obs: FinalObs = "error",
     on_error: Literal["raise", "skip"] = "raise",
     options: Mapping[str, Any] | None = None,
     read_options: Mapping[str, Any] | None = None,
@@ -94,8 +99,11 @@ def convert(
         to: Name of the format; None: a data set of rlio.
         mapping: What the columns of a table mean.
         policy: The policy whose rows are converted, if there are several.
-        prove: Whether to read both sides again, and compare them episode by episode and column by column, in
-            what the format holds (`Format.loses` names the rest).
+        prove: Whether to read both sides again, and compare them with what was written, episode by episode
+            and column by column. What the report names as changed or left out is not compared.
+        final_obs: What to do with an episode whose observation after the last step is missing, if the target
+            needs it: "error"; "repeat": write the last one again; "drop-step": leave out the last step, so
+            that the episode is truncated before it. Other targets mark it as missing, whatever this is.
         on_error: What to do with an episode that is not a trajectory or does not fit: "raise", or
             "skip" it, which the report counts. A data set of rlio takes all rows.
         options: Options of the format.
@@ -116,24 +124,41 @@ def convert(
         CorruptData: ``src`` is damaged; or ``prove`` found a difference, which the message names.
     """
     check_choice("on_error", on_error, ("raise", "skip"))
+    check_choice("final_obs", final_obs, ("error", "repeat", "drop-step"))
     format = _format(to)
-    source = open_episodes(
+    if prove and format is not None and not format.is_read:
+        raise OptionError(f"prove=True: rlio does not read {format.title}")
+    with open_episodes(
         src,
         policy=policy,
         keeps_batches=format is None,
         read_options=_with_mapping(read_options, mapping),
         storage_options=storage_options,
-    )
-    storage = Storage.open(dst, storage_options=into_storage_options)
-    if f"{storage.uri.rstrip('/')}/".startswith(f"{source.uri.rstrip('/')}/"):
-        # What is written would be read as a part of the source: by the proof, and when it is called again.
-        raise OptionError("the target is the source, or lies in it: name another place", uri=storage.uri)
-    with nullcontext() if _is_one_file(format) else hold_folder(storage):
-        target = _open_target(source, dst, format, dict(options or {}), into_storage_options, on_error)
-        report = _copy(source, target, format, progress)
-        if prove:
-            _prove(source, dst, format, into_storage_options, target)
-            report = replace(report, proved=True)
+    ) as source:
+        storage = Storage.open(dst, storage_options=into_storage_options)
+        if f"{storage.uri.rstrip('/')}/".startswith(f"{source.uri.rstrip('/')}/"):
+            # What is written would be read as a part of the source, by the proof and by a later call.
+            raise OptionError("the target is the source, or lies in it: name another place", uri=storage.uri)
+        with nullcontext() if _is_one_file(format) else hold_folder(storage):
+            opens = partial(
+                _open_target,
+                source,
+                dst,
+                format,
+                dict(options or {}),
+                into_storage_options,
+                on_error,
+                final_obs,
+            )
+            target = opens()
+            try:
+                report, handed = _copy(source, target, format, progress, prove=prove)
+            except BeginAgain:  # The folder has rows already in a layout that cannot go on.
+                target = opens(declares_final=True)
+                report, handed = _copy(source, target, format, progress, prove=prove)
+            if handed is not None:
+                _prove(source, dst, format, into_storage_options, target.decisions, handed)
+                report = replace(report, proved=True)
     return report
 
 
@@ -153,26 +178,39 @@ def _copy(
     target: _DatasetTarget | _SinkTarget,
     format: Format | None,
     progress: Progress | None,
-) -> ImportReport:
-    """Write all episodes into the target, and close it."""
+    *,
+    prove: bool,
+) -> tuple[ImportReport, list[Digests] | RowDigests | None]:
+    """Write all episodes into the target, and close it.
+
+    Returns:
+        The report; and what was handed to the target, for the proof.
+    """
     inspector = Inspector(source.parts[0].origin.spaces)
+    handed: list[Digests] = []
+    all_rows = RowDigests()
     try:
+        target.begin(inspector)
         for number, (part, rows) in enumerate(source):
             if source.joint:
                 inspector.add_batch(rows, place=f"batch {number}")
+                if prove:
+                    all_rows.add(rows)
             else:
                 assert isinstance(rows, SampleBatch)
                 place = _place(number, rows)
                 inspector.add(rows, place=place)
-                if (in_order := _in_order(rows)) is not rows:
+                if (sorted_rows := in_order(rows)) is not rows:
                     inspector.note("sorted", first=place)
-                    rows = in_order
-            target.write(part, rows, inspector, number)
+                    rows = sorted_rows
+            digests = target.write(part, rows, inspector, number)
+            if prove and not source.joint and digests is not None:
+                handed.append(digests())
             if progress is not None:
                 progress(inspector.rows, inspector.episodes)
         for note in source.notes:
             inspector.note("note", text=note)
-        for column in [*source.left_out, *target.left_out]:
+        for column in source.left_out:
             inspector.note("left_out", column=column)
         report = ImportReport(
             source=source.uri,
@@ -188,7 +226,38 @@ def _copy(
     except BaseException:
         target.abort()
         raise
-    return report
+    return report, None if not prove else all_rows if source.joint else handed
+
+
+def _prove(
+    source: Episodes,
+    dst: StrPath,
+    format: Format | None,
+    storage_options: Mapping[str, Any] | None,
+    decisions: Decisions | None,
+    handed: list[Digests] | RowDigests,
+) -> None:
+    """Read both sides again; see `rlio.conversion.proof`."""
+
+    def opened(columns: list[str] | None = None) -> Episodes:
+        return open_episodes(
+            dst,
+            keeps_batches=format is None,
+            layout="whole" if format is not None or source.layout == "whole" else "runs",
+            read_options=None if columns is None else {"columns": columns},
+            storage_options=storage_options,
+        )
+
+    with ExitStack() as stack:
+        written = stack.enter_context(opened())
+        if isinstance(handed, RowDigests):
+            prove_joint(source, written, handed)
+            return
+        # Some columns are read only if they are named.
+        named = {name for digests in handed[:1] for name in digests} if decisions is not None else set()
+        if decisions is not None and (more := named & decisions.holds.named - written.columns):
+            written = stack.enter_context(opened([*written.columns, *more]))
+        prove_episodes(source, written, handed, decisions)
 
 
 def _format(name: str | None) -> Format | None:
@@ -214,21 +283,6 @@ def _place(number: int, rows: SampleBatch) -> str:
     return f"episode {number}" + ("" if eps_id is None else f" (eps_id {excerpt(to_numpy(eps_id).item(0))})")
 
 
-def _in_order(rows: SampleBatch) -> SampleBatch:
-    """The rows of an episode, sorted by step if each comes once."""
-    if Columns.T not in rows:
-        return rows
-    t = to_numpy(rows[Columns.T])
-    if (np.diff(t) == 1).all() or len(np.unique(t)) < len(t):
-        return rows
-    order = np.argsort(t, kind="stable")
-    if (np.diff(order) == 1).all():
-        return rows
-    return SampleBatch(
-        {name: map_structure(lambda leaf: take_leaf(leaf, order), column) for name, column in rows.items()}
-    )
-
-
 # ---- targets ----
 
 
@@ -239,6 +293,9 @@ def _open_target(
     options: dict[str, Any],
     storage_options: Mapping[str, Any] | None,
     on_error: str,
+    final_obs: FinalObs,
+    *,
+    declares_final: bool | None = None,
 ) -> _DatasetTarget | _SinkTarget:
     if format is None:
         refuse_unknown(options, (), of="a data set of rlio")
@@ -248,13 +305,29 @@ def _open_target(
     assert format.writer is not None
     sink = load(format.writer)
     names = [name for name in option_names(sink) or () if name not in ("storage", "origin", "self")]
+    if "final_obs" in options:
+        raise OptionError(
+            "options={'final_obs': ...}: pass final_obs= to rlio.convert, --final-obs to rlio convert"
+        )
     text = os.fspath(dst)
     if "file" in names and "file" not in options and text.lower().endswith(format.marks.endings):
         folder, slash, options["file"] = text.rpartition("/")
         dst = folder + slash if slash else "."
     refuse_unknown(options, names, of=f"the format {format.name}")
     storage = Storage.open(dst, storage_options=storage_options)
-    return _SinkTarget(storage, source, sink, options, on_error, format.loses)
+    return _SinkTarget(
+        storage, source, sink, format, options, on_error, final_obs, declares_final=declares_final
+    )
+
+
+def _same_but_content(found: str, about: Mapping[str, Any]) -> bool:
+    """Whether the JSON of a marker is that of ``about``, but for the content of the source."""
+    try:
+        known = json.loads(found)
+    except ValueError:
+        return False
+    wished = json.loads(json.dumps(about, default=str))
+    return isinstance(known, dict) and {**known, "content": ""} == {**wished, "content": ""}
 
 
 def _has_files(storage: Storage, *, besides: str | None = None) -> bool:
@@ -275,10 +348,8 @@ class _DatasetTarget:
     episodes. So a process that died has stored whole episodes, and the number of rows shows which ones.
     """
 
-    # It holds everything.
-    lost: Collection[str] = ()
-    refused: Collection[int] = ()
-    left_out: Collection[str] = ()
+    #: It holds everything.
+    decisions: Decisions | None = None
 
     def __init__(
         self, storage: Storage, source: Episodes, root: StrPath, storage_options: Mapping[str, Any] | None
@@ -287,7 +358,7 @@ class _DatasetTarget:
         self.written = 0
         self._root, self._options = root, dict(storage_options) if storage_options is not None else None
         self._source = source
-        self._prefix = f"convert-{source.identity}-"
+        self._prefix = f"convert-{source.identity}-{source.content}-"
         #: Rows that an earlier call has stored and that are still to be passed over.
         self._stored, self._number = self._begin(storage)
         self._passed = 0
@@ -297,6 +368,9 @@ class _DatasetTarget:
         self._pending_part = 0
         self._bytes = 0
 
+    def begin(self, inspector: Inspector) -> None:
+        """Nothing of the source is left out."""
+
     def _begin(self, storage: Storage) -> tuple[int, int]:
         """Rows that are stored, and the number of the next writer."""
         if not storage.exists(HEADER):
@@ -305,6 +379,12 @@ class _DatasetTarget:
         read_header(storage)
         names = storage.folders(DATA_DIR)
         others = [name for name in names if not name.startswith(self._prefix)]
+        if others and all(name.startswith(f"convert-{self._source.identity}-") for name in others):
+            raise OptionError(
+                "found rows of another version of the source, which has changed since they were converted: "
+                "remove this folder, or name another",
+                uri=storage.uri,
+            )
         if others:
             raise OptionError(
                 f"found rows of {len(others)} other writers ({excerpt(others[:3])}), expected a new folder, "
@@ -320,7 +400,12 @@ class _DatasetTarget:
                 seal(storage, writer, rows)
         return len(dataset), 1 + max((int(name.removeprefix(self._prefix)) for name in names), default=-1)
 
-    def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> None:
+    def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> DigestsOf | None:
+        """Add rows; gives what makes their digests."""
+        self._add(part, rows)
+        return partial(digests_of_rows, rows) if isinstance(rows, SampleBatch) else None
+
+    def _add(self, part: int, rows: Batch) -> None:
         count = rows.agent_steps()
         if self._passed < self._stored:
             self._passed += count
@@ -415,39 +500,62 @@ class _SinkTarget:
         storage: Storage,
         source: Episodes,
         sink: Any,
+        format: Format,
         options: dict[str, Any],
         on_error: str,
-        lost: frozenset[str],
+        final_obs: FinalObs,
+        *,
+        declares_final: bool | None,
     ) -> None:
         self.written = self._good = 0
-        #: Numbers of the episodes that were left out.
-        self.refused: set[int] = set()
         self._skips = on_error == "skip"
-        #: Columns that were not written.
-        self.left_out: dict[str, None] = {}
         name = options.get("file")
         self.uri = storage.uri if name is None else storage.uri_of(name)
         self._storage, self._has_marker = storage, name is None
-        self._begin(
-            name, json.dumps({"source": source.uri, "identity": source.identity, **options}, default=str)
-        )
+        about = {"source": source.uri, "identity": source.identity, "final_obs": final_obs, **options}
+        self._begin(name, {**about, "content": source.content})
+        origin = source.parts[0].origin
+        #: (kind, text) of what was found before there was a report.
+        self._found: list[dict[str, Any]] = []
         try:
-            self._sink: EpisodeSink = sink(storage, source.parts[0].origin, **options)
+            known = origin_for(
+                format.holds, origin, lambda kind, text: self._found.append({"kind": kind, "text": text})
+            )
+            self._sink: EpisodeSink = sink(storage, known, **options)
         except BaseException:
             self.abort()
             raise
-        #: What does not come back; some formats lose more with some options.
-        self.lost: frozenset[str] = getattr(self._sink, "loses", lost)
+        self._holds: Holds = getattr(self._sink, "holds", format.holds)
+        self._preparer = Preparer(
+            format.name,
+            self._holds,
+            final_obs=final_obs,
+            spaces=origin.spaces,
+            takes=getattr(self._sink, "takes", None),
+            declares_final=declares_final,
+        )
+        self.decisions: Decisions = self._preparer.decisions
 
-    def _begin(self, name: str | None, identity: str) -> None:
+    def begin(self, inspector: Inspector) -> None:
+        """Report what was left out of what is known of the data."""
+        for finding in self._found:
+            inspector.note(**finding)
+
+    def _begin(self, name: str | None, about: dict[str, Any]) -> None:
         """Refuse what holds something else."""
-        storage = self._storage
+        storage, identity = self._storage, json.dumps(about, default=str)
         if name is not None:
             if storage.exists(name):
                 raise OptionError("found a file there, expected none: name another", uri=self.uri)
             return
         if storage.exists(MARKER):
             found = storage.read(MARKER, limit=1 << 20).decode()
+            if found != identity and _same_but_content(found, about):
+                raise OptionError(
+                    "found an unfinished conversion of another version of the source, which has changed "
+                    "since: remove this folder, or name another",
+                    uri=self.uri,
+                )
             if found != identity:
                 raise OptionError(
                     f"found an unfinished conversion of something else, or with other options "
@@ -458,41 +566,31 @@ class _SinkTarget:
         _check_empty(storage)
         storage.put(MARKER, identity.encode())
 
-    def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> None:
+    def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> DigestsOf | None:
+        """Add an episode; gives what makes its digests, None if nothing was written."""
         assert isinstance(rows, SampleBatch)
+        place = _place(number, rows)
         try:
-            episode = Episode.from_batch(rows, id_=None if Columns.EPS_ID in rows else number)
-            if self._good < self._sink.episodes:
-                self._sink.check(self._kept(episode))  # type: ignore[attr-defined] # this one continues
-                self._good += 1  # An earlier call has stored it.
-                return
-            self._sink.write(self._kept(episode))
+            episode = self._preparer.prepare(rows, number, place, inspector.note)
         except SchemaError as error:
             if not self._skips:
-                raise SchemaError(f"{_place(number, rows)}: {error}; or pass on_error='skip'") from error
-            inspector.note("refused", first=_place(number, rows))
-            self.refused.add(number)
-            return
-        self._good += 1
-        self.written += len(rows)
-
-    def _kept(self, episode: Episode) -> Episode:
-        """The episode without what the format cannot hold."""
-        kept = copy(episode)
-        if "infos" in self.lost and episode.infos is not None:
-            kept.infos = None
-            self.left_out[Columns.INFOS] = None
-        if "extra" in self.lost:
-            keeps = getattr(self._sink, "keeps", ())
-            kept.extra_outputs = {
-                name: column for name, column in episode.extra_outputs.items() if name in keeps
-            }
-            self.left_out.update(dict.fromkeys(name for name in episode.extra_outputs if name not in keeps))
-        return kept
+                hint = "" if isinstance(error, MissingColumn) else "; or pass on_error='skip'"
+                raise type(error)(f"{place}: {error}{hint}") from error
+            inspector.note("refused", first=place)
+            self.decisions.refused.add(number)
+            return None
+        if episode is None:
+            return None
+        if self._good >= self._sink.episodes:
+            self._sink.write(episode)
+            self.written += len(episode)
+        self._good += 1  # An earlier call may have stored it.
+        return partial(digests_of_episode, episode, self._holds)
 
     def close(self, report: ImportReport) -> None:
         self._sink.close()
         if self._has_marker:
+            self._storage.remove_folder(TMP_DIR)
             self._storage.remove(MARKER)
 
     def abort(self) -> None:
@@ -500,171 +598,10 @@ class _SinkTarget:
         if sink is not None:
             sink.abort()
         try:
+            if self._has_marker:
+                self._storage.remove_folder(TMP_DIR)
             if self._has_marker and not _has_files(self._storage, besides=MARKER):
                 # Nothing is stored, so another call may have other options.
                 self._storage.remove(MARKER)
         except RlioError as error:  # What is aborted has raised already.
             logger.warning("removing %s failed: %r", MARKER, error)
-
-
-# ---- proof ----
-
-
-def _prove(
-    source: Episodes,
-    dst: StrPath,
-    format: Format | None,
-    storage_options: Mapping[str, Any] | None,
-    target: _DatasetTarget | _SinkTarget,
-) -> None:
-    """Read both sides and compare them.
-
-    Raises:
-        CorruptData: They differ.
-        OptionError: rlio does not read the format.
-    """
-    if format is not None and not format.is_read:
-        raise OptionError(f"prove=True: rlio does not read {format.title}")
-    written = open_episodes(
-        dst,
-        keeps_batches=format is None,
-        layout="whole" if format is not None or source.layout == "whole" else "runs",
-        storage_options=storage_options,
-    )
-    if source.joint:
-        _compare("all rows", _hash_all(source), _hash_all(written), written.uri)
-        return
-    given = _hashes(source, target.lost, besides=target.refused, is_row_wise=format is None)
-    found = _hashes(written, target.lost, is_row_wise=format is None)
-    for number, (a, b) in enumerate(zip_longest(given, found)):
-        if a is None or b is None:
-            raise CorruptData(
-                f"the proof failed: the {'source' if b is None else 'target'} has more than {number} "
-                "episodes",
-                uri=written.uri,
-                record=number,
-            )
-        _compare(f"episode {number}", a, b, written.uri, number)
-
-
-def _compare(
-    what: str, a: Mapping[str, str], b: Mapping[str, str], uri: str, record: int | None = None
-) -> None:
-    for column in [*a, *b]:
-        if a.get(column) != b.get(column):
-            lacks = "is absent" if column not in b else "is new" if column not in a else "differs"
-            raise CorruptData(
-                f"the proof failed: {what}: the column {lacks}", uri=uri, record=record, column=column
-            )
-
-
-def _hashes(
-    episodes: Episodes, lost: Collection[str], *, is_row_wise: bool, besides: Collection[int] = ()
-) -> Iterator[dict[str, str]]:
-    """The content of each episode, but for the numbers ``besides``: column -> digest."""
-    for number, (_, found) in enumerate(episodes):
-        if number in besides:
-            continue
-        assert isinstance(found, SampleBatch)
-        rows = _in_order(found)
-        if is_row_wise:
-            yield {name: _digest(column, lost) for name, column in rows.items()}
-            continue
-        episode = Episode.from_batch(rows, id_=None if Columns.EPS_ID in rows else number)
-        yield {name: _digest(column, lost) for name, column in _contents(episode, lost).items()}
-
-
-def _contents(episode: Episode, lost: Collection[str]) -> dict[str, Any]:
-    steps = len(episode)
-    observations = episode.observations
-    if "final_obs" in lost:
-        observations = map_structure(lambda leaf: leaf[:steps], observations)
-    found: dict[str, Any] = {
-        Columns.OBS: observations,
-        Columns.ACTIONS: episode.actions,
-        Columns.REWARDS: episode.rewards,
-        Columns.TERMINATEDS: np.array([episode.terminated]),
-    }
-    if "truncated" not in lost:
-        truncated = not episode.terminated if "unfinished" in lost else episode.truncated
-        found[Columns.TRUNCATEDS] = np.array([truncated])
-    if "ids" not in lost:
-        found[Columns.EPS_ID] = np.array([episode.id_])
-    if "start" not in lost:
-        found[Columns.T] = np.array([episode.t_started])
-    if "infos" not in lost and episode.infos is not None:
-        found[Columns.INFOS] = episode.infos
-    if "extra" not in lost:
-        found.update(episode.extra_outputs)
-    return found
-
-
-def _digest(column: Any, lost: Collection[str]) -> str:
-    """Digest of a column's structure, dtypes, shapes and values."""
-    digest = hashlib.blake2b(digest_size=16)
-    # Keys of a dict have no order.
-    for path, leaf in sorted(leaves(column), key=lambda part: path_text(part[0])):
-        array = to_numpy(leaf)
-        if "row_shape" in lost and array.ndim > 1 and array[0:1].size == 1:
-            array = array.reshape(len(array))
-        if "dtypes" in lost and array.dtype.kind in "biuf":
-            array = _without_dtype(array)
-        digest.update(f"{path_text(path)}|{array.dtype.str}|{array.shape}".encode())
-        _feed_rows(digest, array, by_value="dtypes" in lost)
-    return digest.hexdigest()
-
-
-def _feed_rows(digest: Any, array: NDArray[Any], *, by_value: bool = False) -> None:
-    """Add the rows of an array, which may be cut anywhere."""
-    if array.dtype == object:
-        for value in array.tolist():
-            _feed(digest, value, by_value=by_value)
-    else:
-        digest.update(array.tobytes())
-
-
-def _without_dtype(array: NDArray[Any]) -> NDArray[Any]:
-    """The values as float64, or as objects if float64 does not hold the whole numbers."""
-    wide = array.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        is_exact = array.dtype.kind not in "iu" or np.array_equal(wide.astype(array.dtype), array)
-    return wide if is_exact else array.astype(object)
-
-
-def _feed(digest: Any, value: Any, *, by_value: bool = False) -> None:
-    """Add a Python value, such as an info; ``by_value``: arrays and NumPy's numbers without their dtypes."""
-    if isinstance(value, Mapping):
-        digest.update(f"{{{len(value)}".encode())
-        for key in sorted(value, key=str):
-            digest.update(f"{str(key)!r}:".encode())
-            _feed(digest, value[key], by_value=by_value)
-    elif isinstance(value, (list, tuple)):
-        digest.update(f"[{len(value)}".encode())
-        for one in value:
-            _feed(digest, one, by_value=by_value)
-    elif isinstance(value, np.ndarray):
-        if not by_value:
-            kind = value.dtype.newbyteorder("=").str  # The order of bytes is no matter of content.
-            digest.update(f"{kind}{value.shape}".encode())
-        _feed(digest, value.tolist(), by_value=by_value)
-    else:
-        # np.float64 and np.str_ are Python's types, too, and are stored as such.
-        is_plain = by_value or isinstance(value, (float, complex, str, bytes))
-        kind = value.dtype.str if isinstance(value, np.generic) and not is_plain else ""
-        plain = value.item() if isinstance(value, np.generic) else value
-        digest.update(f"{kind}{plain!r},".encode())
-
-
-def _hash_all(episodes: Episodes) -> dict[str, str]:
-    """The content of all rows of each policy, however they are cut into batches."""
-    found: dict[str, Any] = {}
-    for _, batch in episodes:
-        for policy, rows in batch.policies().items():
-            for name, column in rows.items():
-                for path, leaf in leaves(column):
-                    array = to_numpy(leaf)
-                    key = f"{policy}/{name}" + (f"/{path_text(path)}" if path else "")
-                    if key not in found:
-                        found[key] = hashlib.blake2b(f"{array.dtype.str}{array.shape[1:]}".encode())
-                    _feed_rows(found[key], array)
-    return {key: digest.hexdigest() for key, digest in found.items()}

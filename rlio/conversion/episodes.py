@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from rlio.query.filters import RowFilter
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.resolve import read
+from rlio.schemas.folded import unfold
 from rlio.source.snapshot import DatasetSnapshot
+from rlio.source.source import Source
 from rlio.storage.paths import is_uri, mask_secrets
 
 __all__ = ["EpisodeCutter", "Episodes", "Part", "StoredEpisodes", "episode_key", "open_episodes"]
@@ -46,6 +48,8 @@ _REFUSED = frozenset(
 )
 _OF_DATASETS = frozenset(("columns", "missing", "on_error", "filter", "split"))
 _OPENING = frozenset(("at", "storage_options", "limits"))
+# Keywords of other readers that choose rows or columns, or what is done with damage.
+_CHOOSING = frozenset(("columns", "missing", "on_error", "filter", "split", "derive", "normalise"))
 
 _KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, "agent_id", Columns.ENV_ID, "_writer")
 # Rows of episodes that have not ended, and their bytes: where more wait, the oldest episode is given as is.
@@ -135,7 +139,7 @@ class Part:
 
 
 class Episodes:
-    """An opened source. Each iteration reads it again, and gives (part, rows of one episode).
+    """An opened source, to be closed. Each iteration reads it again, and gives (part, rows of one episode).
 
     Episodes of several agents, and of rows in sequences, cannot be separated: if `joint`, an iteration gives
     batches unchanged.
@@ -143,10 +147,12 @@ class Episodes:
     Attributes:
         uri: Where it is.
         format: Name of its format; "rlio" for a data set of rlio.
-        identity: Hex digits that identify the data by its files or its snapshot.
+        identity: Hex digits that tell which data it is: its place, and the options that choose rows.
+        content: Hex digits that change with the content of the data.
         parts: Parts of the rows, in order.
         layout: How the rows lie.
         joint: Whether batches are given as they are.
+        columns: Columns of the first rows.
         notes: What the source says of its data, each a sentence.
         left_out: Columns that are not given.
     """
@@ -157,20 +163,21 @@ class Episodes:
         uri: str,
         format: str,
         identity: object,
+        content: str,
         parts: Sequence[Part],
         layout: Layout,
         notes: Sequence[str] = (),
     ) -> None:
         self.uri: str = uri
         self.format: str = format
-        self.identity: str = hashlib.blake2b(
-            json.dumps([uri, identity], default=str, sort_keys=True).encode(), digest_size=6
-        ).hexdigest()
+        self.identity: str = _digest([uri, identity])
+        self.content: str = _digest(content)
         self.parts: list[Part] = list(parts)
         self.layout: Layout = layout
         self.notes: list[str] = list(notes)
         self.joint = False
         self.left_out: dict[str, None] = {}
+        self.columns: frozenset[str] = frozenset()
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """(index of the part, rows), in order."""
@@ -192,6 +199,23 @@ class Episodes:
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         return self._cut(self._batches())
+
+    def decoded(self) -> Iterator[tuple[int, Batch]]:
+        """As an iteration, for a proof: by the groups of the `Source`, if no option chooses rows."""
+        return self._cut(self._decoded())
+
+    def _decoded(self) -> Iterator[tuple[int, Batch]]:
+        """`_batches`, without the engine of readers."""
+        return self._batches()
+
+    def close(self) -> None:
+        """Close the files."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _cut(self, batches: Iterator[tuple[int, Batch]]) -> Iterator[tuple[int, Batch]]:
         cutter, part = EpisodeCutter(self.layout), 0
@@ -279,6 +303,7 @@ class StoredEpisodes(Episodes):
             uri=dataset.uri,
             format="rlio",
             identity=[dataset.snapshot(), policy, self.options],
+            content=dataset.content_identity,
             parts=parts,
             layout=layout,
         )
@@ -295,12 +320,21 @@ class StoredEpisodes(Episodes):
             yield from ((number, rows) for batch in reader for rows in _of(batch, self.policy))
             self._note_skipped(reader, "rows")
 
+    def _decoded(self) -> Iterator[tuple[int, Batch]]:
+        if self.options:
+            yield from self._batches()
+            return
+        for number, at in enumerate(self._snapshots):
+            for batch in _groups_of(self.dataset.part(at)):
+                yield from ((number, rows) for rows in _of(batch, self.policy))
+
 
 class _ReadEpisodes(Episodes):
-    """Of a reader of another library's files, which is opened again for each iteration."""
+    """Of a reader of another library's files, which begins again for each iteration."""
 
     def __init__(self, src: Any, reader: Any, options: Mapping[str, Any], policy: str | None) -> None:
-        self._src, self._options, self._policy = src, options, policy
+        self._reader, self._options, self._policy = reader, options, policy
+        self._start = reader.state_dict()
         source = getattr(reader, "source", None)
         uri = _text(src)
         origin = getattr(source, "origin", None) or Origin(uri=uri)
@@ -314,17 +348,48 @@ class _ReadEpisodes(Episodes):
         super().__init__(
             uri=uri,
             format=reader.format.name if whole else _format_of(reader),
-            identity=[reader.state_dict(), policy],
+            identity=[self._start, policy],
+            content=getattr(reader, "content_identity", ""),
             parts=[Part(origin=origin, spaces=policies)],
             layout="whole" if whole else "mixed",
         )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
-        with _opened(self._src, self._options) as reader:
-            yield from ((0, rows) for batch in reader for rows in _of(batch, self._policy))
-            self._note_skipped(reader, "records")
-            for note in _notes_of(reader):
-                self._note(note)
+        self._reader.load_state_dict(self._start)
+        yield from ((0, rows) for batch in self._reader for rows in _of(batch, self._policy))
+        self._note_skipped(self._reader, "records")
+        for note in _notes_of(self._reader):
+            self._note(note)
+        self.left_out.update(dict.fromkeys(getattr(_layout_of(self._reader), "left_out", ())))
+
+    def _decoded(self) -> Iterator[tuple[int, Batch]]:
+        source = None if _CHOOSING & self._options.keys() else getattr(self._reader, "stored_source", None)
+        if source is None:
+            yield from self._batches()
+            return
+        for batch in _groups_of(source):
+            yield from ((0, rows) for rows in _of(batch, self._policy))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._reader.close()
+
+
+def _groups_of(source: Source) -> Iterator[Batch]:
+    """All rows of a source, in order, one group at a time."""
+    for segment in source.segments:
+        opened = source.open_segment(segment)
+        start = 0
+        for index, count in enumerate(opened.rows):
+            first, stop = max(segment.skip - start, 0), min(segment.skip + segment.rows - start, count)
+            start += count
+            if first < stop:
+                live = None if (first, stop) == (0, count) else range(first, stop)
+                yield unfold([opened.read_folded(index, rows=live)])
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value, default=str, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def _opened(src: Any, options: Mapping[str, Any]) -> Any:
@@ -338,8 +403,13 @@ def _opened(src: Any, options: Mapping[str, Any]) -> Any:
 
 def _notes_of(reader: Any) -> Sequence[str]:
     """What a source of episodes, or a reader without one, says of its data."""
-    found: Sequence[str] = getattr(getattr(reader, "source", reader), "notes", ())
+    found: Sequence[str] = getattr(_layout_of(reader), "notes", ())
     return found
+
+
+def _layout_of(reader: Any) -> Any:
+    """The source of episodes; a reader without one."""
+    return getattr(reader, "source", reader)
 
 
 def _of(batch: Batch, policy: str | None) -> list[Batch]:
@@ -390,11 +460,16 @@ def open_episodes(
             )
         if storage_options is not None:
             options["storage_options"] = storage_options
-        with _opened(src, options) as reader:
+        reader = _opened(src, options)
+        try:
             if not isinstance(reader, DatasetReader):
                 found = _ReadEpisodes(src, reader, options, policy)
                 found.layout = layout or found.layout
                 return _checked(found, policy, keeps_batches=keeps_batches)
+        except BaseException:
+            reader.close()
+            raise
+        reader.close()
         dataset, taken = reader.dataset, _OF_DATASETS | _OPENING
     if unknown := sorted(options.keys() - taken):
         raise OptionError(
@@ -425,9 +500,10 @@ def _checked(found: Episodes, policy: str | None, *, keeps_batches: bool) -> Epi
             )
         found.joint = True
         return found
-    missing = [name for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS) if name not in first]
+    found.columns = frozenset(first)
+    missing = [name for name in (Columns.OBS, Columns.ACTIONS) if name not in first]
     if missing and not keeps_batches:
-        raise SchemaError("an episode needs obs, actions and rewards", uri=found.uri, column=missing[0])
+        raise SchemaError("an episode needs obs and actions", uri=found.uri, column=missing[0])
     found.joint = keeps_batches and any(map(is_per_sequence, first))
     return found
 

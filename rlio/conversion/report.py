@@ -20,7 +20,7 @@ Example:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -58,7 +58,39 @@ KINDS: Final[Mapping[str, tuple[str, str, bool]]] = {
     "actions_outside": ("rows", "The action is outside the action space.", False),
     "dtype_change": ("episodes", "The dtype of the column is not that of the first episode.", False),
     "space_dtype": ("columns", "The dtype of the column is not that of its space.", False),
-    "left_out": ("columns", "The column was left out: the target cannot hold it.", False),
+    "left_out": ("columns", "The column was left out: it is not read, or the target cannot hold it.", False),
+    "renamed": ("columns", "The name was changed: the target uses it itself, or cannot have it.", False),
+    "unnested": ("columns", "The only key was left out: the target has its array alone.", False),
+    "as_floats": ("columns", "Whole numbers were written as floats: the target is read so.", False),
+    "reshaped": ("columns", "Rows of one number were written as numbers.", False),
+    "repeated_obs": (
+        "episodes",
+        "The observation after the last step is not known: the one before it was written again.",
+        False,
+    ),
+    "dropped_step": (
+        "episodes",
+        "The observation after the last step is not known: the step was left out.",
+        False,
+    ),
+    "no_step_left": (
+        "episodes",
+        "The episode was left out: the observation after its only step is not known.",
+        False,
+    ),
+    "final_obs_lost": (
+        "episodes",
+        "The observation after the last step was left out: the target has no place for it.",
+        False,
+    ),
+    "end_lost": (
+        "episodes",
+        "The target cannot keep how the episode ended, or that it did not (see the format's losses).",
+        False,
+    ),
+    "start_lost": ("episodes", "The number of the first step was left out: the target counts from 0.", False),
+    "id_lost": ("episodes", "The id was left out: the target counts the episodes.", False),
+    "environment": ("data sets", "", False),
     "refused": ("episodes", "The episode was left out: it is not a trajectory.", False),
     "sorted": ("episodes", "The rows were put in the order of their step numbers.", False),
     "note": ("data sets", "", False),
@@ -86,6 +118,8 @@ KINDS: Final[Mapping[str, tuple[str, str, bool]]] = {
     ),
 }
 
+# Places that a finding names.
+_PLACES = 3
 # Episodes whose content is remembered, 16 bytes each.
 _KNOWN_EPISODES = 1_000_000
 # Rows and bytes from which the usual size of a step is taken.
@@ -107,7 +141,7 @@ class Finding:
         count: How often.
         unit: Of ``count``: "rows", "episodes", "columns" or "data sets".
         text: The finding in one sentence.
-        first: The first place; None: it concerns the whole.
+        places: The first places, at most three; (): it concerns the whole.
         column: The column, if it concerns one.
         suspicion: Whether the data may be right although it looks wrong.
     """
@@ -116,9 +150,14 @@ class Finding:
     count: int
     unit: str
     text: str
-    first: str | None = None
+    places: tuple[str, ...] = ()
     column: str | None = None
     suspicion: bool = False
+
+    @property
+    def first(self) -> str | None:
+        """The first place; None: it concerns the whole."""
+        return self.places[0] if self.places else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +190,34 @@ class ImportReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
-        return {**asdict(self), "findings": [asdict(finding) for finding in self.findings]}
+        findings = [{**asdict(finding), "places": list(finding.places)} for finding in self.findings]
+        return {**asdict(self), "findings": findings}
+
+    def lines(self) -> list[tuple[str, str, str, str, str]]:
+        """The findings as a table: (kind, count, columns, places, sentence); identical ones are one line.
+
+        Findings are identical if they say the same of several columns. A line names three columns and three
+        places, and says how many more there are.
+        """
+        groups: dict[tuple[str, str], list[Finding]] = {}
+        for finding in self.findings:
+            groups.setdefault((finding.kind, finding.text), []).append(finding)
+        return [
+            (
+                f"{kind}{' (suspicion)' if group[0].suspicion else ''}",
+                f"{sum(finding.count for finding in group):,} {group[0].unit}",
+                _some([finding.column for finding in group if finding.column is not None]),
+                _some([*dict.fromkeys(place for finding in group for place in finding.places)], more=False),
+                text,
+            )
+            for (kind, text), group in groups.items()
+        ]
+
+
+def _some(names: Sequence[str], *, more: bool = True) -> str:
+    """Three names, and how many more there are."""
+    rest = f" and {len(names) - _PLACES} more" if more and len(names) > _PLACES else ""
+    return "; ".join(names[:_PLACES]) + rest
 
 
 def ends_of(rows: SampleBatch) -> NDArray[np.bool_]:
@@ -200,7 +266,7 @@ class Inspector:
                 count=count + (known.count if known else 0),
                 unit=unit,
                 text=text or sentence,
-                first=known.first if known else first,
+                places=((*(known.places if known else ()), *([] if first is None else [first]))[:_PLACES]),
                 column=column,
                 suspicion=suspicion,
             )
@@ -356,7 +422,7 @@ class _ShiftedRewards:
         self._first: str | None = None
 
     def add(self, rewards: NDArray[Any], place: str) -> None:
-        if len(rewards) < 3 or rewards.dtype.kind not in "fiub":
+        if len(rewards) < 3 or rewards.ndim > 1 or rewards.dtype.kind not in "fiub":
             return
         if rewards[0] == 0 and (rewards[1:] != 0).all():
             self._count += 1

@@ -13,31 +13,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
-from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, MissingColumn, UnknownLayout, excerpt
-from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_sink import Hdf5Sink, array_of
+from rlio.formats.format import Format, Holds, Marks
+from rlio.formats.hdf5_sink import Hdf5Sink
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
 from rlio.formats.place import Place
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
 from rlio.source.episodes import without_final_obs
 from rlio.storage.filesystem import Storage
+
+_OWN = frozenset(("columns", "num_episodes", "version"))
 
 FORMAT = Format(
     name="d3rlpy",
     title="d3rlpy 2",
     marks=Marks(
-        hdf5=lambda paths: {"columns", "num_episodes", "version"} <= paths,
+        hdf5=lambda paths: paths >= _OWN,
+        hdf5_names=_OWN,
         endings=(".h5", ".hdf5"),
     ),
     source="rlio.formats.d3rlpy_2:D3rlpySource",
     writer="rlio.formats.d3rlpy_2:D3rlpySink",
-    loses=frozenset(("final_obs", "unfinished", "ids", "start", "infos", "extra", "row_shape", "dtypes")),
+    holds=Holds(
+        obs="parts",
+        floats=frozenset((Columns.REWARDS,)),
+        final_obs="lost",
+        ends="either",
+        ids="none",
+        start=False,
+        row_shape=False,
+        dtypes=False,
+    ),
     advice="read it with rlio.read",
     about="Final observations are not stored. Episodes that are not terminated are truncated.",
 )
@@ -104,7 +113,7 @@ class D3rlpySource(Hdf5Source):
 class D3rlpySink(Hdf5Sink):
     """Writes one file; an `EpisodeSink`.
 
-    Rewards that are whole numbers become float32. Observations may be an array or a tuple of arrays.
+    Observations may be an array or a tuple of arrays.
 
     Args:
         storage: The folder.
@@ -115,22 +124,18 @@ class D3rlpySink(Hdf5Sink):
     def __init__(self, storage: Storage, origin: Origin, *, file: str = "dataset.h5") -> None:
         super().__init__(storage, file)
 
-    def _write(self, episode: Episode) -> None:
-        steps, number = len(episode), self.episodes
-        found: dict[str, np.ndarray] = {}
+    def _write(self, episode: PreparedEpisode) -> None:
+        steps, number, file = len(episode), self.episodes, self.file
         if isinstance(episode.observations, tuple):
             for part, column in enumerate(episode.observations):
-                found[f"observations_{number}_{part}"] = array_of(column, Columns.OBS)[:steps]
+                file[f"observations_{number}_{part}"] = column
         else:
-            found[f"observations_{number}"] = array_of(episode.observations, Columns.OBS)[:steps]
-        actions = array_of(episode.actions, Columns.ACTIONS)
-        found[f"actions_{number}"] = actions.reshape(steps, -1) if actions.ndim == 1 else actions
-        rewards = array_of(episode.rewards, Columns.REWARDS)
-        kind = rewards.dtype if rewards.dtype.kind == "f" else np.float32
-        found[f"rewards_{number}"] = rewards.reshape(steps, 1).astype(kind)
-        for name, array in found.items():
-            self.file[name] = array
-        self.file[f"terminated_{number}"] = episode.terminated
+            file[f"observations_{number}"] = episode.observations
+        actions = episode.actions
+        file[f"actions_{number}"] = actions.reshape(steps, -1) if actions.ndim == 1 else actions
+        assert episode.rewards is not None
+        file[f"rewards_{number}"] = episode.rewards.reshape(steps, 1)
+        file[f"terminated_{number}"] = episode.terminated
 
     def close(self) -> None:
         """See `EpisodeSink`."""

@@ -10,16 +10,13 @@ import re
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from rlio.batch import SampleBatch
-from rlio.batch.columns import Columns
-from rlio.batch.episode import Episode
 from rlio.errors import OptionError
+from rlio.formats.sink import PreparedEpisode
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_count
 
-__all__ = ["EpisodeFilesSink", "rows_of"]
+__all__ = ["EpisodeFilesSink"]
 
 _FILE_BYTES = 64 << 20
 #: What an episode is until its file is stored.
@@ -60,22 +57,18 @@ class EpisodeFilesSink(ABC, Generic[T]):
         self.episodes: int = max((int(name[1]) + int(name[2]) for name in found if name), default=0)
 
     @abstractmethod
-    def check(self, episode: Episode) -> T:
-        """The episode as `_encoded` takes it.
-
-        Raises:
-            SchemaError: The format cannot hold it.
-        """
+    def _part(self, episode: PreparedEpisode) -> T:
+        """The episode as `_encoded` takes it."""
 
     @abstractmethod
     def _encoded(self, episodes: list[T]) -> bytes:
         """Return the bytes of a file of episodes."""
 
-    def write(self, episode: Episode) -> None:
+    def write(self, episode: PreparedEpisode) -> None:
         """Add an episode."""
-        checked = self.check(episode)
-        self._pending.append(checked)
-        self._bytes += len(checked) if isinstance(checked, bytes) else checked.size_bytes()
+        part = self._part(episode)
+        self._pending.append(part)
+        self._bytes += len(part) if isinstance(part, bytes) else part.size_bytes()
         if self._bytes >= _FILE_BYTES if self._most is None else len(self._pending) >= self._most:
             self.close()
 
@@ -90,11 +83,3 @@ class EpisodeFilesSink(ABC, Generic[T]):
     def abort(self) -> None:
         """Forget the collected episodes. Another sink continues after those that are stored."""
         self._pending, self._bytes = [], 0
-
-
-def rows_of(episode: Episode) -> SampleBatch:
-    """The rows of an episode, with ``new_obs_valid``, so that all files have the same columns."""
-    rows = episode.to_batch()
-    if Columns.NEXT_OBS_VALID not in rows:
-        rows[Columns.NEXT_OBS_VALID] = np.ones(len(rows), np.bool_)
-    return rows

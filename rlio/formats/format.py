@@ -23,11 +23,11 @@ import os
 import pkgutil
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rlio.catalog.names import HEADER
 from rlio.errors import RlioError, UnknownLayout
@@ -43,6 +43,7 @@ __all__ = [
     "LOSSES",
     "Format",
     "Found",
+    "Holds",
     "Look",
     "Marks",
     "by_name",
@@ -65,7 +66,7 @@ BY_ENDING: Final = 1
 BY_CONTENT: Final = 2
 BY_MARKER: Final = 3
 
-#: What a format may lose, see `Format.loses`: name -> what it is.
+#: What a format may lose, see `Holds.loses`: name -> what it is.
 LOSSES: Final = MappingProxyType(
     {
         "final_obs": "the observation after the last step of an episode",
@@ -79,6 +80,10 @@ LOSSES: Final = MappingProxyType(
         "dtypes": "dtypes (values are kept)",
     }
 )
+
+#: How the arrays of a column may be nested: one "array"; an array or "keys", a dict of arrays; an array or
+#: "parts", a tuple of arrays; "dicts", also in dicts; "any".
+Nesting: TypeAlias = Literal["array", "keys", "parts", "dicts", "any"]
 
 # A look is bounded, however large the folder is: names of a folder, folders, bytes of a file, levels down.
 _NAMES = 1000
@@ -100,7 +105,9 @@ class Marks:
     Attributes:
         json: Test of an object in a marker file, or on the first line of a JSON file; see `with_all_of`.
         columns: Test of the top-level columns of a Parquet or Arrow file.
-        hdf5: Test of the paths in an HDF5 file, two levels deep, such as ``episode_0/observations``.
+        hdf5: Test of the paths in an HDF5 file, two levels deep, such as ``episode_0/observations``. Of a
+            large file, not all paths are listed.
+        hdf5_names: Members of an HDF5 file that are listed in any case.
         files: Test of the names of the files in a folder.
         endings: Endings of the names of data files, lower case, such as ``.csv``.
         by_ending: Whether the ending alone marks the format, because its files have no other marks.
@@ -109,6 +116,7 @@ class Marks:
     json: Callable[[Mapping[str, Any]], bool] = _never
     columns: Callable[[frozenset[str]], bool] = _never
     hdf5: Callable[[frozenset[str]], bool] = _never
+    hdf5_names: frozenset[str] = frozenset()
     files: Callable[[Collection[str]], bool] = _never
     endings: tuple[str, ...] = ()
     by_ending: bool = False
@@ -117,6 +125,86 @@ class Marks:
 def with_all_of(*needed: set[str]) -> Callable[[Collection[str]], bool]:
     """A test of keys or columns for `Marks`: whether all names of one of the sets are there."""
     return lambda found: any(names.issubset(found) for names in needed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holds:
+    """What a format holds of an episode, as data: `rlio.conversion.prepare` fits episodes to it.
+
+    Numbers are bools, integers and floats of 8 bytes at most. Further columns are all but observations,
+    actions, rewards, ends, ids and infos.
+
+    Attributes:
+        obs, actions: How observations and actions may be nested.
+        extra: How further columns may be nested; None: the format has none but those of `named`.
+        named: Further columns that the layout has a place for, if the sink takes their values.
+        texts: Which of "obs", "actions" and "extra" may be texts.
+        text_axes: Axes of an array of texts, at most.
+        axes: Axes of an array of numbers, at most.
+        slash: Whether names may have slashes.
+        reserved: A pattern of the names that the layout uses itself, which no further column can have.
+        lone_keys: A dict of observations that has one of these keys alone comes back as its array.
+        rewards: "number": one a step; "numbers": rows of any shape.
+        floats: Columns whose whole numbers come back as floats.
+        needs_rewards: Whether the format has no data without rewards.
+        final_obs: Whether an observation after the last step is "needed"; may be "marked" as missing; is
+            "declared" for all episodes by the first one, and then marked where it is missing; or is "lost".
+        ends: "all", also unfinished episodes; "closed": an unfinished episode comes back as truncated;
+            "either": likewise, and an episode that is terminated and truncated as terminated; "terminated":
+            truncation is not kept.
+        ids: Which ids of episodes: "any", "text" (numbers become texts) or "none".
+        start: Whether the number of the first step is kept.
+        agents: Whether the agent's id is kept.
+        infos: Whether infos are kept, as JSON's values.
+        row_shape: Whether rows of one number differ from arrays of one number.
+        dtypes: Whether dtypes are kept.
+        uniform: What all episodes have in common, besides the names of columns: nothing (""), "shapes" of
+            rows, or also "dtypes".
+        spaces: Whether observations and actions must have the structure of the spaces, if these are known.
+        environment: The description of an environment that it keeps: "gymnasium" (JSON of a spec),
+            "robomimic" (JSON of ``env_args``); "": none.
+    """
+
+    obs: Nesting = "array"
+    actions: Nesting = "array"
+    extra: Nesting | None = None
+    named: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+    text_axes: int = 1
+    axes: int = 32
+    slash: bool = True
+    reserved: str = ""
+    lone_keys: frozenset[str] = frozenset()
+    rewards: Literal["number", "numbers"] = "number"
+    floats: frozenset[str] = frozenset()
+    needs_rewards: bool = True
+    final_obs: Literal["needed", "marked", "declared", "lost"] = "marked"
+    ends: Literal["all", "closed", "either", "terminated"] = "all"
+    ids: Literal["any", "text", "none"] = "any"
+    start: bool = True
+    agents: bool = False
+    infos: bool = False
+    row_shape: bool = True
+    dtypes: bool = True
+    uniform: Literal["", "shapes", "dtypes"] = ""
+    spaces: bool = False
+    environment: Literal["", "gymnasium", "robomimic"] = ""
+
+    @property
+    def loses(self) -> frozenset[str]:
+        """Names in `LOSSES`: what does not come back."""
+        lost = {
+            "final_obs": self.final_obs == "lost",
+            "unfinished": self.ends in ("closed", "either"),
+            "truncated": self.ends == "terminated",
+            "ids": self.ids != "any",
+            "start": not self.start,
+            "infos": not self.infos,
+            "extra": self.extra is None,
+            "row_shape": not self.row_shape,
+            "dtypes": not self.dtypes,
+        }
+        return frozenset(name for name, is_lost in lost.items() if is_lost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +224,7 @@ class Format:
             has no columns of the user's own.
         writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
             write it.
-        loses: Names in `LOSSES`: what does not come back from files that ``writer`` has written.
+        holds: What files that ``writer`` writes hold of an episode.
         root: If a folder is a data set: paths below it, of which each data set has one or more. (): each file
             is read by itself.
         home: (environment variable, path in its stead) of the folder in which the library keeps data sets
@@ -154,11 +242,16 @@ class Format:
     rows: str | None = None
     table: str | None = None
     writer: str | None = None
-    loses: frozenset[str] = frozenset()
+    holds: Holds = field(default_factory=Holds)
     root: tuple[str, ...] = ()
     home: tuple[str, str] | None = None
     advice: str = ""
     about: str = ""
+
+    @property
+    def loses(self) -> frozenset[str]:
+        """Names in `LOSSES`: what does not come back from files that ``writer`` has written."""
+        return self.holds.loses if self.writer else frozenset()
 
     @property
     def is_read(self) -> bool:
@@ -238,7 +331,7 @@ def _hdf5_paths(file: Any) -> frozenset[str]:
     """Names of the members of an h5py file, and of the groups in it that are stored in the file itself."""
     import h5py
 
-    paths = set()
+    paths = {name for format in formats() for name in format.marks.hdf5_names if name in file}
     for number, name in enumerate(file):
         if number == _NAMES:
             break

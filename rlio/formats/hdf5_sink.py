@@ -9,17 +9,14 @@ import tempfile
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
-
-from rlio.batch.arrays import Column, to_numpy
-from rlio.batch.episode import Episode
-from rlio.errors import OptionError, PublishError, SchemaError, excerpt
+from rlio.errors import OptionError, PublishError, excerpt
+from rlio.formats.sink import PreparedEpisode
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import sync_folder
 from rlio.storage.remote import real_move
 from rlio.support.extras import needs
 
-__all__ = ["Hdf5Sink", "array_of"]
+__all__ = ["Hdf5Sink"]
 
 
 class Hdf5Sink(ABC):
@@ -59,13 +56,13 @@ class Hdf5Sink(ABC):
                 uri=storage.uri_of(name),
             ) from error
 
-    def write(self, episode: Episode) -> None:
+    def write(self, episode: PreparedEpisode) -> None:
         """See `EpisodeSink`."""
         self._write(episode)
         self.episodes += 1
 
     @abstractmethod
-    def _write(self, episode: Episode) -> None:
+    def _write(self, episode: PreparedEpisode) -> None:
         """Write an episode, whose number is ``episodes``."""
 
     def close(self) -> None:
@@ -110,17 +107,3 @@ class Hdf5Sink(ABC):
             os.remove(self._path)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-def array_of(column: Column, name: str) -> np.ndarray:
-    """The one array of a column, of numbers.
-
-    Raises:
-        SchemaError: It is nested, or holds text or objects.
-    """
-    if isinstance(column, (dict, tuple)):
-        raise SchemaError("the format has one array a column, found a nested one", column=name)
-    array = to_numpy(column)
-    if array.dtype.kind not in "biuf":
-        raise SchemaError(f"the format holds numbers, found {array.dtype}", column=name)
-    return array

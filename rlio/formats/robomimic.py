@@ -6,6 +6,9 @@ the groups ``obs`` and ``next_obs``, a dataset for each key. ``mask`` has lists 
 Row t has the observation, the action, and the reward that followed it; row t of ``next_obs`` is the
 observation after it.
 
+Other members with a row a step, such as ``robot_states`` of LIBERO and ``datagen_info`` of MimicGen, are
+further columns if all demonstrations have them alike. What is not read is named in the report.
+
 A demonstration is one episode, which is terminated if its last row is done. Truncation is not stored. What
 ``dones`` means depends on the option ``done_mode`` of robomimic's dataset_states_to_obs.py, which files do
 not keep: 0, the row led to a success; 1, it is the last one; 2, both. So if all last rows are done, the
@@ -14,22 +17,21 @@ report says that terminations are not known.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rlio.batch import SampleBatch
-from rlio.batch.columns import Columns
-from rlio.batch.episode import Episode
-from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
-from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_sink import Hdf5Sink, array_of
+from rlio.batch.columns import RECORDED, Columns, is_per_sequence
+from rlio.batch.nested import leaves
+from rlio.errors import CorruptData, MissingColumn, OptionError, excerpt
+from rlio.formats.format import Format, Holds, Marks
+from rlio.formats.hdf5_sink import Hdf5Sink
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
 from rlio.formats.place import Place
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
 from rlio.source.episodes import without_final_obs
 from rlio.storage.filesystem import Storage
@@ -43,12 +45,29 @@ FORMAT = Format(
     ),
     source="rlio.formats.robomimic:RobomimicSource",
     writer="rlio.formats.robomimic:RobomimicSink",
-    loses=frozenset(("truncated", "ids", "start", "infos", "extra")),
+    holds=Holds(
+        obs="keys",
+        extra="dicts",
+        slash=False,
+        reserved="next_obs|dones",
+        needs_rewards=False,
+        ends="terminated",
+        ids="none",
+        start=False,
+        environment="robomimic",
+    ),
     advice="read it with rlio.read",
     about="A demonstration is an episode. Truncation is not stored: without done, it is unfinished.",
 )
 
 _DEMO = re.compile("demo_([0-9]{1,9})")
+#: Members and attributes of a demonstration that are no further columns.
+_KNOWN = ("obs", "next_obs", "actions", "rewards", "dones")
+_KNOWN_ATTRIBUTES = ("num_samples",)
+#: Path in a column -> dtype, and shape of a row.
+_Kinds: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
+#: Robomimic needs a description.
+_NO_ENVIRONMENT = '{"env_name": "", "type": 2, "env_kwargs": {}}'
 #: Attribute of ``data`` in files of rlio: observations were one array, under this key.
 _PLAIN = "rlio_obs"
 
@@ -70,6 +89,9 @@ class RobomimicSource(Hdf5Source):
         self._mask = mask
         self.origin: Origin = Origin(uri=place.uri)
         self._some_without_next = False
+        #: Further columns: those that all demonstrations have.
+        self._beside: dict[str, _Kinds] | None = None
+        self._left_out: set[str] = set()
         super().__init__(place, limits=limits)
 
     def _index(self, number: int) -> Iterator[tuple[str, int]]:
@@ -98,6 +120,8 @@ class RobomimicSource(Hdf5Source):
             self._some_without_next |= "next_obs" not in group
             names = [one for one in ("rewards", "dones") if one in group]
             self._check_rows(number, [f"data/{name}/{one}" for one in names], steps)
+            if steps:
+                self._look_beside(number, name, group, steps)
             seen += int(steps > 0)
             if "dones" in group:
                 dones = np.asarray(self._dataset(number, f"data/{name}/dones")[()])
@@ -149,9 +173,69 @@ class RobomimicSource(Hdf5Source):
         columns[Columns.TERMINATEDS] = flags_of(rows, steps, terminated=done, truncated=False)[
             Columns.TERMINATEDS
         ]  # Whether an episode was truncated is not stored.
-        if "states" in group:
-            columns["states"] = self._read(number, f"{root}/states", rows, steps)
+        for name in self._beside_names:
+            columns[name] = self._nested(number, f"{root}/{name}", rows, steps)
         return SampleBatch(columns)
+
+    def _look_beside(self, number: int, demo: str, group: Any, steps: int) -> None:
+        """Note what a demonstration has of each step besides the columns that robomimic knows."""
+        found: dict[str, _Kinds] = {}
+        for name in group:
+            if name in _KNOWN:
+                continue
+            kinds = (
+                None
+                if name in RECORDED or is_per_sequence(name)
+                else self._kinds(number, f"data/{demo}/{name}", steps)
+            )
+            if kinds:
+                found[name] = kinds
+            else:
+                self._left_out.add(name)
+        self._left_out.update(
+            f"{name} (an attribute)" for name in group.attrs if name not in _KNOWN_ATTRIBUTES
+        )
+        if self._beside is None:
+            self._beside = found
+        # All demonstrations have the same columns.
+        unlike = {name for name in {*found, *self._beside} if found.get(name) != self._beside.get(name)}
+        self._left_out |= unlike
+        self._beside = {name: kinds for name, kinds in self._beside.items() if name not in unlike}
+
+    def _kinds(self, number: int, path: str, steps: int) -> _Kinds | None:
+        """Dtype and row shape of a dataset, or of those in a group; None: it has other rows than steps."""
+        member = self._member(number, path)
+        if self._handles.is_group(member):
+            found: _Kinds = {}
+            for name in member:
+                inner = self._kinds(number, f"{path}/{name}", steps)
+                if inner is None:
+                    return None
+                found |= {f"/{name}{key}": kind for key, kind in inner.items()}
+            return found or None
+        if (
+            not self._handles.is_dataset(member)
+            or member.shape[:1] != (steps,)
+            or member.dtype.kind not in "biuf"
+        ):
+            return None
+        return {"": (member.dtype.str, member.shape[1:])}
+
+    def _nested(self, number: int, path: str, rows: range, steps: int) -> Any:
+        """Rows of a dataset, or of those in a group."""
+        member = self._member(number, path)
+        if self._handles.is_group(member):
+            return {name: self._nested(number, f"{path}/{name}", rows, steps) for name in member}
+        return self._read(number, path, rows, steps)
+
+    @property
+    def _beside_names(self) -> list[str]:
+        return list(self._beside or ())
+
+    @property
+    def left_out(self) -> list[str]:
+        """Members of demonstrations that are not read."""
+        return sorted(self._left_out)
 
     def _observations(self, number: int, path: str, rows: range, steps: int) -> Any:
         group = self._member(number, path)
@@ -170,7 +254,7 @@ class RobomimicSink(Hdf5Sink):
 
     Args:
         storage: The folder.
-        origin: ``env`` becomes ``env_args``.
+        origin: Its environment becomes ``env_args``.
         file: Name of the file.
         obs_key: Key of observations that are one array.
     """
@@ -182,41 +266,26 @@ class RobomimicSink(Hdf5Sink):
         self._total = 0
         self._key = obs_key
         self._data = self.file.create_group("data")
-        self._data.attrs["env_args"] = _env_args(origin.env)
+        self._data.attrs["env_args"] = origin.env or _NO_ENVIRONMENT
 
-    def _write(self, episode: Episode) -> None:
-        steps = len(episode)
-        observations = episode.observations
-        if not isinstance(observations, dict):
-            observations = {self._key: observations}
-            self._data.attrs[_PLAIN] = self._key
-        arrays = {key: array_of(column, f"{Columns.OBS}/{key}") for key, column in observations.items()}
-        if any("/" in key for key in arrays):
-            raise SchemaError("a key of an observation has a slash", column=Columns.OBS)
-        found = {f"obs/{key}": array[:steps] for key, array in arrays.items()}
+    def _write(self, episode: PreparedEpisode) -> None:
+        columns = {"obs": episode.obs, "actions": episode.actions, **episode.extra_outputs}
         if episode.has_final_observation:
-            found |= {f"next_obs/{key}": array[1:] for key, array in arrays.items()}
-        found["actions"] = array_of(episode.actions, Columns.ACTIONS)
-        found["rewards"] = array_of(episode.rewards, Columns.REWARDS)
-        dones = np.zeros(steps, np.int64)
-        dones[-1:] = episode.terminated
+            columns["next_obs"] = episode.new_obs
+        if episode.rewards is not None:
+            columns["rewards"] = episode.rewards
+        columns["dones"] = episode.ends[0].astype(np.int64)
+        if not isinstance(episode.observations, dict):
+            self._data.attrs[_PLAIN] = self._key
+            columns |= {name: {self._key: columns[name]} for name in ("obs", "next_obs") if name in columns}
         group = self._data.create_group(f"demo_{self.episodes}")
-        group.attrs["num_samples"] = steps
-        for name, array in {**found, "dones": dones}.items():
-            group[name] = array
-        self._total += steps
+        group.attrs["num_samples"] = len(episode)
+        for name, column in columns.items():
+            for path, leaf in leaves(column):
+                group["/".join((name, *map(str, path)))] = leaf
+        self._total += len(episode)
 
     def close(self) -> None:
         """See `EpisodeSink`."""
         self._data.attrs["total"] = self._total
         super().close()
-
-
-def _env_args(env: str | None) -> str:
-    """The JSON that Robomimic expects; as it is, if it is such JSON."""
-    try:
-        if isinstance(json.loads(env or ""), dict):
-            return env or ""
-    except ValueError:
-        pass  # An id.
-    return json.dumps({"env_name": env or "", "type": 1, "env_kwargs": {}})

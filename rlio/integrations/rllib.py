@@ -143,12 +143,12 @@ class RlioOfflineData(OfflineData):
 
     def _tables(self, number: int, source: Any, config: Any) -> Iterator[Any]:
         """References of Arrow tables with a column ``item``, one episode a row."""
-        found = open_episodes(source, read_options=config.input_config)
-        packing = Packing(found, str(number), repeats=config.ignore_final_observation)
-        for rows, episodes, table in packed_episodes(found, packing):
-            self.rows += rows
-            self.episodes += episodes
-            yield table
+        with open_episodes(source, read_options=config.input_config) as found:
+            packing = Packing(found, str(number), repeats=config.ignore_final_observation)
+            for rows, episodes, table in packed_episodes(found, packing):
+                self.rows += rows
+                self.episodes += episodes
+                yield table
 
 
 # ---- the new stack, recording ----
@@ -340,20 +340,21 @@ class _Input(InputReader):
         while True:
             waiting: list[SampleBatch] = []
             rows = found = 0
-            for number, (_, episode) in enumerate(open_episodes(src, read_options=options)):
-                if number % shard[1] != shard[0]:
-                    continue
-                assert isinstance(episode, SampleBatch)
-                if Columns.INFOS in episode:
-                    episode[Columns.INFOS] = infos_of_obs(episode[Columns.INFOS])
-                done = policy.postprocess_trajectory(_to_rllib(episode))
-                waiting.append(SampleBatch({name: done[name] for name in done}))
-                rows += len(episode)
-                found += len(episode)
-                if rows >= self._size:
-                    joined = concat_samples(waiting)
-                    waiting, rows = [], 0
-                    yield joined
+            with open_episodes(src, read_options=options) as source:
+                for number, (_, episode) in enumerate(source):
+                    if number % shard[1] != shard[0]:
+                        continue
+                    assert isinstance(episode, SampleBatch)
+                    if Columns.INFOS in episode:
+                        episode[Columns.INFOS] = infos_of_obs(episode[Columns.INFOS])
+                    done = policy.postprocess_trajectory(_to_rllib(episode))
+                    waiting.append(SampleBatch({name: done[name] for name in done}))
+                    rows += len(episode)
+                    found += len(episode)
+                    if rows >= self._size:
+                        joined = concat_samples(waiting)
+                        waiting, rows = [], 0
+                        yield joined
             if not found:
                 raise DataNotFound(
                     f"no episode for worker {shard[0] + 1} of {shard[1]} in {excerpt(src)}: expected at "

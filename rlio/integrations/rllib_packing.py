@@ -13,14 +13,13 @@ import pyarrow as pa
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import Columns, is_per_sequence
-from rlio.batch.episode import Episode
 from rlio.conversion.episodes import EpisodeCutter, Episodes, StoredEpisodes, episode_key
+from rlio.conversion.prepare import Preparer
 from rlio.conversion.report import ends_of
 from rlio.dataset.part_reader import PartReader
 from rlio.distributed.ray_data.read_dataset import part_readers
 from rlio.errors import MissingExtra
-from rlio.formats.rllib.episodes import episode_state
-from rlio.formats.rllib.sinks import with_final_obs
+from rlio.formats.rllib.episodes import FORMAT, episode_state
 from rlio.formats.rllib.states import pack, space_to_rllib
 from rlio.query.filters import RowFilter
 from rlio.query.splits import Split
@@ -71,10 +70,15 @@ class Packing:
         Raises:
             SchemaError: The rows are not a trajectory, or the final observation is missing.
         """
-        id_ = None if Columns.EPS_ID in rows else number
-        episode = with_final_obs(Episode.from_batch(rows, id_=id_), repeats=self._repeats)
+        preparer = Preparer(FORMAT.name, FORMAT.holds, final_obs="repeat" if self._repeats else "error")
+        episode = preparer.prepare(rows, 0, number, _not_reported)
+        assert episode is not None  # No step is left out.
         state = episode_state(episode, self._described[part])
         return pack({**state, "id_": f"{self._prefix}-{number}"})
+
+
+def _not_reported(*_: object, **__: object) -> None:
+    """RLlib has no report."""
 
 
 def packed_episodes(found: Episodes, packing: Packing) -> Iterator[tuple[int, int, Any]]:

@@ -55,9 +55,11 @@ class EpisodeSource(Protocol):
             measures the same episode in all versions.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
-    ``notes``, sentences about its data for the report (`rlio.conversion.report`); and ``group_rows``, the
-    most rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one.
+    A source may have five more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
+    ``notes``, sentences about its data for the report (`rlio.conversion.report`); ``left_out``, names of what
+    it has of each step and does not read; ``beside``, further files that determine the rows, such as videos;
+    and ``group_rows``, the most rows to read at once, if not 4096: where files are packed in larger pieces,
+    that many cost as one.
     """
 
     uri: str
@@ -147,6 +149,7 @@ class EpisodeFiles(GroupFiles):
     ) -> None:
         super().__init__(layout.files, about)
         self.layout = layout
+        self._beside = getattr(layout, "beside", ())
         wished = getattr(layout, "group_rows", _GROUP_ROWS)
         self._most = max(1, min(wished, _GROUP_BYTES // max(1, layout.row_bytes)))
         self._reads_parts = isinstance(layout, PartSource) and layout.reads_parts

@@ -23,7 +23,7 @@ from rlio.source.selection import named_parts
 from rlio.source.source import FileSource, SegmentKey, StoredSegment
 from rlio.storage import InputFile, open_input
 
-__all__ = ["GroupFiles", "content_of"]
+__all__ = ["GroupFiles", "content_of", "content_of_all"]
 
 # A shuffle without a store mixes the rows of a window.
 _WINDOW_ROWS: Final = 65_536
@@ -73,6 +73,8 @@ class GroupFiles(FileSource):
 
     def __init__(self, files: Sequence[InputFile], about: Mapping[str, Any]) -> None:
         self._files, self._about = files, about
+        #: Other files that determine the rows.
+        self._beside: Sequence[InputFile] = ()
         self.rows: Sequence[int] = ()
         self.units: Sequence[int] = ()
         self._segments: list[_Segment] = []
@@ -138,7 +140,7 @@ class GroupFiles(FileSource):
     def content(self) -> str:
         """A digest that changes with the content of the files."""
         if self._content is None:
-            self._content = _digest([[content_of(file) for file in self._files], self.state_identity])
+            self._content = _digest([content_of_all([*self._files, *self._beside]), self.state_identity])
         return self._content
 
     def uri_of(self, path: str) -> str:
@@ -204,8 +206,16 @@ def content_of(file: InputFile) -> list[Any]:
     if file.size is not None and file.size <= _SMALL_BYTES:
         with open_input(file) as stream:
             return [file.uri, file.size, zlib.crc32(stream.read())]
-    changed = os.stat(file.path).st_mtime_ns if file.fs is None else str(file.fs.ukey(file.path))
-    return [file.uri, file.size, changed]
+    if file.fs is not None:
+        return [file.uri, file.size, str(file.fs.ukey(file.path))]
+    found = os.stat(file.path)
+    # The time of the last change of the file can be set by anybody, that of its status by nobody.
+    return [file.uri, file.size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def content_of_all(files: Sequence[InputFile]) -> str:
+    """A digest that changes with the content of one of the files."""
+    return _digest([content_of(file) for file in files])
 
 
 def _digest(described: list[Any]) -> str:

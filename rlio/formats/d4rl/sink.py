@@ -8,16 +8,14 @@ after each row.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rlio.batch.columns import Columns
-from rlio.batch.episode import Episode
-from rlio.errors import SchemaError
-from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_sink import Hdf5Sink, array_of
-from rlio.formats.sink import Origin
+from rlio.formats.format import Format, Holds, Marks
+from rlio.formats.hdf5_sink import Hdf5Sink
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.storage.filesystem import Storage
 
 # Rows that are collected before they are written.
@@ -33,7 +31,7 @@ FORMAT = Format(
     reader="rlio.readers.d4rl_reader:D4RLReader",
     rows="rlio.formats.d4rl.source:open_d4rl",
     writer="rlio.formats.d4rl.sink:D4rlSink",
-    loses=frozenset(("unfinished", "ids", "start", "infos", "extra")),
+    holds=Holds(final_obs="needed", ends="closed", ids="none", start=False, uniform="dtypes"),
     advice="read it with rlio.D4RLReader",
     about="Timeouts are truncations. Final observations are known only where the file has next_observations.",
 )
@@ -48,8 +46,7 @@ class D4rlSink(Hdf5Sink):
         storage: The folder.
         origin: What is known of the data.
         file: Name of the file.
-        next_observations: Whether to write them, which needs all final observations; False: D4RL's first
-            files have none.
+        next_observations: Whether to write them; False: D4RL's first files have none.
     """
 
     def __init__(
@@ -57,40 +54,27 @@ class D4rlSink(Hdf5Sink):
     ) -> None:
         super().__init__(storage, file)
         self._has_next = next_observations
-        self.loses: frozenset[str] = FORMAT.loses | (set() if next_observations else {"final_obs"})
+        self.holds: Holds = FORMAT.holds if next_observations else replace(FORMAT.holds, final_obs="lost")
         #: Dtype and shape of the rows of each dataset.
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._pending: list[dict[str, np.ndarray]] = []
         self._rows = 0
 
-    def _write(self, episode: Episode) -> None:
-        steps = len(episode)
-        observations = array_of(episode.observations, Columns.OBS)
-        ends = np.zeros((2, steps), np.bool_)
-        ends[:, -1:] = [[episode.terminated], [episode.truncated or not episode.terminated]]
+    def _write(self, episode: PreparedEpisode) -> None:
+        terminals, timeouts = episode.ends
+        assert episode.rewards is not None
         found = {
-            "observations": observations[:steps],
-            "actions": array_of(episode.actions, Columns.ACTIONS),
-            "rewards": array_of(episode.rewards, Columns.REWARDS),
-            "terminals": ends[0],
-            "timeouts": ends[1],
+            "observations": episode.obs,
+            "actions": episode.actions,
+            "rewards": episode.rewards,
+            "terminals": terminals,
+            "timeouts": timeouts,
         }
         if self._has_next:
-            if not episode.has_final_observation:
-                raise SchemaError(
-                    "the final observation is not known, which next_observations would need: convert with "
-                    "the option next_observations=False",
-                    column=Columns.NEXT_OBS,
-                )
-            found["next_observations"] = observations[1:]
-        for name, array in found.items():
-            kind = array.dtype, array.shape[1:]
-            if kind != (known := self._kinds.setdefault(name, kind)):
-                raise SchemaError(
-                    f"found {kind[0]} {kind[1]}, expected {known[0]} {known[1]} as before", column=name
-                )
+            found["next_observations"] = episode.new_obs
+        self._kinds = self._kinds or {name: (array.dtype, array.shape[1:]) for name, array in found.items()}
         self._pending.append(found)
-        self._rows += steps
+        self._rows += len(episode)
         if self._rows >= _BLOCK_ROWS:
             self._flush()
 

@@ -23,7 +23,7 @@ from rlio.errors import OptionError, SchemaError, excerpt
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["Spaces", "check_spaces", "fit_space", "space_of"]
+__all__ = ["Spaces", "check_fits", "check_spaces", "children_of", "fit_space", "space_of"]
 
 Array: TypeAlias = NDArray[Any]
 #: (observation space, action space), or policy id -> such a pair.
@@ -166,3 +166,37 @@ def _cast(array: Array, dtype: Any) -> Array:
     if dtype.kind != "f" and not np.array_equal(cast, array):
         raise SchemaError(f"the space's dtype {dtype} cannot hold the values {excerpt(array[:2].tolist())}")
     return cast
+
+
+def children_of(space: Any) -> list[tuple[str | int, Any]] | None:
+    """(key or position, space) of the parts of a Dict or Tuple; None: it is another space."""
+    parts = getattr(space, "spaces", None)  # Of Dict, Tuple, and OneOf, which Minari has not.
+    if parts is None:
+        return None
+    return list(parts.items() if isinstance(parts, Mapping) else enumerate(parts))
+
+
+def check_fits(column: Any, space: Any, name: str) -> None:
+    """Raise SchemaError unless the rows of ``column`` have the structure and shape of ``space``."""
+    from gymnasium.spaces import Text
+
+    children = children_of(space)
+    if children is not None:
+        parts = dict(enumerate(column)) if isinstance(column, tuple) else column
+        if not isinstance(parts, dict) or parts.keys() != {key for key, _ in children}:
+            raise SchemaError(
+                f"the column has another structure than its space {excerpt(str(space))}", column=name
+            )
+        for key, child in children:
+            check_fits(parts[key], child, name)
+        return
+    if isinstance(column, (dict, tuple)):
+        raise SchemaError(f"found a nested column, expected {excerpt(str(space))}", column=name)
+    if isinstance(space, Text):
+        if not all(isinstance(row, str) for row in column):
+            raise SchemaError("found no text where the space has text", column=name)
+    elif column.dtype.kind not in "biuf" or column.shape[1:] != space.shape:
+        raise SchemaError(
+            f"found {column.dtype} of shape {column.shape[1:]}, expected {space.dtype} of {space.shape}",
+            column=name,
+        )

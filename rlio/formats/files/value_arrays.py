@@ -64,14 +64,17 @@ def standard_dtype(name: str, array: Array) -> Array:
     """``array`` with the standard dtype of column ``name``: bool for flags, floats for rewards and so on.
 
     Raises:
-        SchemaError: Flags other than 0 and 1.
+        SchemaError: Flags other than 0 and 1, or whole numbers that floats cannot hold.
     """
     if name in _FLAGS and array.dtype != np.bool_:
         if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
             raise SchemaError(f"expected true and false, found {excerpt(array[:4].tolist())}")
         return array.astype(np.bool_)
     if name in FLOATS and array.dtype.kind in "iu":
-        return array.astype(np.float64)
+        floats = array.astype(np.float64)
+        if array.dtype.itemsize == 8 and not np.array_equal(floats.astype(array.dtype), array):
+            raise SchemaError("found whole numbers beyond 2^53, which the floats of this column cannot hold")
+        return floats
     return array
 
 

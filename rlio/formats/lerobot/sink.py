@@ -9,16 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlio.batch.arrays import to_numpy
-from rlio.batch.columns import Columns
-from rlio.batch.episode import Episode
-from rlio.errors import SchemaError, excerpt
 from rlio.formats.files.images import encode_png
-from rlio.formats.lerobot import source as lerobot
 from rlio.formats.lerobot.source import (
     DONE,
     EPISODE,
     FINAL,
+    FINAL_KNOWN,
     FRAME,
     INDEX,
     INFO,
@@ -26,13 +22,15 @@ from rlio.formats.lerobot.source import (
     TERMINATED,
     TRUNCATED,
 )
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_number
 
 __all__ = ["LeRobotSink"]
 
 _TIME, _TASK = "timestamp", "task_index"
+# LeRobot's own, in seconds.
+_TOLERANCE: Final = 1e-4
 _FILES_IN_CHUNK: Final = 1000
 _FILE_MB: Final = 100
 _VIDEO_MB: Final = 200
@@ -41,7 +39,6 @@ _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 _TASKS = "meta/tasks.parquet"
 _STATS = "meta/stats.json"
 _WHOLE = {"dtype": "int64", "shape": [1], "names": None}
-_OWN: Final = frozenset((_TIME, _TASK, EPISODE, FRAME, INDEX))
 
 
 class LeRobotSink:
@@ -56,8 +53,6 @@ class LeRobotSink:
         origin: ``extra`` may have ``fps`` and ``tasks``, as those of `LeRobotSource` have.
         fps: Frames a second; None: the origin's, or else 1, so that seconds are steps.
         task: The task of the episodes in words, if the origin states none.
-        final_obs: Whether ``next.observation.final`` keeps the observation after the last step of each
-            episode; None: if the first episode has one.
 
     Raises:
         OptionError: An option is illegal.
@@ -70,7 +65,6 @@ class LeRobotSink:
         *,
         fps: float | None = None,
         task: str = "",
-        final_obs: bool | None = None,
     ) -> None:
         given = origin.extra.get("fps") if fps is None else fps
         self._fps = check_number("fps", 1 if given is None else given, above=0)
@@ -78,43 +72,32 @@ class LeRobotSink:
         self._tasks: list[str] = tasks if isinstance(tasks, list) and tasks else [task]
         self.episodes: int = 0
         self._frames = 0
-        self._storage, self._has_final = storage, final_obs
+        self._storage = storage
         self._features: dict[str, dict[str, Any]] = {}
         self._stats: dict[str, _Statistics] = {}
-        #: What is lost with these options.
-        self.loses: frozenset[str] = lerobot.FORMAT.loses | ({"final_obs"} if final_obs is False else set())
         self._rows: list[dict[str, Any]] = []
         self._paths: set[str] = set()
         self._file = 0
         self._stream = io.BytesIO()
         self._writer: Any = None
 
-    def write(self, episode: Episode) -> None:
-        """Add one episode; see `EpisodeSink`.
+    def takes(self, name: str, column: np.ndarray) -> bool:
+        """Whether a column is the feature of LeRobot that has its name; see `EpisodeSink`."""
+        if name == _TASK and len(self._tasks) > 1:
+            return column.dtype == np.int64 and 0 <= column.min() <= column.max() < len(self._tasks)
+        times = np.arange(len(column)) / self._fps
+        return name == _TIME and column.dtype == np.float32 and bool((abs(column - times) < _TOLERANCE).all())
 
-        Raises:
-            SchemaError: Its columns differ from those of the first episode, are nested twice, or are objects
-                or of a dtype that LeRobot does not have.
-        """
+    def write(self, episode: PreparedEpisode) -> None:
+        """Add one episode; see `EpisodeSink`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if self._has_final is None:
-            self._has_final = episode.has_final_observation
         columns = self._columns(episode)
-        features = {name: _feature(name, column) for name, column in columns.items()}
         if not self.episodes:
             self._storage.remove(INFO)  # From now on the folder is no data set until `close`.
-            self._features = features
-        elif features != self._features:
-            names = {**features, **self._features}
-            other = next(name for name in names if features.get(name) != self._features.get(name))
-            raise SchemaError(
-                f"found {excerpt(features.get(other))}, expected {excerpt(self._features.get(other))} as in "
-                "the first episode",
-                column=other,
-            )
-        arrays = {name: _to_arrow(column, features[name]) for name, column in columns.items()}
+            self._features = {name: _feature(column) for name, column in columns.items()}
+        arrays = {name: _to_arrow(column, self._features[name]) for name, column in columns.items()}
         table = pa.table(arrays)
         if self._writer is None:
             self._stream = io.BytesIO()
@@ -122,7 +105,7 @@ class LeRobotSink:
         self._writer.write_table(table, row_group_size=max(1, len(table)))  # One row group an episode.
         for name, column in columns.items():
             if column.dtype.kind in "biuf" and len(column):
-                is_picture = features[name]["dtype"] == "image"
+                is_picture = self._features[name]["dtype"] == "image"
                 self._stats.setdefault(name, _Statistics()).add(column, is_picture=is_picture)
         used = sorted(set(columns[_TASK].tolist()))
         self._rows.append(
@@ -143,48 +126,29 @@ class LeRobotSink:
         if self._stream.tell() >= _FILE_MB << 20:
             self._end_file()
 
-    def _columns(self, episode: Episode) -> dict[str, np.ndarray]:
+    def _columns(self, episode: PreparedEpisode) -> dict[str, np.ndarray]:
         """Features of an episode, by name."""
-        steps = len(episode)
-        observations = _named(episode.observations, "observation", Columns.OBS)
-        columns = {name: leaf[:steps] for name, leaf in observations.items()}
-        columns |= _named(episode.actions, "action", Columns.ACTIONS)
-        if self._has_final:
-            if not episode.has_final_observation:
-                raise SchemaError(
-                    f"the observation after the last step of episode {excerpt(episode.id_)} is not known, "
-                    "but those of others are: pass final_obs=False to leave them out",
-                    column=Columns.NEXT_OBS,
-                )
-            for name, leaf in observations.items():
-                if leaf.dtype.kind not in "biuf":
-                    raise SchemaError("text has no final observation: pass final_obs=False", column=name)
-                column = np.zeros_like(leaf[:steps])
+        steps, frames = len(episode), np.arange(len(episode))
+        terminated, truncated = episode.ends
+        columns = _named(episode.obs, "observation") | _named(episode.actions, "action")
+        if episode.declares_final:
+            for name, leaf in _named(episode.new_obs, "observation").items():
+                column = np.full_like(leaf, "") if leaf.dtype == object else np.zeros_like(leaf)
                 column[-1:] = leaf[-1:]
                 columns[FINAL + name.removeprefix("observation")] = column
-        ends = np.zeros((2, steps), np.bool_)
-        ends[:, -1:] = [[episode.terminated], [episode.truncated]]
-        columns |= {
-            REWARD: to_numpy(episode.rewards),
-            DONE: ends[0] | ends[1],
-            TERMINATED: ends[0],
-            TRUNCATED: ends[1],
+            columns[FINAL_KNOWN] = (frames == steps - 1) & episode.has_final_observation
+        if episode.rewards is not None:
+            columns[REWARD] = episode.rewards
+        columns |= {DONE: terminated | truncated, TERMINATED: terminated, TRUNCATED: truncated}
+        return {
+            **columns,
+            _TIME: (frames / self._fps).astype(np.float32),
+            _TASK: np.zeros(steps, np.int64),
+            **episode.extra_outputs,
+            FRAME: frames,
+            EPISODE: np.full(steps, self.episodes),
+            INDEX: self._frames + frames,
         }
-        for name, extra in episode.extra_outputs.items():
-            if name not in _OWN:
-                if isinstance(extra, (dict, tuple)) or name in columns:
-                    raise SchemaError("found a nested column, expected one array", column=name)
-                columns[name] = to_numpy(extra)
-        frames = np.arange(steps)
-        times, tasks = episode.extra_outputs.get(_TIME), episode.extra_outputs.get(_TASK)
-        columns[_TIME] = (frames / self._fps).astype(np.float32) if times is None else to_numpy(times)
-        columns[FRAME] = frames
-        columns[EPISODE] = np.full(steps, self.episodes)
-        columns[INDEX] = self._frames + frames
-        columns[_TASK] = np.zeros(steps, np.int64) if tasks is None else to_numpy(tasks)
-        if steps and not 0 <= columns[_TASK].min() <= columns[_TASK].max() < len(self._tasks):
-            raise SchemaError(f"found no task for {columns[_TASK].max()}: pass data with tasks", column=_TASK)
-        return columns
 
     def _end_file(self) -> None:
         if self._writer is None:
@@ -239,40 +203,26 @@ class LeRobotSink:
             self._writer = None
 
 
-def _named(column: Any, prefix: str, name: str) -> dict[str, np.ndarray]:
+def _named(column: Any, prefix: str) -> dict[str, np.ndarray]:
     """Feature name -> array, of observations or actions."""
     if isinstance(column, dict):
-        if any(isinstance(part, (dict, tuple)) for part in column.values()):
-            raise SchemaError("found a dict in a dict, expected one level: LeRobot has features", column=name)
-        if len(column) == 1 and next(iter(column)) in ("state", "image"):
-            raise SchemaError(f"a dict of only {list(column)} would come back as one array", column=name)
-        return {f"{prefix}.{key}": to_numpy(part) for key, part in column.items()}
-    if isinstance(column, tuple):
-        raise SchemaError("found a tuple, expected an array or a dict: LeRobot has features", column=name)
-    array = to_numpy(column)
+        return {f"{prefix}.{key}": part for key, part in column.items()}
     if prefix == "observation":
-        prefix += ".image" if _is_picture(array) else ".state"
-    return {prefix: array}
+        prefix += ".image" if _is_picture(column) else ".state"
+    return {prefix: column}
 
 
 def _is_picture(array: np.ndarray) -> bool:
     return array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] in (1, 3, 4)
 
 
-def _feature(name: str, column: np.ndarray) -> dict[str, Any]:
+def _feature(column: np.ndarray) -> dict[str, Any]:
     """What LeRobot's metadata says of a column."""
-    if "/" in name:
-        raise SchemaError("found '/' in the name of a feature, which LeRobot refuses", column=name)
     if _is_picture(column):
         names = ["height", "width", "channels"]
         return {"dtype": "image", "shape": list(column.shape[1:]), "names": names}
-    if column.dtype.kind in "OU":
-        if not all(isinstance(row, str) for row in column.tolist()):
-            raise SchemaError("found objects, expected numbers or text", column=name)
-        return {"dtype": "string", "shape": [1], "names": None}
-    if column.dtype.kind not in "biuf" or column.ndim > 6 or 0 in column.shape[1:]:
-        raise SchemaError(f"LeRobot has no {column.dtype} of shape {column.shape[1:]}", column=name)
-    return {"dtype": column.dtype.name, "shape": list(column.shape[1:]) or [1], "names": None}
+    dtype = "string" if column.dtype == object else column.dtype.name
+    return {"dtype": dtype, "shape": list(column.shape[1:]) or [1], "names": None}
 
 
 def _to_arrow(column: np.ndarray, feature: Mapping[str, Any]) -> Any:

@@ -2,7 +2,8 @@
 
 Alignment: an episode of N frames has N rows; the features ``next.*`` of frame t belong to action t. The frame
 after the last action is usually absent: ``new_obs`` of the last row is then zeros, and ``new_obs_valid``
-False. ``next.observation.final``, a feature that rlio adds, holds it in the last row of an episode.
+False. ``next.observation.final``, a feature that rlio adds, holds it in the last row of an episode;
+``next.observation.final_known`` is false there if it is not known.
 
 ``observation.<key>`` are the parts of ``obs`` (``observation.state`` or ``observation.image`` alone is
 ``obs`` itself), ``action`` or ``action.<key>`` are ``actions``. ``next.terminated`` and ``next.truncated``,
@@ -33,7 +34,7 @@ from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import parse_json, read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
-from rlio.formats.format import Format, Marks, with_all_of
+from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
@@ -41,6 +42,19 @@ from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
 from rlio.storage import InputFile, open_input
 from rlio.support.extras import needs
 from rlio.support.options import check_choice
+
+#: The file that describes the whole, and names of features.
+INFO: Final = "meta/info.json"
+FINAL: Final = "next.observation.final"
+#: Whether the last frame has it; in the frames before, it is not known.
+FINAL_KNOWN: Final = "next.observation.final_known"
+TERMINATED, TRUNCATED, DONE, REWARD = "next.terminated", "next.truncated", "next.done", "next.reward"
+FRAME, EPISODE, INDEX = "frame_index", "episode_index", "index"
+_FLAGS: Final = (TERMINATED, TRUNCATED, DONE)
+#: Features that are columns of other names.
+_NAMED: Final = (*_FLAGS, REWARD, FINAL_KNOWN)
+#: Features that every data set of LeRobot has.
+_INDICES: Final = ("timestamp", FRAME, EPISODE, INDEX, "task_index")
 
 FORMAT = Format(
     name="lerobot",
@@ -55,21 +69,32 @@ FORMAT = Format(
     ),
     source="rlio.formats.lerobot.source:LeRobotSource",
     writer="rlio.formats.lerobot.sink:LeRobotSink",
-    loses=frozenset(("ids", "start", "infos", "row_shape")),
+    holds=Holds(
+        obs="keys",
+        actions="keys",
+        extra="array",
+        texts=frozenset(("obs", "actions", "extra")),
+        axes=6,
+        slash=False,
+        named=frozenset(("timestamp", "task_index")),
+        reserved="|".join(
+            [*map(re.escape, (*_INDICES, *_NAMED)), rf"({re.escape(FINAL)}|observation|action)(\..*)?"]
+        ),
+        lone_keys=frozenset(("state", "image")),
+        rewards="numbers",
+        needs_rewards=False,
+        final_obs="declared",
+        ids="none",
+        start=False,
+        row_shape=False,
+        uniform="dtypes",
+    ),
     root=("meta/info.json",),
     home=("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"),
     advice="read it with rlio.read",
     about="Frames after the last action are usually absent. Ends are those of next.done in the last frame.",
 )
 
-#: The file that describes the whole, and names of features.
-INFO: Final = "meta/info.json"
-FINAL: Final = "next.observation.final"
-TERMINATED, TRUNCATED, DONE, REWARD = "next.terminated", "next.truncated", "next.done", "next.reward"
-FRAME, EPISODE, INDEX = "frame_index", "episode_index", "index"
-_FLAGS: Final = (TERMINATED, TRUNCATED, DONE)
-#: Features that are columns of other names.
-_NAMED: Final = (*_FLAGS, REWARD)
 #: Columns of rlio that no feature may be: the reader makes them, or episodes have no such column.
 _OURS: Final = frozenset(
     (
@@ -78,6 +103,7 @@ _OURS: Final = frozenset(
         *(Columns.AGENT_INDEX, "agent_id", Columns.INFOS),
     )
 )
+_EPISODE_FILES = re.compile(r"meta/episodes/(?:[^./][^/]*/)*[^./][^/]*\.parquet")
 _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
 #: ``observation.<key>`` that is ``obs`` itself if it is the only one.
 _PLAIN = ("", "state", "image")
@@ -139,6 +165,9 @@ class LeRobotSource:
         self._file_rows = list(rows.values())
         self._numbers = {path: number for number, path in enumerate(rows)}
         self.files: Sequence[InputFile] = [place.file(path, self._sizes[path]) for path in rows]
+        self.beside: Sequence[InputFile] = [
+            place.file(path, size) for path, size in self._sizes.items() if path not in rows
+        ]
         self._parquet = ParquetFiles(self.files, limits)
         self._task_texts = self._tasks()
         self.origin: Origin = Origin(
@@ -215,7 +244,8 @@ class LeRobotSource:
         """What is stored of each episode, by its index, which is 0, 1, ..."""
         paths = ["meta/episodes.jsonl"]
         if self._is_v3:
-            paths = sorted(path for path in self._sizes if re.fullmatch(r"meta/episodes/.*\.parquet", path))
+            # Files of operating systems and editors, such as ._file-000.parquet, are none of LeRobot's.
+            paths = sorted(path for path in self._sizes if _EPISODE_FILES.fullmatch(path))
         found = [about for path in paths for about in self._records(path, without="stats/")]
         if not all(isinstance(about, dict) for about in found):
             raise CorruptData("found an episode that is not an object", uri=self.uri)
@@ -346,12 +376,15 @@ class LeRobotSource:
             final = _parts(found, FINAL)
             is_one = len(obs) == 1 and next(iter(obs)) in _PLAIN
             plain = next(iter(obs.values())) if is_one else obs
-            if final and is_last:
+            known = final and (not is_last or bool(found.get(FINAL_KNOWN, np.ones(1, np.bool_))[-1]))
+            if final and is_last and known:
                 last = next(iter(final.values())) if is_one else {key: final[key] for key in obs}
                 joined = map_structure(lambda leaf, end: np.concatenate([leaf, end[-1:]]), plain, last)
                 rows |= with_next_obs(joined)
             else:
-                rows |= with_next_obs(plain) if final else without_final_obs(plain, len(part))
+                rows |= with_next_obs(plain) if known else without_final_obs(plain, len(part))
+            if FINAL_KNOWN in self._features:  # All episodes have the same columns.
+                rows.setdefault(Columns.NEXT_OBS_VALID, np.ones(len(part), np.bool_))
         if actions := _parts(found, "action"):
             rows[Columns.ACTIONS] = next(iter(actions.values())) if list(actions) == [""] else actions
         if REWARD in found:
@@ -381,7 +414,7 @@ class LeRobotSource:
         if columns is None:
             # What follows from the frame's number, or is the same everywhere, is given if it is asked for.
             return name != "timestamp" and (name != "task_index" or len(self._task_texts) > 1)
-        if name.split(".")[0] == "observation" or name.startswith(FINAL):
+        if name.split(".")[0] == "observation" or name.startswith(FINAL):  # Also whether it is known.
             return not columns.isdisjoint((Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID))
         if name.split(".")[0] == "action":
             return Columns.ACTIONS in columns
@@ -425,7 +458,7 @@ class LeRobotSource:
         values = table.column(name).combine_chunks()
         about = self._features[name]
         if about["dtype"] == "image":
-            return self._pictures(name, values)
+            return self._pictures(name, values, about["shape"])
         column = to_column(name, values, {})
         if isinstance(column, (dict, tuple)) or column.dtype.hasobject:
             return column
@@ -435,11 +468,12 @@ class LeRobotSource:
             raise CorruptData(f"{name} has rows of shape {column.shape[1:]}, expected {shape}")
         return column.reshape(len(column), *(() if is_number else shape))
 
-    def _pictures(self, name: str, values: Any) -> np.ndarray:
+    def _pictures(self, name: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
         rows: list[bytes] = [row["bytes"] for row in values.to_pylist() if row and row["bytes"]]
         if len(rows) < len(values):
             raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
-        return decode_images(rows, None, limits=self._limits)
+        # A file of one channel has no axis for it. Other shapes in the metadata may have the channels first.
+        return decode_images(rows, shape if shape[2:] == (1,) else None, limits=self._limits)
 
     def _video(self, name: str, episode: int, frames: range) -> np.ndarray:
         """Some frames of an episode."""

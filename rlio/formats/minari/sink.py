@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import mmap
 import os
 import re
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -17,21 +17,20 @@ import numpy as np
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
-from rlio.batch.nested import leaves, map_structure
+from rlio.batch.nested import leaves
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.formats.minari import source as minari
-from rlio.formats.minari.source import KEPT, children_of
+from rlio.formats.files.space_arrays import children_of
+from rlio.formats.format import Holds
+from rlio.formats.minari.source import FORMAT, KEPT
 from rlio.formats.minari.spaces import space_to_minari
-from rlio.formats.sink import Origin, repeat_last_obs
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.storage.filesystem import Storage
 from rlio.support.extras import needs
 from rlio.support.options import check_choice
 
 __all__ = [
-    *("MinariSink", "about_episode", "columns_of", "id_of", "kept_fields", "spec_of", "unbounded_space"),
+    *("MinariSink", "about_episode", "columns_of", "id_of", "kept_fields", "unbounded_space"),
 ]
-
-logger: logging.Logger = logging.getLogger("rlio")
 
 # The version of Minari whose layout is written: older ones would take raw pictures for JPEG files.
 _VERSION: Final = "0.5.4"
@@ -55,18 +54,11 @@ class MinariSink:
         origin: Spaces, environment, and Minari's own fields, which are kept.
         data_format: ``"hdf5"`` or ``"arrow"``.
         dataset_id: Minari's id of the data set, such as ``"D4RL/pen/human-v2"``; None: that of the folder.
-        final_obs: What to do with an episode whose last observation is not known, because Minari needs one
-            after each step: ``"error"``; ``"repeat"``: write the previous observation again, although it was
-            not observed there; or ``"drop-step"``: leave out the last step, so that the episode is truncated
-            before it.
 
     Raises:
         OptionError: An option is illegal.
         MissingExtra: h5py is not installed.
     """
-
-    #: Extra columns that are written although the format has no others.
-    keeps: frozenset[str] = frozenset((Columns.ENV_SEED,))
 
     def __init__(
         self,
@@ -75,46 +67,35 @@ class MinariSink:
         *,
         data_format: Literal["hdf5", "arrow"] = "hdf5",
         dataset_id: str | None = None,
-        final_obs: Literal["error", "repeat", "drop-step"] = "error",
     ) -> None:
         check_choice("data_format", data_format, ("hdf5", "arrow"))
-        check_choice("final_obs", final_obs, ("error", "repeat", "drop-step"))
         if dataset_id is not None and not _ID.fullmatch(dataset_id):
             raise OptionError(f"dataset_id={excerpt(dataset_id)}: expected an id such as 'name-v0'")
         self.episodes: int = 0
         self._steps = 0
-        #: What is lost with these options.
-        self.loses: frozenset[str] = minari.FORMAT.loses - ({"dtypes"} if data_format == "hdf5" else set())
-        self._storage, self._origin, self._final_obs = storage, origin, final_obs
+        self.holds: Holds = replace(FORMAT.holds, dtypes=data_format == "hdf5")
+        self._storage, self._origin = storage, origin
         self._id = dataset_id or id_of(storage)
         self._format, self._spaces = data_format, origin.spaces
         self._store: _Hdf5Writer | _ArrowWriter = (
             _Hdf5Writer(storage) if data_format == "hdf5" else _ArrowWriter(storage)
         )
 
-    def write(self, episode: Episode) -> None:
-        """Add one episode; see `EpisodeSink`.
+    def takes(self, name: str, column: np.ndarray) -> bool:
+        """Whether a column is the seed of an episode; see `EpisodeSink`."""
+        return name == Columns.ENV_SEED and column.dtype.kind in "iu" and bool((column == column[0]).all())
 
-        Raises:
-            SchemaError: Its columns do not fit the spaces or Minari's types, or its final
-                observation is not known and ``final_obs`` is ``"error"``.
-        """
-        if not episode.has_final_observation:
-            if self._final_obs == "repeat":
-                episode = repeat_last_obs(episode)
-            elif self._final_obs == "drop-step" and len(episode) > 1:
-                episode = episode.slice(0, len(episode) - 1)
-                episode.truncated = True
-        spaces = self._spaces or (
-            unbounded_space(map_structure(to_numpy, episode.observations), Columns.OBS),
-            unbounded_space(map_structure(to_numpy, episode.actions), Columns.ACTIONS),
-        )
-        columns = columns_of(episode, spaces, advice="pass final_obs='repeat' or 'drop-step'")
-        self._spaces = spaces
+    def write(self, episode: PreparedEpisode) -> None:
+        """Add one episode; see `EpisodeSink`."""
+        if self._spaces is None:
+            self._spaces = (
+                unbounded_space(episode.observations, Columns.OBS),
+                unbounded_space(episode.actions, Columns.ACTIONS),
+            )
         if not self.episodes:
             # From now on the folder is no data set until `close`.
             self._storage.remove(_METADATA)
-        self._store.add(columns, spaces, about_episode(self.episodes, episode))
+        self._store.add(columns_of(episode), self._spaces, about_episode(self.episodes, episode))
         self.episodes += 1
         self._steps += len(episode)
 
@@ -136,7 +117,7 @@ class MinariSink:
             "jpeg_encoding": False,
             "observation_space": spaces[0],
             "action_space": spaces[1],
-            **spec_of(self._origin.env),
+            **({} if self._origin.env is None else {"env_spec": self._origin.env}),
             **kept_fields(self._origin.extra),
             "dataset_id": self._id,
             "minari_version": _VERSION,
@@ -159,21 +140,6 @@ def id_of(storage: Storage) -> str:
     return name if _ID.fullmatch(name) else f"{name}-v0"
 
 
-def spec_of(env: str | None) -> dict[str, str]:
-    """The environment's spec as JSON; nothing if it is not known here."""
-    if env is None:
-        return {}
-    if env.startswith("{"):
-        return {"env_spec": env}
-    import gymnasium as gym
-
-    try:
-        return {"env_spec": gym.spec(env).to_json()}
-    except gym.error.Error:
-        logger.warning("the environment %s is not registered: its spec is not written", excerpt(env))
-        return {}
-
-
 def kept_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
     """Minari's fields among what a source states, of the types that Minari expects."""
 
@@ -185,47 +151,19 @@ def kept_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {name: extra[name] for name in KEPT if name in extra and is_legal(name, extra[name])}
 
 
-def columns_of(episode: Episode, spaces: tuple[Any, Any], *, advice: str) -> dict[str, Any]:
-    """The columns of an episode as Minari names them: N+1 observations, N rows of all else.
-
-    Args:
-        episode: One episode.
-        spaces: (observation space, action space).
-        advice: What to do about a final observation that is not known, for the message.
-
-    Raises:
-        SchemaError: The columns do not fit the spaces, or the final observation is not known.
-    """
-    steps = len(episode)
-    if not episode.has_final_observation:
-        raise SchemaError(
-            f"the observation after the last of {steps} steps of episode {excerpt(episode.id_)} is not "
-            f"known, but Minari needs one after each step: {advice}",
-            column=Columns.NEXT_OBS,
-        )
-    observations, actions = (
-        map_structure(to_numpy, column) for column in (episode.observations, episode.actions)
-    )
-    rewards = to_numpy(episode.rewards)
-    if rewards.ndim != 1 or rewards.dtype.kind not in "fiu":
-        raise SchemaError(
-            f"found {rewards.dtype} of shape {rewards.shape}, expected a number a step",
-            column=Columns.REWARDS,
-        )
-    fit(observations, spaces[0], Columns.OBS)
-    fit(actions, spaces[1], Columns.ACTIONS)
-    ends = np.zeros((2, steps), np.bool_)
-    ends[:, -1:] = [[episode.terminated], [episode.truncated]]
+def columns_of(episode: PreparedEpisode) -> dict[str, Any]:
+    """The columns of an episode as Minari names them: N+1 observations, N rows of all else."""
+    terminations, truncations = episode.ends
     return {
-        "observations": observations,
-        "actions": actions,
-        "rewards": rewards,
-        "terminations": ends[0],
-        "truncations": ends[1],
+        "observations": episode.observations,
+        "actions": episode.actions,
+        "rewards": episode.rewards,
+        "terminations": terminations,
+        "truncations": truncations,
     }
 
 
-def about_episode(number: int, episode: Episode) -> dict[str, Any]:
+def about_episode(number: int, episode: Episode | PreparedEpisode) -> dict[str, Any]:
     """The metadata of an episode."""
     about: dict[str, Any] = {"id": number, "total_steps": len(episode)}
     if not len(episode):
@@ -233,6 +171,7 @@ def about_episode(number: int, episode: Episode) -> dict[str, Any]:
     seeds = episode.extra_outputs.get(Columns.ENV_SEED)
     if seeds is not None and (seed := int(to_numpy(seeds)[0])) >= 0:
         about["seed"] = seed
+    assert episode.rewards is not None
     rewards = to_numpy(episode.rewards).astype(np.float64)
     for name in ("sum", "mean", "std", "max", "min"):
         about[f"rewards_{name}"] = float(getattr(rewards, name)())
@@ -265,32 +204,6 @@ def unbounded_space(column: Any, name: str) -> Any:
     raise SchemaError(
         f"found {dtype}, expected numbers, because the spaces are not known: record with spaces", column=name
     )
-
-
-def fit(column: Any, space: Any, name: str) -> None:
-    """Raise SchemaError unless the rows of ``column`` have the structure and shape of ``space``."""
-    from gymnasium.spaces import Text
-
-    children = children_of(space)
-    if children is not None:
-        parts = dict(enumerate(column)) if isinstance(column, tuple) else column
-        if not isinstance(parts, dict) or parts.keys() != {key for key, _ in children}:
-            raise SchemaError(
-                f"the column has another structure than its space {excerpt(str(space))}", column=name
-            )
-        for key, child in children:
-            fit(parts[key], child, name)
-        return
-    if isinstance(column, (dict, tuple)):
-        raise SchemaError(f"found a nested column, expected {excerpt(str(space))}", column=name)
-    if isinstance(space, Text):
-        if not all(isinstance(row, str) for row in column):
-            raise SchemaError("found no text where the space has text", column=name)
-    elif column.dtype.kind not in "biuf" or column.shape[1:] != space.shape:
-        raise SchemaError(
-            f"found {column.dtype} of shape {column.shape[1:]}, expected {space.dtype} of {space.shape}",
-            column=name,
-        )
 
 
 # ---- files ----
@@ -388,7 +301,8 @@ def _to_arrow(column: Any, space: Any, name: str) -> Any:
         return pa.array([*column.tolist(), *[None] * pad], pa.string())
     if space is not None and column.dtype != space.dtype:
         cast = column.astype(space.dtype)
-        if not np.array_equal(cast, column, equal_nan=column.dtype.kind == "f"):
+        # Back, as one of both may be an integer beyond 2^53.
+        if not np.array_equal(cast.astype(column.dtype), column, equal_nan=column.dtype.kind == "f"):
             raise SchemaError(f"values of {column.dtype} that {space.dtype} cannot hold", column=name)
         column = cast
     if pad:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -34,8 +34,8 @@ from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
-from rlio.formats.files.space_arrays import fit_space
-from rlio.formats.format import Format, Marks, with_all_of
+from rlio.formats.files.space_arrays import children_of, fit_space
+from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.minari.spaces import space_of_minari
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
@@ -61,7 +61,19 @@ FORMAT = Format(
     ),
     source="rlio.formats.minari.source:MinariSource",
     writer="rlio.formats.minari.sink:MinariSink",
-    loses=frozenset(("ids", "start", "infos", "extra", "dtypes")),
+    holds=Holds(
+        obs="any",
+        actions="any",
+        named=frozenset((Columns.ENV_SEED,)),
+        slash=False,
+        final_obs="needed",
+        ids="none",
+        start=False,
+        dtypes=False,
+        uniform="shapes",
+        spaces=True,
+        environment="gymnasium",
+    ),
     root=("data/metadata.json", "metadata.json"),
     home=("MINARI_DATASETS_PATH", "~/.minari/datasets"),
     advice="read it with rlio.read",
@@ -279,14 +291,6 @@ def is_image_space(space: Any) -> bool:
         and space.dtype == np.uint8
         and bool((space.low == 0).all() and (space.high == 255).all())
     )
-
-
-def children_of(space: Any) -> list[tuple[str | int, Any]] | None:
-    """(key or position, space) of the parts of a Dict or Tuple; None: it is another space."""
-    parts = getattr(space, "spaces", None)  # Of Dict, Tuple, and OneOf, which Minari has not.
-    if parts is None:
-        return None
-    return list(parts.items() if isinstance(parts, Mapping) else enumerate(parts))
 
 
 def _nested(parts: dict[Any, Any], space: Any) -> Any:

@@ -26,23 +26,23 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
-from rlio.batch.arrays import object_column, to_numpy
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns, is_per_sequence
-from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, excerpt
+from rlio.formats.episode_files import EpisodeFilesSink
 from rlio.formats.files.inputs import guarded, in_column
 from rlio.formats.files.packed import Allowance
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
-from rlio.formats.format import Format, Marks
+from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
-from rlio.formats.rllib.sinks import RllibSink
 from rlio.formats.rllib.states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
 from rlio.source.episodes import measure_row, with_next_obs
 from rlio.storage import InputFile
@@ -56,7 +56,16 @@ FORMAT = Format(
     marks=Marks(columns=lambda names: names == {"item"}, endings=(".parquet",)),
     source="rlio.formats.rllib.episodes:RllibEpisodeSource",
     writer="rlio.formats.rllib.episodes:RllibEpisodeSink",
-    loses=frozenset(("ids",)),
+    holds=Holds(
+        obs="dicts",
+        actions="dicts",
+        extra="dicts",
+        texts=frozenset(("obs", "actions", "extra")),
+        floats=frozenset((Columns.REWARDS,)),
+        final_obs="needed",
+        ids="text",
+        infos=True,
+    ),
     advice="read it with rlio.read",
     about="Episodes that RLlib's recorder has written several times are read once. Infos of resets are not "
     "read. Multi-agent episodes are refused.",
@@ -338,27 +347,26 @@ def _with_tuples(value: Any, space: Any) -> Any:
 # ---- writing ----
 
 
-class RllibEpisodeSink(RllibSink):
+class RllibEpisodeSink(EpisodeFilesSink[bytes]):
     """Writes Parquet files of episodes; an `EpisodeSink` that continues after the files that are there.
 
     RLlib trains only on episodes that are terminated or truncated, and its episodes have a final observation.
-    Ids of episodes become texts, which RLlib needs. Agents' ids are not written.
+    Ids of episodes become texts, which RLlib needs.
 
     Args:
         storage: The folder.
         origin: What is known of the data; its spaces go into each episode.
-        final_obs: What to do if a final observation is missing: "raise", or "repeat" the last observation.
     """
 
     ending = ".parquet"
 
-    def __init__(self, storage: Storage, origin: Origin, *, final_obs: str = "raise") -> None:
+    def __init__(self, storage: Storage, origin: Origin) -> None:
         msgpack()
         observation_space, action_space = origin.spaces or (None, None)
         self._described = space_to_rllib(observation_space), space_to_rllib(action_space)
-        super().__init__(storage, final_obs)
+        super().__init__(storage)
 
-    def _packed(self, episode: Episode) -> bytes:
+    def _part(self, episode: PreparedEpisode) -> bytes:
         return pack(episode_state(episode, self._described))
 
     def _encoded(self, episodes: list[bytes]) -> bytes:
@@ -370,28 +378,25 @@ class RllibEpisodeSink(RllibSink):
         return stream.getvalue()
 
 
-def episode_state(episode: Episode, described: tuple[Any, Any]) -> dict[str, Any]:
+def episode_state(episode: PreparedEpisode, described: tuple[Any, Any]) -> dict[str, Any]:
     """What ``SingleAgentEpisode.from_state`` of RLlib takes.
 
     Args:
         episode: An episode with its final observation.
         described: Its spaces, as `space_to_rllib` describes them.
-
-    Raises:
-        SchemaError: A column has tuples.
     """
     steps = len(episode)
-    infos = [{}] * steps if episode.infos is None else to_numpy(episode.infos).tolist()
-    outputs = {name: _buffer(name, column) for name, column in episode.extra_outputs.items()}
+    infos = [{}] * steps if episode.infos is None else episode.infos.tolist()
+    outputs = {name: _buffer(column) for name, column in episode.extra_outputs.items()}
     observation_space, action_space = described
     return {
         "id_": str(episode.id_),
         "agent_id": None,
         "module_id": None,
         "multi_agent_episode_id": None,
-        "observations": _buffer(Columns.OBS, episode.observations, observation_space),
-        "actions": _buffer(Columns.ACTIONS, episode.actions, action_space),
-        "rewards": _buffer(Columns.REWARDS, episode.rewards),
+        "observations": _buffer(episode.observations, observation_space),
+        "actions": _buffer(episode.actions, action_space),
+        "rewards": _buffer(episode.rewards),
         "infos": {"data": [{}, *infos], "lookback": 0, "finalized": False, "space": None},
         "extra_model_outputs": outputs or None,
         "is_terminated": episode.terminated,
@@ -406,17 +411,10 @@ def episode_state(episode: Episode, described: tuple[Any, Any]) -> dict[str, Any
     }
 
 
-def _buffer(name: str, column: Any, space: Any = None) -> dict[str, Any]:
+def _buffer(column: Any, space: Any = None) -> dict[str, Any]:
     """The state of RLlib's buffer of a column, as arrays."""
 
-    def arrays(value: Any) -> Any:
-        if isinstance(value, tuple):
-            raise SchemaError(
-                "RLlib's episodes make lists of tuples, which RLlib cannot use: make it a dict or array",
-                column=name,
-            )
-        if isinstance(value, dict):
-            return {key: arrays(part) for key, part in value.items()}
-        return np.ascontiguousarray(to_numpy(value))
+    def array(leaf: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(leaf.astype(np.str_) if leaf.dtype == object else leaf)
 
-    return {"data": arrays(column), "lookback": 0, "finalized": True, "space": space}
+    return {"data": map_structure(array, column), "lookback": 0, "finalized": True, "space": space}

@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
-from rlio.batch.episode import Episode
-from rlio.errors import SchemaError, excerpt
-from rlio.formats.format import Format, Marks
+from rlio.formats.episode_files import EpisodeFilesSink
+from rlio.formats.files.value_arrays import FLOATS
+from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.rllib.columns import NEXT_INFOS
-from rlio.formats.rllib.sinks import RllibSink
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.storage.filesystem import Storage
 
 FORMAT = Format(
@@ -35,67 +33,51 @@ FORMAT = Format(
     reader="rlio.readers.json_reader:JsonReader",
     rows="rlio.formats.rllib.json_records:open_json",
     writer="rlio.formats.rllib.json:RllibJsonSink",
-    loses=frozenset(("dtypes",)),
+    holds=Holds(
+        obs="dicts",
+        actions="dicts",
+        extra="dicts",
+        texts=frozenset(("obs", "actions", "extra")),
+        text_axes=32,
+        reserved=f"{NEXT_INFOS}|type",
+        floats=FLOATS,
+        final_obs="needed",
+        infos=True,
+        dtypes=False,
+    ),
     advice="read it with rlio.JsonReader",
     about="Batches as RLlib's JsonWriter wrote them, packed columns and `dones` included.",
 )
 
 
-class RllibJsonSink(RllibSink):
+class RllibJsonSink(EpisodeFilesSink[bytes]):
     """Writes JSON lines of episodes; an `EpisodeSink` that continues after the files that are there.
-
-    Agents' ids are not written.
 
     Args:
         storage: The folder.
         origin: What is known of the data.
-        final_obs: What to do if a final observation is missing: "raise", or "repeat" the last observation.
     """
 
     ending = ".json"
 
-    def __init__(self, storage: Storage, origin: Origin, *, final_obs: str = "raise") -> None:
-        super().__init__(storage, final_obs)
+    def __init__(self, storage: Storage, origin: Origin) -> None:
+        super().__init__(storage)
 
-    def _packed(self, episode: Episode) -> bytes:
-        columns = {
-            name: _plain(column, name)
-            for name, column in episode.to_batch().items()
-            if name not in (Columns.AGENT_INDEX, "agent_id")
-        }
-        if NEXT_INFOS in columns:
-            raise SchemaError(
-                "files for RLlib have infos under this name: rename the column", column=NEXT_INFOS
-            )
+    def _part(self, episode: PreparedEpisode) -> bytes:
+        columns = {name: _plain(column) for name, column in episode.rows().items()}
         if infos := columns.get(Columns.INFOS):
             columns[Columns.INFOS], columns[NEXT_INFOS] = [{}, *infos[:-1]], infos
-        record = {"type": "SampleBatch", **columns}
-        return json.dumps(record).encode() + b"\n"
+        return json.dumps({"type": "SampleBatch", **columns}).encode() + b"\n"
 
     def _encoded(self, episodes: list[bytes]) -> bytes:
         return b"".join(episodes)
 
 
-def _plain(value: Any, name: str) -> Any:
+def _plain(value: Any) -> Any:
     """``value`` as lists, dicts, texts and numbers."""
-    if isinstance(value, tuple):
-        raise SchemaError(
-            "RLlib's JSON makes lists of tuples: make the column a dict or an array", column=name
-        )
     if isinstance(value, dict):
-        return {key: _plain(part, name) for key, part in value.items()}
-    array = to_numpy(value)
-    return [_item(item, name) for item in array] if array.dtype == object else array.tolist()
-
-
-def _item(value: Any, name: str) -> Any:
-    """One object, such as an info."""
-    if isinstance(value, dict):
-        return {str(key): _item(part, name) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_item(part, name) for part in value]
+        return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):
-        return _item(value.tolist(), name)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise SchemaError(f"JSON has no {type(value).__name__} ({excerpt(value, 80)})", column=name)
+        plain = value.tolist()
+        return _plain(plain) if value.dtype == object else plain
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import to_numpy
-from rlio.batch.episode import Episode
 from rlio.batch.nested import leaves
 from rlio.batch.npz import read_array, read_header
 from rlio.errors import SchemaError, UnsafeData, excerpt
-from rlio.formats.episode_files import EpisodeFilesSink, rows_of
+from rlio.formats.episode_files import EpisodeFilesSink
 from rlio.formats.files.inputs import guarded
-from rlio.formats.format import Format, Marks
+from rlio.formats.files.value_arrays import FLOATS
+from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.place import Place
-from rlio.formats.sink import Origin
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import Limits
 from rlio.storage.filesystem import Storage, open_input
@@ -40,7 +40,20 @@ FORMAT = Format(
     source="rlio.formats.tables.npz:NpzTable",
     table="rlio.formats.tables.npz:NpzTable",
     writer="rlio.formats.tables.npz:NpzSink",
-    loses=frozenset(("infos",)),
+    holds=Holds(
+        obs="dicts",
+        actions="dicts",
+        extra="dicts",
+        texts=frozenset(("obs", "actions", "extra")),
+        text_axes=32,
+        slash=False,
+        reserved=r"lengths|(obs|new_obs|actions)_[0-9]+",
+        floats=FLOATS,
+        rewards="numbers",
+        needs_rewards=False,
+        agents=True,
+        uniform="dtypes",
+    ),
     advice="read it with rlio.read",
     about="Arrays by rlio's names, with `lengths` of the episodes; or any, by a mapping (docs/mapping.md).",
 )
@@ -158,33 +171,23 @@ class NpzSink(EpisodeFilesSink[SampleBatch]):
         compressed: bool = False,
         episodes_per_file: int | None = None,
     ) -> None:
-        self._save = np.savez_compressed if compressed else np.savez
+        self._method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
         super().__init__(storage, episodes_per_file=episodes_per_file)
 
-    def check(self, episode: Episode) -> SampleBatch:
-        """See `EpisodeFilesSink`."""
-        rows = rows_of(episode)
-        for name, column in rows.items():
-            for path, leaf in leaves(column):
-                if any(not isinstance(key, str) or "/" in key for key in path):
-                    raise SchemaError(
-                        "found a tuple or a key with a slash, expected nested dicts", column=name
-                    )
-                if to_numpy(leaf).dtype == object:
-                    raise SchemaError(
-                        "found objects, which NPZ would pickle: expected numbers or text", column=name
-                    )
-        return rows
+    def _part(self, episode: PreparedEpisode) -> SampleBatch:
+        return episode.rows()
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
-        rows = concat_samples(episodes)
-        arrays = {
-            "/".join([name, *map(str, path)]): to_numpy(leaf)
-            for name, column in rows.items()
-            for path, leaf in leaves(column)
-        }
+        arrays = {_LENGTHS: np.array([len(one) for one in episodes])}
+        for name, column in concat_samples(episodes).items():
+            for path, leaf in leaves(column):
+                array = to_numpy(leaf)
+                arrays["/".join((name, *map(str, path)))] = (
+                    array.astype(np.str_) if array.dtype == object else array
+                )
         found = BytesIO()
-        self._save(
-            found, allow_pickle=False, **arrays, **{_LENGTHS: np.array([len(one) for one in episodes])}
-        )
+        with zipfile.ZipFile(found, "w", self._method) as archive:  # savez has parameters of its own names.
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
         return found.getvalue()

@@ -15,12 +15,11 @@ import pyarrow.parquet as pq
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import Column, to_numpy
-from rlio.batch.episode import Episode
 from rlio.batch.frames import in_c_order
-from rlio.errors import SchemaError
-from rlio.formats.episode_files import EpisodeFilesSink, rows_of
-from rlio.formats.format import Format, Marks
-from rlio.formats.sink import Origin
+from rlio.formats.episode_files import EpisodeFilesSink
+from rlio.formats.files.value_arrays import FLOATS
+from rlio.formats.format import Format, Holds, Marks
+from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.schemas.arrow_tables import nested_lists
 from rlio.storage.filesystem import Storage
 
@@ -33,7 +32,17 @@ FORMAT = Format(
     rows="rlio.formats.tables.parquet_source:open_rows",
     table="rlio.formats.tables.parquet_table:ParquetTable",
     writer="rlio.formats.tables.parquet_rows:ParquetRowsSink",
-    loses=frozenset(("infos",)),
+    holds=Holds(
+        obs="dicts",
+        actions="dicts",
+        extra="dicts",
+        texts=frozenset(("obs", "actions", "extra")),
+        rewards="numbers",
+        floats=FLOATS,
+        needs_rewards=False,
+        agents=True,
+        uniform="dtypes",
+    ),
     advice="read it with rlio.ForeignParquetReader",
     about="Columns as rlio has them, with new_obs in full, for DuckDB, Polars, pandas and Hugging Face.",
 )
@@ -62,32 +71,21 @@ class ParquetRowsSink(EpisodeFilesSink[SampleBatch]):
         self._compression = compression
         super().__init__(storage, episodes_per_file=episodes_per_file)
 
-    def check(self, episode: Episode) -> SampleBatch:
-        """See `EpisodeFilesSink`."""
-        rows = rows_of(episode)
-        _table(rows)
-        return rows
+    def _part(self, episode: PreparedEpisode) -> SampleBatch:
+        return episode.rows()
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
+        rows = concat_samples(episodes)
+        table = pa.table({name: _to_arrow(column) for name, column in rows.items()})
         found = BytesIO()
-        pq.write_table(_table(concat_samples(episodes)), found, compression=self._compression)
+        pq.write_table(table, found, compression=self._compression)
         return found.getvalue()
 
 
-def _table(rows: SampleBatch) -> Any:
-    return pa.table({name: _to_arrow(name, column) for name, column in rows.items()})
-
-
-def _to_arrow(name: str, column: Column) -> Any:
+def _to_arrow(column: Column) -> Any:
     if isinstance(column, dict):
-        parts = [_to_arrow(f"{name}/{key}", part) for key, part in column.items()]
-        return pa.StructArray.from_arrays(parts, names=list(column))
-    if isinstance(column, tuple):
-        raise SchemaError("Parquet has no tuples, found one", column=name)
+        return pa.StructArray.from_arrays([_to_arrow(part) for part in column.values()], names=list(column))
     array = in_c_order(to_numpy(column))
-    if array.dtype.kind in "OU" and all(isinstance(value, str) for value in array):
+    if array.dtype == object:
         return pa.array(array.tolist(), pa.string())
-    if array.dtype.kind not in "biuf":
-        raise SchemaError(f"the format holds numbers and text, found {array.dtype}", column=name)
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return pa.array(array) if array.ndim == 1 else nested_lists(array)
