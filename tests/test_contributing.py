@@ -137,6 +137,12 @@ def test_its_example_of_a_format_is_one_module_that_rlio_reads_and_converts(
             np.savetxt(runs / f"{name}.run", part)
         report = rlio.convert(runs, tmp_path / "out", prove=True)
         assert (report.source_format, report.episodes, report.rows) == ("run", 2, 7)
+        report = rlio.convert(tmp_path / "out", tmp_path / "again", to="run", prove=True)
+        assert (report.written, {f.kind for f in report.findings}) == (7, {"no_final_obs"})
+        assert len(list((tmp_path / "again").glob("*.run"))) == 2
+        wide = rlio.from_episodes([{"obs": np.zeros((2, 3)), "actions": [0, 1], "rewards": [0.0, 1.0]}])
+        with pytest.raises(rlio.errors.SchemaError, match=r"found rows of shape \(3,\), expected \(2,\)"):
+            rlio.convert(wide, tmp_path / "wide", to="run")
         with rlio.read(tmp_path / "out", epochs=1) as reader:
             rows = concat_samples(list(reader))
         assert isinstance(rows, rlio.SampleBatch)

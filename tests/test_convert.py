@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
-from further import further
+from further import first, further
 from servers import Server
 from typer.testing import CliRunner
 
@@ -25,12 +27,14 @@ from rlio.conversion import proof
 from rlio.conversion.episodes import EpisodeCutter
 from rlio.conversion.report import ImportReport
 from rlio.errors import CorruptData, OptionError, PublishError, SchemaError, UnknownName
-from rlio.formats.d3rlpy_2 import D3rlpySink
-from rlio.formats.format import Holds
+from rlio.formats.d3rlpy_2 import D3rlpySink, D3rlpySource
+from rlio.formats.format import Holds, formats
 from rlio.formats.sink import PreparedEpisode
 from rlio.schemas.provenance import Provenance
 from rlio.storage import Storage
 
+TARGETS = [format.name for format in formats() if format.writer]
+ENDINGS = {"d3rlpy": ".h5", "d4rl": ".hdf5", "robomimic": ".hdf5"}
 SPACES = (gym.spaces.Box(-1e6, 1e6, (2,), np.float32), gym.spaces.Discrete(3))
 
 
@@ -107,6 +111,8 @@ import rlio
 from rlio.conversion import convert as module
 from rlio.conversion import proof
 module._SHARD_BYTES = 3000
+import rlio.formats.episode_files
+rlio.formats.episode_files._FILE_BYTES = 3000
 src, dst, to, after, hook = sys.argv[1:]
 left = int(after)
 def killed(*_):
@@ -159,6 +165,112 @@ def test_a_conversion_that_is_killed_goes_on_without_losing_or_repeating_rows(
     assert rlio.verify(tmp_path / "b").ok
     again = rlio.convert(tmp_path / "a", tmp_path / "b")
     assert (again.rows, again.written) == (report.rows, 0)
+
+
+@pytest.mark.parametrize("to", first(2, dict.fromkeys(["npz", "lerobot", *TARGETS])))
+def test_a_conversion_into_any_format_that_is_killed_loses_and_repeats_no_row(
+    to: str, tmp_path: Path
+) -> None:
+    made = record(tmp_path / "a", [20 + number % 7 for number in range(40)])
+    target = tmp_path / f"b{ENDINGS.get(to, '')}"
+    places = [(17, "progress"), (33, "progress") if to in ENDINGS else (2, "put")]
+    assert all(killed_after(tmp_path / "a", target, to, *place) for place in places)
+    report = rlio.convert(tmp_path / "a", target, to=to, prove=True)
+    assert (report.rows, report.proved) == (sum(map(len, made)), True)
+    assert report.written < report.rows or to not in ("npz", "parquet", "rllib-json", "rllib-episodes")
+    found = rows_of(target)
+    assert found["obs"].tolist() == rlio.concat_samples(made)["obs"].tolist()
+    left = {path.name for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "a")}
+    assert not {"_tmp", "_rlio_convert.json"} & left
+
+
+def source_of(path: Path, rewards: float) -> None:
+    """A file of ten episodes, always of the same size and time."""
+    steps = 60
+    np.savez(
+        path,
+        obs=np.zeros((steps, 2), np.float32),
+        actions=np.zeros(steps, np.int64),
+        rewards=np.full(steps, rewards, np.float32),
+        lengths=np.full(10, 6),
+    )
+    os.utime(path, (1e9, 1e9))
+
+
+@pytest.mark.parametrize("small", [1 << 20, 0], ids=["by content", "by time"])
+def test_a_source_that_was_corrected_is_not_taken_for_the_one_that_was_converted(
+    small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.source.files._SMALL_BYTES", small)
+    source_of(tmp_path / "a.npz", 1.0)
+    rlio.convert(tmp_path / "a.npz", tmp_path / "b")
+    assert rlio.convert(tmp_path / "a.npz", tmp_path / "b").written == 0
+    source_of(tmp_path / "a.npz", 2.0)
+    with pytest.raises(OptionError, match=r"changed.*remove this folder"):
+        rlio.convert(tmp_path / "a.npz", tmp_path / "b")
+    assert set(rows_of(tmp_path / "b")["rewards"]) == {1.0}
+
+
+def test_a_data_set_that_was_written_again_under_its_writers_id_is_another_source(tmp_path: Path) -> None:
+    for rewards in (1.0, 2.0):
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+        rows = episode(0, 5)
+        rows["rewards"][:] = rewards
+        with rlio.ParquetWriter(tmp_path / "a", spool=None, writer_id="w0") as writer:
+            writer.write(rows)
+        if rewards == 1.0:
+            rlio.convert(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(OptionError, match="changed"):
+        rlio.convert(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("to", first(2, dict.fromkeys(["npz", "parquet", *TARGETS])))
+def test_an_interrupted_conversion_of_a_corrected_source_never_mixes_both_versions(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.formats.episode_files._FILE_BYTES", 1)
+    target = tmp_path / f"b{ENDINGS.get(to, '')}"
+    options: dict[str, Any] = {"to": to, "final_obs": "repeat"}
+
+    def stop(_: int, episodes: int) -> None:
+        if episodes == 5:
+            raise KeyboardInterrupt
+
+    source_of(tmp_path / "a.npz", 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        rlio.convert(tmp_path / "a.npz", target, progress=stop, **options)
+    source_of(tmp_path / "a.npz", 2.0)
+    if target.is_dir() and any(target.iterdir()):
+        with pytest.raises(OptionError, match=r"changed.*remove this folder"):
+            rlio.convert(tmp_path / "a.npz", target, **options)
+        shutil.rmtree(target)
+    rlio.convert(tmp_path / "a.npz", target, prove=True, **options)
+    assert set(rows_of(target)["rewards"]) == {2.0}
+
+
+def test_a_corrected_description_beside_the_rows_makes_another_source(tmp_path: Path) -> None:
+    record(tmp_path / "own", [3, 4])
+    rlio.convert(tmp_path / "own", tmp_path / "a", to="lerobot")
+    rlio.convert(tmp_path / "a", tmp_path / "b")
+    info = tmp_path / "a/meta/info.json"
+    info.write_text(info.read_text().replace('"fps": 1', '"fps": 2'))
+    with pytest.raises(OptionError, match="changed"):
+        rlio.convert(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_source_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "own", [3, 4])
+    rlio.convert(tmp_path / "own", tmp_path / "a.h5", to="d3rlpy")
+    opened: list[str] = []
+    original = D3rlpySource.__init__
+
+    def count(self: D3rlpySource, place: Any, **options: Any) -> None:
+        opened.append(place.uri)
+        original(self, place, **options)
+
+    monkeypatch.setattr(D3rlpySource, "__init__", count)
+    rlio.convert(tmp_path / "a.h5", tmp_path / "b", prove=True)
+    assert opened == [str(tmp_path / "a.h5")]
 
 
 @pytest.mark.parametrize(("to", "name"), [(None, "b"), ("d3rlpy", "b.h5"), ("npz", "b"), ("parquet", "b")])

@@ -574,8 +574,9 @@ class _SinkTarget:
             episode = self._preparer.prepare(rows, number, place, inspector.note)
         except SchemaError as error:
             if not self._skips:
+                what = str(error).removesuffix(f" [column {error.column}]")
                 hint = "" if isinstance(error, MissingColumn) else "; or pass on_error='skip'"
-                raise type(error)(f"{place}: {error}{hint}") from error
+                raise type(error)(f"{place}: {what}{hint}", column=error.column) from error
             inspector.note("refused", first=place)
             self.decisions.refused.add(number)
             return None

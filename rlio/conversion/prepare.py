@@ -227,6 +227,8 @@ class Preparer:
             episode.truncated = not episode.terminated
         elif mode == "closed" and not episode.terminated:
             episode.truncated = True
+        elif mode == "none":
+            episode.terminated, episode.truncated = True, False
         if (episode.terminated, episode.truncated) != before:
             note("end_lost", first=place)
 
@@ -263,7 +265,11 @@ class Preparer:
             column = column[key]
         _check_nesting(name, column, nesting, self._title)
         column = self._with_keys(name, (), column, note)
-        return map_structure(lambda leaf: self._leaf(name, leaf, kind), column)
+
+        def fitted(leaf: NDArray[Any]) -> NDArray[Any]:
+            return self._with_floats(name, self._leaf(name, leaf, kind), note)
+
+        return map_structure(fitted, column)
 
     def _with_keys(self, name: str, path: Path, column: Any, note: Note) -> Any:
         """A column whose keys the format can have."""
@@ -300,6 +306,12 @@ class Preparer:
             )
         if array.ndim > self._holds.axes or (self._holds.axes < 32 and 0 in array.shape[1:]):
             raise SchemaError(f"{self._title} has no {array.dtype} of shape {array.shape[1:]}", column=name)
+        expected = dict(self._holds.shapes).get(name, array.shape[1:])
+        if array.shape[1:] != expected:
+            raise SchemaError(
+                f"found rows of shape {array.shape[1:]}, expected {expected}: {self._title} has no others",
+                column=name,
+            )
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def _fitted_rewards(self, rewards: NDArray[Any] | None, note: Note) -> NDArray[Any] | None:
@@ -347,20 +359,22 @@ class Preparer:
         """Name and array of a further column; None: it is left out."""
         holds = self._holds
         is_array = not isinstance(column, (dict, tuple))
-        if name in holds.named and is_array and self._takes is not None and self._takes(name, column):
+        if name in self.decisions.left_out:
+            return None
+        known = self.decisions.renamed.get((name,))
+        takes = self._takes if is_array and known is None and name in holds.named else None
+        if takes is not None and takes(name, column):
             return name, column
         if holds.extra is None:
             self._leave_out(name, note)
             return None
         try:
             fitted = self._fitted(name, column, holds.extra, "extra", note)
-            if is_array:
-                fitted = self._with_floats(name, fitted, note)
         except SchemaError:
             self._leave_out(name, note)
             return None
         plain = name
-        if known := self.decisions.renamed.get((name,)):
+        if known is not None:
             return str(known[0]), fitted
         if "/" in plain and not holds.slash:
             plain = plain.replace("/", ".")

@@ -178,7 +178,10 @@ def _original(rows: SampleBatch, number: int, decisions: Decisions) -> Digests:
         found |= {(Columns.NEXT_OBS, *path[1:]): leaf for path, leaf in last.items()}
     terminated = bool(found[Columns.TERMINATEDS,][0])
     truncated = bool(found[Columns.TRUNCATEDS,][0])
+    if decisions.holds.ends == "none":
+        found[Columns.TERMINATEDS,] = np.array([True])
     ended = {
+        "none": False,
         "all": truncated,
         "closed": truncated or not terminated,
         "either": not terminated,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from rlio.batch import SampleBatch
 from rlio.errors import OptionError
@@ -16,9 +16,11 @@ from rlio.formats.sink import PreparedEpisode
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_count
 
-__all__ = ["EpisodeFilesSink"]
+__all__ = ["EPISODE_FILE", "EpisodeFilesSink"]
 
 _FILE_BYTES = 64 << 20
+#: The name of a file of such a sink, without its suffix: number of the first episode, and of episodes.
+EPISODE_FILE: Final = re.compile("episodes-([0-9]{9})-([0-9]{1,9})(?=[.])")
 #: What an episode is until its file is stored.
 T = TypeVar("T", SampleBatch, bytes)
 
@@ -44,7 +46,6 @@ class EpisodeFilesSink(ABC, Generic[T]):
         )
         self._pending: list[T] = []
         self._bytes = 0
-        pattern = re.compile(rf"episodes-([0-9]{{9}})-([0-9]{{1,9}}){re.escape(self.ending)}")
         names = [name for name, is_folder in storage.children() if not is_folder]
         # Earlier versions numbered the files: how many episodes such a file has is not in its name.
         earlier = re.compile(rf"episodes-[0-9]{{6}}{re.escape(self.ending)}")
@@ -53,7 +54,7 @@ class EpisodeFilesSink(ABC, Generic[T]):
                 f"another version of rlio began to write here: found {begun[0]}; choose another folder",
                 uri=storage.uri,
             )
-        found = map(pattern.fullmatch, names)
+        found = (EPISODE_FILE.match(name) for name in names if name.endswith(self.ending))
         self.episodes: int = max((int(name[1]) + int(name[2]) for name in found if name), default=0)
 
     @abstractmethod

@@ -72,6 +72,7 @@ LOSSES: Final = MappingProxyType(
         "final_obs": "the observation after the last step of an episode",
         "unfinished": "that an episode has not ended: it comes back as truncated",
         "truncated": "that an episode was truncated: it comes back as not ended",
+        "ends": "how an episode ended, and whether it did: it comes back as terminated",
         "ids": "the ids of episodes",
         "start": "the number of the first step of an episode that is not recorded from its beginning",
         "infos": "infos",
@@ -141,6 +142,7 @@ class Holds:
         texts: Which of "obs", "actions" and "extra" may be texts.
         text_axes: Axes of an array of texts, at most.
         axes: Axes of an array of numbers, at most.
+        shapes: (column, shape of its rows), of columns whose rows have one shape in all data.
         slash: Whether names may have slashes.
         reserved: A pattern of the names that the layout uses itself, which no further column can have.
         lone_keys: A dict of observations that has one of these keys alone comes back as its array.
@@ -151,7 +153,7 @@ class Holds:
             "declared" for all episodes by the first one, and then marked where it is missing; or is "lost".
         ends: "all", also unfinished episodes; "closed": an unfinished episode comes back as truncated;
             "either": likewise, and an episode that is terminated and truncated as terminated; "terminated":
-            truncation is not kept.
+            truncation is not kept; "none": every episode comes back as terminated.
         ids: Which ids of episodes: "any", "text" (numbers become texts) or "none".
         start: Whether the number of the first step is kept.
         agents: Whether the agent's id is kept.
@@ -172,6 +174,7 @@ class Holds:
     texts: frozenset[str] = frozenset()
     text_axes: int = 1
     axes: int = 32
+    shapes: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
     slash: bool = True
     reserved: str = ""
     lone_keys: frozenset[str] = frozenset()
@@ -179,7 +182,7 @@ class Holds:
     floats: frozenset[str] = frozenset()
     needs_rewards: bool = True
     final_obs: Literal["needed", "marked", "declared", "lost"] = "marked"
-    ends: Literal["all", "closed", "either", "terminated"] = "all"
+    ends: Literal["all", "closed", "either", "terminated", "none"] = "all"
     ids: Literal["any", "text", "none"] = "any"
     start: bool = True
     agents: bool = False
@@ -197,6 +200,7 @@ class Holds:
             "final_obs": self.final_obs == "lost",
             "unfinished": self.ends in ("closed", "either"),
             "truncated": self.ends == "terminated",
+            "ends": self.ends == "none",
             "ids": self.ids != "any",
             "start": not self.start,
             "infos": not self.infos,

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlio.batch import SampleBatch
-from rlio.batch.columns import RECORDED, Columns, is_per_sequence
+from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, MissingColumn, OptionError, excerpt
 from rlio.formats.format import Format, Holds, Marks
@@ -63,6 +63,7 @@ FORMAT = Format(
 _DEMO = re.compile("demo_([0-9]{1,9})")
 #: Members and attributes of a demonstration that are no further columns.
 _KNOWN = ("obs", "next_obs", "actions", "rewards", "dones")
+_OURS = TRAJECTORY | {AGENT_ID, Columns.DONES}
 _KNOWN_ATTRIBUTES = ("num_samples",)
 #: Path in a column -> dtype, and shape of a row.
 _Kinds: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
@@ -185,7 +186,7 @@ class RobomimicSource(Hdf5Source):
                 continue
             kinds = (
                 None
-                if name in RECORDED or is_per_sequence(name)
+                if name in _OURS or is_per_sequence(name)
                 else self._kinds(number, f"data/{demo}/{name}", steps)
             )
             if kinds:

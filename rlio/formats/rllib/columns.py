@@ -21,6 +21,7 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
 from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.formats.episode_files import EPISODE_FILE
 from rlio.formats.files.space_arrays import Spaces, space_of
 from rlio.support.options import check_choice, refuse_unknown
 
@@ -315,6 +316,8 @@ class ActionScaling:
         self._spaces = spaces
         self._wished = wished
         self._source = source
+        # A conversion scales no actions.
+        self._is_ours = EPISODE_FILE.search(source) is not None
 
     def scale(self, columns: dict[str, Any], policy: str, *, is_rllibs: bool = True) -> None:
         """Scale the actions of ``policy`` in place.
@@ -324,7 +327,7 @@ class ActionScaling:
             SchemaError: The actions do not fit the space.
         """
         if self._wished is None:
-            self._warn(columns.get(Columns.ACTIONS) if is_rllibs else None)
+            self._warn(columns.get(Columns.ACTIONS) if is_rllibs and not self._is_ours else None)
         if not self._wished:
             return
         space = space_of(self._spaces, policy).get(Columns.ACTIONS)

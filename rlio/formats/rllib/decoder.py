@@ -295,8 +295,7 @@ class RllibDecoder:
         self._check_parts(arrays)
         self._settle_infos(arrays, policy, context, following)
         self.flags.settle(arrays)
-        # RLlib has no such column: rlio wrote the record.
-        self.scaling.scale(arrays, policy, is_rllibs=Columns.NEXT_OBS_VALID not in columns)
+        self.scaling.scale(arrays, policy)
         check_asked(self._asked, arrays)
         rows = _check_rows(arrays)
         if rows > self._limits.group_rows:

@@ -64,7 +64,9 @@ class RllibJsonSink(EpisodeFilesSink[bytes]):
         super().__init__(storage)
 
     def _part(self, episode: PreparedEpisode) -> bytes:
-        columns = {name: _plain(column) for name, column in episode.rows().items()}
+        rows = episode.rows()
+        del rows[Columns.NEXT_OBS_VALID]  # RLlib's batches have all observations.
+        columns = {name: _plain(column) for name, column in rows.items()}
         if infos := columns.get(Columns.INFOS):
             columns[Columns.INFOS], columns[NEXT_INFOS] = [{}, *infos[:-1]], infos
         return json.dumps({"type": "SampleBatch", **columns}).encode() + b"\n"

@@ -593,8 +593,9 @@ def by_own_names(table: Table) -> MappedSource:
 def own_map(table: Table) -> Mapping:
     """The mapping of a table whose columns have rlio's names.
 
-    ``obs_0``, ``obs_1``, ... are one column, and ``obs/position`` is a part of one. The table needs obs and
-    actions, and eps_id, terminateds, truncateds, or the lengths of its episodes.
+    ``obs_0``, ``obs_1``, ... are one column, and ``obs/position`` is a part of one. The table needs obs,
+    actions and rewards (none if rlio wrote it: with new_obs_valid), and eps_id, terminateds, truncateds, or
+    the lengths of its episodes.
 
     Raises:
         UnknownLayout: The table has other columns; the message shows them.
@@ -642,7 +643,9 @@ def _own_columns(table: Table) -> dict[str, Any]:
     check_other_names(columns)
     if refused := sorted(name for name in columns if name == Columns.DONES or is_per_sequence(name)):
         raise SchemaError(f"{excerpt(refused)} are no columns of steps")
-    missing = [name for name in (Columns.OBS, Columns.ACTIONS) if name not in columns]
+    # A conversion by rlio writes data without rewards; of other tables, they may have another name.
+    needed = [Columns.REWARDS] * (Columns.NEXT_OBS_VALID not in columns)
+    missing = [name for name in (Columns.OBS, Columns.ACTIONS, *needed) if name not in columns]
     if missing:
         raise SchemaError(f"found no column {missing[0]}")
     ends = (Columns.EPS_ID, Columns.TERMINATEDS, Columns.TRUNCATEDS)

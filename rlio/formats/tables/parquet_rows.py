@@ -37,6 +37,8 @@ FORMAT = Format(
         actions="dicts",
         extra="dicts",
         texts=frozenset(("obs", "actions", "extra")),
+        # By these, files of LeRobot, Minari and RLlib are recognised.
+        reserved="episode_index|terminations|type",
         rewards="numbers",
         floats=FLOATS,
         needs_rewards=False,
