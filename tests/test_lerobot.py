@@ -286,6 +286,15 @@ def test_an_absent_episode_names_the_file_of_the_episodes(tmp_path: Path) -> Non
         rlio.read(tmp_path / "a")
 
 
+def test_hidden_files_among_those_of_the_episodes_are_passed_over(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "v3.0", tmp_path / "a")
+    folder = tmp_path / "a/meta/episodes"
+    (folder / "chunk-000/._file-000.parquet").write_bytes(b"\0\5\x16\7" + bytes(60))
+    (folder / ".ipynb_checkpoints").mkdir()
+    shutil.copy(folder / "chunk-000/file-000.parquet", folder / ".ipynb_checkpoints/copy.parquet")
+    assert len(all_rows(tmp_path / "a")) == len(all_rows(GOLDEN / "v3.0"))
+
+
 @pytest.mark.parametrize("name", ["v3.0", "v2.1", "v3.0-image"])
 def test_bytes_of_a_row_are_those_of_the_shortest_episode(name: str) -> None:
     """Positions of saved states depend on them."""

@@ -1,0 +1,288 @@
+"""What a conversion decides before a sink sees an episode: names, environments, columns, and what is reported."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import rlio
+from rlio.cli.main import app
+from rlio.conversion.prepare import environment_for
+from rlio.conversion.report import Inspector
+from rlio.errors import OptionError
+from rlio.schemas.provenance import Provenance
+
+ROBOSUITE = json.dumps({"env_name": "Lift", "type": 1, "env_kwargs": {"robots": "Panda"}})
+
+
+def rows(steps: int = 4, **columns: Any) -> rlio.SampleBatch:
+    at = np.arange(steps + 1, dtype=np.float32)[:, None]
+    return rlio.SampleBatch(
+        {
+            "obs": at[:-1],
+            "new_obs": at[1:],
+            "actions": at[:-1] / 10,
+            "rewards": np.arange(steps) + 0.5,
+            "terminateds": np.arange(steps) == steps - 1,
+            "truncateds": np.zeros(steps, np.bool_),
+            "eps_id": np.zeros(steps, np.int64),
+            "t": np.arange(steps),
+            **columns,
+        }
+    )
+
+
+def recorded(root: Path, *batches: rlio.SampleBatch, **options: Any) -> Path:
+    with rlio.ParquetWriter(root, spool=None, **options) as writer:
+        for number, batch in enumerate(batches):
+            batch["eps_id"] = np.full(len(batch), number)
+            writer.write(batch)
+    return root
+
+
+def found(path: Path, **options: Any) -> rlio.SampleBatch:
+    with rlio.read(path, epochs=1, **options) as reader:
+        return rlio.concat_samples(list(reader))
+
+
+def kinds(report: Any) -> dict[str, list[str | None]]:
+    named: dict[str, list[str | None]] = {}
+    for finding in report.findings:
+        named.setdefault(finding.kind, []).append(finding.column)
+    return named
+
+
+# ---- environments ----
+
+
+def test_descriptions_of_environments_are_never_taken_for_one_another() -> None:
+    spec = gym.spec("CartPole-v1").to_json()
+    assert environment_for("gymnasium", spec) == spec
+    assert environment_for("gymnasium", "CartPole-v1") == spec
+    assert environment_for("robomimic", ROBOSUITE) == ROBOSUITE
+    for other in (ROBOSUITE, "Nowhere-v0", '{"id": 5}', "[1]", "", None):
+        assert environment_for("gymnasium", other) is None
+    expected = {"env_name": "CartPole-v1", "type": 2, "env_kwargs": {}}
+    assert json.loads(environment_for("robomimic", "CartPole-v1") or "") == expected
+    made = json.loads(environment_for("robomimic", spec) or "")
+    assert (made["env_name"], made["type"]) == ("CartPole-v1", 2)
+    assert made["env_kwargs"] == json.loads(spec)["kwargs"]
+    assert environment_for("robomimic", '{"id": 5}') is None
+    assert environment_for("", spec) is None
+
+
+def test_robomimic_data_becomes_a_minari_data_set_without_its_environment(tmp_path: Path) -> None:
+    recorded(tmp_path / "own", rows(), provenance=Provenance(env=ROBOSUITE))
+    rlio.convert(tmp_path / "own", tmp_path / "a.hdf5", to="robomimic", prove=True)
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        assert file["data"].attrs["env_args"] == ROBOSUITE
+    report = rlio.convert(tmp_path / "a.hdf5", tmp_path / "b", to="minari", prove=True)
+    assert "env_spec" not in json.loads((tmp_path / "b/data/metadata.json").read_text())
+    (finding,) = [finding for finding in report.findings if finding.kind == "environment"]
+    assert "Lift" in finding.text
+
+
+def test_minari_data_becomes_robomimic_data_with_env_args_of_gymnasium(tmp_path: Path) -> None:
+    recorded(tmp_path / "own", rows(), provenance=Provenance(env="CartPole-v1"))
+    rlio.convert(tmp_path / "own", tmp_path / "a", to="minari", prove=True)
+    assert "entry_point" in json.loads((tmp_path / "a/data/metadata.json").read_text())["env_spec"]
+    rlio.convert(tmp_path / "a", tmp_path / "b.hdf5", to="robomimic", prove=True)
+    with h5py.File(tmp_path / "b.hdf5") as file:
+        args = json.loads(file["data"].attrs["env_args"])
+    assert (args["env_name"], args["type"]) == ("CartPole-v1", 2)
+    assert gym.make(args["env_name"], **args["env_kwargs"]).spec is not None
+
+
+# ---- names and values ----
+
+
+def test_names_that_a_target_uses_itself_are_changed_and_their_values_kept(tmp_path: Path) -> None:
+    names = ("index", "frame_index", "timestamp", "observation.x", "next.reward", "a/b", "plain")
+    recorded(tmp_path / "own", rows(**{name: np.arange(4) + 5 for name in names}))
+    report = rlio.convert(tmp_path / "own", tmp_path / "a", to="lerobot", prove=True)
+    batch = found(tmp_path / "a")
+    for name in ("index_", "frame_index_", "timestamp_", "observation_x_", "next_reward_", "a.b", "plain"):
+        assert batch[name].tolist() == [5, 6, 7, 8], name
+    assert "index -> index_" in kinds(report)["renamed"]
+    assert len(kinds(report)["renamed"]) == len(names) - 1
+    names = ("file", "lengths", "allow_pickle", "infos/x")
+    recorded(tmp_path / "own-2", rows(**{name: np.arange(4) + 5 for name in names}))
+    rlio.convert(tmp_path / "own-2", tmp_path / "b", to="npz", prove=True)
+    assert {"file", "lengths_", "allow_pickle", "infos.x"} < {*found(tmp_path / "b")}
+
+
+def test_a_name_that_is_changed_takes_no_name_that_is_there(tmp_path: Path) -> None:
+    recorded(tmp_path / "own", rows(index=np.arange(4), index_=np.arange(4) + 9))
+    rlio.convert(tmp_path / "own", tmp_path / "a", to="lerobot", prove=True)
+    assert found(tmp_path / "a")["index_"].tolist() == [9, 10, 11, 12]
+    assert found(tmp_path / "a")["index__"].tolist() == [0, 1, 2, 3]
+
+
+def test_texts_come_back_from_npz_and_from_rllibs_episodes(tmp_path: Path) -> None:
+    words = np.array(["a", "bc", "", "d"], object)
+    recorded(tmp_path / "own", rows(words=words))
+    for to in ("npz", "rllib-episodes", "lerobot", "parquet", "rllib-json"):
+        rlio.convert(tmp_path / "own", tmp_path / to, to=to, prove=True)
+        assert found(tmp_path / to)["words"].tolist() == words.tolist()
+
+
+def test_data_of_robots_without_rewards_goes_from_one_version_of_lerobot_to_the_next(tmp_path: Path) -> None:
+    batch = rows()
+    del batch["rewards"]
+    recorded(tmp_path / "own", batch)
+    rlio.convert(tmp_path / "own", tmp_path / "a", to="lerobot", prove=True)
+    report = rlio.convert(tmp_path / "a", tmp_path / "b", to="lerobot", prove=True)
+    assert report.written == 4
+    assert "rewards" not in found(tmp_path / "b")
+
+
+def test_of_data_without_final_observations_only_the_first_lerobot_writes_those_of_later_episodes(
+    tmp_path: Path,
+) -> None:
+    lacks = rows(new_obs_valid=np.array([True, True, True, False]))
+    has = rows(new_obs_valid=np.ones(4, np.bool_))
+    recorded(tmp_path / "own", lacks, has)
+    rlio.convert(tmp_path / "own", tmp_path / "a", to="lerobot", prove=True)
+    batch = found(tmp_path / "a")
+    assert batch["new_obs_valid"].tolist() == [True, True, True, False, True, True, True, True]
+    assert batch["new_obs"][:, 0].tolist() == [1, 2, 3, 0, 1, 2, 3, 4]
+
+
+def test_an_episode_of_one_step_is_left_out_if_its_step_is_dropped(tmp_path: Path) -> None:
+    one, four = (
+        rows(1, new_obs_valid=np.array([False])),
+        rows(4, new_obs_valid=np.array([True] * 3 + [False])),
+    )
+    recorded(tmp_path / "own", one, four)
+    report = rlio.convert(tmp_path / "own", tmp_path / "a", to="minari", final_obs="drop-step", prove=True)
+    counts = {finding.kind: finding.count for finding in report.findings}
+    assert (counts["no_step_left"], counts["dropped_step"], report.written) == (1, 1, 3)
+    assert found(tmp_path / "a")["actions"][:, 0].tolist() == pytest.approx([0, 0.1, 0.2])
+
+
+def test_whole_numbers_beyond_the_floats_of_a_target_are_refused_or_kept(tmp_path: Path) -> None:
+    recorded(tmp_path / "own", rows(rewards=np.arange(4) + 2**53 + 1))
+    rlio.convert(tmp_path / "own", tmp_path / "a", to="lerobot", prove=True)
+    assert found(tmp_path / "a")["rewards"].tolist() == [2**53 + 1 + step for step in range(4)]
+    with pytest.raises(rlio.errors.SchemaError, match="beyond 2"):
+        rlio.convert(tmp_path / "own", tmp_path / "b.h5", to="d3rlpy")
+    assert not (tmp_path / "b.h5").exists()
+    np.savez(
+        tmp_path / "c.npz",
+        **{name: column for name, column in rows(rewards=np.arange(4) + 2**53 + 1).items()},
+    )
+    with pytest.raises(rlio.errors.SchemaError, match="beyond 2"):
+        found(tmp_path / "c.npz")
+
+
+# ---- what is read ----
+
+
+def libero(path: Path, *, unlike: bool = False) -> None:
+    """Demonstrations with members beside those of robomimic, as LIBERO, MimicGen and Isaac Lab have them."""
+    with h5py.File(path, "w") as file:
+        for number in range(2):
+            demo = file.create_group(f"data/demo_{number}")
+            demo.attrs["num_samples"], demo.attrs["success"] = 3, True
+            demo["obs/x"], demo["actions"] = np.zeros((3, 2)), np.ones((3, 1))
+            demo["rewards"], demo["dones"] = np.zeros(3), np.array([0, 0, 1])
+            demo["states"], demo["robot_states"] = np.zeros((3, 4)), np.full((3, 2), number)
+            demo["datagen_info/eef_pose/hand"] = np.full((3, 4, 4), 7.0)
+            demo["initial_state/pose"] = np.zeros((1, 2))
+            if number == 0 or not unlike:
+                demo["extra"] = np.zeros(3)
+        file["data"].attrs["env_args"] = ROBOSUITE
+
+
+def test_members_of_robomimic_demonstrations_are_columns_or_in_the_report(tmp_path: Path) -> None:
+    libero(tmp_path / "a.hdf5")
+    report = rlio.convert(tmp_path / "a.hdf5", tmp_path / "b", prove=True)
+    batch = found(tmp_path / "b")
+    assert batch["robot_states"][:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch["datagen_info"]["eef_pose"]["hand"].shape == (6, 4, 4)
+    assert batch["states"].shape == (6, 4)
+    assert kinds(report)["left_out"] == ["initial_state", "success (an attribute)"]
+    rlio.convert(tmp_path / "b", tmp_path / "c.hdf5", to="robomimic", prove=True)
+    libero(tmp_path / "d.hdf5", unlike=True)
+    report = rlio.convert(tmp_path / "d.hdf5", tmp_path / "e", prove=True)
+    assert "extra" in kinds(report)["left_out"]
+    assert "extra" not in found(tmp_path / "e")
+
+
+def test_d3rlpy_files_of_many_episodes_are_recognised(tmp_path: Path) -> None:
+    recorded(tmp_path / "own", *[rows(1) for _ in range(260)])
+    rlio.convert(tmp_path / "own", tmp_path / "a.h5", to="d3rlpy", prove=True)
+    assert len(found(tmp_path / "a.h5")) == 260
+
+
+def test_rllibs_json_of_a_conversion_is_not_said_to_have_scaled_actions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded(tmp_path / "own", rows())
+    rlio.convert(tmp_path / "own", tmp_path / "a", to="rllib-json")
+    with caplog.at_level(logging.WARNING, logger="rlio"):
+        found(tmp_path / "a")
+        assert "scaled" not in caplog.text
+        (tmp_path / "output-1.json").write_text(next((tmp_path / "a").glob("*.json")).read_text())
+        found(tmp_path / "output-1.json")
+        assert "scaled" in caplog.text
+
+
+def test_a_tables_integers_beyond_floats_are_not_rounded_when_read(tmp_path: Path) -> None:
+    batch = rows(advantages=np.arange(4) + 2**60 + 1)
+    np.savez(tmp_path / "a.npz", **{name: np.asarray(column) for name, column in batch.items()})
+    with pytest.raises(rlio.errors.SchemaError, match="beyond 2"):
+        found(tmp_path / "a.npz")
+
+
+# ---- the report ----
+
+
+def test_identical_findings_are_one_line_with_a_count_and_three_places() -> None:
+    inspector = Inspector()
+    for number in range(5):
+        batch = rows(
+            3, a=np.full(3, np.nan), b=np.full(3, np.nan), c=np.full(3, np.nan), d=np.full(3, np.nan)
+        )
+        inspector.add(batch, place=f"episode {number}")
+    (finding, *_) = [finding for finding in inspector.findings() if finding.kind == "nan"]
+    assert (finding.count, finding.first) == (15, "episode 0, row 0")
+    assert finding.places == tuple(f"episode {number}, row 0" for number in range(3))
+    report = rlio_report(inspector)
+    (line,) = [line for line in report.lines() if line[0] == "nan"]
+    assert line == (
+        "nan",
+        "60 rows",
+        "a; b; c and 1 more",
+        "episode 0, row 0; episode 1, row 0; episode 2, row 0",
+        "The column has NaN.",
+    )
+
+
+def rlio_report(inspector: Inspector) -> Any:
+    from rlio.conversion.report import ImportReport
+
+    return ImportReport(
+        source="a", target="b", source_format="rlio", target_format="rlio", episodes=5, rows=15, written=15,
+        findings=inspector.findings(),
+    )  # fmt: skip
+
+
+def test_the_command_takes_what_to_do_with_missing_final_observations(tmp_path: Path) -> None:
+    recorded(tmp_path / "own", rows(new_obs_valid=np.array([True, True, True, False])))
+    command = ["convert", str(tmp_path / "own"), str(tmp_path / "a"), "--to", "minari", "--prove"]
+    assert CliRunner().invoke(app, command).exit_code == 1
+    ran = CliRunner().invoke(app, [*command, "--final-obs", "repeat"])
+    assert ran.exit_code == 0, ran.output
+    assert "repeated_obs" in ran.output
+    assert CliRunner().invoke(app, [*command, "--final-obs", "zeros"]).exit_code == 2
+    with pytest.raises(OptionError, match="pass final_obs= to"):
+        rlio.convert(tmp_path / "own", tmp_path / "b", to="rllib-json", options={"final_obs": "repeat"})
