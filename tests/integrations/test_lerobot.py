@@ -26,13 +26,7 @@ lerobot_dataset = pytest.importorskip(
 if not lerobot_dataset.CODEBASE_VERSION.startswith("v3"):
     pytest.skip("this LeRobot does not read version 3", allow_module_level=True)
 
-from rlio.batch.episode import Episode  # noqa: E402
-from rlio.formats.lerobot.sink import LeRobotSink  # noqa: E402
-from rlio.formats.lerobot.source import LeRobotSource  # noqa: E402
-from rlio.formats.place import locate_format  # noqa: E402
-from rlio.formats.sink import Origin  # noqa: E402
-from rlio.limits import DEFAULT_LIMITS  # noqa: E402
-from rlio.storage import Storage  # noqa: E402
+import rlio  # noqa: E402
 
 GOLDEN = Path(__file__).parents[1] / "golden/formats/lerobot"
 
@@ -49,12 +43,7 @@ def loaded(root: Path) -> Any:
 
 @pytest.mark.parametrize("name", ["v3.0", "v3.0-image"])
 def test_lerobot_loads_what_rlio_made_of_its_data_as_the_same_data(name: str, tmp_path: Path) -> None:
-    source = LeRobotSource(locate_format(GOLDEN / name)[1], limits=DEFAULT_LIMITS)
-    sink = LeRobotSink(Storage.open(tmp_path / "a"), source.origin)
-    for number in range(len(source.lengths)):
-        sink.write(Episode.from_batch(source.load(number, None), id_=number))
-    sink.close()
-    source.close()
+    rlio.convert(GOLDEN / name, tmp_path / "a", to="lerobot", prove=True)
     before, after = loaded(GOLDEN / name), loaded(tmp_path / "a")
     assert (after.num_episodes, after.num_frames, after.fps) == (3, 9, 10)
     assert after.meta.tasks.equals(before.meta.tasks)
@@ -79,18 +68,18 @@ def test_lerobot_loads_what_rlio_made_of_its_data_as_the_same_data(name: str, tm
 
 
 def test_lerobot_goes_along_an_episode_with_a_final_observation(tmp_path: Path) -> None:
-    sink = LeRobotSink(Storage.open(tmp_path / "a"), Origin(uri="x"), task="walk")
-    for _ in range(2):
-        sink.write(
-            Episode(
-                0,
-                observations={"near": np.arange(5.0)[:, None], "far": np.ones((5, 2, 2), np.float32)},
-                actions=np.arange(4),
-                rewards=np.ones(4),
-                terminated=True,
-            )
-        )
-    sink.close()
+    near = np.arange(5.0)[:, None]
+    episode = {
+        "obs": {"near": near, "far": np.ones((5, 2, 2), np.float32)},
+        "actions": np.arange(4),
+        "rewards": np.ones(4),
+        "terminateds": True,
+        "index": np.arange(4),
+        "words": ["a", "bc", "d", ""],
+    }
+    rlio.convert(
+        rlio.from_episodes([episode] * 2), tmp_path / "a", to="lerobot", options={"task": "walk"}, prove=True
+    )
     data = lerobot_dataset.LeRobotDataset(
         "rlio/x", root=tmp_path / "a", delta_timestamps={"observation.near": [-1.0, 0.0]}
     )
@@ -99,3 +88,5 @@ def test_lerobot_goes_along_an_episode_with_a_final_observation(tmp_path: Path) 
     assert float(item["next.observation.final.near"]) == 4
     assert bool(item["next.done"])
     assert item["task"] == "walk"
+    assert (int(item["index"]), int(item["index_"]), item["words"]) == (3, 3, "")
+    assert bool(item["next.observation.final_known"])

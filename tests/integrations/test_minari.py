@@ -14,12 +14,7 @@ minari = pytest.importorskip("minari", reason="Minari is not installed: make tes
 import rlio  # noqa: E402
 from rlio.batch.episode import Episode  # noqa: E402
 from rlio.errors import OptionError, SchemaError  # noqa: E402
-from rlio.formats.minari.sink import MinariSink  # noqa: E402
-from rlio.formats.minari.source import MinariSource  # noqa: E402
-from rlio.formats.place import locate_format  # noqa: E402
-from rlio.limits import DEFAULT_LIMITS  # noqa: E402
 from rlio.schemas.provenance import Provenance  # noqa: E402
-from rlio.storage import Storage  # noqa: E402
 
 GOLDEN = Path(__file__).parents[1] / "golden/formats/minari"
 IDS = [
@@ -35,13 +30,10 @@ def test_minari_loads_what_rlio_made_of_its_data_as_the_same_data(
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(GOLDEN))
     before = minari.load_dataset(name)
-    source = MinariSource(locate_format(GOLDEN / name)[1], limits=DEFAULT_LIMITS)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    sink = MinariSink(Storage.open(tmp_path / name), source.origin, data_format=data_format)
-    for number in range(len(source.lengths)):
-        sink.write(Episode.from_batch(source.load(number, None), id_=number))
-    sink.close()
-    source.close()
+    rlio.convert(
+        GOLDEN / name, tmp_path / name, to="minari", options={"data_format": data_format}, prove=True
+    )
     after = minari.load_dataset(name)
     assert after.spec.dataset_id == name
     assert after.storage.metadata["data_format"] == data_format
@@ -238,3 +230,24 @@ def test_a_view_refuses_what_it_cannot_show_and_all_writes(tmp_path: Path) -> No
         writer.write(rlio.MultiAgentBatch({"a": rows, "b": rows}, 2))
     with pytest.raises(OptionError, match="policy="):
         rlio.bridges.to_minari(rlio.open_dataset(tmp_path / "several"))
+
+
+def test_minari_loads_what_rlio_made_of_robomimics_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = np.arange(4, dtype=np.float32)
+    with rlio.ParquetWriter(
+        tmp_path / "own", provenance=Provenance(env='{"env_name": "Lift", "type": 1, "env_kwargs": {}}')
+    ) as writer:
+        writer.write(
+            rlio.SampleBatch(
+                obs=steps[:-1, None], new_obs=steps[1:, None], actions=steps[:-1, None], rewards=np.ones(3),
+                terminateds=[False, False, True], eps_id=[0] * 3, t=range(3),
+            )
+        )  # fmt: skip
+    rlio.convert(tmp_path / "own", tmp_path / "demos.hdf5", to="robomimic", prove=True)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    rlio.convert(tmp_path / "demos.hdf5", tmp_path / "lift-v0", to="minari", prove=True)
+    data = minari.load_dataset("lift-v0")
+    assert data.env_spec is None
+    assert [episode.actions[:, 0].tolist() for episode in data.iterate_episodes()] == [[0, 1, 2]]
