@@ -11,9 +11,10 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -164,14 +165,14 @@ class GroupSource(ABC):
             return segment.rows if span is None else len(span.rows)
         return self._chosen[segment].count if span is None else len(self._passing(segment, span))
 
-    def _decode(self, segment: StoredSegment, span: Span) -> Folded | None:
-        """The served units of a group; None if they are lost."""
-        folded = self._reader.read_folded(segment, span)
-        if folded is None or self._matches is None:
+    def _passed(self, segment: StoredSegment, spans: Sequence[Span], folded: Folded) -> Folded:
+        """Those of the rows of some groups that pass the filter."""
+        if self._matches is None:
             return folded
-        rows = self._passing(segment, span)
+        start = spans[0].first - segment.first
+        rows = self._chosen[segment].within(start, spans[-1].end - segment.first)
         assert isinstance(folded.batch, SampleBatch)
-        return folded if len(rows) == len(span.rows) else replace(folded, batch=folded.batch[rows])
+        return folded if len(rows) == len(folded.batch) else replace(folded, batch=folded.batch[rows])
 
     @property
     @abstractmethod
@@ -220,6 +221,8 @@ class RecordedOrder(GroupSource):
         self._joint = any(schema.multi_agent for schema in groups.source.schemas.values())
         self._ahead: Ahead[_Group] = Ahead(self._load)
         self._group: _Group | None = None
+        #: Up to where units were asked for; None: not yet.
+        self._reached: int | None = None
         self._spans_of: StoredSegment | None = None
         self._spans: list[Span] = []
         self._span_starts = [0]
@@ -232,12 +235,14 @@ class RecordedOrder(GroupSource):
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are views of the group; no other batch has the same rows."""
         found = 0
+        # Of units in turn, short groups are read together. A rank passes over those of others.
+        in_turn, self._reached = self._reached in (None, start), stop % self.total
         while start < stop:
             group = self._group
             if group is None or not group.start <= start < group.stop:
-                group = self._ahead.get(start)
+                group = self._ahead.get((start, in_turn))
                 if group.stop < self.total:
-                    self._ahead.announce(group.stop)
+                    self._ahead.announce((group.stop, in_turn))
             end = min(stop, group.stop)
             if group.batch is None:
                 self._group = _Group(end, group.stop, None)
@@ -261,23 +266,28 @@ class RecordedOrder(GroupSource):
         return Folded(head, frames)
 
     def rewind(self) -> None:
-        self._group = None
+        self._group = self._reached = None
 
-    def _load(self, position: int) -> _Group:
-        """The group that holds ``position``."""
+    def _load(self, wanted: tuple[int, bool]) -> _Group:
+        """The group that holds a position, and, with True, short ones after it."""
+        position, in_turn = wanted
         number = bisect_right(self._starts, position) - 1
         segment = self._segments[number]
         if self._spans_of != segment:
             # Kept for the next groups: a JSON shard has one group a line, and as many spans.
-            self._spans = self._reader.spans(segment)
+            spans = self._reader.spans(segment)
+            self._spans = [span for span in spans if self._units_of(segment, span)]
             self._span_starts = [0, *accumulate(self._units_of(segment, span) for span in self._spans)]
             self._spans_of = segment
         index = bisect_right(self._span_starts, position - self._starts[number]) - 1
         if index >= len(self._spans):
             raise CorruptData("the shard holds fewer rows than its name says", uri=segment.path)
-        start = self._starts[number] + self._span_starts[index]
-        span, units = self._spans[index], self._units_of(segment, self._spans[index])
-        return _Group(start, start + units, self._decode(segment, span))
+        spans = self._spans if in_turn else self._spans[: index + 1]
+        stop, folded = self._reader.read_run(segment, spans, index)
+        if folded is not None:
+            folded = self._passed(segment, spans[index:stop], folded)
+        first = self._starts[number]
+        return _Group(first + self._span_starts[index], first + self._span_starts[stop], folded)
 
     def _units_of(self, segment: StoredSegment, span: Span) -> int:
         return span.units if self._matches is None else self._weigh(segment, span)
@@ -388,9 +398,7 @@ class WindowedOrder(GroupSource):
         place: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
-        for number in self._order.groups_of(index):
-            segment, span, units = self._groups[number]
-            folded = self._decode(segment, span)
+        for units, folded in self._runs_of(index):
             if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
@@ -403,6 +411,15 @@ class WindowedOrder(GroupSource):
         joined = join_folded(parts) if parts else None
         numbers = {pid: np.concatenate(own) for pid, own in steps.items()}
         return _Window(joined, np.concatenate(place), numbers)
+
+    def _runs_of(self, index: int) -> Iterator[tuple[int, Folded | None]]:
+        """What is read together of a window: the number of its units, and the units; None: they are lost."""
+        groups = self._order.groups_of(index)
+        for segment, found in groupby(self._groups[groups.start : groups.stop], itemgetter(0)):
+            units = {span: count for _, span, count in found}
+            for spans, folded in self._reader.runs(segment, list(units)):
+                passed = None if folded is None else self._passed(segment, spans, folded)
+                yield sum(units[span] for span in spans), passed
 
     def _order_of(self, seed: int) -> WindowOrder:
         rows = [units for _, _, units in self._groups]
