@@ -52,22 +52,25 @@ def parse_arrays(
         return None
     if not isinstance(record, dict):
         return None
-    listed = {name: record.pop(name) for name in objects if type(record.get(name)) is list}
-    texts = sum(type(value) is str for value in record.values()) + len(listed)
-    for value in listed.values():
-        if (within := _texts_in(value)) is None:
+    listed = {name for name in objects if type(record.get(name)) is list}
+    texts = sum(type(value) is str for value in record.values())
+    for name in listed:
+        if (within := _texts_in(record[name])) is None:
             return None
         texts += within
     # With more quotes, a key comes twice, a text is escaped, or text lies in lists or objects. NumPy counts
     # four times as fast as `bytes.count`.
     quotes = np.count_nonzero(np.frombuffer(line, np.uint8) == ord('"'))
-    if quotes != 2 * (len(record) + texts):  # The names of `listed` are among the texts.
+    if quotes != 2 * (len(record) + texts):
         return None
     try:
-        found = {name: value if type(value) is str else _array(value) for name, value in record.items()}
+        found = {
+            name: value if type(value) is str or name in listed else _array(value)
+            for name, value in record.items()
+        }
     except ValueError:  # Rows of unlike shapes.
         return None
-    return None if any(value is None for value in found.values()) else found | listed
+    return None if any(value is None for value in found.values()) else found
 
 
 def _texts_in(value: Any) -> int | None:
