@@ -34,12 +34,12 @@ from rlio.errors import (
     UnknownName,
     UnsafeData,
 )
+from rlio.formats.files import line_files
+from rlio.formats.files.line_files import open_line_files
+from rlio.formats.rllib.decoder import RllibDecoder
+from rlio.formats.rllib.json_records import JsonRecords
 from rlio.limits import Limits
-from rlio.readers import line_files
 from rlio.readers.json_reader import JsonReader
-from rlio.readers.json_records import JsonRecords
-from rlio.readers.line_files import open_line_files
-from rlio.readers.rllib_json import RllibDecoder
 from rlio.storage import expand_inputs
 from rlio.testing.readers import ReaderTests, assert_resumes
 

@@ -12,9 +12,9 @@ import pytest
 
 import rlio
 from rlio.batch import Batch, SampleBatch, concat_samples
-from rlio.formats.format import open_files
 from rlio.limits import DEFAULT_LIMITS
 from rlio.maintenance.trim import trim
+from rlio.opening import open_files
 from rlio.source.source import Source
 from rlio.testing import SourceTests
 
@@ -181,8 +181,8 @@ class TestParquet(OfFiles):
 class TestPartsOfRowGroups(TestParquet):
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("rlio.readers.foreign_parquet._GROUP_BYTES", 1)
-        monkeypatch.setattr("rlio.readers.foreign_parquet._GROUP_ROWS", 2)
+        monkeypatch.setattr("rlio.formats.tables.parquet_source._GROUP_BYTES", 1)
+        monkeypatch.setattr("rlio.formats.tables.parquet_source._GROUP_ROWS", 2)
 
 
 class TestEpisodesApart(TestNpz):
