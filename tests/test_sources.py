@@ -16,6 +16,7 @@ from rlio.errors import CorruptData, EndOfData, HoleError
 from rlio.look.stats import Normaliser
 from rlio.query.filters import RowFilter
 from rlio.read_options import ReadOptions
+from rlio.readers import group_source
 from rlio.readers.cold_pass import ColdPass
 from rlio.readers.stored_pass import StoredPass
 from rlio.replay.draws import Draw
@@ -256,8 +257,12 @@ def test_a_filter_passes_the_same_rows_of_groups_that_are_read_together(
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_of_one_window_or_run_share_no_rows(shuffle: bool) -> None:
+@pytest.mark.parametrize("block", [4, 12, 4096])
+def test_batches_of_one_window_or_run_share_no_rows(
+    shuffle: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order = actions(passes("cold", Files(), shuffle=shuffle, seed=3 if shuffle else None))
+    monkeypatch.setattr(group_source, "_BLOCK_ROWS", block)
     reader = passes("cold", Files(), shuffle=shuffle, seed=3 if shuffle else None)
     found = []
     for _ in range(14):
