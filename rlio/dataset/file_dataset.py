@@ -19,6 +19,7 @@ from rlio.readers.read_options import ReadOptions
 from rlio.schemas.schema import Schema
 from rlio.source.source import EpisodeInfo, FileSource, HoleCheck, OpenSegment, StoredSegment
 from rlio.support.clock import utc_time
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +53,7 @@ class FileDataset(Dataset):
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
-        yield f"{len(self)} rows"
+        yield counted(len(self), "row")
         yield "files of another library, read only"
 
     def again(self) -> FileSource:

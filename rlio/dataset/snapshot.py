@@ -23,12 +23,15 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.log.spool import Spool, find_logs, spool_of
-from rlio.schemas.schema import Schema, canonical_json
+from rlio.schemas.schema import Leaf, Schema, canonical_json
+from rlio.schemas.shown import leaf_table
 from rlio.source.source import EpisodeInfo, HoleCheck, Source, StoredSegment
 from rlio.storage.filesystem import Storage
 from rlio.support.clock import utc_time
 from rlio.support.described import Described
 from rlio.support.forks import cached_property
+from rlio.support.html import Html
+from rlio.support.words import counted
 
 __all__ = ["DatasetSnapshot", "Snapshot", "rows_waiting"]
 
@@ -125,11 +128,18 @@ class DatasetSnapshot(Described, Source):
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
-        yield f"{len(self)} rows"
-        yield f"{len(self.files())} shards"
-        yield f"{len(self._stops)} writers"
+        yield counted(len(self), "row")
+        yield counted(len(self.segments), "shard")
+        yield counted(len(self._stops), "writer")
         if self.pinned:
             yield "a snapshot"
+
+    def _tables(self) -> Iterator[Html]:
+        policies: dict[str, dict[str, Leaf]] = {}
+        for schema in self.schemas.values():
+            for policy, found in schema.policies.items():
+                policies.setdefault(policy, {}).update({leaf.name: leaf for leaf in found.leaves})
+        yield leaf_table({policy: found.values() for policy, found in policies.items()})
 
     def snapshot(self) -> dict[str, int | list[int]]:
         """Return the version of the data set, as JSON for ``at=``. It makes orders reproducible.
