@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rlio.batch.episode import Episode
     from rlio.dataset.random_access import RandomAccess
     from rlio.dataset.stats import Stats
+    from rlio.look.info import DatasetInfo, Stored
     from rlio.replay.filters import RowFilter, RowFunction
 
 __all__ = [
@@ -320,6 +321,54 @@ class Dataset(DatasetSnapshot):
         return read_stats(
             self, columns, policy=policy, missing=missing, on_error=on_error, cache_folder=cache_folder
         )
+
+    def info(
+        self, *, ranges: bool = False, cache_folder: str | os.PathLike[str] | None = None
+    ) -> DatasetInfo:
+        """Return what the data is and holds: rows, episodes, returns, lengths, columns, spaces, times.
+
+        Its `repr` is a text of at most ten lines; `rlio.DatasetInfo` has the parts.
+
+        Costs what `episodes` costs: one pass over the footers, or over rewards, ends and ids where files have no
+        such footers. The least and greatest values of columns are those that footers state, and those that
+        are known from an earlier call with ``ranges=True``; the others are None, "range not read". What is
+        found is kept in a small file, which the next call for the same rows reads.
+
+        Args:
+            ranges: Whether to read all columns with numbers, once, for their ranges and shares of NaN, as
+                `stats` does.
+            cache_folder: Folder of the files; None: in the user's cache folder. Never the root.
+
+        Raises:
+            CorruptData: A shard is damaged. (HoleError: rows are missing.)
+        """
+        from rlio.look.info import info_of, read_columns
+
+        stored = self._stored(cache_folder)
+        policies = {policy for schema in self.schemas.values() for policy in schema.policies}
+        found: dict[str, Stats | None] = {}
+        for policy in policies if len(self) else ():
+            if names := read_columns(self, policy):
+                found[policy] = self._range_stats(names, policy, ranges=ranges, cache_folder=cache_folder)
+        return info_of(self, self.episodes, stored, found)
+
+    def _range_stats(
+        self, names: list[str], policy: str, *, ranges: bool, cache_folder: str | os.PathLike[str] | None
+    ) -> Stats | None:
+        """The statistics of columns; without ``ranges``, if an earlier call has read them."""
+        from rlio.dataset.stats import known_stats
+
+        if ranges:
+            return self.stats(names, policy=policy, cache_folder=cache_folder)
+        return known_stats(self, names, policy=policy, cache_folder=cache_folder)
+
+    def _stored(self, cache_folder: str | os.PathLike[str] | None) -> Stored:
+        """What is stored besides rows. The pass over the footers that finds it finds the episodes, too."""
+        from rlio.look.info import Survey
+
+        survey = Survey()
+        self._join_episodes(survey.add)
+        return survey.stored(rows_bytes=self.bytes(), files=len(self.segments))
 
     def to_hf(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rlio.dataset.dataset import Dataset
 from rlio.errors import DataNotFound, OptionError, excerpt
-from rlio.formats.format import open_files
+from rlio.formats.format import by_name, open_files
 from rlio.readers.read_options import ReadOptions
 from rlio.schemas.schema import Schema
 from rlio.source.source import EpisodeInfo, FileSource, HoleCheck, OpenSegment, StoredSegment
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rlio.dataset.stats import Stats
+    from rlio.look.info import Stored
 
 __all__ = ["FileDataset"]
 
@@ -166,6 +167,20 @@ class FileDataset(Dataset):
             )
         finally:
             source.close()
+
+    def _stored(self, cache_folder: object) -> Stored:
+        from rlio.look.info import Stored, environment_of
+
+        source, format = self._source, by_name(self._source.format)
+        sizes = source.sizes
+        return Stored(
+            format=source.format,
+            title="a table in memory" if format is None else format.title,
+            version=source.format_version,
+            environments=() if source.environment is None else (environment_of(source.environment),),
+            bytes=None if None in sizes or not sizes else sum(size or 0 for size in sizes),
+            files=len(sizes) or None,
+        )
 
     # ---- what only shards of rlio have ----
 

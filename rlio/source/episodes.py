@@ -57,7 +57,9 @@ class EpisodeSource(Protocol):
 
     A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
     ``notes``, sentences about its data for the report (`rlio.formats.report`); and ``group_rows``, the most
-    rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one.
+    rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one; and
+    ``version``, the version of the format that the files state; and ``sizes``, the bytes of all files with
+    rows, if `files` are not all.
     """
 
     uri: str
@@ -147,6 +149,9 @@ class EpisodeFiles(GroupFiles):
     ) -> None:
         super().__init__(layout.files, about)
         self.layout = layout
+        self.format = str(about.get("format") or "")
+        self.format_version = getattr(layout, "version", None)
+        self.environment = getattr(getattr(layout, "origin", None), "env", None)
         wished = getattr(layout, "group_rows", _GROUP_ROWS)
         self._most = max(1, min(wished, _GROUP_BYTES // max(1, layout.row_bytes)))
         self._reads_parts = isinstance(layout, PartSource) and layout.reads_parts
@@ -189,6 +194,11 @@ class EpisodeFiles(GroupFiles):
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
         """The spaces that the files state."""
         return {} if self.layout.spaces is None else {DEFAULT_POLICY_ID: self.layout.spaces}
+
+    @property
+    def sizes(self) -> Sequence[int | None]:
+        """See `FileSource`."""
+        return getattr(self.layout, "sizes", None) or super().sizes
 
     def uri_of(self, path: str) -> str:
         return self.uri

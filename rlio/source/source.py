@@ -186,7 +186,17 @@ class Source(ABC):
 
 
 class FileSource(Source):
-    """A source that holds files open."""
+    """A source that holds files open, or a table in memory."""
+
+    #: What the files state of themselves: the name of the format, its version, and the environment.
+    format: str = ""
+    format_version: str | None = None
+    environment: str | None = None
+
+    @property
+    def sizes(self) -> Sequence[int | None]:
+        """Bytes of each file that holds rows; None: unknown. (): they are in memory."""
+        return ()
 
     @abstractmethod
     def close(self) -> None:

@@ -14,6 +14,8 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from rlio.support.words import one_line
+
 __all__ = ["Html", "facts", "panel", "pictures", "shown", "table"]
 
 # Characters of a cell, and rows of a table.
@@ -37,10 +39,7 @@ def shown(value: object) -> Html:
     """A value as escaped text, which is cut if it is long; markup stays as it is."""
     if isinstance(value, Html):
         return value
-    text = str(value)
-    if len(text) > _CELL:
-        text = f"{text[:_CELL]}..."
-    return Html(html.escape("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)))
+    return Html(html.escape(one_line(str(value), _CELL)))
 
 
 def panel(title: object, *parts: Html) -> str:

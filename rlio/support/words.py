@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["and_more", "counted"]
+__all__ = ["and_more", "counted", "one_line"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -25,3 +25,10 @@ def and_more(parts: Sequence[str], most: int) -> str:
     """The first of the parts, and how many there are more."""
     rest = len(parts) - most
     return ", ".join(parts[:most]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def one_line(text: str, most: int) -> str:
+    """A text of strangers on one line: escapes replace what does not print; long ones are cut."""
+    if len(text) > most:
+        text = f"{text[: most - 3]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
