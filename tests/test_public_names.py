@@ -44,6 +44,7 @@ PUBLIC = [
     "DatasetReader",
     "EndOfData",
     "EnvRunner",
+    "EpisodeTable",
     "Episode",
     "ExternalEnv",
     "ExternalRunner",

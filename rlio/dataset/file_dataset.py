@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rlio.dataset.stats import Stats
+    from rlio.look.episode_index import EpisodeIndex
 
 __all__ = ["FileDataset"]
 
@@ -120,7 +121,10 @@ class FileDataset(Dataset):
 
     # ---- what reads rows ----
 
-    def episodes(self) -> Iterator[EpisodeInfo]:
+    def _joined_episodes(self) -> EpisodeIndex:
+        return self._access(None, "error").index
+
+    def episode_parts(self) -> Iterator[EpisodeInfo]:
         """Yield the episodes; reads the columns that tell them apart, group by group."""
         access = self._access(None, "error")
         for number in range(len(self.segments)):
