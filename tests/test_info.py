@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from gymnasium import spaces
 from test_html import check
-from test_options_page import EPISODES, LAST, LENGTHS, RECORDED, ROWS, sources
+from test_options_page import EPISODES, LENGTHS, RECORDED, ROWS, sources
 
 import rlio
-from rlio.errors import CorruptData
 from rlio.look.info import Quantiles
 
 GOLDEN = Path(__file__).with_name("golden")

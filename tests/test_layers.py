@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rlio.following.marks",
     ),
     ("rlio.log",),
-    ("rlio.dataset", "rlio.formats.format", "rlio.replay", "rlio.following.samples_per_insert"),
+    ("rlio.dataset", "rlio.look", "rlio.formats.format", "rlio.replay", "rlio.following.samples_per_insert"),
     ("rlio.readers", "rlio.writers", "rlio.following", "rlio.formats", "rlio.log.recovery"),
     ("rlio.maintenance",),
     ("rlio.resolve",),

@@ -19,15 +19,19 @@ import logging
 import operator
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlio.batch.columns import Columns
 from rlio.dataset.commit import read_header
 from rlio.dataset.names import HEADER
 from rlio.dataset.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.errors import (
     DataNotFound,
+    MissingColumn,
     OptionError,
     excerpt,
 )
@@ -35,6 +39,7 @@ from rlio.formats.format import Found, recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.read_options import ReadOptions
 from rlio.source.source import EpisodeInfo
+from rlio.source.span_reader import GoneSegments
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_choice
 
@@ -46,9 +51,11 @@ if TYPE_CHECKING:
 
     from rlio.batch import SampleBatch
     from rlio.batch.episode import Episode
-    from rlio.dataset.random_access import RandomAccess
     from rlio.dataset.stats import Stats
+    from rlio.look.episode_index import EpisodeIndex, Seen
+    from rlio.look.episode_table import EpisodeTable
     from rlio.look.info import DatasetInfo, Stored
+    from rlio.look.random_access import RandomAccess
     from rlio.replay.filters import RowFilter, RowFunction
 
 __all__ = [
@@ -276,8 +283,66 @@ class Dataset(DatasetSnapshot):
             raise IndexError(f"no episode {index} in {self.uri}, which has {count} episodes")
         return self._access(None, "error").episode(index % count)
 
+    @property
+    def episodes(self) -> EpisodeTable:
+        """The table of the episodes: one row an episode, in the order of `episode`.
+
+        ``data.episodes["return"]`` is an array; see `rlio.EpisodeTable` for the columns, sorting and filters.
+        The first call reads the footers of all shards, and the narrow columns (rewards, ends, ids) where
+        only a part of a shard is live, or where the shards are JSON. It keeps the table.
+
+        Raises:
+            CorruptData: A shard is damaged. (HoleError: rows are missing.)
+        """
+        known = vars(self).get("_table")
+        if known is None:
+            from rlio.look.episode_table import table_of
+
+            known = self._table = table_of(self._joined_episodes())
+        table: EpisodeTable = known
+        return table
+
+    def _joined_episodes(self, seen: Seen | None = None) -> EpisodeIndex:
+        from rlio.look.episode_index import read_episodes
+
+        self.check_complete()
+        return GoneSegments("raise").read(self, partial(read_episodes, seen=seen))
+
+    def returns(self) -> NDArray[np.float64]:
+        """Return the sum of the rewards of each episode, undiscounted, float64, in the order of `episodes`.
+
+        Unfinished episodes count with the rows that are there; ``data.episodes.filter("finished")["return"]``
+        leaves them out. The caller owns the array.
+
+        Raises:
+            MissingColumn: The data has no rewards.
+            CorruptData: A shard is damaged. (HoleError: rows are missing.)
+        """
+        from rlio.look.episode_index import plain_rewards
+
+        policies = [policy for schema in self.schemas.values() for policy in schema.policies.values()]
+        if policies and all(plain_rewards(policy) is None for policy in policies):
+            raise MissingColumn(
+                "returns are sums of rewards, and the data has no column of one number a row with this name",
+                uri=self.uri,
+                column=Columns.REWARDS,
+            )
+        found: NDArray[np.float64] = self.episodes["return"].copy()
+        return found
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the number of rows of each episode, int64, in the order of `episodes`.
+
+        The caller owns the array.
+
+        Raises:
+            CorruptData: A shard is damaged. (HoleError: rows are missing.)
+        """
+        found: NDArray[np.int64] = self.episodes["length"].copy()
+        return found
+
     def _access(self, columns: list[str] | None, missing: Literal["error", "drop", "fill"]) -> RandomAccess:
-        from rlio.dataset.random_access import RandomAccess
+        from rlio.look.random_access import RandomAccess
 
         key = (None if columns is None else tuple(columns), missing)
         known = vars(self).get("_accessed")
@@ -367,7 +432,11 @@ class Dataset(DatasetSnapshot):
         from rlio.look.info import Survey
 
         survey = Survey()
-        self._join_episodes(survey.add)
+        index = self._joined_episodes(survey.add)
+        if vars(self).get("_table") is None:
+            from rlio.look.episode_table import table_of
+
+            self._table = table_of(index)
         return survey.stored(rows_bytes=self.bytes(), files=len(self.segments))
 
     def to_hf(

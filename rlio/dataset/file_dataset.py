@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rlio.dataset.stats import Stats
+    from rlio.look.episode_index import EpisodeIndex
     from rlio.look.info import Stored
 
 __all__ = ["FileDataset"]
@@ -122,7 +123,10 @@ class FileDataset(Dataset):
 
     # ---- what reads rows ----
 
-    def episodes(self) -> Iterator[EpisodeInfo]:
+    def _joined_episodes(self, seen: object = None) -> EpisodeIndex:
+        return self._access(None, "error").index
+
+    def episode_parts(self) -> Iterator[EpisodeInfo]:
         """Yield the episodes; reads the columns that tell them apart, group by group."""
         access = self._access(None, "error")
         for number in range(len(self.segments)):

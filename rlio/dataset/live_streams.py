@@ -10,9 +10,10 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.dataset.listing import Segment
 from rlio.dataset.shards import OpenShard
-from rlio.schemas.streams import STREAM_COLUMNS, KeptTimes, Streams, StreamTable
+from rlio.schemas.streams import STREAM_COLUMNS, KeptTimes, Streams, StreamTable, Times
+from rlio.source.source import OpenSegment, StoredSegment
 
-__all__ = ["flat_columns", "live_streams"]
+__all__ = ["flat_columns", "live_streams", "read_streams"]
 
 
 def live_streams(shard: OpenShard, segment: Segment) -> Streams:
@@ -25,17 +26,33 @@ def live_streams(shard: OpenShard, segment: Segment) -> Streams:
     """
     if segment.rows == segment.ref.name.rows:
         return shard.streams
-    known = {name for policy in shard.schema.policies.values() for name in policy.columns}
+    return read_streams(shard, segment, times=KeptTimes(shard.streams))
+
+
+def read_streams(opened: OpenSegment, segment: StoredSegment, *, times: Times | None = None) -> Streams:
+    """Make the table of the streams of a segment's rows from the columns that tell them apart.
+
+    Args:
+        opened: The segment, open.
+        segment: Which of its rows.
+        times: When the streams began, and were written; None: as the batches say.
+
+    Raises:
+        CorruptData: These rows are damaged.
+    """
+    known = {name for policy in opened.schema.policies.values() for name in policy.columns}
     columns = [name for name in STREAM_COLUMNS if name in known]
-    table, times, start = StreamTable(), [(0, KeptTimes(shard.streams))], 0
-    for group, count in enumerate(shard.rows):
+    table, start = StreamTable(), 0
+    for group, count in enumerate(opened.rows):
         first = max(segment.skip - start, 0)
         stop = min(segment.skip + segment.rows - start, count)
         start += count
         if first < stop:
-            batch = shard.read_folded(group, columns=columns or None, rows=range(first, stop)).batch
+            part = None if (first, stop) == (0, count) else range(first, stop)
+            batch = opened.read_folded(group, columns=columns or None, rows=part).batch
             for policy, rows in batch.policies().items():
-                table.assign(policy, flat_columns(rows), len(rows), times=times)
+                of_rows = Times(None, rows.episode_starts) if times is None else times
+                table.assign(policy, flat_columns(rows), len(rows), times=[(0, of_rows)])
     return table.streams
 
 

@@ -265,11 +265,11 @@ class DatasetSnapshot(Described, Source):
                 uri=self.uri_of(segment.path),
             )
 
-    def episodes(self) -> Iterator[EpisodeInfo]:
-        """Yield the episodes that the tables of the shards list, shard by shard.
+    def episode_parts(self) -> Iterator[EpisodeInfo]:
+        """Yield the parts of episodes that the tables of the shards list, shard by shard.
 
         Reads the footers, and the rows of shards of which a part was trimmed. An episode that spans two
-        shards appears in both.
+        shards appears in both; `Dataset.episodes` has it once.
         """
         for segment in self.segments:
             table = live_streams(self.open_shard(segment), segment)

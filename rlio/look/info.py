@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.columns import Columns, is_per_sequence
 from rlio.errors import SchemaConflict
 from rlio.schemas.column import TEXTS
 from rlio.schemas.schema import FORMAT_VERSION, Leaf, Schema
@@ -33,10 +33,10 @@ from rlio.support.html import Html, facts, panel, table
 from rlio.support.words import and_more, counted, one_line
 
 if TYPE_CHECKING:
-    from rlio.dataset.stats import Stats
-    from rlio.look.episode_table import EpisodeTable
     from rlio.dataset.listing import Segment
     from rlio.dataset.shards import OpenShard
+    from rlio.dataset.stats import Stats
+    from rlio.look.episode_table import EpisodeTable
     from rlio.schemas.streams import Streams
     from rlio.source.source import Source
 
@@ -462,9 +462,9 @@ def _columns(
         for name, leaf in found.items():
             dtype = leaf.spec.numpy
             low, high, nan = None, None, None
-            if dtype.kind in "biu" and leaf.spec.kind not in TEXTS:
-                nan = 0.0
-            elif leaf.column == Columns.REWARDS and not leaf.path and has_all_rewards:
+            if (dtype.kind in "biu" and leaf.spec.kind not in TEXTS) or (
+                leaf.column == Columns.REWARDS and not leaf.path and has_all_rewards
+            ):
                 nan = 0.0
             if known is not None and leaf.name in known:
                 low, high, nan = _range(known, leaf.name)

@@ -75,8 +75,8 @@ class Source(ABC):
         """Number of rows."""
         return sum(segment.rows for segment in self.segments)
 
-    def episodes(self) -> Iterator[EpisodeInfo] | None:
-        """The episodes, as far as they are known without reading rows; None: only the rows tell."""
+    def episode_parts(self) -> Iterator[EpisodeInfo] | None:
+        """The episodes in each segment, if they are known without reading rows; None: only the rows tell."""
         return None
 
     # ---- reading ----
