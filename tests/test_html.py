@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import rlio
-from rlio.formats.report import Finding, ImportReport
+from rlio.conversion.report import Finding, ImportReport
 from rlio.support.html import lines, panel, shown, table
 from rlio.support.words import and_more, counted
 

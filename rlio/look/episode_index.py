@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
-from rlio.dataset.listing import Segment
-from rlio.dataset.live_streams import live_streams
-from rlio.dataset.shards import OpenShard, ParquetShard
+from rlio.catalog.listing import Segment
 from rlio.errors import CorruptData, DataNotFound
 from rlio.schemas.column import TEXTS
 from rlio.schemas.schema import Leaf, PolicySchema
 from rlio.schemas.streams import Streams
+from rlio.source.live_streams import live_streams
 from rlio.source.selection import Counting, GroupOptions
+from rlio.source.shards import OpenShard, ParquetShard
 from rlio.source.source import OpenSegment, Source
 from rlio.source.span_reader import SegmentGone, SpanReader
 from rlio.support.forks import cached_property

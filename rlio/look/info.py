@@ -33,11 +33,11 @@ from rlio.support.html import Html, facts, panel, table
 from rlio.support.words import and_more, counted, one_line
 
 if TYPE_CHECKING:
-    from rlio.dataset.listing import Segment
-    from rlio.dataset.shards import OpenShard
-    from rlio.dataset.stats import Stats
+    from rlio.catalog.listing import Segment
     from rlio.look.episode_table import EpisodeTable
+    from rlio.look.stats import Stats
     from rlio.schemas.streams import Streams
+    from rlio.source.shards import OpenShard
     from rlio.source.source import Source
 
 __all__ = ["ColumnInfo", "DatasetInfo", "Quantiles", "SpacesInfo", "Stored", "Survey", "info_of"]

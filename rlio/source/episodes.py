@@ -55,11 +55,11 @@ class EpisodeSource(Protocol):
             measures the same episode in all versions.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
-    ``notes``, sentences about its data for the report (`rlio.formats.report`); and ``group_rows``, the most
-    rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one; and
-    ``version``, the version of the format that the files state; and ``sizes``, the bytes of all files with
-    rows, if `files` are not all.
+    A source may have more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps; ``notes``,
+    sentences about its data for the report (`rlio.conversion.report`); ``group_rows``, the most rows to read
+    at once, if not 4096: where files are packed in larger pieces, that many cost as one; ``version``, the
+    version of the format that the files state; and ``sizes``, the bytes of all files with rows, if `files`
+    are not all.
     """
 
     uri: str
