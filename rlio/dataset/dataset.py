@@ -287,23 +287,25 @@ class Dataset(DatasetSnapshot):
 
         ``data.episodes["return"]`` is an array; see `rlio.EpisodeTable` for the columns, sorting and filters.
         The first call reads the footers of all shards, and the narrow columns (rewards, ends, ids) where
-        only a part of a shard is live, or where the shards are JSON. It keeps the table.
+        only a part of a shard is live, or where the shards are JSON. The table is kept, also in a small file
+        in ``rlio/episodes`` of the user's cache folder, which the next process reads; never below the root.
+        After rows were added, trimmed or compacted, it is made again.
 
         Raises:
             CorruptData: A shard is damaged. (HoleError: rows are missing.)
         """
         known = vars(self).get("_table")
         if known is None:
-            from rlio.look.episode_table import table_of
+            from rlio.look.episode_table import episodes_of
 
-            known = self._table = table_of(self._joined_episodes())
+            self.check_complete()
+            known = self._table = episodes_of(self, self._joined_episodes)
         table: EpisodeTable = known
         return table
 
     def _joined_episodes(self) -> EpisodeIndex:
         from rlio.look.episode_index import read_episodes
 
-        self.check_complete()
         return GoneSegments("raise").read(self, read_episodes)
 
     def returns(self) -> NDArray[np.float64]:

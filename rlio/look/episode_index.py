@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.dataset.listing import Segment
-from rlio.dataset.live_streams import live_streams
+from rlio.dataset.live_streams import live_streams, read_streams
 from rlio.dataset.shards import OpenShard, ParquetShard
 from rlio.errors import CorruptData, DataNotFound
 from rlio.schemas.column import TEXTS
@@ -27,7 +27,7 @@ from rlio.source.source import OpenSegment, Source
 from rlio.source.span_reader import SegmentGone, SpanReader
 from rlio.support.forks import cached_property
 
-__all__ = ["EpisodeIndex", "join_episodes", "plain_rewards", "read_episodes", "with_exact_rewards"]
+__all__ = ["EpisodeIndex", "join_episodes", "plain_rewards", "read_episodes"]
 
 _MAX: Final = np.finfo(np.float64).max
 
@@ -143,9 +143,10 @@ def join_episodes(source: Source, streams_of: Callable[[int], Streams]) -> Episo
 
 
 def read_episodes(source: Source) -> EpisodeIndex:
-    """Join the episodes of rlio's shards, with the sums of their rewards: reads footers.
+    """Join the episodes of a source, with the sums of their rewards. Keeps one group in memory.
 
-    Reads rows of shards of which only a part is live, and rewards where a sum is infinite.
+    Reads the footers of rlio's Parquet shards; the narrow columns of other segments, and of shards of which
+    only a part is live; and the rewards of shards where a sum may be infinite.
 
     Raises:
         HoleError, CorruptData: Rows are missing or damaged.
@@ -158,7 +159,9 @@ def read_episodes(source: Source) -> EpisodeIndex:
         opened = reader.open(segment)
         assert opened is not None  # Damage is raised.
         try:
-            return with_exact_rewards(opened, live_streams(cast(OpenShard, opened), cast(Segment, segment)))
+            if isinstance(segment, Segment):
+                return _with_exact_rewards(opened, live_streams(cast(OpenShard, opened), segment))
+            return _with_exact_rewards(opened, read_streams(opened, segment))
         except DataNotFound as error:
             raise SegmentGone(source, segment, error) from error
 
@@ -176,7 +179,7 @@ def plain_rewards(policy: PolicySchema) -> Leaf | None:
     return found[0] if found[0].spec.numpy.kind in "biuf" else None
 
 
-def with_exact_rewards(opened: OpenSegment, streams: Streams) -> Streams:
+def _with_exact_rewards(opened: OpenSegment, streams: Streams) -> Streams:
     """The streams of an open segment with sums that are not finite, and NaN where rows have no rewards."""
     reward: list[Any] = streams.reward
     if None in reward and isinstance(opened, ParquetShard):  # JSON has no number that is not finite.
