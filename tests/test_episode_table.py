@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 import rlio
 from rlio.errors import CorruptData, MissingColumn, OptionError
+from rlio.look.kept import keep
+from rlio.schemas.shard_file import ShardFile
 from rlio.writers.roll import Roll
 
 ENDS = ("terminated", "truncated", "open")
@@ -407,3 +410,121 @@ def test_shards_that_were_compacted_and_removed_are_looked_for(tmp_path: Path) -
     rlio.maintenance.compact(tmp_path)
     rlio.maintenance.gc(tmp_path, grace=0)
     assert data.lengths().tolist() == [3, 5, 2, 1]
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rlio" / "episodes"
+
+
+def fails(*_: object) -> NoReturn:
+    raise AssertionError("footers were read")
+
+
+def equal(found: rlio.EpisodeTable, wanted: rlio.EpisodeTable) -> None:
+    assert found.columns == wanted.columns
+    for name in found.columns:
+        assert found[name].dtype == wanted[name].dtype
+        np.testing.assert_array_equal(found[name], wanted[name])
+
+
+def test_a_table_is_read_from_its_file_until_rows_change(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    before = sorted(root.rglob("*"))
+    wanted = recorded(root, *FOUR, writer_id="w0").episodes
+    files = sorted(root.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr("rlio.look.episode_index.join_episodes", fails)
+        data = rlio.open_dataset(root)
+        equal(data.episodes, wanted)
+        assert data.returns()[1] == 20
+        with pytest.raises(ValueError, match="read-only"):
+            data.episodes["return"][0] = 1
+    assert [file.suffix for file in own_cache.iterdir()] == [".arrow"]
+    assert before == []
+    assert sorted(root.rglob("*")) == files  # Nothing is written below the root.
+    recorded(root, FOUR[1], writer_id="w1")
+    assert rlio.open_dataset(root).lengths().tolist() == [3, 5, 2, 1, 5]
+    assert rlio.open_dataset(root, at={"w0": 4}).lengths().tolist() == [3, 1]
+    rlio.maintenance.trim(root, before={"w0": 2})
+    assert rlio.open_dataset(root).lengths().tolist() == [1, 5, 2, 1, 5]
+
+
+def test_ids_agents_and_times_come_back_from_the_file(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joint = {
+        policy: rlio.SampleBatch(
+            obs=np.zeros(2), rewards=[1.0, math.inf], eps_id=["x", "y"], t=[0, 0], agent_id=["left", "right"]
+        )
+        for policy in "ab"
+    }
+    for rows in joint.values():
+        rows.episode_starts = {"x": 1_764_320_000_123}
+    with rlio.ParquetWriter(tmp_path / "root", spool=None) as writer:
+        writer.write(rlio.MultiAgentBatch(joint, 2))
+    wanted = rlio.open_dataset(tmp_path / "root").episodes
+    assert wanted["agent"].tolist() == ["left", "right"] * 2
+    assert len(list(own_cache.iterdir())) == 1
+    monkeypatch.setattr("rlio.look.episode_index.join_episodes", fails)
+    equal(rlio.open_dataset(tmp_path / "root").episodes, wanted)
+
+
+def test_a_damaged_file_of_a_table_is_replaced(tmp_path: Path, own_cache: Path) -> None:
+    wanted = recorded(tmp_path / "root", *FOUR).episodes
+    (file,) = own_cache.iterdir()
+    whole = file.read_bytes()
+    for content in (b"", b"ARROW1", whole[:-40], whole[:60] + bytes(2) + whole[62:], whole):
+        file.write_bytes(content)
+        equal(rlio.open_dataset(tmp_path / "root").episodes, wanted)
+        assert file.read_bytes() == whole
+
+
+def test_a_table_needs_no_folder_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert recorded(tmp_path / "root", *FOUR).lengths().tolist() == [3, 5, 2, 1]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "")
+    assert rlio.open_dataset(tmp_path / "root").lengths().tolist() == [3, 5, 2, 1]
+
+
+def test_the_oldest_kept_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.look.kept.MAX_BYTES", 250)
+    (tmp_path / "other.txt").write_bytes(bytes(1000))
+    for number in range(4):
+        keep(str(tmp_path / f"{number}.arrow"), bytes(100))
+        os.utime(tmp_path / f"{number}.arrow", (number, number))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["2.arrow", "3.arrow", "other.txt"]
+
+
+def test_what_needs_no_table_makes_none(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = recorded(tmp_path / "root", *FOUR)
+    monkeypatch.setattr("rlio.look.episode_index.read_episodes", fails)
+    assert (len(data), repr(data)[:8], len(data.episode(1)), data.episode_count) == (11, "Dataset(", 5, 4)
+    assert not own_cache.exists()
+
+
+def test_wide_columns_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole shards, no row group is."""
+    data = recorded(tmp_path, *FOUR[:2], Drawn(0, "open", [math.nan, 1.0]), writer_id="w0")
+    monkeypatch.setattr("rlio.schemas.shard_file.ShardFile.read_group", fails)
+    np.testing.assert_array_equal(data.returns(), [6.0, 20.0, math.nan])
+    monkeypatch.undo()
+    read = []
+    whole = ShardFile.read_group
+
+    def noted(self: Any, index: int, *, columns: Any = None, **options: Any) -> Any:
+        read.append(columns)
+        return whole(self, index, columns=columns, **options)
+
+    monkeypatch.setattr("rlio.schemas.shard_file.ShardFile.read_group", noted)
+    assert rlio.open_dataset(tmp_path, at={"w0": 2}).lengths().tolist() == [2]
+    assert len(read) == 1
+    assert "obs" not in read[0]
+    assert "actions" not in read[0]

@@ -265,23 +265,25 @@ class Dataset(DatasetSnapshot):
 
         ``data.episodes["return"]`` is an array; see `rlio.EpisodeTable` for the columns, sorting and filters.
         The first call reads the footers of all shards, and the narrow columns (rewards, ends, ids) where
-        only a part of a shard is live, or where the shards are JSON. It keeps the table.
+        only a part of a shard is live, or where the shards are JSON. The table is kept, also in a small file
+        in ``rlio/episodes`` of the user's cache folder, which the next process reads; never below the root.
+        After rows were added, trimmed or compacted, it is made again.
 
         Raises:
             CorruptData: A shard is damaged. (HoleError: rows are missing.)
         """
         known = vars(self).get("_table")
         if known is None:
-            from rlio.look.episode_table import table_of
+            from rlio.look.episode_table import episodes_of
 
-            known = self._table = table_of(self._joined_episodes())
+            self.check_complete()
+            known = self._table = episodes_of(self, self._joined_episodes)
         table: EpisodeTable = known
         return table
 
     def _joined_episodes(self, seen: Seen | None = None) -> EpisodeIndex:
         from rlio.look.episode_index import read_episodes
 
-        self.check_complete()
         return GoneSegments("raise").read(self, partial(read_episodes, seen=seen))
 
     def returns(self) -> NDArray[np.float64]:
@@ -405,15 +407,18 @@ class Dataset(DatasetSnapshot):
 
     def _stored(self, cache_folder: str | os.PathLike[str] | None) -> Stored:
         """What is stored besides rows. The pass over the footers that finds it finds the episodes, too."""
+        from rlio.look.episode_table import episodes_of
         from rlio.look.info import Survey
 
-        survey = Survey()
-        index = self._joined_episodes(survey.add)
-        if vars(self).get("_table") is None:
-            from rlio.look.episode_table import table_of
-
-            self._table = table_of(index)
-        return survey.stored(rows_bytes=self.bytes(), files=len(self.segments))
+        self.check_complete()
+        survey = Survey.kept(self, cache_folder)
+        if survey is None:
+            survey = Survey()
+            index = self._joined_episodes(survey.add)
+            if vars(self).get("_table") is None:
+                self._table = episodes_of(self, lambda: index)
+            survey.keep(self, cache_folder)
+        return survey.stored(bytes=self.bytes(), files=len(self.segments))
 
     def to_hf(
         self,

@@ -118,7 +118,9 @@ class FileDataset(OtherFiles, Dataset):
     # ---- what reads rows ----
 
     def _joined_episodes(self, seen: object = None) -> EpisodeIndex:
-        return self._access(None, "error").index
+        from rlio.look.episode_index import read_episodes
+
+        return self._access(None, "error").read(read_episodes)
 
     def episode_parts(self) -> Iterator[EpisodeInfo]:
         """Yield the episodes; reads the columns that tell them apart, group by group."""

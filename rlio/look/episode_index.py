@@ -20,14 +20,14 @@ from rlio.errors import CorruptData, DataNotFound
 from rlio.schemas.column import TEXTS
 from rlio.schemas.schema import Leaf, PolicySchema
 from rlio.schemas.streams import Streams
-from rlio.source.live_streams import live_streams
+from rlio.source.live_streams import live_streams, read_streams
 from rlio.source.selection import Counting, GroupOptions
 from rlio.source.shards import OpenShard, ParquetShard
 from rlio.source.source import OpenSegment, Source
 from rlio.source.span_reader import SegmentGone, SpanReader
 from rlio.support.forks import cached_property
 
-__all__ = ["EpisodeIndex", "join_episodes", "plain_rewards", "read_episodes", "with_exact_rewards"]
+__all__ = ["EpisodeIndex", "join_episodes", "plain_rewards", "read_episodes"]
 
 #: What looks at the shards while they are open.
 Seen: TypeAlias = Callable[[OpenShard, Segment, Streams], None]
@@ -146,9 +146,10 @@ def join_episodes(source: Source, streams_of: Callable[[int], Streams]) -> Episo
 
 
 def read_episodes(source: Source, *, seen: Seen | None = None) -> EpisodeIndex:
-    """Join the episodes of rlio's shards, with the sums of their rewards: reads footers.
+    """Join the episodes of a source, with the sums of their rewards. Keeps one group in memory.
 
-    Reads rows of shards of which only a part is live, and rewards where a sum is infinite.
+    Reads the footers of rlio's Parquet shards; the narrow columns of other segments, and of shards of which
+    only a part is live; and the rewards of shards where a sum may be infinite.
 
     Args:
         source: A data set of rlio.
@@ -164,12 +165,14 @@ def read_episodes(source: Source, *, seen: Seen | None = None) -> EpisodeIndex:
         segment = source.segments[index]
         opened = reader.open(segment)
         assert opened is not None  # Damage is raised.
-        shard, own = cast(OpenShard, opened), cast(Segment, segment)
+        shard = cast(OpenShard, opened)
         try:
-            streams = live_streams(shard, own)
+            if not isinstance(segment, Segment):
+                return _with_exact_rewards(opened, read_streams(opened, segment))
+            streams = live_streams(shard, segment)
             if seen is not None:
-                seen(shard, own, streams)
-            return with_exact_rewards(opened, streams)
+                seen(shard, segment, streams)
+            return _with_exact_rewards(opened, streams)
         except DataNotFound as error:
             raise SegmentGone(source, segment, error) from error
 
@@ -187,7 +190,7 @@ def plain_rewards(policy: PolicySchema) -> Leaf | None:
     return found[0] if found[0].spec.numpy.kind in "biuf" else None
 
 
-def with_exact_rewards(opened: OpenSegment, streams: Streams) -> Streams:
+def _with_exact_rewards(opened: OpenSegment, streams: Streams) -> Streams:
     """The streams of an open segment with sums that are not finite, and NaN where rows have no rewards."""
     reward: list[Any] = streams.reward
     if None in reward and isinstance(opened, ParquetShard):  # JSON has no number that is not finite.

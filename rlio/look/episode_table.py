@@ -15,9 +15,12 @@ Example:
 
 from __future__ import annotations
 
+import json
+import logging
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,7 +28,9 @@ from numpy.typing import NDArray
 
 from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.look.episode_index import EpisodeIndex
+from rlio.look.kept import keep, kept_path, read_kept
 from rlio.query.filters import RowFilter
+from rlio.source.source import Source
 from rlio.support.clock import utc_time
 from rlio.support.extras import needs
 
@@ -33,7 +38,9 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
-__all__ = ["EpisodeTable", "table_of"]
+__all__ = ["EpisodeTable", "episodes_of", "table_of"]
+
+logger: logging.Logger = logging.getLogger("rlio")
 
 #: Names in a filter -> those that a filter of rows has for the same.
 _OF_ROWS: Final = {"return": "episode_return", "length": "episode_length"}
@@ -42,6 +49,9 @@ _NAME: Final = re.compile(
     r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|(?<![\w.])(?:return|length)(?!\w)", re.DOTALL
 )
 _SHOWN_ROWS: Final = 8
+# Grows with every change of the table's columns or of their file.
+_VERSION: Final = 1
+_COLUMNS: Final = frozenset(("episode", "writer", "eps_id", "length", "return", "finished", "start_time"))
 
 
 class EpisodeTable:
@@ -220,6 +230,74 @@ def table_of(index: EpisodeIndex) -> EpisodeTable:
             "start_time": _times(index.began),
         }
     )
+
+
+def episodes_of(source: Source, read: Callable[[], EpisodeIndex]) -> EpisodeTable:
+    """The table of the episodes of a source: as kept in the user's cache folder, or joined, and then kept.
+
+    Args:
+        source: The source.
+        read: Joins its episodes.
+    """
+    path = kept_path("episodes", f"{source.content_identity}-{_VERSION}.arrow")
+    content = read_kept(path)
+    if content is not None:
+        try:
+            return _decoded(content)
+        except (
+            ArithmeticError,
+            LookupError,
+            OSError,
+            TypeError,
+            ValueError,
+        ) as error:  # pyarrow's among them.
+            logger.warning("%s holds no table of episodes (%r): it is made again", path, error)
+    made = table_of(read())
+    keep(path, _encoded(made))
+    return made
+
+
+def _encoded(table: EpisodeTable) -> bytes:
+    """The content of a file: Arrow, in which objects are JSON, each distinct one once; and its CRC-32."""
+    import pyarrow as pa
+
+    arrays = {}
+    for name in table.columns:
+        array = table[name]
+        if array.dtype == object:
+            arrays[name] = pa.array([json.dumps(value) for value in array], pa.string()).dictionary_encode()
+        else:
+            arrays[name] = pa.array(array)
+    stream = pa.BufferOutputStream()
+    made = pa.table(arrays)
+    with pa.ipc.new_file(stream, made.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+        file.write_table(made)
+    content = bytes(memoryview(stream.getvalue()))
+    return content + zlib.crc32(content).to_bytes(4, "little")
+
+
+def _decoded(content: bytes) -> EpisodeTable:
+    """What `_encoded` wrote; raises LookupError, OSError, TypeError or ValueError for anything else."""
+    import pyarrow as pa
+
+    if zlib.crc32(content[:-4]) != int.from_bytes(content[-4:], "little") or len(content) < 8:
+        raise ValueError("it does not match its CRC-32")
+    try:
+        made = pa.ipc.open_file(pa.BufferReader(content[:-4])).read_all()
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
+    columns: dict[str, NDArray[Any]] = {}
+    for name, column in zip(made.column_names, made.columns, strict=True):
+        array = column.combine_chunks()
+        array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+        if isinstance(array, pa.DictionaryArray):
+            distinct = _objects([json.loads(text) for text in array.dictionary.to_pylist()])
+            columns[name] = distinct[array.indices.to_numpy(zero_copy_only=False)]
+        else:
+            columns[name] = array.to_numpy(zero_copy_only=False)
+    if not columns.keys() >= _COLUMNS:
+        raise ValueError(f"it has the columns {', '.join(columns)}")
+    return EpisodeTable(columns)
 
 
 def _objects(values: Sequence[Any]) -> NDArray[Any]:

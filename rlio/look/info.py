@@ -15,10 +15,13 @@ Example:
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -26,6 +29,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.errors import SchemaConflict
+from rlio.look.kept import keep, kept_path, read_kept
 from rlio.schemas.column import TEXTS
 from rlio.schemas.schema import FORMAT_VERSION, Leaf, Schema
 from rlio.support.clock import utc_time
@@ -42,6 +46,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnInfo", "DatasetInfo", "Quantiles", "SpacesInfo", "Stored", "Survey", "info_of"]
 
+logger: logging.Logger = logging.getLogger("rlio")
+
+# Grows with every change of what a survey keeps.
+_VERSION: Final = 1
 # Columns and texts that a line shows.
 _COLUMNS: Final = 6
 _LINE: Final = 118
@@ -353,14 +361,45 @@ class Survey:
                     (low, high) if known is None else (min(low, known[0]), max(high, known[1]))
                 )
 
-    def stored(self, *, rows_bytes: int, files: int) -> Stored:
+    @classmethod
+    def kept(cls, source: Source, folder: str | os.PathLike[str] | None) -> Self | None:
+        """What `keep` has kept of the same rows; None: nothing that can be read."""
+        path = _path_of(source, folder)
+        text = read_kept(path)
+        if text is None:
+            return None
+        found = cls()
+        try:
+            written = json.loads(text)
+            found.environments = dict.fromkeys(map(str, written["environments"]))
+            found.first, found.last = written["first"], written["last"]
+            found._bounds = {str(name): (low, high) for name, (low, high) in written["bounds"].items()}
+            numbers = [found.first or 0, found.last or 0, *chain(*found._bounds.values())]
+            if not all(isinstance(number, (int, float)) for number in numbers):
+                raise ValueError("it has values that are no numbers")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            logger.warning("%s says nothing of the data set (%r): it is looked at again", path, error)
+            return None
+        return found
+
+    def keep(self, source: Source, folder: str | os.PathLike[str] | None) -> None:
+        """Keep what was found in a small file."""
+        written = {
+            "environments": list(self.environments),
+            "first": self.first,
+            "last": self.last,
+            "bounds": self.bounds(),
+        }
+        keep(_path_of(source, folder), json.dumps(written).encode())
+
+    def stored(self, *, bytes: int, files: int) -> Stored:
         """What was found, with the size of the shards."""
         return Stored(
             format="rlio",
             title="rlio",
             version=str(FORMAT_VERSION),
             environments=tuple(self.environments),
-            bytes=rows_bytes,
+            bytes=bytes,
             files=files,
             first_write=self.first,
             last_write=self.last,
@@ -372,10 +411,14 @@ class Survey:
         """Name of a column -> its least and greatest value, where all rows are known."""
         found = {}
         for name, pair in self._bounds.items():
-            low, high = (value.item() for value in pair)
+            low, high = (value.item() if isinstance(value, np.generic) else value for value in pair)
             if name not in self._unknown and math.isfinite(low) and math.isfinite(high):
                 found[name] = low + 0, high + 0  # Footers have -0.0 for 0, and bools become numbers.
         return found
+
+
+def _path_of(source: Source, folder: str | os.PathLike[str] | None) -> str | None:
+    return kept_path("info", f"{source.content_identity}-{_VERSION}.json", folder)
 
 
 def _environments(provenance: Mapping[str, Any]) -> Iterator[str]:

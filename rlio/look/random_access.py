@@ -24,7 +24,7 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
 from rlio.catalog.listing import Segment
 from rlio.errors import CorruptData, OptionError
-from rlio.look.episode_index import EpisodeIndex, join_episodes, with_exact_rewards
+from rlio.look.episode_index import EpisodeIndex, join_episodes
 from rlio.read_options import ReadOptions
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
 from rlio.source.live_streams import flat_columns, live_streams
@@ -148,12 +148,11 @@ class RandomAccess:
     @property
     def episode_count(self) -> int:
         """Number of episodes, unfinished ones included; reads the footers of all shards once."""
-        return len(self.index)
+        return self._again(lambda: len(self._joined()))
 
-    @property
-    def index(self) -> EpisodeIndex:
-        """The episodes, joined; do not modify. Of rlio's shards, sums of rewards are those in the footers."""
-        return self._again(self._joined)
+    def read(self, read: Callable[[Source], T]) -> T:
+        """Call ``read`` with the data set, while no other thread reads it."""
+        return self._again(lambda: read(self._dataset))
 
     def episode(self, number: int) -> Episode:
         """Return an episode by its number, in the order of first rows."""
@@ -218,9 +217,7 @@ class RandomAccess:
                     fragment = _Fragment(index, policy, own.setdefault(stream, len(own)))
                     places = np.flatnonzero(streams == stream)
                     self._places.setdefault(fragment, []).append((number, places))
-        opened = self._reader.open(segment)
-        assert opened is not None  # Damage is raised.
-        return with_exact_rewards(opened, table.streams)
+        return table.streams
 
     def _policies(self, index: int) -> Sequence[str]:
         opened = self._reader.open(self._dataset.segments[index])

@@ -13,12 +13,10 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -32,8 +30,8 @@ from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, unflatten
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.look.kept import keep, kept_path, read_kept
 from rlio.read_options import ReadOptions
-from rlio.replay.cache_files import user_folder
 from rlio.schemas.column import TEXTS
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
@@ -232,7 +230,7 @@ def read_stats(
         source.check_complete()
     stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error)
     if on_error == "raise":  # No row was left out.
-        _save(path, stats)
+        keep(path, json.dumps(stats.to_json()).encode())
     return stats
 
 
@@ -255,8 +253,8 @@ def _path_of(
     policy: str | None,
     missing: Missing,
     cache_folder: str | os.PathLike[str] | None,
-) -> str:
-    """The file of the statistics of some columns."""
+) -> str | None:
+    """The file of the statistics of some columns; None: nothing is kept."""
     # The keys of segments change with their content: grown or rewritten data has another key.
     describe = {
         "version": _VERSION,
@@ -266,7 +264,7 @@ def _path_of(
         "missing": missing,
     }
     key = hashlib.blake2b(canonical_json(describe).encode(), digest_size=16).hexdigest()
-    return os.path.join(cache_folder or os.path.join(os.path.dirname(user_folder()), "stats"), f"{key}.json")
+    return kept_path("stats", f"{key}.json", cache_folder)
 
 
 def _wanted(source: Source, columns: Sequence[str] | None, policy: str | None) -> list[Leaf]:
@@ -518,33 +516,14 @@ class _Sample:
 # ---- the file ----
 
 
-def _load(path: str) -> Stats | None:
+def _load(path: str | None) -> Stats | None:
     """The statistics in a file; None: there is none that can be read, so that they are computed again."""
+    text = read_kept(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            return Stats.from_json(json.load(file))
-    except FileNotFoundError:
-        return None
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        return None if text is None else Stats.from_json(json.loads(text))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         logger.warning("%s holds no statistics (%r): they are computed again", path, error)
         return None
-
-
-def _save(path: str, stats: Stats) -> None:
-    """Write the file, atomically. If that fails, the next call computes the statistics again."""
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=os.path.dirname(path))
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(stats.to_json(), file)
-            os.replace(made, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(made)
-            raise
-    except OSError as error:
-        logger.info("the statistics are not kept, because %s cannot be written: %r", path, error)
 
 
 # ---- normalising ----
