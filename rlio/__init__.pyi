@@ -24,6 +24,7 @@ from .batch.columns import Columns as Columns
 from .batch.episode import Episode as Episode
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
+from .conversion.convert import convert as convert
 from .dataset.dataset import Dataset as Dataset
 from .dataset.opening import open_dataset as open_dataset
 from .envs.external import ExternalEnv as ExternalEnv
@@ -36,7 +37,6 @@ from .following.paced_writer import Pace as Pace
 from .following.paced_writer import PacedWriter as PacedWriter
 from .following.replay import FollowingReplay as FollowingReplay
 from .following.samples_per_insert import SamplesPerInsert as SamplesPerInsert
-from .formats.convert import convert as convert
 from .limits import Limits as Limits
 from .look.episode_table import EpisodeTable as EpisodeTable
 from .maintenance.verify import verify as verify

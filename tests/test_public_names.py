@@ -384,7 +384,7 @@ def test_the_defaults_that_signatures_show_are_those_of_the_options() -> None:
     import torch.utils.data
 
     from rlio.evaluation.estimation import EstimationKeywords
-    from rlio.readers.read_options import ReadKeywords, ReadOptions
+    from rlio.read_options import ReadKeywords, ReadOptions
     from rlio.support.options import default_options
     from rlio.torch import LoaderKeywords
 

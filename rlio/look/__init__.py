@@ -1,1 +1,1 @@
-"""What is in stored data: rows and episodes by number, and the table of episodes."""
+"""What is in a data set, and whether it is any good: the table of episodes, statistics of columns."""

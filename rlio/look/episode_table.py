@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.look.episode_index import EpisodeIndex
 from rlio.look.kept import keep, kept_path, read_kept
-from rlio.replay.filters import RowFilter
+from rlio.query.filters import RowFilter
 from rlio.source.source import Source
 from rlio.support.clock import utc_time
 from rlio.support.extras import needs

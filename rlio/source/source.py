@@ -15,17 +15,19 @@ writer. An instance and what it opens are used from one thread at a time.
 from __future__ import annotations
 
 import hashlib
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from rlio.catalog.listing import HoleCheck, SegmentKey
 from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, SchemaError, excerpt
 from rlio.schemas.folded import Folded
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.spaces import space_from_json
+from rlio.schemas.streams import Streams
+from rlio.source.row_streams import read_streams, without_rewards
 
 if TYPE_CHECKING:
     from rlio.schemas.parquet_statistics import Bounds
@@ -89,6 +91,21 @@ class Source(ABC):
             CorruptData: It is damaged as a whole.
             DataNotFound: It is missing.
         """
+
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        """The episodes in a segment, with the sums of their rewards: NaN if the rows have none.
+
+        Reads the columns that tell them apart, group by group. Not that of other rows of the file.
+
+        Args:
+            opened: What `open_segment` returned.
+            segment: One of `segments`.
+
+        Raises:
+            CorruptData: Rows are damaged.
+            DataNotFound: The segment is missing.
+        """
+        return without_rewards(opened, read_streams(opened, segment))
 
     @abstractmethod
     def uri_of(self, path: str) -> str:
@@ -221,20 +238,6 @@ class StoredSegment(Protocol):
         """Number of rows."""
 
 
-class SegmentKey(NamedTuple):
-    """Identifies the content of a segment.
-
-    Attributes:
-        path: Names the file and its content: it changes if the content does.
-        skip: Number of rows at its start that are not live.
-        rows: Number of live rows.
-    """
-
-    path: str
-    skip: int
-    rows: int
-
-
 class OpenSegment(Protocol):
     """An opened file: decodes its rows one group at a time."""
 
@@ -289,19 +292,3 @@ class EpisodeInfo:
     reward: float | None
     began: datetime | None = None
     written: datetime | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HoleCheck:
-    """When to believe a hole: a listing of a growing data set is not a snapshot, and may miss stored rows.
-
-    Attributes:
-        listings: Number of listings that must all lack the rows.
-        seconds: Time between two listings. For stores that list page by page the next listing is right; the
-            wait is for stores that show a put with a delay.
-        sleep: Waits for that many seconds.
-    """
-
-    listings: int = 3
-    seconds: float = 0.1
-    sleep: Callable[[float], object] = time.sleep
