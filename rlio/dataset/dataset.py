@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from rlio.batch import SampleBatch
     from rlio.batch.episode import Episode
+    from rlio.dataset.random_access import RandomAccess
     from rlio.look.episode_index import EpisodeIndex, Seen
     from rlio.look.episode_table import EpisodeTable
     from rlio.look.info import DatasetInfo, Stored
-    from rlio.look.random_access import RandomAccess
     from rlio.look.stats import Stats
     from rlio.query.filters import RowFilter, RowFunction
 
@@ -296,7 +296,7 @@ class Dataset(DatasetSnapshot):
             MissingColumn: The data has no rewards.
             CorruptData: A shard is damaged. (HoleError: rows are missing.)
         """
-        from rlio.look.episode_index import plain_rewards
+        from rlio.source.row_streams import plain_rewards
 
         policies = [policy for schema in self.schemas.values() for policy in schema.policies.values()]
         if policies and all(plain_rewards(policy) is None for policy in policies):
@@ -320,7 +320,7 @@ class Dataset(DatasetSnapshot):
         return found
 
     def _access(self, columns: list[str] | None, missing: Literal["error", "drop", "fill"]) -> RandomAccess:
-        from rlio.look.random_access import RandomAccess
+        from rlio.dataset.random_access import RandomAccess
 
         key = (None if columns is None else tuple(columns), missing)
         known = vars(self).get("_accessed")

@@ -18,6 +18,7 @@ from rlio.formats.format import by_name
 from rlio.opening import OtherFiles
 from rlio.read_options import ReadOptions
 from rlio.schemas.schema import Schema
+from rlio.schemas.streams import Streams
 from rlio.source.source import EpisodeInfo, FileSource, HoleCheck, OpenSegment, StoredSegment
 from rlio.support.clock import utc_time
 from rlio.support.words import counted
@@ -96,6 +97,9 @@ class FileDataset(OtherFiles, Dataset):
 
     def open_segment(self, segment: StoredSegment) -> OpenSegment:  # type: ignore[override]  # No shard.
         return self._source.open_segment(segment)
+
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        return self._source.streams(opened, segment)
 
     def uri_of(self, path: str) -> str:
         return self._source.uri_of(path)

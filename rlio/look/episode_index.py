@@ -8,31 +8,23 @@ this without a row. Of other segments, the columns that tell episodes apart are 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.columns import Columns
-from rlio.catalog.listing import Segment
 from rlio.errors import CorruptData, DataNotFound
-from rlio.schemas.column import TEXTS
-from rlio.schemas.schema import Leaf, PolicySchema
 from rlio.schemas.streams import Streams
-from rlio.source.live_streams import live_streams, read_streams
 from rlio.source.selection import Counting, GroupOptions
-from rlio.source.shards import OpenShard, ParquetShard
 from rlio.source.source import OpenSegment, Source
 from rlio.source.span_reader import SegmentGone, SpanReader
 from rlio.support.forks import cached_property
 
-__all__ = ["EpisodeIndex", "join_episodes", "plain_rewards", "read_episodes"]
+__all__ = ["EpisodeIndex", "Seen", "join_episodes", "read_episodes"]
 
-#: What looks at the shards while they are open.
-Seen: TypeAlias = Callable[[OpenShard, Segment, Streams], None]
-
-_MAX: Final = np.finfo(np.float64).max
+#: What looks at the segments while they are open.
+Seen: TypeAlias = Callable[[OpenSegment, Streams], None]
 
 
 @dataclass
@@ -152,8 +144,8 @@ def read_episodes(source: Source, *, seen: Seen | None = None) -> EpisodeIndex:
     only a part is live; and the rewards of shards where a sum may be infinite.
 
     Args:
-        source: A data set of rlio.
-        seen: Called with each open shard, its segment, and the streams of its live rows.
+        source: The source.
+        seen: Called with each open segment, and the streams of its rows.
 
     Raises:
         HoleError, CorruptData: Rows are missing or damaged.
@@ -165,68 +157,12 @@ def read_episodes(source: Source, *, seen: Seen | None = None) -> EpisodeIndex:
         segment = source.segments[index]
         opened = reader.open(segment)
         assert opened is not None  # Damage is raised.
-        shard = cast(OpenShard, opened)
         try:
-            if not isinstance(segment, Segment):
-                return _with_exact_rewards(opened, read_streams(opened, segment))
-            streams = live_streams(shard, segment)
-            if seen is not None:
-                seen(shard, segment, streams)
-            return _with_exact_rewards(opened, streams)
+            streams = source.streams(opened, segment)
         except DataNotFound as error:
             raise SegmentGone(source, segment, error) from error
+        if seen is not None:
+            seen(opened, streams)
+        return streams
 
     return join_episodes(source, streams_of)
-
-
-# ---- sums of rewards ----
-
-
-def plain_rewards(policy: PolicySchema) -> Leaf | None:
-    """The leaf of the rewards of a policy's rows; None: there is not one number a row."""
-    found = policy.columns.get(Columns.REWARDS, [])
-    if len(found) != 1 or found[0].path or found[0].spec.shape or found[0].spec.kind in TEXTS:
-        return None
-    return found[0] if found[0].spec.numpy.kind in "biuf" else None
-
-
-def _with_exact_rewards(opened: OpenSegment, streams: Streams) -> Streams:
-    """The streams of an open segment with sums that are not finite, and NaN where rows have no rewards."""
-    reward: list[Any] = streams.reward
-    if None in reward and isinstance(opened, ParquetShard):  # JSON has no number that is not finite.
-        sums = None if _only_nan(opened) else _sums(opened).tolist()
-        reward = [
-            sum_ if sum_ is not None else np.nan if sums is None else sums[number]
-            for number, sum_ in enumerate(reward)
-        ]
-    without = {name for name, policy in opened.schema.policies.items() if plain_rewards(policy) is None}
-    if without:
-        reward = [
-            np.nan if policy in without else sum_ for policy, sum_ in zip(streams.policy, reward, strict=True)
-        ]
-    return replace(streams, reward=reward)
-
-
-def _only_nan(shard: ParquetShard) -> bool:
-    """Whether the footer shows that a sum which is not finite is NaN: no reward is infinite or very large."""
-    for policy in shard.schema.policies.values():
-        leaf = plain_rewards(policy)
-        for group, rows in enumerate(shard.rows):
-            bounds = None if leaf is None else shard.bounds(group).get(leaf.physical)
-            if leaf is not None and (bounds is None or not max(map(abs, map(float, bounds))) < _MAX / rows):
-                return False
-    return True
-
-
-def _sums(shard: ParquetShard) -> NDArray[np.float64]:
-    """The sum of the rewards of each stream of a shard, by its rows."""
-    sums = np.zeros(len(shard.streams))
-    for index in range(len(shard.rows)):
-        group = shard.read_group(index, columns=[Columns.REWARDS])
-        for name, rows in group.policies().items():
-            leaf = plain_rewards(shard.schema.policies[name])
-            if leaf is not None:
-                values = np.asarray(group.values(leaf, rows), np.float64)
-                streams = group.stream if rows is None else group.stream[rows]
-                sums += np.bincount(streams, weights=values, minlength=len(sums))
-    return sums

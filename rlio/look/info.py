@@ -37,12 +37,10 @@ from rlio.support.html import Html, facts, panel, table
 from rlio.support.words import and_more, counted, one_line
 
 if TYPE_CHECKING:
-    from rlio.catalog.listing import Segment
     from rlio.look.episode_table import EpisodeTable
     from rlio.look.stats import Stats
     from rlio.schemas.streams import Streams
-    from rlio.source.shards import OpenShard
-    from rlio.source.source import Source
+    from rlio.source.source import OpenSegment, Source
 
 __all__ = ["ColumnInfo", "DatasetInfo", "Quantiles", "SpacesInfo", "Stored", "Survey", "info_of"]
 
@@ -331,9 +329,9 @@ class Survey:
         self._unknown: set[str] = set()
         self._names: dict[str, list[tuple[str, str]]] = {}
 
-    def add(self, opened: OpenShard, segment: Segment, streams: Streams) -> None:
-        """Take in an open shard, its segment, and the streams of its live rows."""
-        for env in _environments(opened.provenance):
+    def add(self, opened: OpenSegment, streams: Streams) -> None:
+        """Take in an open shard, and the streams of its live rows."""
+        for env in _environments(getattr(opened, "provenance", {})):
             self.environments[environment_of(env)] = None
         times = [time for time in streams.written if time is not None]
         if times:
@@ -346,7 +344,7 @@ class Survey:
                 (leaf.physical, _name(leaf)) for policy in schema.policies.values() for leaf in policy.leaves
             ]
         # Bounds are those of all rows of the shard; and policies may share a stored column.
-        if segment.rows < segment.ref.name.rows or len(schema.policies) > 1:
+        if sum(streams.rows) < sum(opened.rows) or len(schema.policies) > 1:
             self._unknown.update(name for _, name in names)
             return
         for group in range(len(opened.rows)):

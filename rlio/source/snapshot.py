@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 from rlio.catalog import listing as listings
 from rlio.catalog.listing import Coverage, Listing, Segment, list_settled
@@ -22,10 +22,11 @@ from rlio.errors import (
 from rlio.log.spool import Spool, find_logs, spool_of
 from rlio.schemas.schema import Leaf, Schema, canonical_json
 from rlio.schemas.shown import leaf_table
+from rlio.schemas.streams import Streams
 from rlio.source.json_shard import schema_lookup
-from rlio.source.live_streams import live_streams
+from rlio.source.live_streams import exact_streams, live_streams
 from rlio.source.shards import OpenShard, open_shard
-from rlio.source.source import EpisodeInfo, HoleCheck, Source, StoredSegment
+from rlio.source.source import EpisodeInfo, HoleCheck, OpenSegment, Source, StoredSegment
 from rlio.storage.filesystem import Storage
 from rlio.support.clock import utc_time
 from rlio.support.described import Described
@@ -255,6 +256,11 @@ class DatasetSnapshot(Described, Source):
         """See `open_shard`."""
         assert isinstance(segment, Segment)
         return self.open_shard(segment)
+
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        """See `Source.streams`: from the table in the footer of the shard, if all of its rows are live."""
+        assert isinstance(segment, Segment)
+        return exact_streams(cast(OpenShard, opened), segment)
 
     def check_schema(self, schema: Schema, segment: StoredSegment) -> None:
         """Raise CorruptData unless the root has the schema of an opened shard."""

@@ -26,6 +26,8 @@ from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, Sch
 from rlio.schemas.folded import Folded
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.spaces import space_from_json
+from rlio.schemas.streams import Streams
+from rlio.source.row_streams import read_streams, without_rewards
 
 if TYPE_CHECKING:
     from rlio.schemas.parquet_statistics import Bounds
@@ -89,6 +91,21 @@ class Source(ABC):
             CorruptData: It is damaged as a whole.
             DataNotFound: It is missing.
         """
+
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        """The episodes in a segment, with the sums of their rewards: NaN if the rows have none.
+
+        Reads the columns that tell them apart, group by group. Not that of other rows of the file.
+
+        Args:
+            opened: What `open_segment` returned.
+            segment: One of `segments`.
+
+        Raises:
+            CorruptData: Rows are damaged.
+            DataNotFound: The segment is missing.
+        """
+        return without_rewards(opened, read_streams(opened, segment))
 
     @abstractmethod
     def uri_of(self, path: str) -> str:

@@ -27,7 +27,8 @@ from rlio.errors import CorruptData, OptionError
 from rlio.look.episode_index import EpisodeIndex, join_episodes
 from rlio.read_options import ReadOptions
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
-from rlio.source.live_streams import flat_columns, live_streams
+from rlio.source.live_streams import live_streams
+from rlio.source.row_streams import flat_columns
 from rlio.source.selection import counting_of, group_options
 from rlio.source.shards import OpenShard
 from rlio.source.source import Source
