@@ -12,6 +12,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -171,10 +172,8 @@ class ShardFile:
         limits = self._limits
         self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
         written = self._metadata.metadata or {}
-        limits.check_json(written[b"rlio.schema"], "a schema")
-        self.schema: Schema = Schema.from_text(written[b"rlio.schema"], limits=limits)
-        check_stacks(self.schema)
-        self._fields = pa.schema(file_fields(self.schema))
+        self.schema: Schema
+        self.schema, self._fields = _schema_and_fields(written[b"rlio.schema"], limits)
         self.groups: list[GroupInfo] = _group_infos(written[b"rlio.groups"], self._metadata.num_row_groups)
         self.rows: list[int] = [info.rows for info in self.groups]
         self.units: list[int] = [info.units for info in self.groups]
@@ -380,6 +379,17 @@ class ShardFile:
         )
         linked = set(linked_columns(self.schema)) & {leaf.physical for leaf in wanted}
         return _with_next_observations(group, linked) if linked else group
+
+
+@lru_cache(
+    maxsize=8
+)  # The shards of a data set have few schemas, and parsing one costs more than the footer.
+def _schema_and_fields(text: bytes, limits: Limits) -> tuple[Schema, pa.Schema]:
+    """A schema and the columns of its files; neither is ever changed."""
+    limits.check_json(text, "a schema")
+    schema = Schema.from_text(text, limits=limits)
+    check_stacks(schema)
+    return schema, pa.schema(file_fields(schema))
 
 
 def _group_infos(written: bytes, count: int) -> list[GroupInfo]:
