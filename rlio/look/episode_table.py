@@ -49,6 +49,8 @@ _NAME: Final = re.compile(
     r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|(?<![\w.])(?:return|length)(?!\w)", re.DOTALL
 )
 _SHOWN_ROWS: Final = 8
+# NumPy's number for NaT.
+_NAT: Final = -(1 << 63)
 # Grows with every change of the table's columns or of their file.
 _VERSION: Final = 1
 _COLUMNS: Final = frozenset(("episode", "writer", "eps_id", "length", "return", "finished", "start_time"))
@@ -207,12 +209,13 @@ class EpisodeTable:
 
 def table_of(index: EpisodeIndex) -> EpisodeTable:
     """The table of joined episodes."""
-    end = np.array(index.end, object)
-    terminated, truncated = (end == "terminated").astype(bool), (end == "truncated").astype(bool)
+    terminated, truncated = (
+        np.array([end == name for end in index.end], bool) for name in ("terminated", "truncated")
+    )
     columns: dict[str, NDArray[Any]] = {
         "episode": np.arange(len(index)),
         "writer": _objects(index.writer),
-        "eps_id": _ids([index.id_of(number) for number in range(len(index))]),
+        "eps_id": _ids([n if eps_id is None else eps_id for n, eps_id in enumerate(index.eps_id)]),
     }
     if len(set(index.policy)) > 1:
         columns["policy"] = _objects(index.policy)
@@ -265,7 +268,10 @@ def _encoded(table: EpisodeTable) -> bytes:
     for name in table.columns:
         array = table[name]
         if array.dtype == object:
-            arrays[name] = pa.array([json.dumps(value) for value in array], pa.string()).dictionary_encode()
+            numbers: dict[Any, int] = {}
+            indices = [numbers.setdefault(value, len(numbers)) for value in array.tolist()]
+            texts = pa.array(map(json.dumps, numbers), pa.string())
+            arrays[name] = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), texts)
         else:
             arrays[name] = pa.array(array)
     stream = pa.BufferOutputStream()
@@ -308,15 +314,17 @@ def _objects(values: Sequence[Any]) -> NDArray[Any]:
 
 def _ids(values: Sequence[Any]) -> NDArray[Any]:
     """int64 if all are such numbers, otherwise objects."""
-    if all(type(value) is int and -(1 << 63) <= value < 1 << 63 for value in values):
+    if {int}.issuperset(map(type, values)) and (
+        not values or -(1 << 63) <= min(values) <= max(values) < 1 << 63
+    ):
         return np.array(values, np.int64)
     return _objects(values)
 
 
 def _times(values: Sequence[int | None]) -> NDArray[np.datetime64]:
     """Milliseconds as times; NaT for None, and for what is no time of our calendar."""
-    known = [None if utc_time(value) is None else value for value in values]
-    return np.array(known, "datetime64[ms]")
+    known = [_NAT if value is None or utc_time(value) is None else value for value in values]
+    return np.array(known, np.int64).view("datetime64[ms]")
 
 
 def _plain(value: Any) -> Any:
