@@ -263,8 +263,9 @@ class DatasetInfo:
 
     def _column_text(self) -> str:
         ordered = sorted(self.columns, key=lambda column: column.name.split("/")[0] not in _FIRST)
-        unread = and_more([column.name for column in ordered if not column.is_read], 2)
-        end = f"; range not read: {unread}" if unread else ""
+        unread = [column.name for column in ordered if not column.is_read]
+        few = f"; range not read: {', '.join(unread)}" if unread else ""
+        end = few if len(unread) <= 2 else f"; {len(unread)} ranges not read"
         texts, most = [str(column) for column in ordered], _COLUMNS
         while most > 1 and len(and_more(texts, most)) + len(end) + _NAME > _LINE:
             most -= 1
