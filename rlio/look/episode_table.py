@@ -34,6 +34,7 @@ from rlio.query.filters import RowFilter
 from rlio.source.source import Source
 from rlio.support.clock import utc_time
 from rlio.support.extras import needs
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -193,7 +194,7 @@ class EpisodeTable:
 
     def __repr__(self) -> str:
         unfinished = int((~self["finished"]).sum())
-        said = f"{len(self)} episodes" if len(self) != 1 else "1 episode"
+        said = counted(len(self), "episode")
         head = f"EpisodeTable({said}{f', {unfinished} unfinished' if unfinished else ''})"
         half = _SHOWN_ROWS // 2
         short = len(self) <= _SHOWN_ROWS
