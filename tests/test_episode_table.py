@@ -202,6 +202,18 @@ def recorded(
     return rlio.open_dataset(root)
 
 
+def test_equal_ids_of_two_writers_are_two_episodes_also_once_the_writers_are_merged(tmp_path: Path) -> None:
+    for name, drawn in (("w0", Drawn(0, "open", [1.0, 2.0])), ("w1", Drawn(0, "terminated", [4.0]))):
+        recorded(tmp_path / "root", drawn, writer_id=name)
+    rlio.maintenance.compact(tmp_path / "root", into=tmp_path / "merged")
+    for root in ("root", "merged"):
+        data = rlio.open_dataset(tmp_path / root)
+        check(data)
+        table = data.episodes
+        assert (table["writer"].tolist(), table["return"].tolist()) == (["w0", "w1"], [3.0, 4.0])
+        assert table["finished"].tolist() == [False, True]
+
+
 FOUR = (
     Drawn(0, "terminated", [1.0, 2.0, 3.0]),
     Drawn(0, "truncated", [4.0] * 5),
