@@ -73,6 +73,7 @@ class EpisodeTable:
     - ``finished``: bool, whether either did. The others were cut, or run on: length and return are those of
       the rows that are there.
     - ``start_time``: datetime64[ms], UTC by the clock of the writer's machine; NaT if unknown.
+    - ``policy_version``: only of data with ``weights_seq_no``: int64, that of the first row; -1 if unknown.
 
     Iteration gives rows: dicts of Python values, in which ``start_time`` is a `datetime`, or None.
     """
@@ -224,6 +225,7 @@ def table_of(index: EpisodeIndex) -> EpisodeTable:
     agents = set(zip(index.policy, index.agent, strict=True))
     if len(agents) > 1 and any(agent is not None for _, agent in agents):
         columns["agent"] = _ids(index.agent)
+    versions = [-1 if one is None or not 0 <= one < 1 << 63 else one for one in index.version]
     return EpisodeTable(
         {
             **columns,
@@ -233,6 +235,7 @@ def table_of(index: EpisodeIndex) -> EpisodeTable:
             "truncated": truncated,
             "finished": terminated | truncated,
             "start_time": _times(index.began),
+            **({"policy_version": np.array(versions, np.int64)} if set(index.version) - {None} else {}),
         }
     )
 
