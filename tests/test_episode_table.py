@@ -426,6 +426,23 @@ def test_shards_that_were_compacted_and_removed_are_looked_for(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", [rlio.ParquetWriter, rlio.JsonWriter])
+def test_data_in_sequences_has_a_row_an_episode(tmp_path: Path, kind: Any) -> None:
+    """Sequences are no episodes: an episode has several."""
+    with kind(tmp_path, spool=None, roll=Roll(max_rows=4), writer_id="w0") as writer:
+        for first in (0, 4):
+            batch = rlio.SampleBatch(
+                obs=np.zeros((4, 2)), actions=np.zeros(4), rewards=np.arange(first, first + 4.0),
+                terminateds=[False, False, first > 0, False], eps_id=[0, 0, 0, 1],
+                t=[first, first + 1, first + 2, first], seq_lens=[2, 1, 1], state_in_0=np.zeros((3, 5)),
+            )  # fmt: skip
+            writer.write(batch)
+    data = rlio.open_dataset(tmp_path)
+    assert (data.lengths().tolist(), data.returns().tolist()) == ([6, 2], [18.0, 10.0])
+    assert data.episodes["finished"].tolist() == [True, False]
+    assert rlio.open_dataset(tmp_path, at={"w0": 6}).lengths().tolist() == [5, 1]
+
+
+@pytest.mark.parametrize("kind", [rlio.ParquetWriter, rlio.JsonWriter])
 def test_episodes_have_the_version_of_the_policy_at_their_first_step(tmp_path: Path, kind: Any) -> None:
     episodes = [rows_of(drawn, number, ids=True, agents="one") for number, drawn in enumerate(FOUR)]
     batch = rlio.concat_samples(episodes)

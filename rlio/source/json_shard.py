@@ -191,7 +191,7 @@ class JsonShard:
 
     @property
     def streams(self) -> Streams:
-        """See `OpenShard`. Reads every line, as a JSON shard stores no such table, and decodes few columns.
+        """See `OpenShard`. Reads every line, because a JSON shard stores no such table; decodes few columns.
 
         Raises:
             CorruptData: A line is damaged.
