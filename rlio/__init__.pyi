@@ -61,6 +61,7 @@ from .recording import RecordAECEnv as RecordAECEnv
 from .recording import RecordExperience as RecordExperience
 from .recording import RecordParallelEnv as RecordParallelEnv
 from .recording import RecordVectorExperience as RecordVectorExperience
+from .replay.filters import RowFilter as RowFilter
 from .replay.n_step import NStep as NStep
 from .replay.sequences import Sequences as Sequences
 from .replay.sequences import WholeEpisodes as WholeEpisodes

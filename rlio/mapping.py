@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 
 from rlio.batch.columns import Columns
+from rlio.batch.other_names import MEANT
 from rlio.errors import OptionError, excerpt
 from rlio.support.options import check_flag, set_options
 
@@ -127,7 +128,24 @@ class Mapping:
             if (top := name.partition("/")[0]) in self.instead:
                 raise OptionError(f"columns={{{name!r}: ...}}: pass {self.instead[top]}= instead")
             _check_spec(name, spec)
+        tops = {name.partition("/")[0] for name in columns}
+        for name in columns:
+            self._check_meant(name, tops)
         return {name: deepcopy(spec) for name, spec in columns.items()}
+
+    def _check_meant(self, name: str, tops: set[str]) -> None:
+        """Refuse another library's name for a column that is not mapped: it would have no meaning."""
+        top, slash, part = name.partition("/")
+        meant = MEANT.get(top.lower(), ())
+        options = {self.instead[column] for column in meant if column in self.instead}
+        if options and not any(getattr(self, option) for option in options):
+            raise OptionError(
+                f"columns={{{name!r}: ...}}: expected a column of rlio: did you mean "
+                f"{' or '.join(sorted(f'{option}=' for option in options))}?"
+            )
+        if meant and not options and not tops.intersection(meant):
+            own = " or ".join(repr(column + slash + part) for column in meant)
+            raise OptionError(f"columns={{{name!r}: ...}}: expected a column of rlio: did you mean {own}?")
 
     def to_json(self) -> dict[str, Any]:
         """What is not the default, as JSON values."""

@@ -82,6 +82,7 @@ PUBLIC = [
     "Roll",
     "RolloutConfig",
     "RolloutWorker",
+    "RowFilter",
     "SampleBatch",
     "SamplerInput",
     "SamplesPerInsert",

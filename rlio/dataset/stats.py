@@ -31,6 +31,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, unflatten
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.cache_files import user_folder
@@ -127,7 +128,10 @@ class Stats(Mapping[str, LeafStats]):
 
     def __getitem__(self, name: str) -> LeafStats:
         if name not in self._found:
-            raise MissingColumn(f"the statistics have the columns {', '.join(self._found)}", column=name)
+            raise MissingColumn(
+                f"the statistics have the columns {', '.join(self._found)}{did_you_mean(name, self._found)}",
+                column=name,
+            )
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -296,7 +300,8 @@ def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
     found = [leaf for leaves in known.values() for leaf in leaves if is_named(leaf, (name,))]
     if not found:
         raise MissingColumn(
-            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}",
+            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}"
+            f"{did_you_mean(name, known)}",
             uri=source.uri,
             column=name,
         )
@@ -593,7 +598,10 @@ class Normaliser:
                 if is_in(*at, (name,))
             ]
             if not found:
-                raise MissingColumn(f"the statistics have the columns {', '.join(stats)}", column=name)
+                raise MissingColumn(
+                    f"the statistics have the columns {', '.join(stats)}{did_you_mean(name, stats)}",
+                    column=name,
+                )
             for array in _chosen(name, found, read=read, by_default=by_default):
                 scales[array.name] = _scale(stats[array.name], method, array)
         return cls(named, scales)

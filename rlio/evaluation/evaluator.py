@@ -223,8 +223,7 @@ def _batches(data: InputReader | Batch | Iterable[Batch]) -> Iterator[tuple[None
     if isinstance(data, SampleBatch | MultiAgentBatch):
         yield None, data
         return
-    options = getattr(data, "options", None)
-    if isinstance(options, ReadOptions) and options.epochs is None:
+    if isinstance(data, InputReader) and data._endless() is not None:
         raise OptionError(f"{type(data).__name__} never ends: open it with epochs=1")
     for batch in data:
         yield None, batch

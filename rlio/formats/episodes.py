@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
-from rlio.batch.arrays import is_table, to_numpy
+from rlio.batch.arrays import is_table, refuse_columns, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.dataset.dataset import Dataset
 from rlio.dataset.file_dataset import FileDataset
@@ -249,7 +249,8 @@ class StoredEpisodes(Episodes):
         }
         self.needs_store: bool = False
         if options.get("filter") is not None:
-            rows = RowFilter.of(options["filter"])
+            # By its name, and not by the address of a function: the identity holds it.
+            rows = self.options["filter"] = RowFilter.of_option(options["filter"])
             if rows.quantiles:
                 raise OptionError(
                     f"filter={excerpt(rows.text)}: a quantile needs the episodes of all writers, but a "
@@ -384,6 +385,7 @@ def open_episodes(
         is_one = isinstance(src, (str, os.PathLike, EpisodeReader)) or is_table(src)
         paths = src if isinstance(src, Sequence) and not is_one else ()
         if not is_one and not (paths and all(isinstance(one, (str, os.PathLike)) for one in paths)):
+            refuse_columns(src)
             raise OptionError(
                 f"found {excerpt(src)}, expected a path, a list of paths, a Dataset, a table "
                 "or an EpisodeReader"

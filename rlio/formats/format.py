@@ -29,7 +29,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import IO, Any, Final, Literal, NamedTuple, TypeVar
 
-from rlio.batch.arrays import is_table
+from rlio.batch.arrays import is_table, refuse_columns
 from rlio.dataset.names import HEADER
 from rlio.errors import OptionError, RlioError, UnknownLayout, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -250,6 +250,7 @@ def recognise_any(inputs: Any, storage_options: Mapping[str, Any] | None) -> Fou
     values = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     is_list = isinstance(values, Sequence) and all(isinstance(value, (str, os.PathLike)) for value in values)
     if not is_list or not values:
+        refuse_columns(inputs)
         raise OptionError(f"found {excerpt(inputs)}, expected a path, a list of paths, a Dataset, or a table")
     found: Found | None = load(_RECOGNISES)(values, storage_options)
     return found

@@ -128,7 +128,7 @@ def draw_of(keywords: DrawKeywords | LiveDrawKeywords, *, columns: Sequence[str]
         raise OptionError(f"derive={excerpt(given['derive'])}: expected a list of names")
     derived = list(map(named_column, given["derive"]))
     derive = tuple(dict.fromkeys(name for name, _ in derived))
-    chosen = None if given["filter"] is None else RowFilter.of(given["filter"])
+    chosen = None if given["filter"] is None else RowFilter.of_option(given["filter"])
     if given["split"] is not None:
         chosen = RowFilter.on_side(Split.of(given["split"]), chosen)
     return Draw(
