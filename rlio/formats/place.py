@@ -167,7 +167,7 @@ def _folder(
                     "pass the path of one of them",
                     uri=storage.uri_of(above),
                 )
-            storage = Storage.open(storage.uri_of(folder), storage_options=storage_options)
+            storage = storage.below(folder)
         return Place(storage.uri, storage)
     raise DataNotFound(
         f"no data set of {format.title}: {' or '.join(format.root)} is not there; pass its root",
