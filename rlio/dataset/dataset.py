@@ -30,6 +30,7 @@ from rlio.errors import (
     DataNotFound,
     OptionError,
     excerpt,
+    with_hint,
 )
 from rlio.formats.format import Found, recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -396,8 +397,12 @@ def require_header(storage: Storage, *, look: bool = True) -> None:
         # The writer may have died before it could reach the store.
         if waiting := rows_waiting(storage):
             raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
-        if look and (found := recognise(storage)):
+        if not look:
+            raise
+        if found := recognise(storage):
             raise other_layout(found, storage.uri) from error
+        if hint := storage.did_you_mean():
+            raise with_hint(error, hint) from error
         raise
 
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from rlio.batch.arrays import is_table
 from rlio.dataset.dataset import Dataset, Snapshot, open_own, opened, other_layout
 from rlio.dataset.file_dataset import FileDataset
-from rlio.errors import DataNotFound, OptionError, excerpt
+from rlio.errors import DataNotFound, OptionError, excerpt, with_hint
 from rlio.formats.format import open_files, recognise_any
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.source.source import FileSource
+from rlio.storage.filesystem import Storage
 from rlio.support.options import checked_keywords
 
 __all__ = ["open_dataset", "open_source"]
@@ -132,7 +133,10 @@ def _files(
     if options["mapping"] is None and not is_table(value):
         known = recognise_any(value, options["storage_options"])
         if known is None and options["format"] is None:
-            raise failure or DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
+            if failure is None:
+                raise DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
+            storage = Storage.open(value, storage_options=options["storage_options"])
+            raise with_hint(failure, storage.did_you_mean())
     found = open_files(value, known=known, **options)
     if found is None:
         assert known is not None

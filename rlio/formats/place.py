@@ -170,7 +170,8 @@ def _folder(
             storage = storage.below(folder)
         return Place(storage.uri, storage)
     raise DataNotFound(
-        f"no data set of {format.title}: {' or '.join(format.root)} is not there; pass its root",
+        f"no data set of {format.title}: {' or '.join(format.root)} is not there; pass its root"
+        f"{storage.did_you_mean()}",
         uri=storage.uri,
     )
 

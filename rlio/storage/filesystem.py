@@ -33,6 +33,7 @@ from rlio.storage.clients import CONNECTING, protocols_of, within
 from rlio.storage.failures import is_permanent, store_error
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
+from rlio.storage.near import did_you_mean_path
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
 from rlio.storage.remote import RemoteFolder
 from rlio.support.options import check_count, check_number, check_seconds, expected, set_options
@@ -204,6 +205,10 @@ class Storage:
         path = folder if self.root == "" else f"{self.root.rstrip('/')}/{folder}"
         place = Location(self._location.fs, path, self.uri_of(folder))
         return type(self)(place, retry=self._retry, timeout=self._timeout, limits=self.limits)
+
+    def did_you_mean(self) -> str:
+        """What the path of the root may mean, to be appended to a message: see `did_you_mean_path`."""
+        return did_you_mean_path(self._location)
 
     @property
     def uri(self) -> str:
