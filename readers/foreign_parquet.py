@@ -58,7 +58,7 @@ from rlio.readers.record_reader import RecordReader
 from rlio.readers.record_source import RecordFiles
 from rlio.readers.rllib_json import STEP_NUMBERS, RllibDecoder, wanted_columns
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.space_arrays import Spaces, fit_space, space_of
+from rlio.readers.space_arrays import fit_space, space_of
 from rlio.readers.stored_pass import Cache
 from rlio.schemas.schema import RESERVED, Schema
 from rlio.source.files import GroupFiles
@@ -66,6 +66,7 @@ from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import check_choice, checked_keywords
+from rlio.support.spaces import Spaces
 
 __all__ = ["ForeignParquetReader", "RowGroups", "open_rows"]
 

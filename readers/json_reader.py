@@ -34,11 +34,11 @@ from rlio.readers.record_reader import RecordReader
 from rlio.readers.record_source import RecordFiles
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.space_arrays import Spaces
 from rlio.readers.stored_pass import Cache
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import checked_keywords
+from rlio.support.spaces import Spaces
 
 __all__ = ["JsonReader", "open_json"]
 

@@ -53,8 +53,9 @@ from rlio.readers.rllib_columns import (
     DoneFlags,
     InfoOrder,
 )
-from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
+from rlio.readers.space_arrays import fit_space, space_of
 from rlio.schemas.json_columns import check_containers
+from rlio.support.spaces import Spaces, check_spaces
 
 if TYPE_CHECKING:
     import gymnasium as gym

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
+from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.dataset.dataset import Dataset
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.formats.format import open_files
@@ -89,9 +90,18 @@ class FileDataset(Dataset):
         """What the format says of its data."""
         return self._source.notes
 
+    _why_no_spaces: ClassVar[str] = (
+        "these files state no spaces: pass them to rlio.open_dataset(..., spaces=(observation_space, "
+        "action_space)), which rlio.Mapping and rlio.convert take too"
+    )
+
     @property
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
-        return self._source.policy_spaces
+        found, given = self._source.policy_spaces, self.options.get("spaces")
+        if found or given is None:
+            return found
+        # RLlib's records read them, and do not state them.
+        return dict(given) if isinstance(given, Mapping) else {DEFAULT_POLICY_ID: given}
 
     @property
     def hole_check(self) -> HoleCheck:

@@ -22,6 +22,7 @@ from rlio.batch.arrays import is_table, refuse_columns, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.dataset.dataset import Dataset
 from rlio.dataset.file_dataset import FileDataset
+from rlio.dataset.names import HEADER
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.format import formats
 from rlio.formats.report import ends_of
@@ -31,7 +32,9 @@ from rlio.readers.episode_reader import EpisodeReader
 from rlio.replay.episode_columns import EPISODE_COLUMNS
 from rlio.replay.filters import RowFilter
 from rlio.resolve import read
+from rlio.storage.filesystem import Storage
 from rlio.storage.paths import is_uri, mask_secrets
+from rlio.support.spaces import Spaces, pair_of
 
 __all__ = ["EpisodeCutter", "Episodes", "Part", "StoredEpisodes", "episode_key", "open_episodes"]
 
@@ -240,7 +243,12 @@ class StoredEpisodes(Episodes):
     """
 
     def __init__(
-        self, dataset: Dataset, policy: str | None, layout: Layout, options: Mapping[str, Any]
+        self,
+        dataset: Dataset,
+        policy: str | None,
+        layout: Layout,
+        options: Mapping[str, Any],
+        spaces: Spaces | None = None,
     ) -> None:
         self.dataset: Dataset = dataset
         self.policy: str | None = policy
@@ -262,8 +270,13 @@ class StoredEpisodes(Episodes):
         self.writers: list[str] = list(dataset.snapshot())
         self._snapshots = [{writer: rows} for writer, rows in dataset.snapshot().items()]
         parts = []
-        spaces = dataset.policy_spaces
-        chosen = spaces if policy is None else {pid: pair for pid, pair in spaces.items() if pid == policy}
+        stated = dataset.policy_spaces
+        if spaces is not None:
+            pids = [pid for names in dataset.schemas.values() for pid in names.policies]
+            pid = policy or next(iter(pids), DEFAULT_POLICY_ID)
+            pair = pair_of(spaces, next(iter(stated.values()), None), uri=dataset.uri)
+            stated = {pid: pair} if pair is not None else {}
+        chosen = {pid: pair for pid, pair in stated.items() if policy in (None, pid)}
         for at in self._snapshots:
             provenance = dict(dataset.open_shard(dataset.part(at).segments[0]).provenance)
             provenance.pop("versions", None)
@@ -305,8 +318,11 @@ class _ReadEpisodes(Episodes):
         source = getattr(reader, "source", None)
         uri = _text(src)
         origin = getattr(source, "origin", None) or Origin(uri=uri)
+        spaces = getattr(reader, "spaces", None)
+        if isinstance(src, EpisodeReader):
+            spaces = pair_of(options.get("spaces"), spaces, uri=uri)
         if origin.spaces is None:
-            spaces = getattr(reader, "spaces", None) or options.get("spaces")
+            spaces = spaces or options.get("spaces")
             if isinstance(spaces, Mapping):
                 spaces = spaces.get(policy or DEFAULT_POLICY_ID)
             origin = replace(origin, spaces=spaces if isinstance(spaces, tuple) else None)
@@ -321,11 +337,23 @@ class _ReadEpisodes(Episodes):
         )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
-        with _opened(self._src, self._options) as reader:
+        with _opened(self._src, _as_taken(self._src, self._options)) as reader:
             yield from ((0, rows) for batch in reader for rows in _of(batch, self._policy))
             self._note_skipped(reader, "records")
             for note in _notes_of(reader):
                 self._note(note)
+
+
+def _as_taken(src: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options that a reader of ``src`` takes: an open one, and data sets of rlio, take no spaces."""
+    if "spaces" not in options:
+        return options
+    is_path = isinstance(src, (str, os.PathLike))
+    if not isinstance(src, EpisodeReader) and not (
+        is_path and Storage.open(src, storage_options=options.get("storage_options")).exists(HEADER)
+    ):
+        return options
+    return {name: value for name, value in options.items() if name != "spaces"}
 
 
 def _opened(src: Any, options: Mapping[str, Any]) -> Any:
@@ -392,12 +420,13 @@ def open_episodes(
             )
         if storage_options is not None:
             options["storage_options"] = storage_options
-        with _opened(src, options) as reader:
+        with _opened(src, _as_taken(src, options)) as reader:
             if not isinstance(reader, DatasetReader):
                 found = _ReadEpisodes(src, reader, options, policy)
                 found.layout = layout or found.layout
                 return _checked(found, policy, keeps_batches=keeps_batches)
         dataset, taken = reader.dataset, _OF_DATASETS | _OPENING
+    spaces = options.pop("spaces", None)
     if unknown := sorted(options.keys() - taken):
         raise OptionError(
             f"read_options: found {unknown}; of a data set of rlio, expected some of {sorted(taken)}",
@@ -409,7 +438,7 @@ def open_episodes(
         policy = pids[0]
     if policy is not None and policy not in pids:
         raise OptionError(f"policy={excerpt(policy)}: expected one of {excerpt(pids)}", uri=dataset.uri)
-    stored = StoredEpisodes(dataset, policy if several else None, layout or "mixed", options)
+    stored = StoredEpisodes(dataset, policy if several else None, layout or "mixed", options, spaces)
     return _checked(stored, policy, keeps_batches=keeps_batches)
 
 

@@ -20,15 +20,17 @@ from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
 from rlio.formats.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.source.episodes import EpisodeFiles
+from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath, is_uri
 from rlio.support.options import option_names, refuse_unknown
+from rlio.support.spaces import Spaces
 
 __all__ = [
     "Place",
     "about_format",
+    "closed_on_error",
     "locate_format",
     "open_files",
     "open_place",
@@ -195,6 +197,7 @@ def open_files(
     *,
     format: str | None = None,
     format_options: Mapping[str, Any] | None = None,
+    spaces: Spaces | None = None,
     storage_options: Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     on_error: Literal["raise", "skip"] = "raise",
@@ -203,7 +206,16 @@ def open_files(
     own = dict(format_options or {})
     found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
     source = open_source(found, place, own, limits=limits)
-    return EpisodeFiles(source, about=about_format(found, own), on_error=on_error)
+    return closed_on_error(source, about_format(found, own), spaces=spaces, on_error=on_error)
+
+
+def closed_on_error(layout: EpisodeSource, about: Mapping[str, Any], **options: Any) -> EpisodeFiles:
+    """The episodes as a source; closes them if it cannot be made."""
+    try:
+        return EpisodeFiles(layout, about=about, **options)
+    except BaseException:
+        layout.close()
+        raise
 
 
 def about_format(format: Format, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -259,7 +259,7 @@ class ReplayStore(Described):
             mapping: What the columns of a table mean.
             format: Name of the format of another library's files; None: recognise it.
             format_options: Options of that format.
-            spaces: Of RLlib's JSON: see `rlio.JsonReader`.
+            spaces: Of files that do not state them: see `rlio.open_dataset`.
             cache: Where to keep the rows: in "memory", or on "disk", in memory-mapped files of the cache
                 folder.
             cache_folder: The cache folder; None: ``RLIO_CACHE``, or the user's default. See `CacheFolder`.

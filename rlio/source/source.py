@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, SchemaError, excerpt
 from rlio.schemas.folded import Folded
@@ -158,6 +158,11 @@ class Source(ABC):
             for pid, spaces in stored.items()
         }
 
+    _why_no_spaces: ClassVar[str] = (
+        "the data set has no stored spaces: workers and RecordExperience store them; pass "
+        "spaces={policy_id: (observation_space, action_space)} to a writer of your own"
+    )
+
     @property
     def spaces(self) -> tuple[Any, Any]:
         """(observation space, action space) of the only recorded policy.
@@ -177,11 +182,7 @@ class Source(ABC):
                 uri=self.uri,
             )
         if not found:
-            raise SchemaError(
-                "the data set has no stored spaces: workers and RecordExperience store them; pass "
-                "spaces={policy_id: (observation_space, action_space)} to a writer of your own",
-                uri=self.uri,
-            )
+            raise SchemaError(self._why_no_spaces, uri=self.uri)
         return next(iter(found.values()))
 
 
