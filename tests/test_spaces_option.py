@@ -1,4 +1,4 @@
-"""`spaces=`: data whose files state no spaces gets them from the caller, and says so where they are needed."""
+"""`spaces=`: data whose files state no spaces gets them from the caller, and names it where it lacks them."""
 
 from __future__ import annotations
 
