@@ -29,8 +29,8 @@ import numpy as np
 import rlio
 from benchmarks import machine, object_store
 from benchmarks.report import replace_blocks, table
-from rlio.dataset.listing import list_shards
-from rlio.dataset.names import ShardName, sealed_name
+from rlio.catalog.listing import list_shards
+from rlio.catalog.names import ShardName, sealed_name
 from rlio.storage.filesystem import Storage
 
 __all__ = ["PARTS", "TABLES", "Measured", "Sizes", "main", "measure"]

@@ -11,15 +11,15 @@ from typing import Literal
 
 from rlio.batch import Batch
 from rlio.errors import CorruptData, DataNotFound, EndOfData, excerpt
+from rlio.query.filter_pushdown import matches
+from rlio.query.filters import RowFilter
+from rlio.query.order import share
+from rlio.query.positions import columns_digest
+from rlio.read_options import ReadOptions
 from rlio.reader import JsonState, Unit
 from rlio.readers.group_source import Groups, GroupSource, RecordedOrder, WindowedOrder
-from rlio.readers.read_options import ReadOptions
 from rlio.replay.buffers import Buffers
 from rlio.replay.epoch_pass import EpochPass
-from rlio.replay.filter_pushdown import matches
-from rlio.replay.filters import RowFilter
-from rlio.replay.order import share
-from rlio.replay.positions import columns_digest
 from rlio.schemas.folded import Folded, unfold
 from rlio.source.damage import Damage
 from rlio.source.selection import group_options, own_size

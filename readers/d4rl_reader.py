@@ -3,7 +3,7 @@
 h5py (extra ``hdf5``) reads HDF5. Links to other places, virtual and external data, and compression plug-ins
 are refused, so an untrusted file cannot reach outside itself.
 
-Not here: the layout (`rlio.formats.d4rl_source`).
+Not here: the layout (`rlio.formats.d4rl.source`).
 
 Example:
     >>> import io, h5py, numpy as np
@@ -25,12 +25,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from rlio.dataset.stats import Normalise
-from rlio.formats.d4rl import FORMAT
-from rlio.formats.d4rl_source import D4rlSource
+from rlio.formats.d4rl.sink import FORMAT
+from rlio.formats.d4rl.source import D4rlSource
+from rlio.formats.files.inputs import Failures, find_files
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.look.stats import Normalise
 from rlio.readers.episode_reader import EpisodeReader
-from rlio.readers.inputs import Failures, find_files
 from rlio.readers.source_reader import Asked, SourceKeywords
 from rlio.readers.stored_pass import Cache
 from rlio.source.damage import SkippedRecord

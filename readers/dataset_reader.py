@@ -1,7 +1,7 @@
 """`DatasetReader`: replays a data set written by rlio, in recorded order or shuffled, exactly resumable.
 
 A background thread decodes one row group ahead. The shuffled order permutes windows of row groups, and the
-rows within each (`rlio.replay.order.WindowOrder`). `rlio.FollowReader` reads a data set that other processes
+rows within each (`rlio.query.order.WindowOrder`). `rlio.FollowReader` reads a data set that other processes
 are still writing.
 
 Example:
@@ -19,15 +19,15 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
-from rlio.dataset.dataset import Dataset, Snapshot, opened
-from rlio.dataset.file_dataset import FileDataset
-from rlio.dataset.stats import Normalise
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.look.stats import Normalise
+from rlio.opening import OtherFiles, opened
+from rlio.read_options import ReadOptions
 from rlio.reader import JsonState
-from rlio.readers.read_options import ReadOptions
 from rlio.readers.source_reader import Asked, SourceKeywords, SourceReader
 from rlio.readers.stored_pass import Cache
+from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.support.options import check_choice, checked_keywords
 
 __all__ = ["DatasetReader"]
@@ -83,7 +83,7 @@ class DatasetReader(SourceReader):
     @checked_keywords
     def __init__(
         self,
-        root: str | os.PathLike[str] | Dataset,
+        root: str | os.PathLike[str] | DatasetSnapshot,
         *,
         at: Snapshot | None = None,
         cache: Cache = "auto",
@@ -99,7 +99,7 @@ class DatasetReader(SourceReader):
                 f"columns={excerpt(keywords['columns'])}: expected a list of names, or None for all columns; "
                 "for columns that only some writers have, pass missing='error', 'drop' or 'fill'"
             )
-        if isinstance(root, FileDataset):
+        if isinstance(root, OtherFiles):
             raise OptionError(
                 "DatasetReader reads data sets of rlio, and these files are of another library: pass them to "
                 "rlio.read()",
@@ -119,10 +119,10 @@ class DatasetReader(SourceReader):
         self._open(dataset, asked, cache=cache, missing=missing, normalise=normalise)
 
     @property
-    def dataset(self) -> Dataset:
+    def dataset(self) -> DatasetSnapshot:
         """The data set, as listed last."""
         found = self._pass.source
-        assert isinstance(found, Dataset)
+        assert isinstance(found, DatasetSnapshot)
         return found
 
     # ---- hooks of InputReader ----

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, Unpack
 
-from rlio.dataset.stats import Normalise
 from rlio.errors import DataNotFound
 from rlio.formats.format import Format
 from rlio.formats.place import about_format, locate_format, open_source
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.look.stats import Normalise
+from rlio.read_options import ReadOptions
 from rlio.reader import JsonState
-from rlio.readers.read_options import ReadOptions
 from rlio.readers.source_reader import Asked, Missing, SourceKeywords, SourceReader, refuse_earlier
 from rlio.readers.stored_pass import Cache
 from rlio.source.damage import SkippedRecord

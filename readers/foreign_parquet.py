@@ -1,11 +1,7 @@
 """`ForeignParquetReader`: Parquet files from other programs, with one row a step or one row a batch.
 
-One row a step is the common form, also of RLlib's new recordings and of any data frame: numbers, lists,
-structs and text become columns. RLlib's older dataset writer wrote one row a batch; such rows are records, as
-in its JSON (`rlio.readers.rllib_json`).
-
-The files are untrusted: row groups are read one at a time and within limits, and extension types run no code
-(`rlio.readers.parquet_footer`). rlio's own data sets have another reader (`rlio.readers.dataset_reader`).
+Not here: the layout of the rows (`rlio.formats.tables.parquet_source`), and rlio's own data sets
+(`rlio.readers.dataset_reader`).
 
 Example:
     >>> import io
@@ -21,69 +17,29 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import Any, Final, Literal, TypeVar, Unpack
+from typing import Any, Literal, Unpack
 
-import numpy as np
-
-from rlio.batch import Batch, SampleBatch
-from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
-from rlio.dataset.stats import Normalise
-from rlio.dataset.step_columns import check_step_columns
-from rlio.errors import (
-    CorruptData,
-    DataNotFound,
-    MissingColumn,
-    OptionError,
-    RlioError,
-    SchemaError,
-    UnknownLayout,
-    UnsafeData,
-    excerpt,
+from rlio.formats.files.inputs import Failures, find_files
+from rlio.formats.rllib.decoder import RllibDecoder
+from rlio.formats.tables.parquet_source import (
+    SUFFIXES,
+    BatchRows,
+    RowGroups,
+    StepRows,
+    check_infos_stay,
 )
-from rlio.formats.format import format_of_columns
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.arrow_columns import is_pickled, load_pickled, to_column
-from rlio.readers.inputs import Failures, find_files, in_column, raise_at
-from rlio.readers.packed import Allowance
-from rlio.readers.parquet_files import ParquetFiles
-from rlio.readers.parquet_footer import Extension, registered_extensions
-from rlio.readers.read_options import ReadOptions
+from rlio.look.stats import Normalise
 from rlio.readers.record_reader import RecordReader
-from rlio.readers.record_source import RecordFiles
-from rlio.readers.rllib_json import STEP_NUMBERS, RllibDecoder, wanted_columns
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.space_arrays import fit_space, space_of
 from rlio.readers.stored_pass import Cache
-from rlio.schemas.schema import RESERVED, Schema
-from rlio.source.files import GroupFiles
-from rlio.source.uniform import Agreed
-from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import check_choice, checked_keywords
 from rlio.support.spaces import Spaces
 
-__all__ = ["ForeignParquetReader", "RowGroups", "open_rows"]
-
-logger: logging.Logger = logging.getLogger("rlio")
-
-T = TypeVar("T")
-
-_SUFFIXES: Final = (".parquet",)
-# Ends of episodes that are remembered at once.
-_MOST_ENDS: Final = 100_000
-# Rows of which the schema is made.
-_SAMPLE_ROWS: Final = 64
-# Bytes of rows that are read at once, and their least number, whatever a footer says.
-_GROUP_BYTES: Final = 64 << 20
-_GROUP_ROWS: Final = 64
-#: Columns that are lists where a row is a batch.
-_RECORD_LISTS = (*STEP_NUMBERS, Columns.ACTIONS)
+__all__ = ["ForeignParquetReader"]
 
 
 class ForeignParquetReader(RecordReader):
@@ -140,7 +96,7 @@ class ForeignParquetReader(RecordReader):
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
         check_choice("extension_types", extension_types, ("refuse", "storage"))
-        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
+        files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
         decoder_of = partial(
             RllibDecoder,
             spaces=spaces,
@@ -155,443 +111,12 @@ class ForeignParquetReader(RecordReader):
             groups.index(failures := Failures(asked.options.on_error))
             about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
             if groups.rows_are_batches:
-                records = _BatchRows(groups, failures)
+                records = BatchRows(groups, failures)
                 self._serve(records, files, decoder_of, asked, cache, normalise, details=about)
                 return
-            _check_infos_stay(whole, files)
-            steps = _StepRows(groups, files, asked.options, spaces, whole, about, columns=asked.columns)
+            check_infos_stay(whole, files)
+            steps = StepRows(groups, files, asked.options, spaces, whole, about, columns=asked.columns)
             self._serve_rows(steps, failures, asked, cache, normalise)
         except BaseException:
             groups.close()
             raise
-
-
-def _check_infos_stay(whole: RllibDecoder, files: Sequence[InputFile]) -> None:
-    """Raise OptionError if infos are said to be in other rows than those of their steps."""
-    if whole.infos.given == "obs":
-        raise OptionError(
-            "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
-            "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
-            uri=files[0].uri,
-        )
-
-
-def open_rows(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    spaces: Spaces | None = None,
-    format_options: Mapping[str, Any] | None = None,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    on_error: Literal["raise", "skip"],
-) -> GroupFiles:
-    """Parquet files as a source, as `ForeignParquetReader` reads them without options."""
-    files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
-    decoder_of = partial(
-        RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
-    )
-    groups, options = RowGroups(files, limits, None, refuse=True), ReadOptions(on_error=on_error)
-    try:
-        groups.index(failures := Failures(on_error))
-        if groups.rows_are_batches:
-            return RecordFiles(_BatchRows(groups, failures), files, decoder_of, options, columns=None)
-        _check_infos_stay(whole := decoder_of(), files)
-        return _StepRows(groups, files, options, spaces, whole, {}, columns=None)
-    except BaseException:
-        groups.close()
-        raise
-
-
-class RowGroups:
-    """The row groups of all files, read one at a time and within limits.
-
-    Args:
-        files: The files.
-        limits: What they may ask for.
-        columns: The requested columns; None: all.
-        refuse: Whether columns of registered extension types are refused.
-        mapped: Whether the user says what the columns mean, so that their names do not.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[InputFile],
-        limits: Limits,
-        columns: list[str] | None,
-        *,
-        refuse: bool,
-        mapped: bool = False,
-    ) -> None:
-        self.files = files
-        self._parquet = ParquetFiles(files, limits)
-        self.limits = limits
-        self._asked = columns
-        self._refuse = refuse
-        self._mapped = mapped
-        self.rows_are_batches: bool = False
-        #: (file, row group in it, number of the group's first row in the file).
-        self.places: list[tuple[int, int, int]] = []
-        self.rows: list[int] = []
-        self.sizes: list[int] = []
-        #: For each row group: the names and types of its file's columns.
-        self.kinds: list[Hashable] = []
-
-    def index(self, failures: Failures) -> None:
-        """Read the footers."""
-        self.places, self.rows, self.sizes, self.kinds = [], [], [], []
-        kinds: set[bool] = set()
-        for number in range(len(self.files)):
-            try:
-                kind = self._parquet.guarded(number, None, partial(self._index, number))
-            except (CorruptData, SchemaError) as error:
-                failures.handle(error)
-                continue
-            if kinds and kind not in kinds:
-                raise SchemaError(
-                    "some files have one row a step and others one row a batch: read them with two readers",
-                    uri=self.files[number].uri,
-                )
-            kinds.add(kind)
-        self.rows_are_batches = True in kinds
-
-    def _index(self, number: int) -> bool:
-        """Add the row groups of a file; returns whether its rows are batches."""
-        file = self._parquet.file(number)
-        self._check_extensions(file.extensions)
-        schema, metadata = file.arrow.schema_arrow, file.arrow.metadata
-        if b"rlio.format" in (metadata.metadata or {}) and "_next" in schema.names:
-            raise OptionError(
-                "this file is a shard of a data set of rlio, and most of its new_obs are in other rows: "
-                "open the data set's root with DatasetReader",
-                uri=self.files[number].uri,
-            )
-        if len(set(schema.names)) < len(schema.names):
-            raise SchemaError("found two columns of one name: expected each name once")
-        found = None if self._mapped else format_of_columns(schema.names)
-        if found is not None and found.name != "rllib-parquet":
-            raise found.refusal(uri=self.files[number].uri)
-        first, columns = 0, (tuple(schema.names), tuple(map(str, schema.types)))
-        for group in range(metadata.num_row_groups):
-            info = metadata.row_group(group)
-            if info.num_rows:
-                self.places.append((number, group, first))
-                self.rows.append(info.num_rows)
-                self.sizes.append(max(info.total_byte_size, 1))
-                self.kinds.append(columns)
-            first += info.num_rows
-        if self._mapped:
-            return False
-        rows_are_batches = _rows_are_batches(schema)
-        if not rows_are_batches and self._asked is None:
-            check_step_columns(schema.names, uri=self.files[number].uri)
-        return rows_are_batches
-
-    def names(self, number: int) -> list[str]:
-        """The columns of a file."""
-        names: list[str] = self._parquet.file(number).arrow.schema_arrow.names
-        return names
-
-    def _check_extensions(self, extensions: Mapping[str, Extension]) -> None:
-        if not self._refuse or not extensions:
-            return
-        registered = registered_extensions()
-        for path, extension in extensions.items():
-            # Pickled objects are read from their storage in any case, by rlio's own interpreter.
-            if extension.name in registered and not is_pickled(extension):
-                raise UnsafeData(
-                    f"the extension type {excerpt(extension.name)} is registered in this process, and its "
-                    "code is not run on files: pass extension_types='storage' to read the stored values",
-                    column=path,
-                )
-
-    def read(
-        self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]
-    ) -> T:
-        """Apply ``use`` to the Arrow table of some rows of a group; errors name the file and group."""
-        number, index, _ = self.places[group]
-        rows = partial(self._parquet.rows, number, index, start, stop, columns)
-        return self.guarded(group, lambda: use(rows()))
-
-    def whole(self, group: int) -> Any:
-        """The Arrow table of all rows of a group. The last one is kept."""
-        number, index, _ = self.places[group]
-        return self.guarded(group, partial(self._parquet.group, number, index))
-
-    def guarded(self, group: int, action: Callable[[], T]) -> T:
-        """Call ``action``; errors name the file and group."""
-        number, index, _ = self.places[group]
-        return self._parquet.guarded(number, index, action)
-
-    def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
-        """The memory allowance for all packed columns of the group together."""
-        number, index, _ = self.places[group]
-        found = self._parquet.file(number).columns(index, columns)
-        return Allowance(self.limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
-
-    def extensions(self, group: int) -> Mapping[str, Extension]:
-        """Extension types of the group's file."""
-        return self._parquet.file(self.places[group][0]).extensions
-
-    def firsts(self, first_of: Callable[[int], Batch]) -> Iterator[tuple[str, Batch]]:
-        """URI and first readable batch, ``first_of`` a row group, of each kind of file that has one."""
-        seen: set[Hashable] = set()
-        for group, kind in enumerate(self.kinds):
-            # Damage is reported when the rows are served.
-            with contextlib.suppress(CorruptData, SchemaError):
-                if kind not in seen and len(batch := first_of(group)):
-                    seen.add(kind)
-                    yield self.place(group, 0)[0], batch
-
-    def place(self, group: int, row: int) -> tuple[str, int]:
-        """URI of the file, and the number of the row in it."""
-        number, _, first = self.places[group]
-        return self.files[number].uri, first + row
-
-    def close(self) -> None:
-        self._parquet.close()
-
-
-def _rows_are_batches(schema: Any) -> bool:
-    """Whether each row is an RLlib record."""
-    import pyarrow as pa
-
-    fields = {field.name: field.type for field in schema}
-    if fields.keys() == {"value"} and pa.types.is_struct(fields["value"]):
-        return True
-    if "type" not in fields:
-        return False
-    return "policy_batches" in fields or any(
-        pa.types.is_list(fields[name]) or pa.types.is_large_list(fields[name])
-        for name in _RECORD_LISTS
-        if name in fields
-    )
-
-
-class _BatchRows:
-    """Rows that are batches; `Records`."""
-
-    def __init__(self, groups: RowGroups, failures: Failures) -> None:
-        self._groups, self.files, self.failures = groups, groups.files, failures
-        self._ends = list(accumulate(groups.rows))
-        self.numbers: list[int] = []
-        counts = [0] * len(self.files)
-        for (file, _, first), rows in zip(groups.places, groups.rows, strict=True):
-            self.numbers += range(first, first + rows)
-            counts[file] += rows
-        self.ends = list(accumulate(counts))
-
-    def has(self, index: int) -> bool:
-        return index < len(self.numbers)
-
-    def count(self) -> int:
-        return len(self.numbers)
-
-    def rows_of(self, index: int) -> int | None:
-        return None
-
-    def uri_of(self, index: int) -> str:
-        return self.files[bisect_right(self.ends, index)].uri
-
-    def close(self) -> None:
-        self._groups.close()
-
-    def firsts(self, decoder: RllibDecoder) -> Iterator[tuple[str, Batch]]:
-        return self._groups.firsts(lambda group: self._decode(group, 0, decoder))
-
-    def load(self, index: int, decoder: RllibDecoder) -> Batch:
-        group = bisect_right(self._ends, index)
-        row = index - (self._ends[group - 1] if group else 0)
-        try:
-            return self._decode(group, row, decoder)
-        except (CorruptData, SchemaError, UnknownLayout) as error:
-            raise_at(error, uri=self.uri_of(index), record=self.numbers[index])
-
-    def _decode(self, group: int, row: int, decoder: RllibDecoder) -> Batch:
-        record = self._record(group, row)
-        return decoder.decode_record(record, following=partial(self._next_record, group, row))
-
-    def _record(self, group: int, row: int) -> dict[str, Any]:
-        """A row as Python values, pickled objects interpreted."""
-        table = self._groups.whole(group).slice(row, 1)
-        record: dict[str, Any] = table.to_pylist()[0]
-        extensions, allowance = self._groups.extensions(group), self._groups.allowance(group, None)
-        for name in table.column_names:
-            if is_pickled(extensions.get(name)):
-                with in_column(name):
-                    record[name] = load_pickled(record[name], allowance)
-        return record
-
-    def _next_record(self, group: int, row: int) -> dict[str, Any] | None:
-        """The row after a row; None: there is none, or it is damaged, which is reported when it is served."""
-        group, row = (group, row + 1) if row + 1 < self._groups.rows[group] else (group + 1, 0)
-        with contextlib.suppress(CorruptData, SchemaError):
-            return self._record(group, row) if group < len(self._groups.rows) else None
-        return None
-
-
-class _StepRows(GroupFiles):
-    """Rows that are steps, all of one writer: an episode may continue in the next file.
-
-    Args:
-        groups: The row groups.
-        files: Their files.
-        options: What to do with files with different columns.
-        spaces: See the reader.
-        decoder: Settles flags, and scales actions.
-        about: Options that change the rows, as JSON values.
-        columns: The columns that are read; None: all. Others are left out where they cannot be read.
-    """
-
-    def __init__(
-        self,
-        groups: RowGroups,
-        files: Sequence[InputFile],
-        options: ReadOptions,
-        spaces: Spaces | None,
-        decoder: RllibDecoder,
-        about: Mapping[str, Any],
-        *,
-        columns: Sequence[str] | None,
-    ) -> None:
-        super().__init__(files, {**decoder.details, **about})
-        self._row_groups, self._decoder = groups, decoder
-        self._asked = None if columns is None else frozenset(columns)
-        self._spaces = space_of(spaces, DEFAULT_POLICY_ID)
-        # Files may have different columns: all are decoded, and then dropped or filled.
-        self._decodes_all = options.unlike != "error"
-        #: Row group -> first row of each part that was read -> bytes and values of its packed columns.
-        self._spent: dict[int, dict[int, tuple[int, int]]] = {}
-        # Where the episodes end; None: it is known that rows are stored twice.
-        self._ends: dict[Hashable, tuple[str, int]] | None = {}
-        if not groups.rows:
-            raise DataNotFound("found no row in the files: expected at least one", uri=self.uri)
-        self._agreed = Agreed(
-            options, lambda: groups.firsts(self._first_of), several=len(set(groups.kinds)) > 1
-        )
-        row_bytes = self._find_schema()
-        #: (row group, first row in it, row after the last) of each group.
-        self._groups: list[tuple[int, int, int]] = []
-        part = min(_GROUP_BYTES, groups.limits.group_bytes // 2)
-        ends = [0] * len(files)
-        for group, rows in enumerate(groups.rows):
-            most = max(_GROUP_ROWS, part // max(1, row_bytes, groups.sizes[group] // rows))
-            self._groups += [(group, at, min(at + most, rows)) for at in range(0, rows, most)]
-            ends[groups.places[group][0]] = len(self._groups)
-        of_files = zip(files, pairwise(accumulate(ends, max, initial=0)), strict=True)
-        segments = [(file.uri, range(first, stop)) for file, (first, stop) in of_files if stop > first]
-        self._state([stop - start for _, start, stop in self._groups], segments, row_bytes=row_bytes)
-
-    def _find_schema(self) -> int:
-        """Find the schema, by the first readable row group; returns the bytes of a row."""
-        failure: RlioError | None = None
-        for group in range(len(self._row_groups.rows)):
-            try:
-                batch = self._agreed.conform(self._first_of(group))
-            except (CorruptData, SchemaError) as error:
-                failure = failure or error
-                continue
-            self._adopt(Schema.of(batch, is_written=False))
-            return batch.size_bytes() // len(batch)
-        assert failure is not None
-        raise failure
-
-    def _first_of(self, group: int) -> SampleBatch:
-        """The first rows of a row group, with the columns that can be read."""
-        rows = min(self._row_groups.rows[group], _SAMPLE_ROWS)
-        if self._asked is None:
-            return self._batch(group, 0, rows, None)
-        found: dict[str, Any] = {}
-        use = partial(self._decoded, group=group, start=0)
-        for name in self._row_groups.names(self._row_groups.places[group][0]):
-            if name in RESERVED and name not in self._asked:
-                continue
-            try:
-                found |= self._row_groups.read(group, 0, rows, frozenset([name]), use)
-            except (CorruptData, SchemaError) as error:
-                if name in self._asked:
-                    raise
-                logger.info("a column that is not requested is left out: %s", error)
-        return self._row_groups.guarded(group, lambda: self._settled(found))
-
-    def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
-        wanted = self._columns if columns is None and self._asked is not None else columns
-        wanted = None if self._decodes_all else wanted
-        number, start, stop = self._groups[group]
-        stored = None if wanted is None else wanted_columns([*wanted])
-        batch = self._batch(number, start, stop, stored)
-        for name in () if wanted is None else batch.keys() - wanted:
-            del batch[name]
-        try:
-            self._agreed.conform(batch, wanted)
-        except SchemaError as error:
-            file, index, _ = self._row_groups.places[number]
-            raise_at(error, uri=self._files[file].uri, record=index)
-        if "module_id" in batch:
-            self._look_for_copies(batch, number, start)
-        return batch
-
-    def _batch(self, group: int, start: int, stop: int, stored: frozenset[str] | None) -> SampleBatch:
-        """Some rows of a row group, of the columns ``stored``; None: all."""
-
-        def use(table: Any) -> SampleBatch:
-            return self._settled(self._decoded(table, group, start))
-
-        return self._row_groups.read(group, start, stop, stored, use)
-
-    def _decoded(self, table: Any, group: int, start: int) -> dict[str, Any]:
-        columns, names = {}, table.column_names
-        extensions = self._row_groups.extensions(group)
-        # What packed columns may ask for is shared by all parts of a row group, in any order of reading.
-        allowance, spent = self._row_groups.allowance(group, frozenset(names)), self._spent.get(group, {})
-        allowance.spend(sum(size for at, (size, _) in spent.items() if at != start))
-        allowance.count(sum(values for at, (_, values) in spent.items() if at != start))
-        before = allowance.bytes, allowance.values
-        try:
-            for name in names:
-                with in_column(name):
-                    column = to_column(name, table.column(name).combine_chunks(), extensions, allowance)
-                    if column is not None and name in self._spaces:
-                        column = fit_space(column, self._spaces[name], lambda leaf: leaf)
-                if column is not None:
-                    columns[name] = column
-        finally:
-            used = before[0] - allowance.bytes, before[1] - allowance.values
-            if any(used):
-                self._spent.setdefault(group, {})[start] = used
-        return columns
-
-    def _settled(self, columns: dict[str, Any]) -> SampleBatch:
-        self._decoder.flags.settle(columns)
-        self._decoder.scaling.scale(columns, DEFAULT_POLICY_ID, is_rllibs="module_id" in columns)
-        if not columns:
-            raise MissingColumn("the file has none of the requested columns, or only null ones")
-        return SampleBatch(columns)
-
-    def close(self) -> None:
-        """Close all files."""
-        self._row_groups.close()
-
-    def _look_for_copies(self, batch: SampleBatch, group: int, start: int) -> None:
-        """Warn, once, if an episode ends at two places; RLlib's ids are unique.
-
-        With its defaults, RLlib's recorder writes the rows of earlier calls again.
-        """
-        if self._ends is None or Columns.EPS_ID not in batch:
-            return
-        ended = np.zeros(len(batch), np.bool_)
-        for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS):
-            if name in batch:
-                ended |= np.asarray(batch[name], np.bool_)
-        for row in np.flatnonzero(ended):
-            id_, place = batch[Columns.EPS_ID][row], self._row_groups.place(group, start + int(row))
-            first = self._ends.setdefault(id_, place)
-            if first != place:
-                logger.warning(
-                    "episode %s ends in %s, row %d, and in %s, row %d: rows are stored and read twice. "
-                    "RLlib's recorder writes earlier rows again; rlio.integrations.rllib does not",
-                    *(excerpt(id_), *first, *place),
-                )
-                self._ends = None
-                return
-            if len(self._ends) >= _MOST_ENDS:
-                self._ends.clear()

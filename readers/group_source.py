@@ -24,9 +24,9 @@ from rlio.batch.columns import Columns
 from rlio.batch.multi_agent import step_numbers
 from rlio.batch.rows import ragged_rows
 from rlio.errors import CorruptData
+from rlio.query.filter_pushdown import Matches
+from rlio.query.order import WindowOrder, WindowRef
 from rlio.reader import Unit
-from rlio.replay.filter_pushdown import Matches
-from rlio.replay.order import WindowOrder, WindowRef
 from rlio.schemas.folded import Folded, join_folded
 from rlio.source.ahead import Ahead
 from rlio.source.damage import Damage
@@ -322,7 +322,7 @@ _NO_WINDOW = _Window(None, np.empty(0, np.int64), {})
 
 
 class WindowedOrder(GroupSource):
-    """Permutes windows of row groups, and units within each window: `rlio.replay.order.WindowOrder`."""
+    """Permutes windows of row groups, and units within each window: `rlio.query.order.WindowOrder`."""
 
     def __init__(self, groups: Groups, *, seed: int) -> None:
         super().__init__(groups)

@@ -4,7 +4,7 @@ One line is one record: the batch that was written at one time. Records are read
 the files, or, with ``shuffle``, in another pseudo-random order each epoch. The reader remembers the offsets
 of records as it reads the files.
 
-Not here: the formats of a record (`rlio.readers.rllib_json`), and rlio's data sets, whose JSON shards
+Not here: the formats of a record (`rlio.formats.rllib.decoder`), and rlio's data sets, whose JSON shards
 `rlio.DatasetReader` reads.
 
 Example:
@@ -20,30 +20,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Unpack
 
-from rlio.dataset.names import HEADER, ShardName
-from rlio.dataset.stats import Normalise
-from rlio.errors import OptionError
+from rlio.formats.files.inputs import find_files
+from rlio.formats.files.line_files import open_line_files
+from rlio.formats.rllib.decoder import RllibDecoder
+from rlio.formats.rllib.json_records import SUFFIXES, JsonRecords, refuse_data_sets
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.inputs import find_files
-from rlio.readers.json_records import JsonRecords
-from rlio.readers.line_files import open_line_files
-from rlio.readers.read_options import ReadOptions
+from rlio.look.stats import Normalise
 from rlio.readers.record_reader import RecordReader
-from rlio.readers.record_source import RecordFiles
-from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.source_reader import Asked, SourceKeywords
 from rlio.readers.stored_pass import Cache
-from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import checked_keywords
 from rlio.support.spaces import Spaces
 
-__all__ = ["JsonReader", "open_json"]
-
-#: Endings of the names of the files.
-SUFFIXES: Final = (".json", ".jsonl", ".zip")
+__all__ = ["JsonReader"]
 
 
 class JsonReader(RecordReader):
@@ -104,7 +96,7 @@ class JsonReader(RecordReader):
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
         found = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-        _refuse_data_sets(found)
+        refuse_data_sets(found)
         self._serve(
             JsonRecords(open_line_files(found, limits), limits.line_bytes, asked.options.on_error),
             found,
@@ -121,32 +113,3 @@ class JsonReader(RecordReader):
             normalise,
             details={"max_line_bytes": limits.line_bytes},
         )
-
-
-def open_json(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    spaces: Spaces | None = None,
-    format_options: Mapping[str, Any] | None = None,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    on_error: Literal["raise", "skip"],
-) -> RecordFiles:
-    """RLlib's JSON files as a source, as `JsonReader` reads them without options."""
-    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-    records = JsonRecords(open_line_files(files, limits), limits.line_bytes, on_error)
-    decoder_of = partial(
-        RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
-    )
-    return RecordFiles(records, files, decoder_of, ReadOptions(on_error=on_error), columns=None)
-
-
-def _refuse_data_sets(files: Sequence[InputFile]) -> None:
-    for file in files:
-        name = file.path.rsplit("/", 1)[-1]
-        if name == HEADER or ShardName.parse(name) is not None:
-            raise OptionError(
-                "this file belongs to a data set of rlio: read the data set's root with rlio.DatasetReader "
-                "(writers= selects writers), and mix it with other recordings through rlio.MixedInput",
-                uri=file.uri,
-            )

@@ -27,14 +27,14 @@ from rlio.batch.columns import Columns
 from rlio.batch.join import UNLIKE, Unlike
 from rlio.batch.nested import leaves
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
+from rlio.query.order import Permutation
+from rlio.read_options import check_batch_size
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
 from rlio.readers.mix_source import MOST_AHEAD, MixSource
-from rlio.readers.read_options import check_batch_size
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
-from rlio.replay.order import Permutation
 from rlio.support.calls import call_each
 from rlio.support.forks import cached_property
 from rlio.support.options import check_choice, check_count, in_own_spelling

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlio.batch import Batch
-from rlio.dataset.stats import Normalise
 from rlio.errors import CorruptData, DataNotFound, EndOfData, SchemaError, StateError, excerpt, raise_at
+from rlio.formats.files.inputs import Failures
+from rlio.formats.rllib.decoder import RllibDecoder
+from rlio.formats.rllib.record_source import DecoderOf, RecordFiles, Records
+from rlio.look.stats import Normalise
+from rlio.query.order import ORDER_VERSION, Permutation
+from rlio.query.positions import check_position, choose_seed
+from rlio.read_options import ReadOptions
 from rlio.reader import Endless, InputReader, JsonState, Unit
-from rlio.readers.inputs import Failures
-from rlio.readers.read_options import ReadOptions
-from rlio.readers.record_source import DecoderOf, RecordFiles, Records
-from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.source_reader import Asked, SourceReader, refuse_earlier
 from rlio.readers.stored_pass import Cache, Kept
 from rlio.replay.joint_gather import RowSource
-from rlio.replay.order import ORDER_VERSION, Permutation
-from rlio.replay.positions import check_position, choose_seed
 from rlio.source.damage import SkippedRecord
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed

@@ -24,9 +24,9 @@ from collections.abc import Iterator
 
 from rlio.batch import Batch, count_units
 from rlio.errors import EndOfData, StateError, excerpt
+from rlio.query.order import ORDER_VERSION, Permutation
+from rlio.query.positions import check_seed
 from rlio.reader import Endless, InputReader, InputReaderAround, JsonState
-from rlio.replay.order import ORDER_VERSION, Permutation
-from rlio.replay.positions import check_seed
 from rlio.support.options import check_count
 from rlio.support.states import whole_number
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from rlio.batch import Batch
-from rlio.dataset.stats import Normalise, Normaliser
 from rlio.errors import OptionError, StateError, excerpt
+from rlio.look.stats import Normalise, Normaliser
+from rlio.read_options import ReadKeywords, ReadOptions
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.cold_pass import ColdPass
-from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.stored_pass import Cache, Kept, StoredPass, choose_cache
 from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource

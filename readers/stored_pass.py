@@ -11,10 +11,10 @@ from typing import Final, Literal, TypeAlias
 
 from rlio.batch.columns import Columns
 from rlio.errors import LedgerError, OptionError
-from rlio.readers.read_options import ReadOptions
+from rlio.query.positions import columns_digest
+from rlio.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import StorePass
-from rlio.replay.positions import columns_digest
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
 from rlio.source.damage import Damage

@@ -23,12 +23,12 @@ import numpy as np
 from rlio.batch.arrays import as_column, concat_leaves, table_columns, zero_leaf
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
-from rlio.dataset.stats import Normalise
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.formats.mapping import own_map
-from rlio.formats.table_files import IN_MEMORY, details_of, mapped_source, open_table, spaces_of
-from rlio.formats.tables import ArrayTable
+from rlio.formats.tables.mapping import own_map
+from rlio.formats.tables.table import ArrayTable
+from rlio.formats.tables.table_files import IN_MEMORY, details_of, mapped_source, open_table, spaces_of
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.look.stats import Normalise
 from rlio.mapping import DERIVE, Mapping
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.readers.source_reader import Asked, SourceKeywords

@@ -24,6 +24,7 @@ from .batch.columns import Columns as Columns
 from .batch.episode import Episode as Episode
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
+from .conversion.convert import convert as convert
 from .dataset.dataset import Dataset as Dataset
 from .dataset.opening import open_dataset as open_dataset
 from .envs.external import ExternalEnv as ExternalEnv
@@ -36,7 +37,6 @@ from .following.paced_writer import Pace as Pace
 from .following.paced_writer import PacedWriter as PacedWriter
 from .following.replay import FollowingReplay as FollowingReplay
 from .following.samples_per_insert import SamplesPerInsert as SamplesPerInsert
-from .formats.convert import convert as convert
 from .limits import Limits as Limits
 from .maintenance.verify import verify as verify
 from .mapping import Mapping as Mapping
@@ -44,6 +44,7 @@ from .policies.policy import Policy as Policy
 from .policies.policy_spec import PolicySpec as PolicySpec
 from .policies.random_policy import RandomPolicy as RandomPolicy
 from .policies.torch_policy import TorchPolicy as TorchPolicy
+from .query.filters import RowFilter as RowFilter
 from .reader import InputReader as InputReader
 from .readers.async_input import AsyncInput as AsyncInput
 from .readers.d4rl_reader import D4RLReader as D4RLReader
@@ -61,7 +62,6 @@ from .recording import RecordAECEnv as RecordAECEnv
 from .recording import RecordExperience as RecordExperience
 from .recording import RecordParallelEnv as RecordParallelEnv
 from .recording import RecordVectorExperience as RecordVectorExperience
-from .replay.filters import RowFilter as RowFilter
 from .replay.n_step import NStep as NStep
 from .replay.sequences import Sequences as Sequences
 from .replay.sequences import WholeEpisodes as WholeEpisodes

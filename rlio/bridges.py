@@ -35,8 +35,8 @@ from rlio.batch.nested import leaves, map_structure
 from rlio.batch.tensors import Dtypes
 from rlio.dataset.dataset import Dataset
 from rlio.errors import EndOfData, MissingColumn, OptionError, SchemaError, excerpt
-from rlio.formats.minari_sink import about_episode, columns_of, id_of, kept_fields, spec_of
-from rlio.formats.minari_spaces import space_to_minari
+from rlio.formats.minari.sink import about_episode, columns_of, id_of, kept_fields, spec_of
+from rlio.formats.minari.spaces import space_to_minari
 from rlio.replay.draws import Draw
 from rlio.replay.store import ReplayStore
 from rlio.resolve import read

@@ -1,6 +1,6 @@
 """`Mapping`: what the columns of a table mean, for tables whose columns have other names than rlio's.
 
-Not here: how a table is read by one (`rlio.formats.mapping`).
+Not here: how a table is read by one (`rlio.formats.tables.mapping`).
 
 Example:
     >>> mapping = Mapping({"obs": ["x", "y"], "actions": "a"}, episode="trip", next_obs="derive")

@@ -33,7 +33,7 @@ from rlio.batch import (
     split_units,
 )
 from rlio.errors import ClosedError, EndOfData, OptionError, StateError, excerpt
-from rlio.readers.read_options import check_batch_size
+from rlio.read_options import check_batch_size
 from rlio.support.described import Described
 from rlio.support.states import fitting, value_in, whole_number
 from rlio.support.turns import Turns

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
     from rlio.batch.join import Unlike
-    from rlio.dataset.dataset import Snapshot
-    from rlio.dataset.stats import Normalise
+    from rlio.look.stats import Normalise
     from rlio.mapping import Mapping as ColumnMapping
+    from rlio.query.filters import RowFilter, RowFunction
     from rlio.readers.stored_pass import Cache
-    from rlio.replay.filters import RowFilter, RowFunction
     from rlio.replay.n_step import NStep
     from rlio.replay.sequences import Sequences, WholeEpisodes
+    from rlio.source.snapshot import Snapshot
 
 __all__ = [
     "IOContext",
@@ -404,13 +404,13 @@ def _single(value: Any, context: IOContext) -> InputReader:
         return _stored([value], context)
     if isinstance(value, Sequence) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
         return _stored(list(value), context)
-    from rlio.dataset.dataset import Dataset
-    from rlio.dataset.file_dataset import FileDataset
+    from rlio.opening import OtherFiles
+    from rlio.source.snapshot import DatasetSnapshot
 
-    if isinstance(value, FileDataset):
+    if isinstance(value, OtherFiles):
         options = MappingProxyType({**value.options, **context.options})
         return _single(value.inputs, replace(context, options=options))
-    if isinstance(value, Dataset):
+    if isinstance(value, DatasetSnapshot):
         return _class(_DATASET_READER)(value, **_read_options(context))  # type: ignore[no-any-return]  # found by name
     raise OptionError(
         f"the input is {excerpt(value)}: expected a reader, a function of IOContext, one of the names "

@@ -54,15 +54,15 @@ from rlio.batch.join import joined_plainly
 from rlio.batch.tensors import to_tensors
 from rlio.bridges import to_tensordict
 from rlio.dataset.dataset import Dataset, Snapshot
-from rlio.dataset.stats import Normalise
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.look.stats import Normalise
+from rlio.query.positions import draw_seed
+from rlio.read_options import OrderKeywords
 from rlio.reader import JsonState, Restorable, warn_endless
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.prefetch import Prefetch
-from rlio.readers.read_options import OrderKeywords
 from rlio.readers.stored_pass import Cache
-from rlio.replay.positions import draw_seed
 from rlio.replay.sequences import Sequences
 from rlio.replay.store import UnitKeywords
 from rlio.storage.paths import mask_secrets

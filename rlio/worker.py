@@ -25,7 +25,6 @@ from rlio.batch import Batch
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
-from rlio.envs.make import EnvLike
 from rlio.errors import DataNotFound, OptionError, StateError, excerpt
 from rlio.policies.checkpoint import load_components, save_components, select_components
 from rlio.policies.policy import Policy, PolicyState
@@ -38,6 +37,7 @@ from rlio.sampling.callbacks import Callbacks, CallbacksLike, combine, overridde
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
 from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.make_env import EnvLike
 from rlio.sampling.metrics import Counts, RolloutMetrics
 from rlio.sampling.multi_agent_envs import MultiAgentEnvLike
 from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner

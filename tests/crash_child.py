@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from rlio import DatasetReader, JsonWriter, ParquetWriter, SampleBatch
-from rlio.dataset.listing import list_shards
-from rlio.dataset.names import WAL_DIR
+from rlio.catalog.listing import list_shards
+from rlio.catalog.names import WAL_DIR
 from rlio.errors import DataNotFound
 from rlio.storage.filesystem import Storage
 

@@ -14,10 +14,10 @@ from stored_batches import files, fresh_root, group_bytes, numbered
 
 from rlio import EndOfData, FollowReader, InputReader, JsonWriter, ParquetWriter, Roll, SampleBatch
 from rlio.batch import Batch
-from rlio.dataset import markers
-from rlio.dataset.commit import put_header, put_shard
-from rlio.dataset.listing import ShardRef, list_shards
-from rlio.dataset.names import ShardName
+from rlio.catalog import markers
+from rlio.catalog.commit import put_header, put_shard
+from rlio.catalog.listing import ShardRef, list_shards
+from rlio.catalog.names import ShardName
 from rlio.storage.filesystem import Storage
 
 A, B, C = "w00000-0000000a", "w00001-0000000b", "w00002-0000000c"

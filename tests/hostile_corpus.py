@@ -31,7 +31,7 @@ import zstandard
 from stored_batches import files, fresh_root, group_bytes
 
 from rlio import JsonWriter, ParquetWriter, Roll, SampleBatch
-from rlio.dataset.names import ShardName
+from rlio.catalog.names import ShardName
 from rlio.schemas.schema import Schema, canonical_json
 
 WRITER = "w00000-00000000"

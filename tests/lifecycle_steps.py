@@ -16,9 +16,9 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 import rlio
-import rlio.log.recovery
 import rlio.schemas.parquet
-from rlio.dataset.listing import list_shards
+import rlio.writers.recovery
+from rlio.catalog.listing import list_shards
 from rlio.storage.filesystem import Storage
 from rlio.testing.filesystem import Call, FaultyFileSystem
 
@@ -88,7 +88,7 @@ class Site:
         return int(file.read_text().split()[-1]) if file.exists() else 0
 
     def recover(self) -> Any:
-        return rlio.log.recovery.recover(self.root, spool=self.spool)
+        return rlio.writers.recovery.recover(self.root, spool=self.spool)
 
     def rows(self, who: int = 0) -> list[int]:
         with rlio.DatasetReader(self.root, epochs=1) as reader:

@@ -31,7 +31,7 @@ from stored_batches import (
 import rlio
 from rlio import Roll
 from rlio.batch.nested import leaves
-from rlio.dataset.listing import HoleCheck
+from rlio.catalog.listing import HoleCheck
 from rlio.errors import (
     CorruptData,
     HoleError,
@@ -43,7 +43,7 @@ from rlio.errors import (
 )
 from rlio.maintenance.compact import compact
 from rlio.maintenance.gc import gc
-from rlio.replay.filters import RowFilter
+from rlio.query.filters import RowFilter
 from rlio.schemas.json_values import dump_value
 from rlio.storage.filesystem import Storage
 
@@ -229,7 +229,7 @@ def test_every_form_takes_every_option(method: str) -> None:
 def test_a_table_has_the_rows_that_were_listed_whatever_became_of_their_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0))
+    monkeypatch.setattr("rlio.catalog.listing.HOLE_CHECK", HoleCheck(seconds=0))
     many_shards(str(tmp_path))
     data = rlio.open_dataset(tmp_path)
     pinned = rlio.open_dataset(tmp_path, at={"w00000-00000000": 25})
@@ -265,7 +265,7 @@ def test_damaged_rows_are_an_error_of_the_table_and_of_the_stream_or_skipped(
 
 
 def test_missing_rows_are_an_error_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0))
+    monkeypatch.setattr("rlio.catalog.listing.HOLE_CHECK", HoleCheck(seconds=0))
     root = many_shards(fresh_root(), shards=3)
     remove(sorted(files(root))[1])
     data = rlio.open_dataset(root)

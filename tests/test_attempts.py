@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlio
-from rlio.dataset.listing import Listing, list_shards
-from rlio.dataset.markers import claim, seal
-from rlio.dataset.names import (
+from rlio.catalog.listing import Listing, list_shards
+from rlio.catalog.markers import claim, seal
+from rlio.catalog.names import (
     is_writer_id,
     make_attempt_id,
     make_writer_id,

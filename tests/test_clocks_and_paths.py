@@ -16,7 +16,7 @@ from further import further
 
 import rlio
 from rlio.errors import PublishError, RlioError
-from rlio.log.recovery import recover
+from rlio.writers.recovery import recover
 
 WRITERS = {"parquet": rlio.ParquetWriter, "json": rlio.JsonWriter}
 kinds = pytest.mark.parametrize("kind", WRITERS)

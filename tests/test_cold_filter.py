@@ -17,10 +17,10 @@ from test_skip import check_that_skipping_is_reading
 import rlio
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.errors import CorruptData, EndOfData, MissingColumn, OptionError, SchemaConflict, StateError
+from rlio.query.filters import RowFilter
+from rlio.query.order import WindowOrder
 from rlio.readers import stored_pass
 from rlio.readers.group_source import _Chosen
-from rlio.replay.filters import RowFilter
-from rlio.replay.order import WindowOrder
 from rlio.testing import ReaderTests, assert_resumes
 
 ROWS = 90

@@ -14,7 +14,7 @@ import pytest
 import rlio
 from rlio.policies import GAE, ActorCritic
 from rlio.policies.networks import gru
-from rlio.replay.episode_columns import EPISODE_COLUMNS
+from rlio.query.derived_columns import EPISODE_COLUMNS
 
 ZEROS = np.zeros((2, 4), np.float32)
 

@@ -33,8 +33,8 @@ from test_round_trips import DTYPES, columns, interleaved, make
 import rlio
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples
 from rlio.batch import Batch
-from rlio.dataset.listing import list_shards
-from rlio.dataset.names import ShardName
+from rlio.catalog.listing import list_shards
+from rlio.catalog.names import ShardName
 from rlio.errors import CorruptData, OptionError
 from rlio.maintenance.compact import compact as compact_function
 from rlio.maintenance.merging import open_whole

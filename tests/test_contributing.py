@@ -153,7 +153,7 @@ TABLE = '''
 
 import numpy as np
 from rlio.formats.format import Format, Marks
-from rlio.formats.tables import Table
+from rlio.formats.tables.table import Table
 from rlio.storage import open_input
 
 FORMAT = Format(

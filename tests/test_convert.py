@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio.cli.main import app
+from rlio.conversion import convert as module
+from rlio.conversion.episodes import EpisodeCutter
+from rlio.conversion.report import ImportReport
 from rlio.errors import CorruptData, OptionError, PublishError, SchemaError, UnknownName
-from rlio.formats import convert as module
 from rlio.formats.d3rlpy_2 import D3rlpySink
-from rlio.formats.episodes import EpisodeCutter
-from rlio.formats.report import ImportReport
 from rlio.schemas.provenance import Provenance
 from rlio.storage import Storage
 
@@ -100,7 +100,7 @@ def test_writers_with_equal_ids_of_episodes_stay_apart(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import rlio
-from rlio.formats import convert as module
+from rlio.conversion import convert as module
 module._SHARD_BYTES = 3000
 src, dst, to, after, hook = sys.argv[1:]
 left = int(after)
@@ -394,7 +394,7 @@ def test_rows_in_sequences_stay_so_in_a_data_set_and_become_steps_elsewhere(tmp_
 
 
 def test_episodes_without_end_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.formats.episodes._WAITING_ROWS", 50)
+    monkeypatch.setattr("rlio.conversion.episodes._WAITING_ROWS", 50)
     with rlio.ParquetWriter(tmp_path / "a", spool=None) as writer:
         for number in range(20):
             rows = episode(number, 8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from rlio.conversion.report import KINDS
 from rlio.formats.format import LOSSES, formats
-from rlio.formats.report import KINDS
 
 
 def format_table() -> str:

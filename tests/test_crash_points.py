@@ -21,8 +21,8 @@ from crash_shim import DIED, dying_at, intercepted
 from further import further
 
 from rlio import Roll
-from rlio.log.recovery import recover
 from rlio.maintenance import compact, gc
+from rlio.writers.recovery import recover
 
 pytestmark = pytest.mark.usefixtures("stopped_clock")
 

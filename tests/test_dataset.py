@@ -26,9 +26,9 @@ from rlio import (
     ShuffledInput,
     open_dataset,
 )
-from rlio.dataset import listing
-from rlio.dataset.listing import HoleCheck
-from rlio.dataset.names import DATA_DIR
+from rlio.catalog import listing
+from rlio.catalog.listing import HoleCheck
+from rlio.catalog.names import DATA_DIR
 from rlio.errors import (
     CorruptData,
     DataNotFound,

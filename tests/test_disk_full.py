@@ -22,8 +22,8 @@ from further import further
 
 from rlio import JsonWriter, ParquetWriter, Roll
 from rlio.errors import OptionError, PublishError, RlioError
-from rlio.log.recovery import recover
 from rlio.log.wal import Sync
+from rlio.writers.recovery import recover
 
 _ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EMFILE", "EACCES", "EROFS")
 _WRITES = (3, 9, 4)

@@ -20,8 +20,8 @@ from stored_batches import assert_identical, load, numbered, store
 from test_distributed_data_blocks import alike, columns_of, with_types
 
 import rlio
-from rlio.dataset.listing import list_shards
-from rlio.dataset.names import part_of
+from rlio.catalog.listing import list_shards
+from rlio.catalog.names import part_of
 from rlio.distributed import read_dataset, write_dataset
 from rlio.errors import OptionError, SchemaError
 from rlio.storage.filesystem import Storage

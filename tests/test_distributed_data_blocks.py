@@ -20,18 +20,18 @@ from stored_batches import assert_identical, fresh_root, group_bytes, load, numb
 
 import rlio
 import rlio.distributed
-from rlio.dataset.arrow_tables import POLICY_ID, Layout, to_table
-from rlio.dataset.commit import put_header
-from rlio.dataset.listing import list_shards
-from rlio.dataset.markers import seal
-from rlio.dataset.names import part_id, part_of, writer_dir
+from rlio.catalog.commit import put_header
+from rlio.catalog.listing import list_shards
+from rlio.catalog.markers import seal
+from rlio.catalog.names import part_id, part_of, writer_dir
 from rlio.dataset.part_reader import PartReader, plan_of, split
 from rlio.distributed.ray_data.blocks import Assembler, block_arrays, ray_tensors
 from rlio.distributed.ray_data.part_writer import PartOptions, PartWriter
 from rlio.distributed.ray_data.row_digest import RowDigest
 from rlio.errors import HoleError, MissingColumn, OptionError, PublishError, SchemaConflict, SchemaError
-from rlio.readers.read_options import ReadOptions
-from rlio.replay.filters import RowFilter
+from rlio.query.filters import RowFilter
+from rlio.read_options import ReadOptions
+from rlio.schemas.arrow_tables import POLICY_ID, Layout, to_table
 from rlio.storage.filesystem import Storage
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlio[ray]'")
@@ -342,7 +342,7 @@ def test_a_filter_lets_the_reader_s_rows_pass(text: str) -> None:
 
 
 def test_what_bounds_rule_out_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlio.dataset.shards import ParquetShard
+    from rlio.source.shards import ParquetShard
 
     root = data_set()
     read: list[int] = []

@@ -24,12 +24,12 @@ from gymnasium.vector import AutoresetMode
 from remote_env import RemoteEnv
 
 from rlio import EnvRunner, MultiAgentEnvRunner, RandomPolicy, RolloutConfig, RolloutWorker, SampleBatch
-from rlio.envs.make import make_stepper
 from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.remote import EnvActors
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
 from rlio.errors import EnvError, MissingExtra, OptionError
 from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.make_env import make_stepper
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
 

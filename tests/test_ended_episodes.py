@@ -18,8 +18,8 @@ from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, RecordingInput, Sam
 from rlio.batch import Batch, concat_samples
 from rlio.batch.arrays import object_column
 from rlio.errors import SchemaError
-from rlio.log.recovery import recover
 from rlio.writer import OutputWriter
+from rlio.writers.recovery import recover
 
 WRITERS = [ParquetWriter, JsonWriter]
 

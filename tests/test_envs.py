@@ -11,10 +11,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.envs.make import make_stepper
 from rlio.envs.vector import VectorStepper
 from rlio.errors import SchemaError
 from rlio.sampling.config import RolloutConfig
+from rlio.sampling.make_env import make_stepper
 
 
 class Short(gym.Env):

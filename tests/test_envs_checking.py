@@ -15,11 +15,11 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 
 from rlio.envs.checking import EnvCheck
-from rlio.envs.make import make_stepper
 from rlio.errors import EnvError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.make_env import make_stepper
 
 NESTED = Dict(a=Box(-1, 1, (2,), np.float32), b=Tuple([Discrete(3), Box(0, 9, (), np.float64)]))
 

@@ -18,13 +18,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio.batch.sample_batch import SampleBatch
 from rlio.envs.context import EnvContext, takes_context
-from rlio.envs.make import make_stepper, set_environs
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
 from rlio.envs.vector import VectorStepper
 from rlio.errors import OptionError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.make_env import make_stepper, set_environs
 
 LENGTH = 3
 

@@ -30,13 +30,13 @@ from rlio import (
 )
 from rlio.envs.context import EnvContext
 from rlio.envs.local import LocalStepper
-from rlio.envs.make import make_stepper
 from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.restarts import Restarts
 from rlio.envs.seeds import EpisodeSeeds, episode_seed
 from rlio.envs.vector import Stepper
 from rlio.errors import EnvError, OptionError
 from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.make_env import make_stepper
 
 AT_ONCE = 100
 ACTIONS = np.zeros(3, int)

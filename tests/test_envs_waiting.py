@@ -21,7 +21,6 @@ from further import further
 from gymnasium.spaces import Box, Dict, Discrete, Graph, GraphInstance, Text
 
 from rlio.envs.context import EnvContext
-from rlio.envs.make import make_stepper
 from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.processes import EnvProcesses
 from rlio.envs.seeds import EpisodeSeeds
@@ -29,6 +28,7 @@ from rlio.errors import EnvError, OptionError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.make_env import make_stepper
 
 LENGTH = 7
 

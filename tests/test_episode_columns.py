@@ -11,8 +11,8 @@ import pytest
 
 import rlio
 from rlio.errors import MissingColumn, OptionError, RlioError, StateError
-from rlio.replay.filters import RowFilter
-from rlio.replay.splits import Split
+from rlio.query.filters import RowFilter
+from rlio.query.splits import Split
 from rlio.replay.store import draw_of
 from rlio.writers.roll import Roll
 

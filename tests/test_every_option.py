@@ -20,7 +20,7 @@ from further import further
 
 import rlio
 from rlio.errors import CorruptData, OptionError, StateError
-from rlio.formats.mapping import MappedSource
+from rlio.formats.tables.mapping import MappedSource
 from rlio.readers import stored_pass
 from rlio.source.episodes import EpisodeFiles
 
@@ -282,7 +282,7 @@ def test_sides_of_a_split_have_whole_episodes_and_all_rows_together(roots: dict[
 
 
 def test_a_long_episode_is_read_in_parts(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlio.formats.minari import MinariSource
+    from rlio.formats.minari.source import MinariSource
 
     expected = batches(roots["minari"])
     read: list[int] = []
@@ -472,7 +472,7 @@ def test_methods_that_need_shards_raise_and_name_the_conversion(roots: dict[str,
 def test_episodes_and_exports_of_a_large_file_are_read_group_by_group(
     roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlio.formats.minari import MinariSource
+    from rlio.formats.minari.source import MinariSource
 
     expected = opened(roots["minari"]).to_arrow().to_pydict()
     read: list[tuple[int, Any]] = []

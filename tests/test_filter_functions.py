@@ -134,7 +134,7 @@ def test_a_filter_that_is_no_text_and_no_function_is_refused(root: str) -> None:
 
 def test_a_conversion_knows_a_function_by_its_name_in_each_process(root: str) -> None:
     text = f"""
-from rlio.formats.episodes import open_episodes
+from rlio.conversion.episodes import open_episodes
 
 def good(batch):
     return batch["rewards"] >= 15

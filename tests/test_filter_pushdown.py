@@ -15,7 +15,7 @@ from stored_batches import files, fresh_root, group_bytes, put, remove, store
 
 import rlio
 from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
-from rlio.dataset.names import ShardName
+from rlio.catalog.names import ShardName
 from rlio.errors import (
     CorruptData,
     HoleError,
@@ -23,8 +23,8 @@ from rlio.errors import (
     OptionError,
     SchemaConflict,
 )
-from rlio.replay.filter_pushdown import is_ruled_out, matches
-from rlio.replay.filters import RowFilter
+from rlio.query.filter_pushdown import is_ruled_out, matches
+from rlio.query.filters import RowFilter
 from rlio.schemas.shard_file import ShardFile
 from rlio.source.span_reader import SegmentGone, SpanReader
 
@@ -455,7 +455,7 @@ def test_the_rows_are_those_of_a_mask_over_everything(
     assert found.total == len(everything)
     # And without bounds.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlio.dataset.shards.ParquetShard.bounds", lambda *_: {})
+        patch.setattr("rlio.source.shards.ParquetShard.bounds", lambda *_: {})
         plain = Found(rlio.open_dataset(root), chosen)
     assert plain.positions.tolist() == expected
     assert plain.groups_passed_over == 0

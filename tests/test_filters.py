@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import rlio
 from rlio.batch import SampleBatch
 from rlio.errors import MissingColumn, OptionError, SchemaError
-from rlio.replay.filters import Ref, RowFilter
+from rlio.query.filters import Ref, RowFilter
 from rlio.schemas.schema import PolicySchema, Schema
 
 # ---- texts ----

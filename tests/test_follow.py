@@ -46,8 +46,8 @@ from rlio import (
     concat_samples,
     read,
 )
-from rlio.dataset import listing
-from rlio.dataset.listing import HoleCheck, list_shards
+from rlio.catalog import listing
+from rlio.catalog.listing import HoleCheck, list_shards
 from rlio.errors import (
     ClosedError,
     CorruptData,

@@ -37,7 +37,7 @@ from rlio import (
 from rlio.errors import StateError
 from rlio.following.marks import list_marks, newest
 from rlio.following.samples_per_insert import Account
-from rlio.replay.order import rank_of
+from rlio.query.order import rank_of
 from rlio.storage.filesystem import Storage
 
 __all__ = ["place"]  # The fixture, of which tests take the name.

@@ -17,9 +17,9 @@ import pytest
 from foreign_files import GOLDEN_MINARI, UNREAD, d3rlpy_1, lerobot_3, minari_parquet
 
 import rlio
-from rlio.dataset import step_columns
-from rlio.dataset.step_columns import check_step_columns
 from rlio.errors import DataNotFound, UnknownLayout
+from rlio.formats.files import step_columns
+from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import recognise
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.readers.foreign_parquet import ForeignParquetReader

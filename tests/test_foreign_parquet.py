@@ -35,8 +35,8 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
 )
+from rlio.formats.files.parquet_footer import Extension, open_parquet
 from rlio.readers.foreign_parquet import ForeignParquetReader
-from rlio.readers.parquet_footer import Extension, open_parquet
 from rlio.testing.readers import ReaderTests, assert_resumes
 from rlio.writers.parquet_writer import ParquetWriter
 
@@ -459,7 +459,7 @@ def test_a_large_row_group_is_read_in_parts_and_each_page_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlio.readers.foreign_parquet._GROUP_BYTES", 1)
-    monkeypatch.setattr("rlio.readers.parquet_files._BATCH_ROWS", 40)
+    monkeypatch.setattr("rlio.formats.files.parquet_files._BATCH_ROWS", 40)
     path = save(tmp_path / "a.parquet", steps(0, 300), row_group_size=200)
     begun: list[int] = []
     real = pq.ParquetFile.iter_batches

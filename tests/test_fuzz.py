@@ -30,10 +30,10 @@ from stored_batches import files, fresh_root, store
 from stored_batches import put as put_file
 
 import rlio
-from rlio.dataset.commit import HEADER_BYTES, read_header
-from rlio.dataset.names import ShardName, parse_sealed, parse_trim
+from rlio.catalog.commit import HEADER_BYTES, read_header
+from rlio.catalog.names import ShardName, parse_sealed, parse_trim
 from rlio.errors import CorruptData, RlioError, StateError
-from rlio.readers.rllib_json import RllibDecoder
+from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.schemas.json_lines import decode_line
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile

@@ -21,7 +21,7 @@ from stored_batches import assert_identical, files, fresh_root, load, numbered, 
 from test_compact import WRITERS, pieces, shard_files, store_small, two_that_overlap
 
 import rlio
-from rlio.dataset.names import ShardName, shard_path
+from rlio.catalog.names import ShardName, shard_path
 from rlio.errors import OptionError
 from rlio.maintenance.gc import GcReport
 from rlio.storage import local as local_module

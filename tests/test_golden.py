@@ -15,12 +15,12 @@ from stored_batches import assert_identical, load
 import rlio
 from rlio.batch.nested import leaves
 from rlio.errors import SchemaError
-from rlio.log.recovery import recover
 from rlio.maintenance.compact import compact
 from rlio.maintenance.gc import gc
 from rlio.maintenance.repair import repair
 from rlio.maintenance.trim import trim
 from rlio.maintenance.verify import verify
+from rlio.writers.recovery import recover
 
 GOLDEN = Path(__file__).with_name("golden")
 #: The version whose physical column of ``new_obs`` has that name, and the present one.

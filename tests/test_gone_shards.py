@@ -11,10 +11,10 @@ from stored_batches import files, numbered, put, remove, store
 
 import rlio
 from rlio import DatasetReader, FollowReader, Roll
-from rlio.dataset import listing
-from rlio.dataset.listing import HoleCheck, Segment
-from rlio.dataset.snapshot import DatasetSnapshot
+from rlio.catalog import listing
+from rlio.catalog.listing import HoleCheck, Segment
 from rlio.errors import DataNotFound, HoleError
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.span_reader import GoneSegments, SegmentGone
 
 ROWS, LOST = 60, 20

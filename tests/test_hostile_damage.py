@@ -17,12 +17,12 @@ from hostile_corpus import _written, json_files, shard_of, small_batch
 from stored_batches import fresh_root, put
 
 import rlio
-from rlio.dataset.json_shard import schema_lookup
-from rlio.dataset.listing import ShardRef, list_shards
-from rlio.dataset.names import ShardName
-from rlio.dataset.shards import open_shard
+from rlio.catalog.listing import ShardRef, list_shards
+from rlio.catalog.names import ShardName
 from rlio.errors import CorruptData, RlioError
 from rlio.schemas.json_lines import SchemaLookup
+from rlio.source.json_shard import schema_lookup
+from rlio.source.shards import open_shard
 from rlio.storage.filesystem import Storage
 
 KINDS = ["parquet", "jsonl", "jsonl.zst"]

@@ -26,9 +26,9 @@ import rlio
 from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.batch.arrays import is_tensor, object_column
 from rlio.errors import SchemaError
-from rlio.log.recovery import recover
 from rlio.schemas.json_values import check_text, check_value, dump_value, load_value
 from rlio.writer import OutputWriter
+from rlio.writers.recovery import recover
 
 KINDS: dict[str, Callable[..., OutputWriter]] = {
     "parquet": ParquetWriter,

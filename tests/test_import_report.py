@@ -18,9 +18,9 @@ import pytest
 from further import further
 
 import rlio
+from rlio.conversion.report import KINDS, Finding, Inspector
 from rlio.errors import CorruptData
 from rlio.formats.format import by_name, formats, load
-from rlio.formats.report import KINDS, Finding, Inspector
 from rlio.support.options import option_names
 
 SHARED = Path(__file__).resolve().parents[2] / "shared/data/rllib"

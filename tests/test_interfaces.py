@@ -24,8 +24,8 @@ from rlio.errors import (
     SchemaError,
     StateError,
 )
+from rlio.read_options import ReadOptions
 from rlio.reader import InputReader, JsonState
-from rlio.readers.read_options import ReadOptions
 from rlio.readers.sampler_input import Runner
 from rlio.resolve import IOContext
 from rlio.testing import ReaderTests, WriterTests, assert_resumes, assert_same

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import rlio
 from rlio.errors import UnsafeData
+from rlio.formats.rllib import decoder as rllib_json
+from rlio.formats.rllib.json_arrays import parse_arrays
 from rlio.limits import Limits
-from rlio.readers import rllib_json
-from rlio.readers.json_arrays import parse_arrays
 
 RECORDINGS = Path(__file__).parents[2] / "shared/data/rllib"
 

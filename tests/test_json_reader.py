@@ -34,10 +34,10 @@ from rlio.errors import (
     UnknownName,
     UnsafeData,
 )
+from rlio.formats.files import line_files
+from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.limits import Limits
-from rlio.readers import line_files
 from rlio.readers.json_reader import JsonReader
-from rlio.readers.rllib_json import RllibDecoder
 from rlio.testing.readers import ReaderTests, assert_resumes
 
 Box, Discrete = gym.spaces.Box, gym.spaces.Discrete

@@ -14,15 +14,15 @@ from growing_data import publish_shard
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.dataset import json_shard
-from rlio.dataset.json_shard import JsonShard, schema_lookup
-from rlio.dataset.listing import ShardRef
-from rlio.dataset.names import schema_path
-from rlio.dataset.shards import open_shard
+from rlio.catalog.listing import ShardRef
+from rlio.catalog.names import schema_path
 from rlio.errors import CorruptData, MissingColumn, UnsafeData
 from rlio.limits import Limits
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
+from rlio.source import json_shard
+from rlio.source.json_shard import JsonShard, schema_lookup
+from rlio.source.shards import open_shard
 from rlio.storage.filesystem import Storage
 from rlio.testing.readers import assert_same
 from rlio.writers.json_writer import JsonWriter

@@ -13,11 +13,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 import rlio
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
-from rlio.dataset.json_shard import JsonShard
 from rlio.errors import OptionError, PublishError, SchemaConflict, SchemaError
 from rlio.schemas import json_lines
 from rlio.schemas.json_lines import LineTooLarge
 from rlio.schemas.provenance import Provenance
+from rlio.source.json_shard import JsonShard
 from rlio.storage.filesystem import Retry, Storage
 from rlio.testing import WriterTests
 from rlio.testing.filesystem import FaultyFileSystem

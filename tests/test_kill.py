@@ -14,8 +14,8 @@ from crash_child import WRITERS, Tally, fork, logs_of, rows_of, wait_for
 from further import further
 
 from rlio import Roll
-from rlio.log.recovery import recover
 from rlio.log.wal import Sync
+from rlio.writers.recovery import recover
 
 _SYNCS: tuple[Sync, ...] = ("interval", "always", "never")
 

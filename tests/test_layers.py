@@ -12,39 +12,51 @@ import pytest
 
 pytestmark = pytest.mark.xdist_group("layers")  # What is parsed is kept.
 
-# Lowest first. A package stands for all of its modules.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("rlio.errors", "rlio.limits"),
-    ("rlio.support",),
-    ("rlio.batch",),
-    ("rlio.mapping", "rlio.readers.read_options", "rlio.writer"),
-    ("rlio.reader",),
-    ("rlio.schemas",),
-    ("rlio.storage",),
-    ("rlio.source",),
-    (  # what is stored, by name
-        "rlio.dataset.commit",
-        "rlio.dataset.json_shard",
-        "rlio.dataset.listing",
-        "rlio.dataset.markers",
-        "rlio.dataset.names",
-        "rlio.dataset.rows",
-        "rlio.dataset.schema_files",
-        "rlio.dataset.shards",
-        "rlio.following.marks",
-    ),
-    ("rlio.log",),
-    ("rlio.dataset", "rlio.formats.format", "rlio.replay", "rlio.following.samples_per_insert"),
-    ("rlio.readers", "rlio.writers", "rlio.following", "rlio.formats", "rlio.log.recovery"),
-    ("rlio.maintenance",),
-    ("rlio.resolve",),
-    ("rlio.formats.convert", "rlio.formats.episodes"),
-    ("rlio.connectors", "rlio.envs", "rlio.policies", "rlio.sampling", "rlio.serving", "rlio.evaluation"),
-    ("rlio.bridges", "rlio.checkpoint", "rlio.recording", "rlio.worker"),
-    ("rlio.distributed", "rlio.integrations", "rlio.torch", "rlio.testing"),
-    ("rlio.cli", "rlio.report"),
+# Lowest first: each folder of `rlio/`, and each module of `rlio/` itself, has one rank and imports from lower
+# ranks only. Folders inside a folder belong to it. CONTRIBUTING.md shows the same chain.
+LAYERS: tuple[str, ...] = (
+    "errors",
+    "limits",
+    "support",
+    "batch",
+    "mapping",
+    "writer",
+    "read_options",
+    "reader",
+    "schemas",  # rows <-> bytes
+    "storage",  # bytes <-> a store
+    "catalog",  # which rows are live
+    "log",
+    "source",  # what is stored: the contract, and rlio's own shards
+    "query",  # which rows are read, and in which order
+    "formats",
+    "opening",
+    "replay",
+    "look",  # what is in it
+    "writers",
+    "readers",  # the engine
+    "dataset",
+    "following",
+    "maintenance",
+    "resolve",
+    "conversion",
+    "envs",
+    "connectors",
+    "policies",
+    "evaluation",
+    "sampling",
+    "serving",
+    "worker",
+    "recording",
+    "bridges",
+    "torch",
+    "checkpoint",
+    "distributed",
+    "integrations",
+    "testing",
+    "cli",
 )
-RANKS = {module: rank for rank, modules in enumerate(LAYERS) for module in modules}
+RANKS = {name: rank for rank, name in enumerate(LAYERS)}
 # The version is a literal at the top of rlio/__init__.py: reading it is no step back.
 VERSION = "rlio.__version__"
 
@@ -74,7 +86,7 @@ def parsed(file: Path) -> ast.Module:
 
 
 def imports_of(tree: ast.AST, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Line and name of each rlio module that ``tree`` imports at run time."""
+    """Line and name of each rlio module that ``tree`` imports at run time, or that a string in it names."""
     for node in runtime_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -84,6 +96,25 @@ def imports_of(tree: ast.AST, known: set[str]) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 member = f"{node.module}.{alias.name}"
                 yield node.lineno, member if member in known or member == VERSION else str(node.module)
+    yield from names_in_strings(tree, known)
+
+
+def names_in_strings(tree: ast.AST, known: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of each rlio module that a string names, alone or as ``module:object``.
+
+    Left out is the registry of formats: the keywords of `rlio.formats.format.Format`.
+    """
+    registry = {
+        id(value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Format"
+        for value in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in registry:
+            name, _, member = node.value.partition(":")
+            if name in known and name != "rlio" and (member.isidentifier() or not member):
+                yield node.lineno, name
 
 
 def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -107,12 +138,8 @@ def _is_for_types(test: ast.expr) -> bool:
 
 
 def rank_of(module: str) -> int | None:
-    """Layer of ``module`` or of the package around it."""
-    while module:
-        if module in RANKS:
-            return RANKS[module]
-        module = module.rpartition(".")[0]
-    return None
+    """Rank of the folder of ``module``, or of the module of `rlio/` itself; None: it has none."""
+    return RANKS.get(module.split(".")[1]) if "." in module else None
 
 
 def steps_back(root: Path) -> list[str]:
@@ -140,9 +167,21 @@ def test_no_module_imports_from_a_layer_above_its_own(checkout: Path) -> None:
     assert steps_back(checkout) == []
 
 
-# They read stored rows through `rlio.source`. `rlio.replay.store` also opens data sets for users.
-ENGINE = ("rlio.source", "rlio.replay", "rlio.readers.cold_pass", "rlio.readers.group_source")
+def test_each_folder_has_one_rank(checkout: Path) -> None:
+    folders = {module.split(".")[1] for module in modules_of(checkout) if module != "rlio"}
+    assert sorted(LAYERS) == sorted(folders)
+
+
+def test_the_guide_shows_the_chain(checkout: Path) -> None:
+    text = (checkout / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    chain = text.split("<!-- layers -->")[1].replace("`", "")
+    assert tuple(name.strip(" .\n") for name in chain.replace("\n", " ").split("→")) == LAYERS
+
+
+# They read stored rows through `rlio.source`, whatever stores them.
+ENGINE = ("rlio.query", "rlio.replay", "rlio.look", "rlio.readers.cold_pass", "rlio.readers.group_source")
 ENGINE += ("rlio.readers.stored_pass",)
+LAYOUTS = ("rlio.catalog", "rlio.formats", "rlio.dataset", "rlio.source.shards", "rlio.source.json_shard")
 
 
 def test_the_engine_knows_no_layout_of_stored_rows(checkout: Path) -> None:
@@ -152,13 +191,9 @@ def test_the_engine_knows_no_layout_of_stored_rows(checkout: Path) -> None:
         for module, file in modules.items()
         if module.startswith(ENGINE)
         for _, target in imports_of(parsed(file), set(modules))
-        if target.startswith(("rlio.dataset", "rlio.formats"))
+        if target.startswith(LAYOUTS)
     }
-    assert found == {
-        ("rlio.replay.order", "rlio.dataset.names"),  # What ids of writers mean.
-        ("rlio.replay.store", "rlio.dataset.dataset"),
-        ("rlio.replay.store", "rlio.dataset.opening"),
-    }
+    assert found == {("rlio.query.order", "rlio.catalog.names")}  # What ids of writers mean.
 
 
 def test_every_module_is_looked_at(checkout: Path) -> None:
@@ -176,6 +211,8 @@ PLANTED = {
         "class A:\n    def f(self):\n        if self:\n            import rlio.worker as w\n"
     ),
     "through the facade": "import rlio\n",
+    "by a string": 'PLACE = "rlio.worker:RolloutWorker"\n',
+    "by a string in a call": 'def f():\n    return load("rlio.sampling.config")\n',
     "where types are not checked": (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    x = 1\nelse:\n    import rlio.worker\n"
     ),
@@ -184,8 +221,9 @@ PLANTED = {
 
 @pytest.mark.parametrize("source", PLANTED.values(), ids=PLANTED.keys())
 def test_a_planted_step_back_is_caught(tmp_path: Path, source: str) -> None:
-    for folder in ("rlio", "readers"):
-        (tmp_path / folder).mkdir()
+    for folder in ("rlio/sampling", "readers"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "rlio" / "sampling" / "config.py").write_text("from rlio.readers import planted\n")
     (tmp_path / "rlio" / "worker.py").write_text("from rlio.readers import planted\n")
     (tmp_path / "readers" / "planted.py").write_text(source)
     (found,) = steps_back(tmp_path)
@@ -217,7 +255,9 @@ def order_of(root: Path) -> list[str]:
     modules = modules_of(root)
     known = set(modules) - {"rlio"}
     graph = {
-        module: {target for _, target in imports_of(parsed(modules[module]), known) if target in known}
+        module: {
+            target for _, target in imports_of(parsed(modules[module]), known) if target in known - {module}
+        }
         for module in known
     }
     return list(TopologicalSorter(graph).static_order())

@@ -20,8 +20,8 @@ import pytest
 import rlio
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, MissingExtra, OptionError, SchemaError, UnknownLayout, UnsafeData
-from rlio.formats.lerobot import LeRobotSource
-from rlio.formats.lerobot_sink import LeRobotSink
+from rlio.formats.lerobot.sink import LeRobotSink
+from rlio.formats.lerobot.source import LeRobotSource
 from rlio.formats.place import locate_format
 from rlio.formats.sink import Origin
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -399,7 +399,7 @@ def test_an_interrupted_sink_leaves_no_data_set_and_another_begins_again(tmp_pat
 def test_files_end_at_their_size_and_each_episode_is_a_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlio.formats.lerobot_sink._FILE_MB", 0)
+    monkeypatch.setattr("rlio.formats.lerobot.sink._FILE_MB", 0)
     written(tmp_path / "a", [an_episode(2), an_episode(3)])
     assert [path.name for path in sorted((tmp_path / "a/data").glob("*/*"))] == [
         "file-000.parquet",

@@ -11,7 +11,7 @@ from growing_data import publish_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.dataset.listing import (
+from rlio.catalog.listing import (
     Coverage,
     HoleCheck,
     Listing,
@@ -23,7 +23,7 @@ from rlio.dataset.listing import (
     list_shards,
     load_shard,
 )
-from rlio.dataset.names import ShardName, shard_path
+from rlio.catalog.names import ShardName, shard_path
 from rlio.errors import CorruptData, DataNotFound, UnsafeData
 from rlio.storage.filesystem import Storage
 
@@ -355,7 +355,7 @@ def test_what_is_lacking_is_listed_again_a_bounded_number_of_times(
         return [e for e in listed(prefix) if not (hidden and e.path == late.path)]
 
     monkeypatch.setattr(storage, "list", listing)
-    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0.5, sleep=slept.append))
+    monkeypatch.setattr("rlio.catalog.listing.HOLE_CHECK", HoleCheck(seconds=0.5, sleep=slept.append))
     settled = list_settled(storage, lacks=lambda seen: bool(seen.cover("w").holes))
     assert slept == [0.5] * waits
     assert (late in settled.shards["w"]) == found

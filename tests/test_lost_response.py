@@ -17,9 +17,9 @@ from stored_batches import numbered
 
 from rlio import DatasetReader, ParquetWriter, concat_samples
 from rlio.errors import PublishError, RlioError
-from rlio.log.recovery import recover
 from rlio.log.spool import Spool
 from rlio.storage.filesystem import Retry, Storage
+from rlio.writers.recovery import recover
 
 STORES = [
     pytest.param("s3", marks=pytest.mark.xdist_group("s3")),

@@ -28,7 +28,7 @@ from test_compact import shard_files
 
 import rlio
 from rlio import EndOfData, FollowReader, ParquetWriter, Roll, SampleBatch
-from rlio.dataset.listing import list_shards
+from rlio.catalog.listing import list_shards
 from rlio.storage.filesystem import Storage
 
 linux_only = pytest.mark.skipif(

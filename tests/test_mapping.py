@@ -35,8 +35,9 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
 )
-from rlio.formats import mapping, tables, text_table
 from rlio.formats.format import recognise
+from rlio.formats.tables.table import mapping, text_table
+from rlio.formats.tables.table import table as tables
 from rlio.resolve import resolve_input
 from rlio.storage import Storage
 

@@ -22,9 +22,9 @@ from gymnasium import spaces
 import rlio
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
-from rlio.formats.minari import MinariSource
-from rlio.formats.minari_sink import MinariSink
-from rlio.formats.minari_spaces import space_of_minari
+from rlio.formats.minari.sink import MinariSink
+from rlio.formats.minari.source import MinariSource
+from rlio.formats.minari.spaces import space_of_minari
 from rlio.formats.place import locate_format
 from rlio.formats.sink import Origin
 from rlio.limits import DEFAULT_LIMITS, Limits

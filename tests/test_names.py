@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.dataset.names import (
+from rlio.catalog.names import (
     MAX_ROW,
     MAX_ROWS,
     MAX_SHARD_BYTES,

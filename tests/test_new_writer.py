@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rlio
-from rlio.dataset.listing import list_shards
+from rlio.catalog.listing import list_shards
 from rlio.log import publisher as publishing
 from rlio.log.new_writer import open_publisher
 from rlio.log.publisher import NewShard, Publisher

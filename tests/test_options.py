@@ -20,8 +20,8 @@ from rlio.envs.atari import AtariOptions
 from rlio.errors import OptionError, UnknownName
 from rlio.evaluation.intervals import IntervalOptions
 from rlio.log.spool import Spool
+from rlio.read_options import ReadOptions
 from rlio.readers.async_input import AsyncInput
-from rlio.readers.read_options import ReadOptions
 from rlio.replay import priorities
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance

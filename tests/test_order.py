@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlio.errors import OptionError
-from rlio.replay.order import ORDER_VERSION, Permutation, WindowOrder
+from rlio.query.order import ORDER_VERSION, Permutation, WindowOrder
 
 # (n, seed, epoch, positions, values). These never change for a given ORDER_VERSION: a changed value means
 # that saved states continue with other rows.

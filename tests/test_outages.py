@@ -28,15 +28,15 @@ from rlio import (
     concat_samples,
     open_dataset,
 )
-from rlio.dataset.listing import list_shards
-from rlio.dataset.markers import trim
+from rlio.catalog.listing import list_shards
+from rlio.catalog.markers import trim
 from rlio.errors import CorruptData, LedgerError, OptionError, PublishError, SchemaConflict
 from rlio.log.publisher import Publisher
-from rlio.log.recovery import recover
 from rlio.log.spool import Spool, find_logs
 from rlio.storage.filesystem import Retry
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
+from rlio.writers.recovery import recover
 
 WRITERS = {"parquet": ParquetWriter, "json": JsonWriter}
 kinds = pytest.mark.parametrize("kind", WRITERS)

@@ -26,8 +26,8 @@ from rlio import (
     concat_samples,
 )
 from rlio.batch import Batch
-from rlio.dataset.listing import list_shards
-from rlio.dataset.names import MAX_ROW
+from rlio.catalog.listing import list_shards
+from rlio.catalog.names import MAX_ROW
 from rlio.errors import ClosedError, OptionError
 from rlio.following.marks import Mark, put_mark
 from rlio.storage.filesystem import Storage

@@ -20,9 +20,9 @@ from hypothesis.extra import numpy as hnp
 
 import rlio
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
+from rlio.formats.files import packed
+from rlio.formats.files.packed import Allowance, is_packed, unpack
 from rlio.limits import Limits
-from rlio.readers import packed
-from rlio.readers.packed import Allowance, is_packed, unpack
 
 OF_2019 = Path(__file__).with_name("golden") / "formats/rllib-2019"
 
@@ -423,7 +423,7 @@ def test_damaged_messages_of_2019_raise_the_one_error_or_read_as_data() -> None:
 import base64, contextlib, sys
 import lz4.frame, numpy as np, pyarrow as pa
 from rlio.errors import CorruptData, UnknownLayout
-from rlio.readers.packed import unpack
+from rlio.formats.files.packed import unpack
 
 read = 0
 for text in sys.stdin.read().split():

@@ -26,7 +26,7 @@ from stored_batches import assert_identical, files, fresh_root, group_bytes, loa
 import rlio.schemas.shard_file as shard_file
 from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
 from rlio.batch import Batch
-from rlio.dataset.names import ShardName
+from rlio.catalog.names import ShardName
 from rlio.errors import CorruptData, EndOfData, MissingColumn, UnsafeData
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas import parquet_metadata

@@ -32,15 +32,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 from further import further
 
 import rlio
-from rlio.dataset import json_shard, listing
-from rlio.dataset.names import ShardName, shard_path
+from rlio.catalog import listing
+from rlio.catalog.names import ShardName, shard_path
 from rlio.errors import EndOfData, RlioError
 from rlio.log import new_writer, publisher, spool, wal
 from rlio.log.publisher import Publisher
-from rlio.log.recovery import recover
 from rlio.schemas import shard_file, zstd_frames
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
+from rlio.source import json_shard
 from rlio.storage import local
 from rlio.storage.clients import Clients
 from rlio.storage.filesystem import Storage
@@ -48,6 +48,7 @@ from rlio.storage.local import LocalFolder, PendingFile
 from rlio.storage.paths import Entry
 from rlio.storage.remote import RemoteFolder
 from rlio.testing import FaultyFileSystem, assert_resumes
+from rlio.writers.recovery import recover
 
 Plant: TypeAlias = Callable[[pytest.MonkeyPatch], object]
 Check: TypeAlias = Callable[[Path], object]

@@ -13,8 +13,8 @@ from crash_shim import intercepted
 from further import further
 
 from rlio import JsonWriter, ParquetWriter, Roll
-from rlio.log.recovery import recover
 from rlio.log.wal import Sync
+from rlio.writers.recovery import recover
 
 _WRITES = (3, 3, 5, 2, 9, 1, 4)
 

@@ -14,8 +14,8 @@ from stored_batches import fresh_root
 
 import rlio
 from rlio import Markers, SampleBatch
-from rlio.dataset.listing import list_shards
-from rlio.dataset.names import MAX_ROW
+from rlio.catalog.listing import list_shards
+from rlio.catalog.names import MAX_ROW
 from rlio.errors import OptionError, UnsafeData
 from rlio.following.markers import Growing, MarkKeeper, share_out
 from rlio.following.marks import (

@@ -166,7 +166,7 @@ def test_every_error_is_public_and_has_a_line_in_the_tree() -> None:
         for name, value in vars(errors).items()
         if inspect.isclass(value) and issubclass(value, Exception)
     }
-    assert tree == set(errors.__all__) - {"excerpt", "raise_at"}
+    assert tree == set(errors.__all__) - {"excerpt", "raise_at", "with_hint"}
     assert all(name in str(errors.__doc__) for name in tree)
 
 
@@ -384,7 +384,7 @@ def test_the_defaults_that_signatures_show_are_those_of_the_options() -> None:
     import torch.utils.data
 
     from rlio.evaluation.estimation import EstimationKeywords
-    from rlio.readers.read_options import ReadKeywords, ReadOptions
+    from rlio.read_options import ReadKeywords, ReadOptions
     from rlio.support.options import default_options
     from rlio.torch import LoaderKeywords
 

@@ -13,9 +13,9 @@ from growing_data import publish_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.dataset.commit import HEADER_BYTES, put_header, read_header
-from rlio.dataset.listing import list_shards, load_shard
-from rlio.dataset.names import HEADER, ShardName
+from rlio.catalog.commit import HEADER_BYTES, put_header, read_header
+from rlio.catalog.listing import list_shards, load_shard
+from rlio.catalog.names import HEADER, ShardName
 from rlio.errors import CorruptData, DataNotFound, OptionError, PublishError, UnsafeData
 from rlio.storage.filesystem import Retry, Storage
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem

@@ -14,8 +14,8 @@ import pytest
 from crash_shim import failing, impatient, intercepted
 
 from rlio import ParquetWriter, SampleBatch
-from rlio.dataset.commit import put_header
-from rlio.dataset.names import ShardName, schema_path
+from rlio.catalog.commit import put_header
+from rlio.catalog.names import ShardName, schema_path
 from rlio.errors import CorruptData, LedgerError, PublishError
 from rlio.log.log import Log
 from rlio.log.publisher import NewShard, Publisher

@@ -27,7 +27,7 @@ from rlio import (
     concat_samples,
     open_dataset,
 )
-from rlio.dataset.names import part_id
+from rlio.catalog.names import part_id
 from rlio.distributed.ray_data.part_writer import PartOptions, PartWriter
 from rlio.errors import CorruptData, DataNotFound, PublishError, StateError
 from rlio.storage.filesystem import Retry, Storage

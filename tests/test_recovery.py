@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.cli.main import app
 from rlio.errors import HoleError
-from rlio.log import recovery
-from rlio.log.recovery import recover
 from rlio.log.spool import Spool
 from rlio.storage.filesystem import Storage
+from rlio.writers import recovery
+from rlio.writers.recovery import recover
 
 Writer = ParquetWriter | JsonWriter
 

@@ -27,8 +27,8 @@ from test_verify import (
 
 import rlio
 from rlio import DatasetReader, JsonWriter, concat_samples
-from rlio.dataset.listing import HoleCheck
-from rlio.dataset.markers import seal
+from rlio.catalog.listing import HoleCheck
+from rlio.catalog.markers import seal
 from rlio.errors import DataNotFound, OptionError, PublishError
 from rlio.storage import Storage
 
@@ -36,7 +36,7 @@ from rlio.storage import Storage
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings: memory shows at once what was put."""
-    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0))
+    monkeypatch.setattr("rlio.catalog.listing.HOLE_CHECK", HoleCheck(seconds=0))
 
 
 def rows_of(root: str) -> Any:

@@ -24,11 +24,11 @@ import rlio
 from rlio import Dataset, DatasetReader, ParquetWriter, Roll, SampleBatch, open_dataset
 from rlio.errors import EndOfData, StateError
 from rlio.maintenance import compact
+from rlio.query.order import Permutation
+from rlio.read_options import ReadOptions
 from rlio.reader import JsonState
-from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import StorePass
-from rlio.replay.order import Permutation
 
 Key = tuple[int, ...]
 

@@ -14,8 +14,8 @@ from counter_env import episode
 from further import further
 
 from rlio import MultiAgentBatch, ReplayStore, SampleBatch, concat_samples
+from rlio.query.filters import RowFilter
 from rlio.replay.buffers import Buffers
-from rlio.replay.filters import RowFilter
 from rlio.replay.n_step import NStep
 from rlio.replay.numbers import Numbers
 from rlio.replay.sequences import Sequences, WholeEpisodes, chain_rows

@@ -31,8 +31,8 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
 )
+from rlio.formats.files.tf_records import Example
 from rlio.formats.format import recognise
-from rlio.formats.tf_records import Example
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.episode_reader import EpisodeReader
 
@@ -262,7 +262,7 @@ def test_numbers_in_any_blocks_are_those_that_were_written(
     values = np.random.default_rng(0).integers(-(2**62), 2**62, 50) >> np.arange(50)
     feature = {"action": {"tensor": {"dtype": "int64", "shape": {}}}}
     for block in (10, 11, 64):
-        monkeypatch.setattr("rlio.formats.tf_records._BLOCK", block)
+        monkeypatch.setattr("rlio.formats.files.tf_records._BLOCK", block)
         rows = all_rows(write(tmp_path, example(an_episode(50, action=values)), features=feature))
         assert rows["actions"].tolist() == values[:-1].tolist()
 

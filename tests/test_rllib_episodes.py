@@ -17,9 +17,9 @@ import pytest
 import rlio
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, OptionError, RlioError, SchemaError, UnknownLayout, UnsafeData
-from rlio.formats.rllib_episodes import RllibEpisodeSink, RllibEpisodeSource
-from rlio.formats.rllib_json import RllibJsonSink
-from rlio.formats.rllib_states import pack, space_from_rllib, space_to_rllib, unpack
+from rlio.formats.rllib.episodes import RllibEpisodeSink, RllibEpisodeSource
+from rlio.formats.rllib.json import RllibJsonSink
+from rlio.formats.rllib.states import pack, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.episode_reader import EpisodeReader

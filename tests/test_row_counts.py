@@ -27,10 +27,10 @@ from rlio import (
     SampleBatch,
     ShuffledInput,
 )
-from rlio.dataset import listing
-from rlio.dataset.listing import HoleCheck
+from rlio.catalog import listing
+from rlio.catalog.listing import HoleCheck
 from rlio.errors import CorruptData, EndOfData
-from rlio.formats.d4rl_source import D4rlSource
+from rlio.formats.d4rl.source import D4rlSource
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.schemas import batches
 from rlio.schemas.folded import Folded
@@ -230,7 +230,7 @@ def test_damaged_groups_of_a_file_are_counted_once(tmp_path: Path, monkeypatch: 
             raise CorruptData("damaged")
         return load(self, part, start, stop, columns)
 
-    monkeypatch.setattr("rlio.formats.d4rl_source._MIN_GROUP_ROWS", 5)
+    monkeypatch.setattr("rlio.formats.d4rl.source._MIN_GROUP_ROWS", 5)
     monkeypatch.setattr(D4rlSource, "_read_rows", damaged)
     for shuffle in (False, True):
         reader = D4RLReader(tmp_path, epochs=2, shuffle=shuffle, seed=0, on_error="skip")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stored_batches import fresh_root, group_bytes, store
 
 from rlio import JsonWriter, MultiAgentBatch, SampleBatch, open_dataset
-from rlio.dataset.rows import cut_rows
+from rlio.catalog.rows import cut_rows
 from rlio.errors import CorruptData
 
 

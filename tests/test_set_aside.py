@@ -13,8 +13,8 @@ from test_verify_live import killed
 from typer.testing import CliRunner
 
 import rlio
+from rlio.catalog.listing import HoleCheck
 from rlio.cli.main import app
-from rlio.dataset.listing import HoleCheck
 from rlio.log.wal import whole_rows
 from rlio.maintenance.findings import Finding
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no logs without
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings."""
-    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0))
+    monkeypatch.setattr("rlio.catalog.listing.HOLE_CHECK", HoleCheck(seconds=0))
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from rlio import (
     concat_samples,
     open_dataset,
 )
-from rlio.dataset import listing
-from rlio.dataset.listing import HoleCheck
-from rlio.dataset.shards import ParquetShard
+from rlio.catalog import listing
+from rlio.catalog.listing import HoleCheck
 from rlio.errors import CorruptData, DataNotFound, HoleError, OptionError, SchemaConflict
+from rlio.source.shards import ParquetShard
 from rlio.storage.filesystem import Storage
 from rlio.testing import assert_resumes
 

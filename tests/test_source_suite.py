@@ -12,9 +12,9 @@ import pytest
 
 import rlio
 from rlio.batch import Batch, SampleBatch, concat_samples
-from rlio.formats.format import open_files
 from rlio.limits import DEFAULT_LIMITS
 from rlio.maintenance.trim import trim
+from rlio.opening import open_files
 from rlio.source.source import Source
 from rlio.testing import SourceTests
 

@@ -12,13 +12,13 @@ import pytest
 
 import rlio
 from rlio.batch import SampleBatch, concat_samples
-from rlio.dataset.stats import Normaliser
 from rlio.errors import CorruptData, EndOfData, HoleError
+from rlio.look.stats import Normaliser
+from rlio.query.filters import RowFilter
+from rlio.read_options import ReadOptions
 from rlio.readers.cold_pass import ColdPass
-from rlio.readers.read_options import ReadOptions
 from rlio.readers.stored_pass import StoredPass
 from rlio.replay.draws import Draw
-from rlio.replay.filters import RowFilter
 from rlio.replay.store import draw_of
 from rlio.schemas.folded import Folded
 from rlio.schemas.schema import Schema

@@ -17,9 +17,9 @@ from further import further
 
 from rlio import ParquetWriter
 from rlio.errors import OptionError, PublishError, UnsafeData
-from rlio.log.recovery import recover
 from rlio.log.spool import LogFolder, Spool, find_logs, spool_of, sweep
 from rlio.storage.filesystem import Storage
+from rlio.writers.recovery import recover
 
 
 def _die_with_rows(root: Path, rows: int = 3) -> None:

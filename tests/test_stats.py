@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import rlio
-from rlio.dataset import stats as stats_module
-from rlio.dataset.stats import QUANTILES, Stats
 from rlio.errors import CorruptData, MissingColumn, OptionError, StateError
+from rlio.look import stats as stats_module
+from rlio.look.stats import QUANTILES, Stats
 
 
 @pytest.fixture(autouse=True)

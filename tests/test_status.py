@@ -28,10 +28,10 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio import Markers, ParquetWriter, Roll
+from rlio.catalog.commit import put_header
+from rlio.catalog.markers import claim, seal
+from rlio.catalog.names import MAX_ROW
 from rlio.cli.main import app
-from rlio.dataset.commit import put_header
-from rlio.dataset.markers import claim, seal
-from rlio.dataset.names import MAX_ROW
 from rlio.errors import DataNotFound
 from rlio.following.marks import Mark, put_mark
 from rlio.log import spool as spool_module

@@ -18,10 +18,10 @@ from rlio import ParquetWriter
 from rlio.cli import main as cli
 from rlio.cli.options import parse_storage_options
 from rlio.errors import DataNotFound, OptionError, PublishError
-from rlio.log.recovery import recover
 from rlio.log.spool import LogFolder, Spool, spool_of
 from rlio.storage.endpoint import endpoint_of, normal_endpoint
 from rlio.storage.filesystem import Storage
+from rlio.writers.recovery import recover
 
 runner = CliRunner()
 ROWS = 50

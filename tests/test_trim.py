@@ -15,7 +15,7 @@ from test_compact import agents, pieces, shard_files, store_small
 
 import rlio
 from rlio import SampleBatch
-from rlio.dataset.names import ShardName
+from rlio.catalog.names import ShardName
 from rlio.errors import OptionError
 from rlio.storage.filesystem import Storage
 

@@ -21,9 +21,9 @@ from stored_batches import files, fresh_root, group_bytes, numbered, put, remove
 import rlio
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.batch import Batch
-from rlio.dataset.listing import HoleCheck, list_shards
-from rlio.dataset.markers import seal, trim
-from rlio.dataset.names import ShardName
+from rlio.catalog.listing import HoleCheck, list_shards
+from rlio.catalog.markers import seal, trim
+from rlio.catalog.names import ShardName
 from rlio.errors import DataNotFound, OptionError, RlioError
 from rlio.limits import Limits
 from rlio.maintenance import VerifyReport
@@ -36,7 +36,7 @@ WRITER = "w00000-00000000"
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings: memory shows at once what was put."""
-    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0))
+    monkeypatch.setattr("rlio.catalog.listing.HOLE_CHECK", HoleCheck(seconds=0))
 
 
 def episodes(rows: int, first: int = 0, length: int = 20, **more: Any) -> SampleBatch:

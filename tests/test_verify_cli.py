@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio import ParquetWriter
+from rlio.catalog.listing import HoleCheck
 from rlio.cli.main import app
-from rlio.dataset.listing import HoleCheck
 from rlio.maintenance.findings import CODES
 
 runner = CliRunner()
@@ -27,7 +27,7 @@ runner = CliRunner()
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings: memory shows at once what was put."""
-    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0))
+    monkeypatch.setattr("rlio.catalog.listing.HOLE_CHECK", HoleCheck(seconds=0))
 
 
 def run(*arguments: str) -> Any:

@@ -20,7 +20,7 @@ from test_verify import WRITER, bad, episodes
 
 import rlio
 from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch
-from rlio.dataset.listing import HoleCheck, list_shards
+from rlio.catalog.listing import HoleCheck, list_shards
 from rlio.log.spool import Spool
 from rlio.storage import Storage
 
@@ -30,7 +30,7 @@ NO_AGE = Roll(max_rows=50, max_seconds=None)
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings."""
-    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0))
+    monkeypatch.setattr("rlio.catalog.listing.HOLE_CHECK", HoleCheck(seconds=0))
 
 
 # ---- logs ----

@@ -12,7 +12,7 @@ import rlio
 import rlio.maintenance.time_check as time_check
 from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.batch import Batch
-from rlio.dataset.markers import seal
+from rlio.catalog.markers import seal
 from rlio.maintenance import Finding
 from rlio.storage import Storage
 

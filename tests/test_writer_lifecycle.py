@@ -15,7 +15,7 @@ from lifecycle_steps import ROWS, Site, batch
 from warm_children import Ended, run_all
 
 import rlio
-from rlio.dataset.listing import list_shards
+from rlio.catalog.listing import list_shards
 from rlio.errors import PublishError
 from rlio.log.spool import find_logs
 from rlio.storage.filesystem import Storage

@@ -13,7 +13,6 @@ from rlio.batch import Batch
 from rlio.errors import LedgerError, PublishError, RlioError, SchemaError
 from rlio.log.new_writer import open_publisher
 from rlio.log.publisher import Publisher
-from rlio.log.recovery import WriterLog, recover_before_writing, recover_interrupted
 from rlio.log.spool import SpoolLike, parse_spool
 from rlio.log.wal import Buffer, Sync
 from rlio.schemas.provenance import Provenance
@@ -23,6 +22,7 @@ from rlio.writer import OutputWriter
 from rlio.writers.background import AgeTimer
 from rlio.writers.encoder import Encoder
 from rlio.writers.ended_episodes import EndedEpisodes
+from rlio.writers.recovery import WriterLog, recover_before_writing, recover_interrupted
 
 __all__ = ["DatasetWriter"]
 

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from rlio.dataset.json_shard import MAX_JSON_SHARD_BYTES
 from rlio.errors import OptionError, excerpt
 from rlio.log.spool import SpoolLike
 from rlio.log.wal import Sync
 from rlio.schemas.provenance import Provenance
+from rlio.source.json_shard import MAX_JSON_SHARD_BYTES
 from rlio.support.options import checked_keywords, expected
 from rlio.writers.dataset_writer import DatasetWriter
 from rlio.writers.json_encoder import JsonEncoder

@@ -22,7 +22,7 @@ from rlio.support.calls import call_each
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
-    from rlio.log.recovery import WriterLog
+    from rlio.writers.recovery import WriterLog
 
 __all__ = ["TeeWriter"]
 

@@ -14,7 +14,7 @@ from rlio.cli.tables import print_table
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
-    from rlio.formats.report import ImportReport
+    from rlio.conversion.report import ImportReport
 
 __all__ = ["convert"]
 
@@ -69,7 +69,7 @@ def convert(
     into_storage_options: IntoStorageOptions = None,
 ) -> None:
     """Convert data of any format that rlio reads, and report what looks wrong. Run again, it continues."""
-    from rlio.formats.convert import convert as run
+    from rlio.conversion.convert import convert as run
     from rlio.mapping import Mapping
 
     mapping = None

@@ -17,9 +17,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from rlio.catalog.commit import put_header
 from rlio.cli.options import StorageOptions, parse_storage_options
 from rlio.cli.tables import missing_plots, new_plot, print_table, progress_bar
-from rlio.dataset.commit import put_header
 from rlio.errors import OptionError
 from rlio.storage.filesystem import Storage
 

@@ -10,7 +10,7 @@ from rlio.cli.failures import EXIT_WRONG, print_json
 from rlio.cli.options import Json, Spool, StorageOptions, Uri, parse_storage_options
 
 if TYPE_CHECKING:
-    from rlio.log.recovery import RecoveredLog, RecoveryReport
+    from rlio.writers.recovery import RecoveredLog, RecoveryReport
 
 __all__ = ["recover"]
 
@@ -49,7 +49,7 @@ def recover(
     to another host or user, or was written with other storage options; 2, neither a data set nor a log
     exists, the store does not answer, or an option is wrong.
     """
-    from rlio.log.recovery import recover as run_recover
+    from rlio.writers.recovery import recover as run_recover
 
     report = run_recover(
         uri,

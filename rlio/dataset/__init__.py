@@ -1,1 +1,1 @@
-"""A stored data set: names, listing, commit, shards, schemas. It alone decides which rows are live."""
+"""`Dataset`: the rows that are stored in one place, by number, by episode, and as tables."""

@@ -1,6 +1,6 @@
 """Arrow record batches and data frames of a data set's rows, for `Dataset.to_arrow` and its siblings.
 
-`rlio.dataset.arrow_tables` turns rows into tables.
+`rlio.schemas.arrow_tables` turns rows into tables.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlio.dataset.part_reader import Missing, PartReader, plan_of, source_tables, split
-from rlio.dataset.snapshot import DatasetSnapshot
-from rlio.readers.read_options import ReadOptions
-from rlio.replay.filters import RowFilter, RowFunction
+from rlio.query.filters import RowFilter, RowFunction
+from rlio.read_options import ReadOptions
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import FileSource
 from rlio.support.extras import needs
 

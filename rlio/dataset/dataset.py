@@ -15,29 +15,20 @@ Example:
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlio.dataset.commit import read_header
-from rlio.dataset.names import HEADER
-from rlio.dataset.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.errors import (
-    DataNotFound,
     OptionError,
     excerpt,
-    with_hint,
 )
-from rlio.formats.format import Found, recognise
-from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.read_options import ReadOptions
+from rlio.read_options import ReadOptions
+from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import EpisodeInfo
-from rlio.storage.filesystem import Storage
-from rlio.support.options import check_choice
 
 if TYPE_CHECKING:
     import datasets
@@ -48,22 +39,10 @@ if TYPE_CHECKING:
     from rlio.batch import SampleBatch
     from rlio.batch.episode import Episode
     from rlio.dataset.random_access import RandomAccess
-    from rlio.dataset.stats import Stats
-    from rlio.replay.filters import RowFilter, RowFunction
+    from rlio.look.stats import Stats
+    from rlio.query.filters import RowFilter, RowFunction
 
-__all__ = [
-    "Dataset",
-    "EpisodeInfo",
-    "Snapshot",
-    "dataset_on",
-    "open_own",
-    "opened",
-    "other_layout",
-    "refuse_open_options",
-    "require_header",
-]
-
-logger: logging.Logger = logging.getLogger("rlio")
+__all__ = ["Dataset", "EpisodeInfo", "Snapshot"]
 
 
 class Dataset(DatasetSnapshot):
@@ -316,7 +295,7 @@ class Dataset(DatasetSnapshot):
             OptionError: A named column has no numbers; there are several policies, or no rows.
             CorruptData: Rows are damaged. (HoleError: rows are missing.)
         """
-        from rlio.dataset.stats import read_stats
+        from rlio.look.stats import read_stats
 
         return read_stats(
             self, columns, policy=policy, missing=missing, on_error=on_error, cache_folder=cache_folder
@@ -349,108 +328,3 @@ class Dataset(DatasetSnapshot):
                 on_error=on_error,
             )
         )
-
-
-def open_own(
-    uri: str | os.PathLike[str],
-    *,
-    at: Snapshot | None,
-    on_error: Literal["raise", "skip"],
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    look: bool = True,
-) -> Dataset:
-    """`rlio.open_dataset` for a data set of rlio. ``look``: see `require_header`."""
-    check_choice("on_error", on_error, ("raise", "skip"))
-    storage = Storage.open(uri, storage_options=storage_options, limits=limits)
-    dataset = dataset_on(storage, at=at, look=look)
-    if at is not None and on_error == "raise":
-        dataset.check_complete()
-    return dataset
-
-
-def dataset_on(storage: Storage, *, at: Snapshot | None = None, look: bool = True) -> Dataset:
-    """`open_own` for a root that is already open. Counts missing rows instead of raising."""
-    require_header(storage, look=look)
-    found = Dataset.listed(storage, at=at)
-    if at is None and not len(found) and (waiting := rows_waiting(storage)):
-        logger.warning("%s has no rows%s", storage.uri, waiting)
-    return found
-
-
-def require_header(storage: Storage, *, look: bool = True) -> None:
-    """Raise unless ``storage`` is the root of a data set.
-
-    Args:
-        storage: The root.
-        look: Whether to look for the layout of another library, which lists some folders.
-
-    Raises:
-        DataNotFound: It is not. The message names what was found: rows in logs, the layout of another
-            library, a file, or the names of some files.
-        OptionError: The data set has a format version that this library does not read.
-        CorruptData: The header is damaged.
-    """
-    try:
-        read_header(storage)
-    except DataNotFound as error:
-        # The writer may have died before it could reach the store.
-        if waiting := rows_waiting(storage):
-            raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
-        if not look:
-            raise
-        if found := recognise(storage):
-            raise other_layout(found, storage.uri) from error
-        if hint := storage.did_you_mean():
-            raise with_hint(error, hint) from error
-        raise
-
-
-def other_layout(found: Found, uri: str) -> DataNotFound:
-    """The error for files of another library where a data set of rlio is needed."""
-    title, advice = found.format.title, found.format.advice
-    return DataNotFound(
-        f"no data set of rlio: {HEADER} is not there; found {title}'s layout: {advice}", uri=uri
-    )
-
-
-def opened(
-    root: str | os.PathLike[str] | Dataset,
-    *,
-    at: Snapshot | None,
-    on_error: Literal["raise", "skip"],
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    look: bool = True,
-) -> Dataset:
-    """Open the data set with `open_own`, or return the one that is already open.
-
-    Raises:
-        OptionError: As `rlio.open_dataset`; or the call gives options that the open data set already has.
-        DataNotFound: The root has no data set.
-        HoleError: Rows are missing.
-    """
-    if isinstance(root, Dataset):
-        refuse_open_options(storage_options, limits)
-        dataset = root if at is None else root.refresh(at=at)
-    else:
-        dataset = open_own(
-            root, at=at, on_error=on_error, storage_options=storage_options, limits=limits, look=look
-        )
-    if on_error == "raise":
-        dataset.check_complete()
-    return dataset
-
-
-def refuse_open_options(storage_options: Mapping[str, Any] | None, limits: Limits) -> None:
-    """Refuse the options that only `rlio.open_dataset` takes, because the data set is already open.
-
-    Raises:
-        OptionError: One of them is given.
-    """
-    for name, given in (
-        ("storage_options", storage_options is not None),
-        ("limits", limits != DEFAULT_LIMITS),
-    ):
-        if given:
-            raise OptionError(f"found {name}= with an open Dataset: pass it to open_dataset() instead")

@@ -2,7 +2,7 @@
 
 What is left out needs shards of rlio: it raises, and names `rlio convert`.
 
-Not here: how the files are read (`rlio.formats.format.open_files`, and the sources that it opens).
+Not here: how the files are read (`rlio.opening.open_files`, and the sources that it opens).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.dataset.dataset import Dataset
-from rlio.errors import DataNotFound, OptionError, excerpt
-from rlio.formats.format import open_files
-from rlio.readers.read_options import ReadOptions
+from rlio.errors import OptionError, excerpt
+from rlio.opening import OtherFiles
+from rlio.read_options import ReadOptions
 from rlio.schemas.schema import Schema
 from rlio.source.source import EpisodeInfo, FileSource, HoleCheck, OpenSegment, StoredSegment
 from rlio.support.clock import utc_time
@@ -24,12 +24,12 @@ from rlio.support.clock import utc_time
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rlio.dataset.stats import Stats
+    from rlio.look.stats import Stats
 
 __all__ = ["FileDataset"]
 
 
-class FileDataset(Dataset):
+class FileDataset(OtherFiles, Dataset):
     """The rows of other libraries' files, or of a table, when they were opened. Use `rlio.open_dataset`.
 
     Rows come in the order of the episodes. Exports and statistics open the files again, so several threads
@@ -37,14 +37,14 @@ class FileDataset(Dataset):
 
     Args:
         inputs: The files, or a table in memory.
-        options: Keywords of `rlio.formats.format.open_files`.
+        options: Keywords of `rlio.opening.open_files`.
         source: The files, open; None: they are opened. Closed with this object.
     """
 
     def __init__(self, inputs: Any, options: Mapping[str, Any], source: FileSource | None = None) -> None:
         # Not that of the base: there is no listing.
-        self.inputs: Any = inputs
-        self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        self.inputs = inputs
+        self.options = {name: value for name, value in options.items() if value is not None}
         self._source: FileSource = self.again() if source is None else source
         weakref.finalize(self, self._source.close)
 
@@ -55,13 +55,6 @@ class FileDataset(Dataset):
         yield repr(self.uri)
         yield f"{len(self)} rows"
         yield "files of another library, read only"
-
-    def again(self) -> FileSource:
-        """The same files as another source, which the caller closes."""
-        found = open_files(self.inputs, **{"storage_options": None, **self.options})
-        if found is None:
-            raise DataNotFound(f"found no format that rlio knows in {excerpt(self.inputs)}")
-        return found
 
     # ---- the source ----
 
@@ -166,7 +159,7 @@ class FileDataset(Dataset):
         cache_folder: str | os.PathLike[str] | None = None,
     ) -> Stats:
         """See `rlio.Dataset.stats`."""
-        from rlio.dataset.stats import read_stats
+        from rlio.look.stats import read_stats
 
         source = self.again()
         try:

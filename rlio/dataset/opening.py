@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rlio.batch.arrays import is_table
-from rlio.dataset.dataset import Dataset, Snapshot, open_own, opened, other_layout
+from rlio.dataset.dataset import Dataset, Snapshot
 from rlio.dataset.file_dataset import FileDataset
-from rlio.errors import DataNotFound, OptionError, excerpt, with_hint
-from rlio.formats.format import open_files, recognise_any
+from rlio.errors import DataNotFound, OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
-from rlio.source.source import FileSource
-from rlio.storage.filesystem import Storage
+from rlio.opening import may_be_root, open_other, open_own, without_options
 from rlio.support.options import checked_keywords
 
-__all__ = ["open_dataset", "open_source"]
+__all__ = ["open_dataset"]
 
 
 @checked_keywords
@@ -66,93 +62,10 @@ def open_dataset(
     if isinstance(uri, Dataset):
         raise OptionError("found a Dataset, which is open: expected where it is stored", uri=uri.uri)
     failure = None
-    if _may_be_root(uri, own):
+    if may_be_root(uri, own):
         try:
-            return _without(own, open_own(uri, at=at, look=False, **shared))
+            return without_options(own, open_own(uri, at=at, look=False, kind=Dataset, **shared))
         except DataNotFound as error:
             failure = error
-    found = _files(uri, at, {**own, **shared}, failure)
+    found = open_other(uri, at, {**own, **shared}, failure)
     return FileDataset(uri, {**own, **shared}, found)
-
-
-def open_source(
-    value: Any,
-    *,
-    at: Snapshot | None,
-    own: Mapping[str, Any],
-    on_error: Literal["raise", "skip"],
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-) -> Dataset | FileSource:
-    """The rows of a data set of rlio, or of another library's files, which the caller closes, as a source.
-
-    Args:
-        value: Where it is, or an open `Dataset`.
-        at: See `open_dataset`.
-        own: The options of other libraries' files; None: not given.
-        on_error: See `open_dataset`.
-        storage_options: See `open_dataset`.
-        limits: See `open_dataset`.
-
-    Raises:
-        OptionError, DataNotFound, HoleError: As `open_dataset`.
-    """
-    shared: dict[str, Any] = {"on_error": on_error, "storage_options": storage_options, "limits": limits}
-    if isinstance(value, FileDataset):
-        _refuse_snapshot(at, value.uri)
-        return value.again()
-    if isinstance(value, Dataset):
-        return _without(own, opened(value, at=at, **shared))
-    failure = None
-    if _may_be_root(value, own):
-        try:
-            return _without(own, opened(value, at=at, look=False, **shared))
-        except DataNotFound as error:
-            failure = error
-    return _files(value, at, {**own, **shared}, failure)
-
-
-def _may_be_root(value: Any, own: Mapping[str, Any]) -> bool:
-    return isinstance(value, (str, os.PathLike)) and own["mapping"] is None
-
-
-def _without(own: Mapping[str, Any], found: Dataset) -> Dataset:
-    """Refuse the options of other libraries' files for a data set of rlio."""
-    if given := [name for name, value in own.items() if value is not None]:
-        raise OptionError(
-            f"{', '.join(given)} is for other libraries' files, and this is a data set of rlio: leave it out",
-            uri=found.uri,
-        )
-    return found
-
-
-def _files(
-    value: Any, at: Snapshot | None, options: Mapping[str, Any], failure: DataNotFound | None
-) -> FileSource:
-    """Other libraries' files; raises ``failure`` if no format is known."""
-    known = None
-    if options["mapping"] is None and not is_table(value):
-        known = recognise_any(value, options["storage_options"])
-        if known is None and options["format"] is None:
-            if failure is None:
-                raise DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
-            storage = Storage.open(value, storage_options=options["storage_options"])
-            raise with_hint(failure, storage.did_you_mean())
-    found = open_files(value, known=known, **options)
-    if found is None:
-        assert known is not None
-        raise other_layout(known, excerpt(value) if failure is None else failure.uri or "") from failure
-    try:
-        _refuse_snapshot(at, found.uri)
-    except OptionError:
-        found.close()
-        raise
-    return found
-
-
-def _refuse_snapshot(at: Snapshot | None, uri: str) -> None:
-    if at is not None:
-        raise OptionError(
-            "at= is a snapshot of a data set of rlio, and these files are of another library: leave it out",
-            uri=uri,
-        )

@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.other_names import did_you_mean
-from rlio.dataset.arrow_tables import WRITER, Layout, TableColumn, to_table
-from rlio.dataset.listing import Listing, Segment, ShardRef
-from rlio.dataset.snapshot import DatasetSnapshot
+from rlio.catalog.listing import Listing, Segment, ShardRef
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
-from rlio.readers.read_options import ReadOptions
-from rlio.replay.filter_pushdown import check_filter, filter_options, passing
-from rlio.replay.filters import RowFilter
+from rlio.query.filter_pushdown import check_filter, filter_options, passing
+from rlio.query.filters import RowFilter
+from rlio.read_options import ReadOptions
+from rlio.schemas.arrow_tables import WRITER, Layout, TableColumn, to_table
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Schema, column_of_name
 from rlio.source.selection import GroupOptions, common_columns, counting_of, group_options, with_step_columns
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import Source, StoredSegment
 from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.storage.filesystem import Storage

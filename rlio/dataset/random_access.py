@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
-from rlio.dataset.listing import Segment
-from rlio.dataset.live_streams import flat_columns, live_streams
+from rlio.catalog.listing import Segment
 from rlio.dataset.part_reader import Missing
-from rlio.dataset.shards import OpenShard
 from rlio.errors import CorruptData, OptionError
-from rlio.readers.read_options import ReadOptions
+from rlio.read_options import ReadOptions
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
+from rlio.source.live_streams import flat_columns, live_streams
 from rlio.source.selection import counting_of, group_options
+from rlio.source.shards import OpenShard
 from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.support.turns import Turns

@@ -43,10 +43,11 @@ from rlio.evaluation.logged_rows import (
 )
 from rlio.evaluation.target import LogProbabilities, Target, as_target
 from rlio.policies.policy import Policy
+from rlio.read_options import ReadOptions
 from rlio.reader import InputReader
 from rlio.readers.dataset_reader import DatasetReader
-from rlio.readers.read_options import ReadOptions
 from rlio.resolve import read
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.support.options import checked_keywords
 
 __all__ = ["Logged", "OffPolicyEvaluator", "evaluate_offline", "keeps_order"]
@@ -197,24 +198,27 @@ def keeps_order(reader: InputReader) -> bool:
 
 def _sourced(data: Logged) -> Iterator[tuple[Hashable, Batch]]:
     """Yield batches and their writers; only an rlio data set distinguishes writers."""
+    dataset: DatasetSnapshot
     if isinstance(data, str | os.PathLike):
         with read(os.fspath(data), epochs=1) as reader:
             if not isinstance(reader, DatasetReader):
                 yield from _batches(reader)
                 return
-            data = reader.dataset
-    if isinstance(data, FileDataset):
+            dataset = reader.dataset
+    elif isinstance(data, FileDataset):
         with read(data, epochs=1) as reader:
             yield from _batches(reader)
         return
-    if not isinstance(data, Dataset):
+    elif isinstance(data, Dataset):
+        dataset = data
+    else:
         yield from _batches(data)
         return
-    data.check_complete()
-    if not len(data):
-        raise DataNotFound(data.why_empty(), uri=data.uri)
-    for writer, rows in data.snapshot().items():
-        with DatasetReader(data.part({writer: rows}), epochs=1) as reader:
+    dataset.check_complete()
+    if not len(dataset):
+        raise DataNotFound(dataset.why_empty(), uri=dataset.uri)
+    for writer, rows in dataset.snapshot().items():
+        with DatasetReader(dataset.part({writer: rows}), epochs=1) as reader:
             for batch in reader:
                 yield writer, batch
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from rlio.dataset.listing import Listing, list_shards
+from rlio.catalog.listing import Listing, list_shards
 from rlio.errors import ClosedError, EndOfData, RlioError
 from rlio.following.follow import FollowPass, Taken
 from rlio.following.markers import MarkKeeper

@@ -26,12 +26,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from rlio.batch import Batch, MultiAgentBatch, concat_samples, count_units, split_units
-from rlio.dataset import listing as listings
-from rlio.dataset.commit import read_header
+from rlio.catalog import listing as listings
+from rlio.catalog.commit import read_header
+from rlio.catalog.listing import Listing, Segment, list_settled
+from rlio.catalog.names import MAX_ROW, is_writer_id
 from rlio.dataset.dataset import Dataset
-from rlio.dataset.listing import Listing, Segment, list_settled
-from rlio.dataset.names import MAX_ROW, is_writer_id
-from rlio.dataset.snapshot import rows_waiting
 from rlio.errors import (
     ClosedError,
     CorruptData,
@@ -43,14 +42,15 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
+from rlio.query.order import rank_of
+from rlio.query.positions import check_options, columns_digest
+from rlio.read_options import ReadOptions
 from rlio.reader import JsonState, Unit
-from rlio.readers.read_options import ReadOptions
 from rlio.replay.buffers import Buffers
-from rlio.replay.order import rank_of
-from rlio.replay.positions import check_options, columns_digest
 from rlio.schemas.folded import Folded, unfold
 from rlio.source.ahead import Ahead
 from rlio.source.selection import counting_of, group_options, own_size
+from rlio.source.snapshot import rows_waiting
 from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import cached_property

@@ -18,12 +18,13 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, Unpack
 
-from rlio.dataset.dataset import Dataset, refuse_open_options
-from rlio.dataset.stats import Normaliser, Stats
+from rlio.dataset.dataset import Dataset
 from rlio.errors import OptionError, excerpt
 from rlio.following.follow import FollowPass
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.read_options import ReadOptions
+from rlio.look.stats import Normaliser, Stats
+from rlio.opening import refuse_open_options
+from rlio.read_options import ReadOptions
 from rlio.readers.source_reader import SourceReader
 from rlio.storage.filesystem import Storage
 from rlio.support.options import checked_keywords

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
-from rlio.dataset.listing import Listing
-from rlio.dataset.names import MAX_ROW
+from rlio.catalog.listing import Listing
+from rlio.catalog.names import MAX_ROW
 from rlio.errors import PublishError, RlioError, UnsafeData
 from rlio.following.marks import Mark, check_follower_name, list_marks, mark_path, newest, put_mark
 from rlio.storage.filesystem import Storage

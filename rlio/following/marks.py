@@ -1,6 +1,6 @@
 """Progress marks: how far followers of a data set have read, and how much more its writers may write.
 
-A mark is an object whose name holds all its data, as in a writer's folder (`rlio.dataset.markers`)::
+A mark is an object whose name holds all its data, as in a writer's folder (`rlio.catalog.markers`)::
 
     <root>/_progress/<writer>/<follower>_<number>_<row>_<ceiling>
 
@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from rlio.dataset.names import MAX_ROW, is_writer_id
+from rlio.catalog.names import MAX_ROW, is_writer_id
 from rlio.errors import OptionError, excerpt
 from rlio.storage.filesystem import Storage
 

@@ -33,7 +33,7 @@ from rlio.support.options import check_count, check_seconds, expected, set_optio
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
-    from rlio.log.recovery import WriterLog
+    from rlio.writers.recovery import WriterLog
 
 __all__ = ["Pace", "PacedWriter", "Stored"]
 

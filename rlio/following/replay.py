@@ -29,7 +29,6 @@ from typing import Any, Final, Literal, Unpack
 import numpy as np
 
 from rlio.batch import Batch
-from rlio.dataset.snapshot import rows_waiting
 from rlio.errors import EndOfData, OptionError, StateError, WaitTimeout, excerpt
 from rlio.following.feed import Feed
 from rlio.following.follow import FollowPass
@@ -38,13 +37,14 @@ from rlio.following.ring_rows import reread
 from rlio.following.samples_per_insert import Account, SamplesPerInsert
 from rlio.following.state import FollowState, merge_states
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.query.order import rank_of
+from rlio.query.positions import check_seed, draw_seed
+from rlio.read_options import ReadOptions
 from rlio.reader import InputReader, JsonState, Unit
-from rlio.readers.read_options import ReadOptions
-from rlio.replay.order import rank_of
-from rlio.replay.positions import check_seed, draw_seed
 from rlio.replay.priorities import Prioritised
 from rlio.replay.samplers import PrioritisedSampler, UniformSampler
 from rlio.replay.store import LiveDrawKeywords, ReplayStore, draw_of
+from rlio.source.snapshot import rows_waiting
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner
 from rlio.support.options import check_count, check_number, checked_keywords, expected

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from rlio.dataset.dataset import dataset_on
 from rlio.following.follow import Taken
-from rlio.readers.read_options import ReadOptions
+from rlio.opening import dataset_on
+from rlio.read_options import ReadOptions
 from rlio.source.selection import counting_of, group_options
 from rlio.source.span_reader import GoneSegments, SegmentGone, SpanReader
 from rlio.storage.filesystem import Storage

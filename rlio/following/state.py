@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlio.dataset.names import MAX_ROW, is_writer_id
+from rlio.catalog.names import MAX_ROW, is_writer_id
 from rlio.errors import StateError, excerpt
+from rlio.query.order import rank_of
 from rlio.reader import JsonState
-from rlio.replay.order import rank_of
 from rlio.support.states import fitting, seed_in, text_in, value_in, whole_number
 
 __all__ = ["FollowState", "merge_states"]

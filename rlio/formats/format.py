@@ -27,17 +27,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
-from typing import IO, Any, Final, Literal, NamedTuple, TypeVar
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
-from rlio.batch.arrays import is_table, refuse_columns
-from rlio.dataset.names import HEADER
-from rlio.errors import OptionError, RlioError, UnknownLayout, excerpt
-from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.catalog.names import HEADER
+from rlio.errors import RlioError, UnknownLayout
+from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.parquet_metadata import read_metadata
-from rlio.source.source import FileSource
 from rlio.storage.filesystem import InputFile, Storage, StrPath, open_input
 from rlio.storage.paths import is_uri, locate
-from rlio.support.options import option_names, refuse_unknown
 
 __all__ = [
     "BY_CONTENT",
@@ -55,7 +52,6 @@ __all__ = [
     "format_of_json",
     "formats",
     "recognise",
-    "recognise_any",
     "recognise_file",
     "refuse_known",
     "with_all_of",
@@ -97,12 +93,6 @@ def _never(_: object) -> bool:
     return False
 
 
-# Opens the files of formats; a string, because formats import this registry.
-_OPENS: Final = "rlio.formats.place:open_files"
-_RECOGNISES: Final = "rlio.formats.place:recognise_inputs"
-_OPENS_TABLES: Final = "rlio.formats.table_files:open_table_files"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Marks:
     """Properties that only files of one format have.
@@ -142,8 +132,8 @@ class Format:
             opens it; the same as ``table``, if the columns of files may have rlio's names. With neither, rlio
             does not read the format.
         rows: ``module:function`` that opens the files of a format with a ``reader`` as a source of rows.
-        table: ``module:Class`` of the `rlio.formats.tables.Table` from which a mapping reads; None: it has no
-            columns of the user's own.
+        table: ``module:Class`` of the `rlio.formats.tables.table.Table` from which a mapping reads; None: it
+            has no columns of the user's own.
         writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
             write it.
         loses: Names in `LOSSES`: what does not come back from files that ``writer`` has written.
@@ -200,73 +190,6 @@ class Format:
         )
 
 
-def open_files(
-    inputs: Any,
-    *,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    on_error: Literal["raise", "skip"],
-    known: Found | None = None,
-    **own: Any,
-) -> FileSource | None:
-    """Files of another library, or a table, as a source, which the caller closes; None: no known format.
-
-    Args:
-        inputs: A folder, file, glob or URI, a list of files, or a table in memory.
-        storage_options: Keywords of the fsspec filesystem.
-        limits: Bounds on the files.
-        on_error: What to do with damage that is found at opening.
-        known: What `recognise_any` found; None: it is called.
-        own: ``mapping``, ``format``, ``format_options`` and ``spaces``, as `rlio.read` takes them; None: not
-            given.
-
-    Raises:
-        OptionError: The format does not take one of them.
-    """
-    given = {name: value for name, value in own.items() if value is not None}
-    options = {"storage_options": storage_options, "limits": limits, "on_error": on_error}
-    if "mapping" in given or is_table(inputs):
-        return _opened(_OPENS_TABLES, inputs, given, options, of="a table")
-    found = known or recognise_any(inputs, storage_options)
-    if found is None and "format" not in given:
-        return None
-    format = found.format if found is not None and "format" not in given else None
-    if format is None or format.rows is None:
-        if format is not None and format.source is None:
-            return None
-        return _opened(_OPENS, inputs, given, options, of="these files")
-    if found is not None and found.folder and isinstance(inputs, (str, os.PathLike)):
-        # Folders of runs, one level or two below, as RLlib leaves them.
-        inputs = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}"
-    return _opened(format.rows, inputs, given, options, of=f"the format {format.name}")
-
-
-def recognise_any(inputs: Any, storage_options: Mapping[str, Any] | None) -> Found | None:
-    """What `recognise` finds at a lone path, or in the first file of a glob or list; None: nothing known.
-
-    Raises:
-        OptionError: They are no paths.
-    """
-    values = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
-    is_list = isinstance(values, Sequence) and all(isinstance(value, (str, os.PathLike)) for value in values)
-    if not is_list or not values:
-        refuse_columns(inputs)
-        raise OptionError(f"found {excerpt(inputs)}, expected a path, a list of paths, a Dataset, or a table")
-    found: Found | None = load(_RECOGNISES)(values, storage_options)
-    return found
-
-
-def _opened(
-    place: str, inputs: Any, given: Mapping[str, Any], options: Mapping[str, Any], *, of: str
-) -> FileSource:
-    """What ``module:function`` makes of the options that are given, which it must take, and of its own."""
-    opens = load(place)
-    names = [name for name in option_names(opens) or () if name not in ("inputs", *options)]
-    refuse_unknown(given, names, of=of)
-    found: FileSource = opens(inputs, **given, **options)
-    return found
-
-
 def load(place: str) -> Any:
     """The object at ``module:name``."""
     module, _, name = place.partition(":")
@@ -275,10 +198,12 @@ def load(place: str) -> Any:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """All formats that rlio knows: the ``FORMAT`` of each module of `rlio.formats`, by name."""
+    """All formats that rlio knows: the ``FORMAT`` of each module below `rlio.formats`, by name."""
     package = import_module("rlio.formats")
-    modules = (import_module(f"rlio.formats.{info.name}") for info in pkgutil.iter_modules(package.__path__))
-    found = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
+    names = (info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
+    modules = map(import_module, names)
+    # A module may import the format of another.
+    found = dict.fromkeys(module.FORMAT for module in modules if hasattr(module, "FORMAT"))
     return tuple(sorted(found, key=lambda format: format.name))
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
+from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset
 from rlio.formats.place import Place
 from rlio.limits import Limits
-from rlio.readers.hdf5_files import Hdf5Files, check_dataset
 from rlio.source.episodes import measure_row
 from rlio.storage import InputFile
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
-from rlio.formats.mapping import by_own_names
+from rlio.formats.tables.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage import InputFile, expand_inputs
@@ -32,7 +32,7 @@ __all__ = [
     "about_format",
     "closed_on_error",
     "locate_format",
-    "open_files",
+    "open_episode_files",
     "open_place",
     "open_source",
     "recognise_inputs",
@@ -192,7 +192,7 @@ def open_source(format: Format, place: Place, options: Mapping[str, Any], *, lim
     return by_own_names(opened) if format.source == format.table else opened
 
 
-def open_files(
+def open_episode_files(
     inputs: StrPath | Sequence[StrPath],
     *,
     format: str | None = None,

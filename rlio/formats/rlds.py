@@ -35,15 +35,15 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
+from rlio.formats.files.images import decode_images
+from rlio.formats.files.inputs import guarded, in_column
+from rlio.formats.files.json_files import NUMBERS, OURS, read_object
+from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, floats_of, ints_of
 from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.hdf5_source import flags_of, flat
-from rlio.formats.images import decode_images
-from rlio.formats.json_files import NUMBERS, OURS, read_object
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
-from rlio.formats.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, floats_of, ints_of
 from rlio.limits import Limits
-from rlio.readers.inputs import guarded, in_column
 from rlio.source.episodes import with_next_obs, without_final_obs
 from rlio.storage import InputFile
 from rlio.storage.open_files import OpenFiles

@@ -1,6 +1,6 @@
 """`EpisodeSink`: writes episodes in the format of another library.
 
-Not here: which episodes are written, in which order, and how often (`rlio.formats.convert`).
+Not here: which episodes are written, in which order, and how often (`rlio.conversion.convert`).
 """
 
 from __future__ import annotations

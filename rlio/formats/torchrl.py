@@ -31,12 +31,12 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.batch.nested import unflatten
 from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.inputs import guarded
+from rlio.formats.files.json_files import NUMBERS, OURS, read_object, whole_number
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import flat, ranges_of
-from rlio.formats.json_files import NUMBERS, OURS, read_object, whole_number
 from rlio.formats.place import Place
 from rlio.limits import Limits
-from rlio.readers.inputs import guarded
 from rlio.storage import InputFile, open_input
 from rlio.storage.open_files import OpenFiles
 

@@ -29,15 +29,15 @@ from rlio.batch.arrays import object_column, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import map_structure
+from rlio.conversion.episodes import open_episodes
 from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, RlioError, excerpt
-from rlio.formats.episodes import open_episodes
-from rlio.formats.rllib_states import unpack
+from rlio.formats.rllib.columns import infos_of_next_obs, infos_of_obs
+from rlio.formats.rllib.states import unpack
 from rlio.integrations.rllib_packing import Packing, packed_episodes
 from rlio.limits import DEFAULT_LIMITS
-from rlio.log.recovery import recover
-from rlio.readers.rllib_columns import infos_of_next_obs, infos_of_obs
 from rlio.resolve import read
 from rlio.writers.parquet_writer import ParquetWriter
+from rlio.writers.recovery import recover
 from rlio.writers.storable_rows import write_storable
 
 try:

@@ -14,17 +14,17 @@ import pyarrow as pa
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.episode import Episode
+from rlio.conversion.episodes import EpisodeCutter, Episodes, StoredEpisodes, episode_key
+from rlio.conversion.report import ends_of
 from rlio.dataset.part_reader import PartReader
 from rlio.distributed.ray_data.read_dataset import part_readers
 from rlio.errors import MissingExtra
-from rlio.formats.episodes import EpisodeCutter, Episodes, StoredEpisodes, episode_key
-from rlio.formats.report import ends_of
-from rlio.formats.rllib_episodes import episode_state
-from rlio.formats.rllib_sinks import with_final_obs
-from rlio.formats.rllib_states import pack, space_to_rllib
-from rlio.readers.read_options import ReadOptions
-from rlio.replay.filters import RowFilter
-from rlio.replay.splits import Split
+from rlio.formats.rllib.episodes import episode_state
+from rlio.formats.rllib.sinks import with_final_obs
+from rlio.formats.rllib.states import pack, space_to_rllib
+from rlio.query.filters import RowFilter
+from rlio.query.splits import Split
+from rlio.read_options import ReadOptions
 from rlio.storage.paths import is_uri
 
 try:

@@ -7,9 +7,9 @@ import logging
 import os
 from pathlib import Path
 
-from rlio.dataset.commit import put_header
-from rlio.dataset.markers import claim, disclaim
-from rlio.dataset.names import check_writer_id, make_writer_id, writer_dir
+from rlio.catalog.commit import put_header
+from rlio.catalog.markers import claim, disclaim
+from rlio.catalog.names import check_writer_id, make_writer_id, writer_dir
 from rlio.errors import OptionError, PublishError, RlioError, StoreError
 from rlio.log.log import Log
 from rlio.log.publisher import Publisher

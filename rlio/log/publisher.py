@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rlio.dataset.commit import put_header, put_shard
-from rlio.dataset.markers import disclaim, seal
-from rlio.dataset.names import HEADER, ShardName, Suffix, schema_path, shard_path
-from rlio.dataset.schema_files import read_schemas
+from rlio.catalog.commit import put_header, put_shard
+from rlio.catalog.markers import disclaim, seal
+from rlio.catalog.names import HEADER, ShardName, Suffix, schema_path, shard_path
+from rlio.catalog.schema_files import read_schemas
 from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.log.log import Log
 from rlio.log.wal import Frame

@@ -1,7 +1,7 @@
 """The folders of logs: their place, their owners, and which logs their owners left behind.
 
 A writer's log is a folder with a locked ``owner`` file and segments (`rlio.log.wal`). Logs of earlier
-versions may also hold encoded shards. `rlio.log.recovery` turns the rows into shards.
+versions may also hold encoded shards. `rlio.writers.recovery` turns the rows into shards.
 
 Example:
     >>> import tempfile
@@ -32,7 +32,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
 
-from rlio.dataset.names import WAL_DIR, ShardName, is_writer_id
+from rlio.catalog.names import WAL_DIR, ShardName, is_writer_id
 from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.log.wal import Sync
 from rlio.storage.endpoint import endpoint_of

@@ -37,7 +37,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import zstandard
 
-from rlio.dataset.names import MAX_ROW
+from rlio.catalog.names import MAX_ROW
 from rlio.errors import CorruptData, PublishError, UnsafeData
 from rlio.storage.local import sync_descriptor, sync_folder
 

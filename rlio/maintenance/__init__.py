@@ -1,7 +1,6 @@
 """Maintenance of a stored data set: verify, repair, compact, trim, and collect garbage."""
 
 # Functions have the names of their modules. Importing them here makes each name the function.
-from rlio.log.recovery import recover
 from rlio.maintenance.compact import compact
 from rlio.maintenance.findings import Finding, VerifyReport, WriterLedger
 from rlio.maintenance.gc import gc
@@ -9,6 +8,7 @@ from rlio.maintenance.repair import Action, RepairReport, repair
 from rlio.maintenance.status import DatasetStatus, FollowerStatus, LogStatus, WriterStatus, status
 from rlio.maintenance.trim import trim
 from rlio.maintenance.verify import verify
+from rlio.writers.recovery import recover
 
 __all__ = [
     "Action",

@@ -23,10 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, groupby
 from typing import Any, Final, Literal
 
-from rlio.dataset.dataset import require_header
-from rlio.dataset.listing import Segment, list_shards
-from rlio.dataset.names import parse_trim, writer_dir
-from rlio.dataset.shards import ParquetShard
+from rlio.catalog.listing import Segment, list_shards
+from rlio.catalog.names import parse_trim, writer_dir
 from rlio.errors import CorruptData, DataNotFound, OptionError
 from rlio.maintenance.compact_into import copy_into
 from rlio.maintenance.compaction import (
@@ -42,7 +40,9 @@ from rlio.maintenance.compaction import (
     size_of,
 )
 from rlio.maintenance.progress import Progress, silent
+from rlio.opening import require_header
 from rlio.schemas.parquet import Compression
+from rlio.source.shards import ParquetShard
 from rlio.storage.filesystem import Storage
 
 __all__ = ["compact"]

@@ -10,10 +10,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
-from rlio.dataset.commit import put_header
-from rlio.dataset.dataset import dataset_on
-from rlio.dataset.listing import Segment, list_shards
-from rlio.dataset.markers import seal
+from rlio.catalog.commit import put_header
+from rlio.catalog.listing import Segment, list_shards
+from rlio.catalog.markers import seal
 from rlio.errors import OptionError
 from rlio.maintenance.compaction import (
     Compacted,
@@ -25,6 +24,7 @@ from rlio.maintenance.compaction import (
     merged,
     size_of,
 )
+from rlio.opening import dataset_on
 from rlio.schemas.schema import canonical_json
 from rlio.storage.filesystem import Storage
 

@@ -41,10 +41,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from rlio.dataset.dataset import require_header
-from rlio.dataset.json_shard import JsonShard, schema_lookup
-from rlio.dataset.listing import Listing, PassedOver, Segment, ShardRef, list_shards
-from rlio.dataset.names import (
+from rlio.catalog.listing import Listing, PassedOver, Segment, ShardRef, list_shards
+from rlio.catalog.names import (
     DATA_DIR,
     INDEX_DIR,
     ShardName,
@@ -58,6 +56,8 @@ from rlio.dataset.names import (
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
 from rlio.maintenance.merging import open_whole
 from rlio.maintenance.progress import Progress, silent
+from rlio.opening import require_header
+from rlio.source.json_shard import JsonShard, schema_lookup
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import on_network
 from rlio.storage.parallel import each

@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from rlio.dataset.names import MAX_ROW, ShardName
-from rlio.dataset.rows import without
+from rlio.catalog.names import MAX_ROW, ShardName
+from rlio.catalog.rows import without
 from rlio.errors import CorruptData, UnsafeData
 from rlio.log.spool import LogFolder, Spool, find_logs, first_row, spool_of
 from rlio.log.stray_logs import stray_logs, stray_message

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.multi_agent import step_numbers
-from rlio.dataset.listing import ShardRef, load_shard
-from rlio.dataset.shards import ParquetShard
+from rlio.catalog.listing import ShardRef, load_shard
 from rlio.errors import CorruptData
 from rlio.log.publisher import NewShard
 from rlio.schemas.batches import to_batch
@@ -30,6 +29,7 @@ from rlio.schemas.row_groups import Piece
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.schemas.shard_file import DecodedGroup, ShardFile
 from rlio.schemas.streams import WRITER, KeptTimes, Times
+from rlio.source.shards import ParquetShard
 from rlio.storage.filesystem import Storage
 from rlio.writers.roll import Roll
 from rlio.writers.shard_maker import RowGroups, ShardMaker

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves
-from rlio.dataset.listing import ShardRef
+from rlio.catalog.listing import ShardRef
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.shard_scan import Part, Rows
 from rlio.schemas.column import TEXTS, ColumnSpec

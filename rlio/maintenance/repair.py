@@ -26,9 +26,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from rlio.dataset.commit import HEADER_BYTES
-from rlio.dataset.names import HEADER, schema_path, writer_dir
-from rlio.dataset.rows import joined, without
+from rlio.catalog.commit import HEADER_BYTES
+from rlio.catalog.names import HEADER, schema_path, writer_dir
+from rlio.catalog.rows import joined, without
 from rlio.errors import DataNotFound
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport
@@ -150,7 +150,7 @@ def _recover_logs(
     spool: str | os.PathLike[str] | None,
 ) -> list[Action]:
     """Store the rows that dead writers left in their logs. Leaves logs of live writers alone."""
-    from rlio.log.recovery import recover
+    from rlio.writers.recovery import recover
 
     report = recover(uri, spool="auto" if spool is None else spool, storage_options=storage_options)
     return [

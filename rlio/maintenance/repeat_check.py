@@ -9,7 +9,7 @@ from rlio.batch.columns import Columns
 from rlio.errors import excerpt
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.shard_scan import Rows, flat_column
-from rlio.replay.splits import is_drawn_id
+from rlio.query.splits import is_drawn_id
 from rlio.schemas.schema import Schema
 
 __all__ = ["RepeatCheck"]

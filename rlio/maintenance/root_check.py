@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rlio.dataset.commit import HEADER_BYTES, read_header
-from rlio.dataset.dataset import require_header
-from rlio.dataset.listing import Listing
-from rlio.dataset.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, WAL_DIR
+from rlio.catalog.commit import HEADER_BYTES, read_header
+from rlio.catalog.listing import Listing
+from rlio.catalog.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, WAL_DIR
 from rlio.errors import CorruptData, DataNotFound, SchemaConflict, UnsafeData, excerpt
 from rlio.following.marks import PROGRESS_DIR, parse_mark_path
 from rlio.maintenance.findings import Findings
+from rlio.opening import require_header
 from rlio.schemas.agreement import check_agreement
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, count_units
 from rlio.batch.arrays import to_numpy
-from rlio.dataset.json_shard import JsonShard
-from rlio.dataset.listing import ShardRef
+from rlio.catalog.listing import ShardRef
 from rlio.errors import CorruptData, DataNotFound, RlioError, UnsafeData
 from rlio.maintenance.findings import Findings
 from rlio.schemas.batches import to_batch
 from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile
+from rlio.source.json_shard import JsonShard
 from rlio.storage.filesystem import Storage
 
 __all__ = ["Part", "Rows", "ShardScan", "UnknownSchema", "flat_column", "unit_of"]

@@ -28,17 +28,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from rlio.dataset.commit import read_header
-from rlio.dataset.dataset import require_header
-from rlio.dataset.listing import Listing, Segment, ShardRef, list_with_times
-from rlio.dataset.names import HEADER
-from rlio.dataset.rows import joined, without
+from rlio.catalog.commit import read_header
+from rlio.catalog.listing import Listing, Segment, ShardRef, list_with_times
+from rlio.catalog.names import HEADER
+from rlio.catalog.rows import joined, without
 from rlio.errors import DataNotFound, RlioError
 from rlio.following.marks import PROGRESS_DIR, Mark, newest, parse_mark_path
 from rlio.log.spool import LogFolder, Spool, find_logs, spool_of
 from rlio.log.stray_logs import stray_logs, stray_message
 from rlio.log.wal import logged_rows
 from rlio.maintenance.logs import set_aside
+from rlio.opening import require_header
 from rlio.storage.filesystem import Storage
 
 __all__ = [

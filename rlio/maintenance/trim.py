@@ -24,13 +24,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlio.dataset.dataset import require_header
-from rlio.dataset.listing import Listing, Segment, list_shards
-from rlio.dataset.markers import trim as put_marker
-from rlio.dataset.shards import open_shard
+from rlio.catalog.listing import Listing, Segment, list_shards
+from rlio.catalog.markers import trim as put_marker
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.maintenance.compaction import is_by_row
 from rlio.maintenance.progress import Progress, silent
+from rlio.opening import require_header
+from rlio.source.shards import open_shard
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
 from rlio.support.options import check_count

@@ -27,9 +27,9 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.dataset.listing import Listing, Rejected, Segment, ShardRef, list_settled
-from rlio.dataset.names import ShardName, part_of, schema_path, writer_dir
-from rlio.dataset.rows import common, joined, without
+from rlio.catalog.listing import Listing, Rejected, Segment, ShardRef, list_settled
+from rlio.catalog.names import ShardName, part_of, schema_path, writer_dir
+from rlio.catalog.rows import common, joined, without
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
 from rlio.maintenance.logs import waiting_rows

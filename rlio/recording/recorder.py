@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from rlio.batch import Batch
 from rlio.batch.columns import RECORDED, Columns, is_per_sequence
 from rlio.batch.nested import path_text
-from rlio.dataset.commit import read_header
+from rlio.catalog.commit import read_header
 from rlio.dataset.dataset import Dataset
-from rlio.dataset.snapshot import rows_waiting
 from rlio.envs.leaves import Leaf
 from rlio.envs.values import as_info, in_numpy
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, SchemaError, excerpt
 from rlio.resolve import IOContext, registered_output, resolve_output
 from rlio.schemas.json_values import check_text, check_value, plain_array
+from rlio.source.snapshot import rows_waiting
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.support.described import Described

@@ -1,5 +1,5 @@
 """The replay engine: the orders in which stored rows are served."""
 
-from rlio.replay.order import ORDER_VERSION, Permutation, WindowOrder, WindowRef
+from rlio.query.order import ORDER_VERSION, Permutation, WindowOrder, WindowRef
 
 __all__ = ["ORDER_VERSION", "Permutation", "WindowOrder", "WindowRef"]

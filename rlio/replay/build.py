@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from rlio.batch import Batch
 from rlio.batch.columns import Columns
 from rlio.errors import ClosedError
-from rlio.readers.read_options import ReadOptions
+from rlio.read_options import ReadOptions
 from rlio.replay.rows import AddedRows, StoreRows
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold

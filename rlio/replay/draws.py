@@ -1,6 +1,6 @@
 """Draws from a table: transitions, n-step transitions, sequences or whole episodes, as batches.
 
-The units of a draw are numbered in recorded order. `rlio.replay.order` decides which units come when.
+The units of a draw are numbered in recorded order. `rlio.query.order` decides which units come when.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import map_structure
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError
+from rlio.query.derived_columns import EPISODE_COLUMNS, MC_RETURN
+from rlio.query.filters import RowFilter
 from rlio.reader import Unit
-from rlio.replay.episode_columns import EPISODE_COLUMNS, MC_RETURN, EpisodeValues, episode_leaf
-from rlio.replay.filters import RowFilter
+from rlio.replay.episode_columns import EpisodeValues, episode_leaf
 from rlio.replay.n_step import NStep, Window, windows
 from rlio.replay.numbers import Numbers
 from rlio.replay.sequences import Sequences, chain_rows, completed_sequences

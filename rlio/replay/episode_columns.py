@@ -9,71 +9,24 @@ begin at 0; without ``t``, any episode of a writer that was trimmed).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.batch.discounting import discount_cumsum
-from rlio.errors import MissingColumn, OptionError, excerpt
+from rlio.errors import MissingColumn
+from rlio.query.derived_columns import EPISODE_LENGTH, EPISODE_RETURN, MC_RETURN, RETURNS_TO_GO
 from rlio.replay.sequences import chain_rows
 from rlio.replay.table import RowTable
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Leaf
-from rlio.support.options import check_number
 
-__all__ = [
-    "EPISODE_COLUMNS",
-    "MC_RETURN",
-    "EpisodeValues",
-    "checked_discount",
-    "episode_leaf",
-    "named_column",
-]
+__all__ = ["EpisodeValues", "episode_leaf"]
 
 Ids = NDArray[np.int64]
-
-RETURNS_TO_GO: Final = "returns_to_go"
-MC_RETURN: Final = "mc_return"
-EPISODE_RETURN: Final = "episode_return"
-EPISODE_LENGTH: Final = "episode_length"
-#: The derived columns. ``returns_to_go``: undiscounted sum of the rewards from the row to the last row of the
-#: episode. ``mc_return``: the same, discounted. Neither adds a value after a truncated end.
-#: ``episode_return``, ``episode_length``: sum of the rewards, and number of rows, of the episode.
-EPISODE_COLUMNS: Final = (RETURNS_TO_GO, MC_RETURN, EPISODE_RETURN, EPISODE_LENGTH)
-_DISCOUNTED: Final = re.compile(rf"{MC_RETURN}\s*\((.*)\)", re.DOTALL)
-
-
-def named_column(text: str) -> tuple[str, float | None]:
-    """The column that an item of ``derive`` names, and its discount if it states one.
-
-    Raises:
-        OptionError: It is no `EPISODE_COLUMNS`, or the discount is not a number from 0 to 1.
-    """
-    found = _DISCOUNTED.fullmatch(text) if isinstance(text, str) else None
-    if found is not None:
-        try:
-            return MC_RETURN, checked_discount(float(found[1]))
-        except ValueError as error:
-            raise OptionError(f"derive={excerpt([text])}: expected a discount, such as 0.99") from error
-    if text not in EPISODE_COLUMNS:
-        names = ", ".join(EPISODE_COLUMNS)
-        raise OptionError(
-            f"derive={excerpt([text])}: expected a list of {names}; a discount is written 'mc_return(0.99)'"
-        )
-    return text, None
-
-
-def checked_discount(value: object) -> float:
-    """The discount of ``mc_return``.
-
-    Raises:
-        OptionError: It is not a number from 0 to 1.
-    """
-    return float(check_number("discount of mc_return", value, least=0, most=1))
 
 
 def episode_leaf(name: str) -> Leaf:

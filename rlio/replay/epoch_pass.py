@@ -14,10 +14,8 @@ from typing import Any, ClassVar
 
 from rlio.batch import Batch
 from rlio.errors import EndOfData
-from rlio.reader import JsonState, Unit
-from rlio.readers.read_options import ReadOptions, check_batch_size
-from rlio.replay.order import ORDER_VERSION, share
-from rlio.replay.positions import (
+from rlio.query.order import ORDER_VERSION, share
+from rlio.query.positions import (
     UnitRange,
     check_offset,
     check_position,
@@ -25,6 +23,8 @@ from rlio.replay.positions import (
     own_batch_size,
     spans_of,
 )
+from rlio.read_options import ReadOptions, check_batch_size
+from rlio.reader import JsonState, Unit
 from rlio.support.forks import cached_property
 
 __all__ = ["EpochPass"]

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from rlio.batch import Batch, SampleBatch
 from rlio.errors import EndOfData
+from rlio.query.order import Permutation
+from rlio.query.positions import UnitRange
+from rlio.read_options import ReadOptions
 from rlio.reader import JsonState, Unit
-from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.epoch_pass import EpochPass
-from rlio.replay.order import Permutation
-from rlio.replay.positions import UnitRange
 from rlio.support.forks import cached_property
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
+from rlio.query.filters import advice_for
+from rlio.query.order import UniformDraws
+from rlio.query.positions import check_seed, draw_seed
+from rlio.read_options import ReadOptions
 from rlio.reader import Endless, InputReader, JsonState, Unit
-from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
 from rlio.replay.epochs import OWN_BATCH, StorePass, most_at_once
-from rlio.replay.filters import advice_for
-from rlio.replay.order import UniformDraws
-from rlio.replay.positions import check_seed, draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
 from rlio.replay.priority_files import read_priorities, write_priorities
 from rlio.replay.table import RowTable, slots_of

@@ -29,21 +29,21 @@ from typing import Annotated, Any, Final, Literal, Self, TypedDict, Unpack
 from tqdm import tqdm
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
-from rlio.dataset.dataset import Dataset, Snapshot
-from rlio.dataset.opening import open_source
 from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
+from rlio.opening import open_source
+from rlio.query.derived_columns import MC_RETURN, named_column
+from rlio.query.filter_pushdown import check_split
+from rlio.query.filters import RowFilter, RowFunction
+from rlio.query.splits import Split
+from rlio.read_options import ReadOptions
 from rlio.reader import Unit
-from rlio.readers.read_options import ReadOptions
 from rlio.replay.build import StoreInput, build, rows_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import open_cached
 from rlio.replay.draws import DEFAULT_DISCOUNT, Draw, Units
-from rlio.replay.episode_columns import MC_RETURN, named_column
 from rlio.replay.epochs import OWN_BATCH
-from rlio.replay.filter_pushdown import check_split
-from rlio.replay.filters import RowFilter, RowFunction
 from rlio.replay.memory import RamArrays
 from rlio.replay.n_step import NStep
 from rlio.replay.priorities import Prioritised
@@ -52,10 +52,10 @@ from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.scratch import ScratchArrays
 from rlio.replay.sequences import Sequences, WholeEpisodes
-from rlio.replay.splits import Split
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 from rlio.source.damage import Damage
+from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import FileSource, Source
 from rlio.source.span_reader import GoneSegments
 from rlio.support.described import Described
@@ -233,7 +233,7 @@ class ReplayStore(Described):
     @checked_keywords
     def open(
         cls,
-        root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset | Any,
+        root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | DatasetSnapshot | Any,
         *,
         at: Snapshot | None = None,
         mapping: ColumnMapping | None = None,

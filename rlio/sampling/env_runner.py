@@ -26,7 +26,6 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.episode import Episode
 from rlio.connectors.connector import Pipeline
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.envs.make import EnvLike, make_stepper, set_environs
 from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import Stepper
 from rlio.errors import OptionError, StateError, excerpt
@@ -36,6 +35,7 @@ from rlio.sampling.actor import Actor, remembers
 from rlio.sampling.callbacks import CallbacksLike, RunningEpisode
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.lookback import LookBack
+from rlio.sampling.make_env import EnvLike, make_stepper, set_environs
 from rlio.sampling.postprocessed import Postprocessed
 from rlio.sampling.progress import Progress, shares_of
 from rlio.sampling.recorder import until_last

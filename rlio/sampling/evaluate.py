@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from rlio.batch.columns import Columns
 from rlio.connectors.connector import ConnectorLike
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.envs.make import EnvLike
 from rlio.errors import OptionError
 from rlio.policies.policy import Policy
 from rlio.sampling.callbacks import CallbacksLike, combine
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.make_env import EnvLike
 from rlio.sampling.progress import shares_of
 from rlio.support.options import expected
 

@@ -36,9 +36,9 @@ from rlio.evaluation.evaluator import OffPolicyEvaluator, keeps_order
 from rlio.evaluation.evidence import Evidence
 from rlio.evaluation.target import Target
 from rlio.policies.policy import Policy
+from rlio.read_options import ReadOptions
 from rlio.reader import InputReader
 from rlio.readers.json_reader import JsonReader
-from rlio.readers.read_options import ReadOptions
 from rlio.sampling.config import INPUT_ESTIMATORS, RolloutConfig
 
 __all__ = ["Judged", "LoggedEvaluation"]

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlio.envs.context import EnvContext, create
 from rlio.envs.external import ExternalEnv
-from rlio.envs.make import ExternalEnvMade, made, refuse_makers_options, set_environs
 from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv
 from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
@@ -33,6 +32,7 @@ from rlio.envs.restarts import Restarts
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied
 from rlio.errors import OptionError, RlioError, excerpt
+from rlio.sampling.make_env import ExternalEnvMade, made, refuse_makers_options, set_environs
 
 if TYPE_CHECKING:
     from rlio.sampling.config import RolloutConfig

@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.envs.context import EnvContext
 from rlio.envs.external import ExternalEnv, ExternalMultiAgentEnv
-from rlio.envs.make import ExternalEnvMade
 from rlio.envs.multi_agent_processes import AgentsElsewhere
 from rlio.envs.pettingzoo import is_pettingzoo
 from rlio.errors import OptionError
@@ -28,6 +27,7 @@ from rlio.sampling.config import RolloutConfig
 from rlio.sampling.env_runner import EnvRunner
 from rlio.sampling.external_agents import ExternalAgentsRunner
 from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.make_env import ExternalEnvMade
 from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.sampling.policy_group import PolicyGroup
 

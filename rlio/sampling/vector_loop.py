@@ -1,7 +1,7 @@
 """`VectorLoop`: a policy acts in N environments step by step, and a recorder keeps the results.
 
 Example:
-    >>> from rlio.envs.make import make_stepper
+    >>> from rlio.sampling.make_env import make_stepper
     >>> from rlio.policies.random_policy import RandomPolicy
     >>> stepper = make_stepper("CartPole-v1", RolloutConfig(num_envs=2))
     >>> config = RolloutConfig(num_envs=2, rollout_fragment_length=5)

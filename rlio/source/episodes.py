@@ -57,8 +57,8 @@ class EpisodeSource(Protocol):
         spaces: (observation space, action space); None: the format does not say.
 
     A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
-    ``notes``, sentences about its data for the report (`rlio.formats.report`); and ``group_rows``, the most
-    rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one.
+    ``notes``, sentences about its data for the report (`rlio.conversion.report`); and ``group_rows``, the
+    most rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one.
     """
 
     uri: str

@@ -11,8 +11,8 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaConflict
+from rlio.read_options import ReadOptions
 from rlio.reader import Unit
-from rlio.readers.read_options import ReadOptions
 from rlio.schemas.agreement import check_agreement
 from rlio.schemas.filling import Filling
 from rlio.schemas.schema import column_of_name, is_in, rebuild, with_validity

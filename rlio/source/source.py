@@ -15,13 +15,13 @@ writer. An instance and what it opens are used from one thread at a time.
 from __future__ import annotations
 
 import hashlib
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from rlio.catalog.listing import HoleCheck, SegmentKey
 from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, SchemaError, excerpt
 from rlio.schemas.folded import Folded
 from rlio.schemas.schema import Schema, canonical_json
@@ -222,20 +222,6 @@ class StoredSegment(Protocol):
         """Number of rows."""
 
 
-class SegmentKey(NamedTuple):
-    """Identifies the content of a segment.
-
-    Attributes:
-        path: Names the file and its content: it changes if the content does.
-        skip: Number of rows at its start that are not live.
-        rows: Number of live rows.
-    """
-
-    path: str
-    skip: int
-    rows: int
-
-
 class OpenSegment(Protocol):
     """An opened file: decodes its rows one group at a time."""
 
@@ -290,19 +276,3 @@ class EpisodeInfo:
     reward: float | None
     began: datetime | None = None
     written: datetime | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HoleCheck:
-    """When to believe a hole: a listing of a growing data set is not a snapshot, and may miss stored rows.
-
-    Attributes:
-        listings: Number of listings that must all lack the rows.
-        seconds: Time between two listings. For stores that list page by page the next listing is right; the
-            wait is for stores that show a put with a delay.
-        sleep: Waits for that many seconds.
-    """
-
-    listings: int = 3
-    seconds: float = 0.1
-    sleep: Callable[[float], object] = time.sleep

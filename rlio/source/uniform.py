@@ -27,7 +27,7 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.join import Unlike
 from rlio.batch.nested import Path, leaves, map_structure, path_text
 from rlio.errors import MissingColumn, SchemaError, excerpt
-from rlio.readers.read_options import ReadOptions
+from rlio.read_options import ReadOptions
 
 __all__ = ["Agreed", "Uniform"]
 

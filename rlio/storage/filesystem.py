@@ -97,7 +97,7 @@ class Retry:
         self.sleep(min(self.first_delay * 2**attempt * spread, self.max_delay))
 
 
-#: The file that makes a folder the root of a data set (`rlio.dataset.names` is above this module).
+#: The file that makes a folder the root of a data set (`rlio.catalog.names` is above this module).
 _ROOT_MARKER = "_rlio.json"
 
 _ONCE = Retry(attempts=1)

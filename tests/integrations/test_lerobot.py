@@ -27,8 +27,8 @@ if not lerobot_dataset.CODEBASE_VERSION.startswith("v3"):
     pytest.skip("this LeRobot does not read version 3", allow_module_level=True)
 
 from rlio.batch.episode import Episode  # noqa: E402
-from rlio.formats.lerobot import LeRobotSource  # noqa: E402
-from rlio.formats.lerobot_sink import LeRobotSink  # noqa: E402
+from rlio.formats.lerobot.sink import LeRobotSink  # noqa: E402
+from rlio.formats.lerobot.source import LeRobotSource  # noqa: E402
 from rlio.formats.place import locate_format  # noqa: E402
 from rlio.formats.sink import Origin  # noqa: E402
 from rlio.limits import DEFAULT_LIMITS  # noqa: E402

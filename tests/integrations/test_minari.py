@@ -14,8 +14,8 @@ minari = pytest.importorskip("minari", reason="Minari is not installed: make tes
 import rlio  # noqa: E402
 from rlio.batch.episode import Episode  # noqa: E402
 from rlio.errors import OptionError, SchemaError  # noqa: E402
-from rlio.formats.minari import MinariSource  # noqa: E402
-from rlio.formats.minari_sink import MinariSink  # noqa: E402
+from rlio.formats.minari.sink import MinariSink  # noqa: E402
+from rlio.formats.minari.source import MinariSource  # noqa: E402
 from rlio.formats.place import locate_format  # noqa: E402
 from rlio.limits import DEFAULT_LIMITS  # noqa: E402
 from rlio.schemas.provenance import Provenance  # noqa: E402

@@ -347,7 +347,7 @@ def test_a_single_writer_is_read_by_many_tasks_and_each_episode_is_whole(
     assert len(dataset.segments) > 8
     expected = {
         rows["obs"].tobytes(): len(rows)
-        for _, rows in rlio.formats.episodes.open_episodes(tmp_path, read_options=options)
+        for _, rows in rlio.conversion.episodes.open_episodes(tmp_path, read_options=options)
     }
     config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path)], input_config=options)
     with pytest.MonkeyPatch.context() as patch:

@@ -32,13 +32,13 @@ from rlio.batch.nested import map_structure
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed.group.worker_spec import Acknowledge, WorkerId, WorkerSpec
 from rlio.errors import ClosedError, EndOfData
-from rlio.log.recovery import WriterLog
 from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars
 from rlio.reader import JsonState, Unit
 from rlio.sampling.metrics import RolloutMetrics
 from rlio.worker import RolloutWorker
 from rlio.writer import OutputWriter
+from rlio.writers.recovery import WriterLog
 
 __all__ = ["Broadcast", "Filters", "Opened", "Sampled", "WorkerActor"]
 

@@ -17,7 +17,7 @@ from typing import Any
 from rlio.distributed.group.fault_tolerance import Loss
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import RlioError
-from rlio.log.recovery import WriterLog, recover_log
+from rlio.writers.recovery import WriterLog, recover_log
 
 __all__ = ["LogRecovery", "LostLog", "recover_logs"]
 

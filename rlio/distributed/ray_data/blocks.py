@@ -1,6 +1,6 @@
 """Conversion between Ray's blocks (Arrow tables with one row a step) and batches.
 
-The columns are those of `rlio.dataset.arrow_tables`, except that rows of several values are a tensor column
+The columns are those of `rlio.schemas.arrow_tables`, except that rows of several values are a tensor column
 (`ray.data.extensions.ArrowTensorArray`): ``iter_batches`` with ``batch_format="numpy"`` returns it as an
 array of shape (rows, *shape) and its own dtype. Texts become object arrays.
 
@@ -25,8 +25,8 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.multi_agent import step_numbers
 from rlio.batch.nested import Path, unflatten
-from rlio.dataset.arrow_tables import POLICY_ID, Layout, TableColumn
 from rlio.errors import SchemaError, excerpt
+from rlio.schemas.arrow_tables import POLICY_ID, Layout, TableColumn
 from rlio.schemas.json_values import load_value
 
 __all__ = ["Assembler", "block_arrays", "ray_tensors"]

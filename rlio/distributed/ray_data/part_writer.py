@@ -5,7 +5,7 @@ docs/design/attempts.md defines attempt ids, and which attempt readers take. Thi
 Example:
     >>> import numpy as np
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.dataset.names import part_id
+    >>> from rlio.catalog.names import part_id
     >>> storage, part = Storage.open("memory://part-writer-example"), part_id("nightly", 0)
     >>> writer = PartWriter(storage, part)
     >>> writer.write(SampleBatch(t=np.arange(3)))
@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlio.batch import Batch
-from rlio.dataset.listing import cover_rows, list_writer
-from rlio.dataset.names import DATA_DIR, make_attempt_id, parse_sealed, part_of, writer_dir
+from rlio.catalog.listing import cover_rows, list_writer
+from rlio.catalog.names import DATA_DIR, make_attempt_id, parse_sealed, part_of, writer_dir
 from rlio.errors import OptionError, PublishError, RlioError
 from rlio.log.new_writer import open_publisher
 from rlio.log.publisher import Publisher
@@ -94,7 +94,7 @@ class PartWriter:
 
     Args:
         storage: The data set's root.
-        part: From `rlio.dataset.names.part_id`.
+        part: From `rlio.catalog.names.part_id`.
         options: Options; None: the defaults.
 
     Raises:

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from ray.data import Datasink
 
-from rlio.dataset.arrow_tables import Layout
-from rlio.dataset.dataset import dataset_on
-from rlio.dataset.names import part_id
+from rlio.catalog.names import part_id
 from rlio.distributed.ray_data.blocks import Assembler
 from rlio.distributed.ray_data.part_writer import PartOptions, PartWriter, Sealed
 from rlio.distributed.ray_data.row_digest import RowDigest
 from rlio.errors import OptionError, SchemaError
+from rlio.opening import dataset_on
 from rlio.readers.dataset_reader import DatasetReader
+from rlio.schemas.arrow_tables import Layout
 from rlio.storage.filesystem import Storage
 
 __all__ = ["DatasetSink", "Done"]

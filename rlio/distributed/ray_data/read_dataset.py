@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlio.dataset.dataset import Dataset, Snapshot, opened
 from rlio.dataset.part_reader import PartReader, plan_of, split
 from rlio.distributed.ray_data.blocks import ray_tensors
 from rlio.distributed.ray_import import require_ray
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.read_options import ReadOptions
-from rlio.replay.filters import RowFilter, RowFunction
+from rlio.opening import opened
+from rlio.query.filters import RowFilter, RowFunction
+from rlio.read_options import ReadOptions
+from rlio.source.snapshot import DatasetSnapshot, Snapshot
 
 if TYPE_CHECKING:
     import ray.data
@@ -28,7 +29,7 @@ __all__ = ["part_readers", "read_dataset"]
 
 
 def read_dataset(
-    root: str | os.PathLike[str] | Dataset,
+    root: str | os.PathLike[str] | DatasetSnapshot,
     *,
     columns: list[str] | None = None,
     filter: str | RowFunction | RowFilter | None = None,
@@ -107,7 +108,7 @@ def read_dataset(
 
 
 def part_readers(
-    dataset: Dataset,
+    dataset: DatasetSnapshot,
     options: ReadOptions,
     *,
     filter: str | RowFunction | RowFilter | None = None,

@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rlio.dataset.arrow_tables import Layout
-from rlio.dataset.commit import put_header
+from rlio.catalog.commit import put_header
+from rlio.catalog.listing import list_shards
+from rlio.catalog.names import part_id, part_of
 from rlio.dataset.dataset import Dataset
-from rlio.dataset.listing import list_shards
-from rlio.dataset.names import part_id, part_of
 from rlio.dataset.opening import open_dataset
 from rlio.distributed.ray_data.part_writer import PartOptions
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import OptionError, RlioError
+from rlio.schemas.arrow_tables import Layout
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
 from rlio.storage.clients import protocols_of

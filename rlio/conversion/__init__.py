@@ -1,0 +1,1 @@
+"""Conversion of anything that rlio reads into a data set of rlio, or into the format of another library."""

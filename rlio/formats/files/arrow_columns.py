@@ -1,0 +1,177 @@
+"""Converts columns of a foreign Arrow table to columns of a batch.
+
+Example:
+    >>> import pyarrow as pa
+    >>> to_column("obs", pa.array([[1.0, 2.0], [3.0, 4.0]]), {})
+    array([[1., 2.],
+           [3., 4.]])
+    >>> to_column("rewards", pa.array([1, None, 2], pa.float32()), {})
+    array([ 1., nan,  2.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rlio.batch.arrays import object_column
+from rlio.batch.columns import Columns
+from rlio.errors import SchemaError, excerpt
+from rlio.formats.files.packed import Allowance, is_packed, unpack, unpickle
+from rlio.formats.files.parquet_footer import Extension
+from rlio.formats.files.value_arrays import stack_rows, standard_dtype
+
+__all__ = ["is_pickled", "load_pickled", "to_column"]
+
+Array: TypeAlias = NDArray[Any]
+
+# Extension types that store one list a row, and the rows' shape in their parameters.
+_TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+
+
+def is_pickled(extension: Extension | None) -> bool:
+    """Whether Ray Data stored Python objects in a column, because Arrow has no type for them."""
+    return extension is not None and extension.name == "ray.data.arrow_pickled_object"
+
+
+def load_pickled(data: bytes | None, allowance: Allowance) -> Any:
+    """A value of such a column, read without running the pickle; see `rlio.formats.files.packed`.
+
+    Raises:
+        UnsafeData: It has something else than plain values and arrays, or exceeds ``allowance``.
+        CorruptData: It is damaged.
+    """
+    return None if data is None else unpickle(data, allowance=allowance)
+
+
+def to_column(
+    name: str, values: Any, extensions: Mapping[str, Extension], allowance: Allowance | None = None
+) -> Any:
+    """Convert an Arrow array to a column of a batch.
+
+    Args:
+        name: The column's name, which decides the dtype of flags, rewards and the like.
+        values: A pyarrow Array.
+        extensions: Path of a field -> its extension type, which gives the shape of rows.
+        allowance: The budget of packed text, shared with other columns; None: the default of one record.
+
+    Returns:
+        New NumPy arrays, nested where ``values`` are structs; None for Arrow's type null.
+
+    Raises:
+        SchemaError: Lists differ in length, values are null and the dtype has no null, or the type has no
+            dtype.
+        CorruptData: Packed text is damaged.
+    """
+    return _to_column(name, values, extensions, allowance or Allowance(), name)
+
+
+def _to_column(
+    name: str, values: Any, extensions: Mapping[str, Extension], allowance: Allowance, path: str
+) -> Any:
+    types, kind = pa.types, values.type
+    if types.is_null(kind):
+        return None
+    if types.is_dictionary(kind):
+        values = values.dictionary_decode()
+        kind = values.type
+    if types.is_struct(kind) and name != Columns.INFOS:
+        _refuse_nulls(values)
+        parts = {
+            field.name: _to_column(name, part, extensions, allowance, f"{path}.{field.name}")
+            for field, part in zip(kind, values.flatten(), strict=True)
+        }
+        return {key: part for key, part in parts.items() if part is not None}
+    if _is_list(kind) and _has_numbers(kind) and name != Columns.INFOS:
+        return standard_dtype(name, _shaped(_from_lists(values), extensions.get(path)))
+    if is_pickled(extensions.get(path)):
+        objects = [load_pickled(value, allowance) for value in values.to_pylist()]
+        return object_column(objects) if name == Columns.INFOS else stack_rows(objects, allowance)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return _from_text(values, allowance)
+    if _is_number(kind):
+        return standard_dtype(name, _from_numbers(values))
+    if types.is_decimal(kind):
+        raise SchemaError(f"decimal numbers ({kind}) have no NumPy dtype: cast the column to float64")
+    return object_column(values.to_pylist())
+
+
+def _is_list(kind: Any) -> bool:
+    return isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+
+
+def _has_numbers(kind: Any) -> bool:
+    while _is_list(kind):
+        kind = kind.value_type
+    return _is_number(kind)
+
+
+def _is_number(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_temporal(kind)
+    )
+
+
+def _refuse_nulls(values: Any) -> None:
+    if values.null_count:
+        raise SchemaError(f"{values.null_count} of {len(values)} rows are null")
+
+
+def _from_numbers(values: Any) -> Array:
+    """Numbers as a new array; nulls become NaN or NaT where the dtype has them."""
+    if not (pa.types.is_floating(values.type) or pa.types.is_timestamp(values.type)):
+        _refuse_nulls(values)
+    array: Array = values.to_numpy(zero_copy_only=False)
+    return array if array.flags.writeable and array.flags.owndata else array.copy()
+
+
+def _from_lists(values: Any) -> Array:
+    """Lists of one length as a new array, with one more axis for each level of nesting."""
+    rows, shape = len(values), []
+    while _is_list(values.type):
+        _refuse_nulls(values)
+        count = len(values)
+        flat = values.flatten()
+        size, left = divmod(len(flat), max(count, 1))
+        lengths = None if hasattr(values.type, "list_size") else values.value_lengths().to_numpy()
+        if left or (lengths is not None and count and (lengths != size).any()):
+            raise SchemaError("lists of different lengths: expected rows of one shape")
+        shape.append(size)
+        values = flat
+    return _from_numbers(values).reshape(rows, *shape)
+
+
+def _shaped(array: Array, extension: Extension | None) -> Array:
+    """Reshape flat rows to the shape that their extension type states."""
+    if extension is None or extension.name not in _TENSORS:
+        return array
+    try:
+        parameters = json.loads(extension.parameters)
+        shape = parameters["shape"] if isinstance(parameters, dict) else parameters
+        order = parameters.get("permutation") if isinstance(parameters, dict) else None
+        legal = all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) == math.prod(
+            array.shape[1:]
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SchemaError(f"bad parameters of {extension.name}: {excerpt(extension.parameters)}") from error
+    if not legal or (order is not None and order != list(range(len(shape)))):
+        raise SchemaError(
+            f"tensors of shape {excerpt(shape)} and axes {excerpt(order)} in rows of shape {array.shape[1:]}"
+        )
+    return array.reshape(len(array), *shape)
+
+
+def _from_text(values: Any, allowance: Allowance) -> Any:
+    """Text as an object array; RLlib's packed text as the arrays in it."""
+    rows = values.to_pylist()
+    if rows and all(map(is_packed, rows)):
+        # A repeated text, which a file may store once, is unpacked once.
+        unpacked = {text: unpack(text, allowance=allowance) for text in dict.fromkeys(rows)}
+        return stack_rows([unpacked[row] for row in rows], allowance)
+    return object_column(rows)

@@ -1,0 +1,141 @@
+"""Opens HDF5 files of others so that an untrusted file cannot reach other files or code.
+
+Links to other files, virtual and external data and compression plug-ins are refused. h5py reads HDF5
+(extra ``hdf5``).
+
+Example:
+    >>> import io, h5py
+    >>> from rlio.storage import Storage, expand_inputs
+    >>> stream = io.BytesIO()
+    >>> with h5py.File(stream, "w") as file:
+    ...     file["a"] = h5py.SoftLink("/b")
+    >>> Storage.open("memory://hdf5-example").put("a.hdf5", stream.getvalue())
+    >>> files = Hdf5Files(expand_inputs("memory://hdf5-example/a.hdf5"))
+    >>> files.child(files.file(0), "a")
+    Traceback (most recent call last):
+    ...
+    rlio.errors.UnsafeData: 'a' is a SoftLink, which may lead out of the file
+    >>> files.close()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Final, TypeVar
+
+import numpy as np
+
+from rlio.errors import UnsafeData, excerpt
+from rlio.formats.files.inputs import guarded, raise_at
+from rlio.limits import Limits
+from rlio.storage import InputFile, open_input
+from rlio.storage.open_files import OpenFiles
+from rlio.support.extras import needs
+
+__all__ = ["Hdf5Files", "check_dataset"]
+
+T = TypeVar("T")
+
+_OPEN_FILES = 4
+_CACHE_BYTES = 64 << 20
+# A row, or an HDF5 chunk (inflated as a whole), may take this fraction of a row group's limit.
+_PART = 4
+# gzip, shuffle, fletcher32, szip, nbit, scaleoffset and lzf come with h5py; other filters are plug-ins.
+_FILTERS: Final = frozenset((1, 2, 3, 4, 5, 6, 32000))
+# HDF5's numbers of layouts.
+_CHUNKED: Final = 2
+_VIRTUAL: Final = 3
+
+
+class Hdf5Files:
+    """Open HDF5 files: the few most recently used."""
+
+    def __init__(self, files: Sequence[InputFile]) -> None:
+        with needs("h5py", "hdf5"):
+            import h5py
+        self._h5py = h5py
+        self.files = files
+        self._open: OpenFiles[int, tuple[Any, IO[bytes]]] = OpenFiles(_OPEN_FILES, close=_close_both)
+
+    def file(self, number: int) -> Any:
+        """The h5py file."""
+        return (self._open.get(number) or self._open.add(number, self._opened(number)))[0]
+
+    def _opened(self, number: int) -> tuple[Any, IO[bytes]]:
+        stream = open_input(self.files[number])
+        # HDF5 itself reads local files in half the time that reads through Python take.
+        place = stream if self.files[number].fs is not None else self.files[number].path
+        locking = {} if place is stream else {"locking": False}
+        try:
+            # The cache holds the chunks around the current group; h5py's default of 1 MB often holds none.
+            file = self._h5py.File(place, "r", rdcc_nbytes=_CACHE_BYTES, **locking)
+        except BaseException:
+            stream.close()
+            raise
+        return file, stream
+
+    def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
+        """See `rlio.formats.files.inputs.guarded`."""
+        return guarded(self.files[number], record, action, format="HDF5", also=(RuntimeError,))
+
+    def child(self, group: Any, name: str) -> Any:
+        """A member of ``group``; refuses links."""
+        link = group.get(name, getlink=True)
+        if not isinstance(link, self._h5py.HardLink):
+            raise UnsafeData(f"{excerpt(name)} is a {type(link).__name__}, which may lead out of the file")
+        return group[name]
+
+    def is_dataset(self, item: Any) -> bool:
+        return isinstance(item, self._h5py.Dataset)
+
+    def is_group(self, item: Any) -> bool:
+        return isinstance(item, self._h5py.Group)
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def _close_both(pair: tuple[Any, IO[bytes]]) -> None:
+    file, stream = pair
+    try:
+        file.close()
+    finally:
+        stream.close()
+
+
+def check_dataset(dataset: Any, path: str, uri: str, limits: Limits) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Refuse data that is in other files, needs a plug-in, or inflates to too much memory.
+
+    Args:
+        dataset: h5py's Dataset, or its identifier, which is made in half the time.
+        path: What messages call it.
+        uri: Of the file.
+        limits: Bounds on the data.
+
+    Returns:
+        Its shape and dtype.
+    """
+    # h5py's properties take longer than reading the rows of a short episode: each is asked once.
+    low = dataset if isinstance(dataset.id, int) else dataset.id
+    layout, shape, dtype = low.get_create_plist(), low.shape, low.dtype
+    if layout.get_layout() == _VIRTUAL or layout.get_external_count():
+        raise UnsafeData(f"{excerpt(path)} lies in other files, which are not opened", uri=uri)
+    filters = {layout.get_filter(i)[0] for i in range(layout.get_nfilters())}
+    if filters - _FILTERS:
+        raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(filters - _FILTERS)}", uri=uri)
+    most = limits.group_bytes // _PART
+    if math.prod(shape[1:]) * dtype.itemsize > most:
+        raise UnsafeData(f"{excerpt(path)} has rows of shape {shape[1:]}: too large", uri=uri)
+    # A file of two kilobytes may claim a dataset of 10**12 rows and store none. Deflate shrinks zeros, such
+    # as the flags of long episodes, by a factor of 1032.
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        if size > limits.free_bytes:
+            what = f"{excerpt(path)} of shape {shape}"
+            limits.check_inflation(2 * low.get_storage_size(), size, what)
+    except UnsafeData as error:
+        raise_at(error, uri=uri)
+    if layout.get_layout() == _CHUNKED and math.prod(layout.get_chunk()) * dtype.itemsize > most:
+        raise UnsafeData(f"{excerpt(path)} has chunks of shape {layout.get_chunk()}: too large", uri=uri)
+    return shape, dtype

@@ -1,0 +1,65 @@
+"""Reads small JSON files that describe a data set of another library, within limits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from rlio.batch.columns import Columns
+from rlio.errors import CorruptData, excerpt
+from rlio.formats.files.inputs import raise_at
+from rlio.limits import Limits
+from rlio.storage import Storage
+
+__all__ = ["NUMBERS", "OURS", "parse_json", "read_object", "whole_number"]
+
+#: Names of the dtypes of numbers in descriptions, and names that mean a column of rlio.
+NUMBERS: Final = frozenset(
+    (
+        "bool",
+        *(f"float{n}" for n in (16, 32, 64)),
+        *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)),
+    )
+)
+OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
+
+
+def parse_json(text: bytes | str, what: str, *, uri: str, limits: Limits) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        CorruptData: It is not JSON. (UnsafeData: it is too large.)
+    """
+    try:
+        limits.check_json(text, what)
+        return json.loads(text)
+    except CorruptData as error:
+        raise_at(error, uri=uri)
+    except (ValueError, RecursionError) as error:
+        raise CorruptData(f"{what} is not readable as JSON: {excerpt(str(error))}", uri=uri) from error
+
+
+def read_object(storage: Storage, path: str, *, limits: Limits) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        DataNotFound: The file is absent.
+        CorruptData: It is not a JSON object. (UnsafeData: it is too large.)
+    """
+    uri = storage.uri_of(path)
+    found = parse_json(storage.read(path, limit=limits.schema_bytes), path, uri=uri, limits=limits)
+    if not isinstance(found, dict):
+        raise CorruptData(f"found {excerpt(found)}, expected a JSON object", uri=uri)
+    return found
+
+
+def whole_number(found: dict[str, Any], name: str, *, uri: str) -> int:
+    """A field that is a whole number, 0 or more.
+
+    Raises:
+        CorruptData: It is absent or something else.
+    """
+    value = found.get(name)
+    if type(value) is not int or value < 0:
+        raise CorruptData(f"{name} is {excerpt(value)}, expected a whole number", uri=uri)
+    return value

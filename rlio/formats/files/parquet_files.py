@@ -1,0 +1,178 @@
+"""`ParquetFiles`: the row groups of Parquet files of others, read one at a time and within limits.
+
+Not here: how a file is opened without running code (`rlio.formats.files.parquet_footer`).
+
+Example:
+    >>> import io
+    >>> import pyarrow as pa, pyarrow.parquet as pq
+    >>> from rlio.storage import Storage, expand_inputs
+    >>> stream = io.BytesIO()
+    >>> pq.write_table(pa.table({"t": [0, 1, 2], "x": [5, 6, 7]}), stream, row_group_size=2)
+    >>> Storage.open("memory://parquet-files-example").put("a.parquet", stream.getvalue())
+    >>> files = ParquetFiles(expand_inputs("memory://parquet-files-example"), Limits())
+    >>> files.group(0, 1, ["x"]).to_pydict(), files.all(0).num_rows
+    ({'x': [7]}, 3)
+    >>> files.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rlio.errors import CorruptData, UnsafeData
+from rlio.formats.files.inputs import guarded
+from rlio.formats.files.parquet_footer import ForeignFile, open_parquet
+from rlio.limits import Limits
+from rlio.storage import InputFile, open_input
+from rlio.storage.open_files import OpenFiles
+
+__all__ = ["ParquetFiles"]
+
+T = TypeVar("T")
+
+# Dictionary-encoded text, stored once with a number in each row, can multiply in memory. Rows are therefore
+# read in batches that stay within this limit, regardless of the file's declarations.
+_BATCH_BYTES = 64 << 20
+_BATCH_ROWS = 8192
+_OPEN_FILES = 4
+
+
+@dataclass
+class _Scan:
+    """A row group that is read in parts.
+
+    Attributes:
+        key: The open file, the row group, and the columns.
+        batches: The batches that were not read yet.
+        rest: The last batch that was read, if it has rows that were not asked for.
+        at: Number of the first row of ``rest``, or of the next batch.
+        held: Bytes of all rows up to there.
+    """
+
+    key: tuple[ForeignFile, int, list[str]]
+    batches: Iterator[Any]
+    rest: Any = None
+    at: int = 0
+    held: int = 0
+
+
+class ParquetFiles:
+    """Open Parquet files, the few most recently used, and the row group that was read last.
+
+    Args:
+        files: The files.
+        limits: What they may ask for.
+    """
+
+    def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
+        self.files: Sequence[InputFile] = files
+        self._limits = limits
+        self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
+        self._held: tuple[object, Any] = (None, None)
+        #: Where a row group is read in parts: the next part goes on there.
+        self._scan: _Scan | None = None
+        #: (file, row group) -> stored and decoded bytes of one that takes more than a row group may.
+        self._inflated: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def file(self, number: int) -> ForeignFile:
+        """The open file."""
+        return self._open.get(number) or self._open.add(
+            number, open_parquet(open_input(self.files[number]), limits=self._limits)
+        )
+
+    def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
+        """See `rlio.formats.files.inputs.guarded`."""
+        return guarded(self.files[number], record, action, format="Parquet", also=(NotImplementedError,))
+
+    def group(self, number: int, group: int, names: Collection[str] | None = None) -> Any:
+        """A row group as an Arrow table. The last one is kept: many records may be in one."""
+        key = (number, group, None if names is None else frozenset(names))
+        if self._held[0] != key:
+            self._held = (None, None)  # Frees the old row group before the next is read.
+            rows = self.file(number).arrow.metadata.row_group(group).num_rows
+            self._held = (key, self.rows(number, group, 0, rows, names))
+        return self._held[1]
+
+    def rows(
+        self, number: int, group: int, start: int, stop: int, names: Collection[str] | None = None
+    ) -> Any:
+        """Some rows of a row group as an Arrow table, validated.
+
+        Args:
+            number: Number of the file.
+            group: Number of the row group in it.
+            start: First row.
+            stop: Row after the last.
+            names: Columns; None: all.
+
+        Raises:
+            CorruptData: The row group has fewer rows.
+            UnsafeData: It exceeds the limits.
+        """
+        import pyarrow as pa
+
+        file, limits = self.file(number), self._limits
+        if (found := file.arrow.metadata.row_group(group).num_rows) > limits.group_rows:
+            raise UnsafeData(f"a row group of {found} rows, more than {limits.group_rows}")
+        columns = [name for name in file.arrow.schema_arrow.names if names is None or name in names]
+        widest = file.widest(group, columns, limits=limits)
+        most = max(1, min(_BATCH_ROWS, min(_BATCH_BYTES, limits.group_bytes) // widest))
+        batches, held = [], 0
+        if (number, group) in self._inflated:  # Its other parts are not decoded only to be refused too.
+            limits.check_inflation(*self._inflated[number, group], "a row group")
+        scan, self._scan = self._scan, None  # After an error, the next call begins again.
+        if scan is None or scan.key != (file, group, columns) or scan.at > start:
+            scan = _Scan((file, group, columns), file.arrow.iter_batches(most, [group], columns))
+        while scan.at < stop:
+            batch = next(scan.batches, None) if scan.rest is None else scan.rest
+            if batch is None:
+                raise CorruptData(
+                    f"found {scan.at} rows in a row group, expected at least {stop} by its footer"
+                )
+            scan.held += batch.nbytes if scan.rest is None else 0
+            if scan.held > limits.group_bytes:  # In all: a page of kilobytes may spell out gigabytes.
+                stored = sum(chunk.total_compressed_size for _, chunk in file.columns(group, columns))
+                self._inflated[number, group] = stored, scan.held
+                limits.check_inflation(stored, scan.held, "a row group")
+            low, high = max(start - scan.at, 0), min(stop - scan.at, batch.num_rows)
+            if low < high:
+                held += batch.nbytes
+                if held > limits.group_bytes:
+                    raise UnsafeData(
+                        f"a row group takes more than {limits.group_bytes} bytes in memory: raise "
+                        "Limits.group_bytes if you trust the file"
+                    )
+                batch.validate(full=True)
+                batches.append(batch.slice(low, high - low))
+            if high < batch.num_rows:
+                scan.rest = batch
+                break
+            scan.rest, scan.at = None, scan.at + batch.num_rows
+        if stop < found:
+            self._scan = scan
+        return pa.Table.from_batches(batches, None if batches else file.arrow.schema_arrow).select(columns)
+
+    def all(self, number: int, names: Collection[str] | None = None) -> Any:
+        """All rows of a file as an Arrow table.
+
+        Raises:
+            UnsafeData: They exceed the limits of a row group.
+        """
+        import pyarrow as pa
+
+        tables, held = [], 0
+        for group in range(self.file(number).arrow.num_row_groups):
+            tables.append(self.group(number, group, names))
+            held += tables[-1].nbytes
+            if held > self._limits.group_bytes:
+                raise UnsafeData(
+                    f"the rows take more than {self._limits.group_bytes} bytes: raise Limits.group_bytes"
+                )
+        return pa.concat_tables(tables) if tables else self.file(number).arrow.schema_arrow.empty_table()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._held, self._scan = (None, None), None
+        self._open.close()

@@ -1,0 +1,517 @@
+"""LeRobot data sets, versions 2 and 3.
+
+Alignment: an episode of N frames has N rows; the features ``next.*`` of frame t belong to action t. The frame
+after the last action is usually absent: ``new_obs`` of the last row is then zeros, and ``new_obs_valid``
+False. ``next.observation.final``, a feature that rlio adds, holds it in the last row of an episode.
+
+``observation.<key>`` are the parts of ``obs`` (``observation.state`` or ``observation.image`` alone is
+``obs`` itself), ``action`` or ``action.<key>`` are ``actions``. ``next.terminated`` and ``next.truncated``,
+which rlio adds, are the ends. Without them an episode is terminated if ``next.done`` is true in its last
+frame, and truncated otherwise, because the record ends there. In earlier frames ``next.done`` ends nothing:
+data of robots often have it in every frame in which the task is done. Other features keep their names, which
+must not be those of rlio's own columns; ``timestamp``, and ``task_index`` of a single task, are read only if
+they are requested.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from importlib import import_module
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import map_structure
+from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.arrow_columns import to_column
+from rlio.formats.files.images import decode_images
+from rlio.formats.files.inputs import guarded, raise_at
+from rlio.formats.files.json_files import parse_json, read_object, whole_number
+from rlio.formats.files.parquet_files import ParquetFiles
+from rlio.formats.format import Format, Marks, with_all_of
+from rlio.formats.place import Place
+from rlio.formats.sink import Origin
+from rlio.limits import Limits
+from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
+from rlio.storage import InputFile, open_input
+from rlio.support.extras import needs
+from rlio.support.options import check_choice
+
+FORMAT = Format(
+    name="lerobot",
+    title="LeRobot",
+    marks=Marks(
+        json=with_all_of(
+            {"codebase_version", "features", "total_episodes"},
+            {"episode_index", "tasks", "length"},
+            {"episode_index", "stats"},
+        ),
+        columns=with_all_of({"episode_index", "frame_index"}, {"episode_index", "dataset_from_index"}),
+    ),
+    source="rlio.formats.lerobot.source:LeRobotSource",
+    writer="rlio.formats.lerobot.sink:LeRobotSink",
+    loses=frozenset(("ids", "start", "infos", "row_shape")),
+    root=("meta/info.json",),
+    home=("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"),
+    advice="read it with rlio.read",
+    about="Frames after the last action are usually absent. Ends are those of next.done in the last frame.",
+)
+
+#: The file that describes the whole, and names of features.
+INFO: Final = "meta/info.json"
+FINAL: Final = "next.observation.final"
+TERMINATED, TRUNCATED, DONE, REWARD = "next.terminated", "next.truncated", "next.done", "next.reward"
+FRAME, EPISODE, INDEX = "frame_index", "episode_index", "index"
+_FLAGS: Final = (TERMINATED, TRUNCATED, DONE)
+#: Features that are columns of other names.
+_NAMED: Final = (*_FLAGS, REWARD)
+#: Columns of rlio that no feature may be: the reader makes them, or episodes have no such column.
+_OURS: Final = frozenset(
+    (
+        *(Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.ACTIONS, Columns.REWARDS),
+        *(Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES, Columns.T, Columns.EPS_ID),
+        *(Columns.AGENT_INDEX, "agent_id", Columns.INFOS),
+    )
+)
+_FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
+#: ``observation.<key>`` that is ``obs`` itself if it is the only one.
+_PLAIN = ("", "state", "image")
+# Bytes of a decoded frame of a video, a pixel.
+_RGB = 3
+
+
+class LeRobotSource:
+    """The episodes of one data set; an `EpisodeSource`.
+
+    Args:
+        place: The data set.
+        limits: Bounds on the files.
+        videos: ``"decode"`` frames (PyAV, extra ``video``), or ``"skip"`` the features that are videos.
+
+    Attributes:
+        origin: The tasks and the frames a second, as ``extra``.
+        notes: What is not read or not known.
+    """
+
+    spaces = None
+    reads_parts = True
+
+    def __init__(self, place: Place, *, limits: Limits, videos: Literal["decode", "skip"] = "decode") -> None:
+        check_choice("videos", videos, ("decode", "skip"))
+        self._place, self._limits = place, limits
+        self.uri: str = place.uri
+        storage = place.root()
+        self._info = read_object(storage, INFO, limits=limits)
+        self._where = storage.uri_of(INFO)
+        version = self._info.get("codebase_version")
+        if not isinstance(version, str) or not re.fullmatch(r"v[23]\.\d+", version):
+            raise UnknownLayout(f"found version {excerpt(version)}, expected v2 or v3", uri=self._where)
+        self._is_v3 = version.startswith("v3")
+        self._sizes = {entry.path: entry.size for entry in storage.list(limit=limits.listed_names)}
+        self._features = self._read_features()
+        self._check_names()
+        self._notes: list[str] = []
+        #: (episode, first frame) of what was read -> frames before the last one in which next.done is true.
+        self._early_dones: dict[tuple[int, int], int] = {}
+        self._videos = [name for name, about in self._features.items() if about["dtype"] == "video"]
+        if self._videos and videos == "skip":
+            self._notes.append(f"Videos are not read: {excerpt(self._videos)}.")
+            skipped = {*self._videos, *(FINAL + name.removeprefix("observation") for name in self._videos)}
+            self._features = {n: about for n, about in self._features.items() if n not in skipped}
+            self._videos = []
+        if self._videos:
+            _av(self._videos)
+        self._episodes = self._read_episodes()
+        self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
+        self._check_totals()
+        self._paths = [self._path("data_path", number, "data") for number in range(len(self.lengths))]
+        #: The row in its file at which each episode begins, and the rows of each file.
+        self._starts: list[int] = []
+        rows = dict.fromkeys(self._paths, 0)
+        for path, length in zip(self._paths, self.lengths, strict=True):
+            self._starts.append(rows[path])
+            rows[path] += length
+        self._file_rows = list(rows.values())
+        self._numbers = {path: number for number, path in enumerate(rows)}
+        self.files: Sequence[InputFile] = [place.file(path, self._sizes[path]) for path in rows]
+        self._parquet = ParquetFiles(self.files, limits)
+        self._task_texts = self._tasks()
+        self.origin: Origin = Origin(
+            uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
+        )
+        self._note_absences()
+        shortest = min(filter(None, self.lengths), default=0)
+        try:
+            self.row_bytes: int = 1
+            if shortest:
+                self.row_bytes = measure_row(self.load(self.lengths.index(shortest), None))
+        except BaseException:
+            self.close()
+            raise
+        self._early_dones.clear()
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not read or not known, each a sentence."""
+        if not self._early_dones:
+            return list(self._notes)
+        frames, episodes = sum(self._early_dones.values()), len({number for number, _ in self._early_dones})
+        return [
+            *self._notes,
+            f"next.done is true in {frames} frames before the last one of their episodes ({episodes} "
+            "episodes): these frames do not end an episode.",
+        ]
+
+    # ---- what describes the whole ----
+
+    def _note_absences(self) -> None:
+        data = {path for path in self._sizes if path.startswith("data/") and path.endswith(".parquet")}
+        if unused := sorted(data.difference(self._paths)):
+            self._notes.append(f"Data files of no episode are not read: {excerpt(unused)}.")
+        if REWARD not in self._features:
+            self._notes.append("There are no rewards.")
+        if self._features.keys().isdisjoint(_FLAGS):
+            self._notes.append("It is not known why episodes ended: they are truncated.")
+
+    def _read_features(self) -> dict[str, dict[str, Any]]:
+        found = self._info.get("features")
+        if not isinstance(found, dict):
+            raise CorruptData(f"features is {excerpt(found)}, expected an object", uri=self._where)
+        features: dict[str, dict[str, Any]] = {}
+        for name, about in found.items():
+            shape = about.get("shape") if isinstance(about, dict) else None
+            if (
+                not isinstance(shape, list)
+                or not all(type(n) is int and n > 0 for n in shape)
+                or not isinstance(about.get("dtype"), str)
+            ):
+                raise CorruptData(f"feature {excerpt(name)} is {excerpt(about)}", uri=self._where)
+            features[name] = {"dtype": about["dtype"], "shape": tuple(shape)}
+        return features
+
+    def _check_names(self) -> None:
+        """Refuse features that cannot be told from rlio's columns, and parts without a final observation."""
+        if taken := sorted(name for name in self._features if name in _OURS or is_per_sequence(name)):
+            raise UnknownLayout(
+                f"found the features {excerpt(taken)}, whose names mean something else in rlio: rename them",
+                uri=self._where,
+            )
+        now, final = (set(_parts(self._features, prefix)) for prefix in ("observation", FINAL))
+        if final and now != final:
+            lone = [*(f"observation.{key}" for key in sorted(now - final))]
+            lone += [f"{FINAL}.{key}" for key in sorted(final - now)]
+            raise UnknownLayout(
+                f"found {excerpt([name.rstrip('.') for name in lone])} without its counterpart, expected the "
+                f"same keys of observation and of {FINAL}: add the absent features, or leave out {FINAL}",
+                uri=self._where,
+            )
+
+    def _read_episodes(self) -> list[dict[str, Any]]:
+        """What is stored of each episode, by its index, which is 0, 1, ..."""
+        paths = ["meta/episodes.jsonl"]
+        if self._is_v3:
+            paths = sorted(path for path in self._sizes if re.fullmatch(r"meta/episodes/.*\.parquet", path))
+        found = [about for path in paths for about in self._records(path, without="stats/")]
+        if not all(isinstance(about, dict) for about in found):
+            raise CorruptData("found an episode that is not an object", uri=self.uri)
+        found.sort(key=lambda about: whole_number(about, EPISODE, uri=self.uri))
+        for number, about in enumerate(found):
+            if about[EPISODE] != number:
+                where = self.uri if self._is_v3 else self._place.root().uri_of(paths[0])
+                raise CorruptData(f"episode {number} is absent, or listed twice", uri=where)
+        return found
+
+    def _records(self, path: str, *, without: str | None = None) -> list[Any]:
+        """The rows of a small file of JSON lines or Parquet.
+
+        Args:
+            path: Where it is.
+            without: Beginning of columns of Parquet that are not read.
+        """
+        if path.endswith(".jsonl"):
+            text = self._place.root().read(path, limit=self._limits.schema_bytes)
+            uri = self._place.root().uri_of(path)
+            self._limits.check_json(text, path)
+            lines = (line for line in text.splitlines() if line.strip())
+            return [parse_json(line, path, uri=uri, limits=self._limits) for line in lines]
+        file = ParquetFiles([self._place.file(path, self._sizes[path])], self._limits)
+
+        def read() -> list[dict[str, Any]]:
+            names = file.file(0).arrow.schema_arrow.names
+            chosen = [name for name in names if without is None or not name.startswith(without)]
+            rows: list[dict[str, Any]] = file.all(0, chosen).to_pylist()
+            return rows
+
+        with closing(file):
+            return file.guarded(0, None, read)
+
+    def _tasks(self) -> list[str]:
+        """What ``task_index`` stands for; nothing if the file is absent."""
+        path = "meta/tasks.parquet" if self._is_v3 else "meta/tasks.jsonl"
+        if path not in self._sizes:
+            return []
+        file = self._place.file(path, self._sizes[path])
+
+        def read() -> list[str]:
+            found = self._records(path)
+            found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
+            if [row["task_index"] for row in found] != list(range(len(found))):
+                raise CorruptData("the tasks are not numbered 0, 1, ...")
+            texts = [next(value for name, value in row.items() if name != "task_index") for row in found]
+            if not all(isinstance(text, str) for text in texts):
+                raise CorruptData("found a task that is not text")
+            return texts
+
+        return guarded(file, None, read, format="a table of tasks")
+
+    def _check_totals(self) -> None:
+        for name, count in (("total_episodes", len(self.lengths)), ("total_frames", sum(self.lengths))):
+            stated = whole_number(self._info, name, uri=self._where)
+            if stated != count:
+                raise CorruptData(f"{name} is {stated}, but the episodes have {count}", uri=self._where)
+        if not self._is_v3:
+            return
+        end = 0
+        for number, (about, length) in enumerate(zip(self._episodes, self.lengths, strict=True)):
+            start, stop = (
+                whole_number(about, f"dataset_{name}_index", uri=self.uri) for name in ("from", "to")
+            )
+            if start != end or stop - start != length:
+                raise CorruptData(
+                    f"the metadata places episode {number} of {length} frames at the rows {start} to {stop}, "
+                    f"expected {end} to {end + length}",
+                    uri=self.uri,
+                )
+            end = stop
+
+    def _path(self, field: str, episode: int, prefix: str, video: str = "") -> str:
+        """The file of an episode by a template of the metadata, into which no other fields are put."""
+        template = self._info.get(field)
+        about = self._episodes[episode]
+        values: dict[str, Any] = {"episode_index": episode, "video_key": video}
+        if self._is_v3:
+            for name in ("chunk_index", "file_index"):
+                values[name] = whole_number(about, f"{prefix}/{name}", uri=self.uri)
+        else:
+            size = whole_number(self._info, "chunks_size", uri=self._where)
+            values["episode_chunk"] = episode // max(1, size)
+
+        def put(match: re.Match[str]) -> str:
+            if match[1] not in values:
+                raise CorruptData(f"{field} has the unknown field {match[0]}", uri=self._where)
+            return str(values[match[1]]).zfill(int(match[2] or 0))
+
+        if not isinstance(template, str):
+            raise CorruptData(f"{field} is {excerpt(template)}, expected a path", uri=self._where)
+        path = _FIELD.sub(put, template)
+        # Only what is listed below the root is opened.
+        if path not in self._sizes:
+            raise CorruptData(f"the file of episode {episode} is absent: {excerpt(path)}", uri=self.uri)
+        return path
+
+    # ---- one episode ----
+
+    def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read one episode; see `EpisodeSource`."""
+        return self.load_part(episode, 0, self.lengths[episode], columns)
+
+    def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read some steps of an episode; see `PartSource`."""
+        number, part = self._numbers[self._paths[episode]], range(start, stop)
+        return self._parquet.guarded(number, episode, lambda: self._rows(number, episode, part, columns))
+
+    def _rows(self, number: int, episode: int, part: range, columns: frozenset[str] | None) -> SampleBatch:
+        # The observation after the last step of a part is that of the next frame.
+        is_last, read = part.stop == self.lengths[episode], part
+        if not is_last:
+            read = range(part.start, part.stop + 1)
+        names = [name for name in self._features if self._is_wanted(name, columns)]
+        table = self._table(number, episode, frozenset(names) | {FRAME, EPISODE}, read)
+        self._check_place(table, episode, read)
+        found: dict[str, Any] = {}
+        for name in names:
+            is_obs = name.split(".")[0] == "observation"
+            frames, rows_of = (read, table) if is_obs else (part, table.slice(0, len(part)))
+            is_video = name in self._videos
+            found[name] = (
+                self._video(name, episode, frames) if is_video else self._column(name, rows_of, number)
+            )
+        rows: dict[str, Any] = {}
+        if obs := _parts(found, "observation"):
+            final = _parts(found, FINAL)
+            is_one = len(obs) == 1 and next(iter(obs)) in _PLAIN
+            plain = next(iter(obs.values())) if is_one else obs
+            if final and is_last:
+                last = next(iter(final.values())) if is_one else {key: final[key] for key in obs}
+                joined = map_structure(lambda leaf, end: np.concatenate([leaf, end[-1:]]), plain, last)
+                rows |= with_next_obs(joined)
+            else:
+                rows |= with_next_obs(plain) if final else without_final_obs(plain, len(part))
+        if actions := _parts(found, "action"):
+            rows[Columns.ACTIONS] = next(iter(actions.values())) if list(actions) == [""] else actions
+        if REWARD in found:
+            rows[Columns.REWARDS] = found[REWARD]
+        rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(found, episode, part)
+        rows[Columns.T] = np.arange(part.start, part.stop)
+        rows |= {name: column for name, column in found.items() if not _is_part(name) and name not in _NAMED}
+        return SampleBatch(rows)
+
+    def _ends(self, found: dict[str, Any], episode: int, part: range) -> tuple[np.ndarray, np.ndarray]:
+        """The flags terminateds and truncateds of a part of an episode."""
+        none = np.zeros(len(part), np.bool_)
+        terminated, truncated, done = (found.get(name, none).astype(np.bool_) for name in _FLAGS)
+        #: The last row of the episode, if it is one of the part.
+        last = slice(self.lengths[episode] - 1 - part.start, None)
+        if TERMINATED not in found:
+            terminated[last] = done[last] & ~truncated[last]
+            if early := int(np.count_nonzero(done[: last.start])):
+                self._early_dones[episode, part.start] = early
+        if TERMINATED not in found or TRUNCATED not in found:
+            truncated[last] = ~terminated[last]
+        return terminated, truncated
+
+    def _is_wanted(self, name: str, columns: frozenset[str] | None) -> bool:
+        if name in (INDEX, EPISODE, FRAME):
+            return False
+        if columns is None:
+            # What follows from the frame's number, or is the same everywhere, is given if it is asked for.
+            return name != "timestamp" and (name != "task_index" or len(self._task_texts) > 1)
+        if name.split(".")[0] == "observation" or name.startswith(FINAL):
+            return not columns.isdisjoint((Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID))
+        if name.split(".")[0] == "action":
+            return Columns.ACTIONS in columns
+        return name in columns or name in _FLAGS or (name == REWARD and Columns.REWARDS in columns)
+
+    def _table(self, number: int, episode: int, names: frozenset[str], frames: range) -> Any:
+        """The rows of some frames of an episode."""
+        import pyarrow as pa
+
+        names = names - set(self._videos)
+        file = self._parquet.file(number)
+        start, stop = self._starts[episode] + frames.start, self._starts[episode] + frames.stop
+        absent = names - set(file.arrow.schema_arrow.names)
+        if absent:
+            raise CorruptData(f"the columns {excerpt(sorted(absent))} are absent")
+        parts, first = [], 0
+        for group in range(file.arrow.num_row_groups):
+            rows = file.arrow.metadata.row_group(group).num_rows
+            if first < stop and start < first + rows:
+                table = self._parquet.group(number, group, names)
+                begin = max(0, start - first)
+                parts.append(table.slice(begin, min(rows, stop - first) - begin))
+            first += rows
+        if first != self._file_rows[number]:
+            raise CorruptData(f"the file has {first} rows, and its episodes have {self._file_rows[number]}")
+        return pa.concat_tables(parts) if parts else file.arrow.schema_arrow.empty_table()
+
+    def _check_place(self, table: Any, episode: int, expected: range) -> None:
+        indices = to_column(EPISODE, table.column(EPISODE).combine_chunks(), {})
+        frames = to_column(FRAME, table.column(FRAME).combine_chunks(), {})
+        numbers = np.arange(expected.start, expected.start + len(frames))
+        wrong = np.flatnonzero((indices != episode) | (frames != numbers))
+        if len(wrong):
+            row = int(wrong[0])
+            raise CorruptData(
+                f"row {self._starts[episode] + numbers[row]} is frame {frames[row]} of episode "
+                f"{indices[row]}, expected frame {numbers[row]} of episode {episode}"
+            )
+
+    def _column(self, name: str, table: Any, number: int) -> Any:
+        values = table.column(name).combine_chunks()
+        about = self._features[name]
+        if about["dtype"] == "image":
+            return self._pictures(name, values)
+        column = to_column(name, values, {})
+        if isinstance(column, (dict, tuple)) or column.dtype.hasobject:
+            return column
+        shape = about["shape"]
+        is_number = shape == (1,) and not _is_part(name)
+        if math.prod(shape) != math.prod(column.shape[1:]):
+            raise CorruptData(f"{name} has rows of shape {column.shape[1:]}, expected {shape}")
+        return column.reshape(len(column), *(() if is_number else shape))
+
+    def _pictures(self, name: str, values: Any) -> np.ndarray:
+        rows: list[bytes] = [row["bytes"] for row in values.to_pylist() if row and row["bytes"]]
+        if len(rows) < len(values):
+            raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
+        return decode_images(rows, None, limits=self._limits)
+
+    def _video(self, name: str, episode: int, frames: range) -> np.ndarray:
+        """Some frames of an episode."""
+        path = self._path("video_path", episode, f"videos/{name}", name)
+        file = self._place.file(path, self._sizes[path])
+        begin = 0.0
+        if self._is_v3:
+            begin = float(self._episodes[episode].get(f"videos/{name}/from_timestamp") or 0.0)
+        fps = float(self._info["fps"])
+        try:
+            with open_input(file) as stream:
+                return _frames(stream, len(frames), begin + frames.start / fps, fps, self._limits)
+        except CorruptData as error:
+            raise_at(error, uri=file.uri, record=episode)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._parquet.close()
+
+
+def _parts(found: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Features ``prefix`` (as "") and ``prefix.<key>`` (as key)."""
+    return {
+        name[len(prefix) + 1 :]: column
+        for name, column in found.items()
+        if name == prefix or name.startswith(prefix + ".")
+    }
+
+
+def _is_part(name: str) -> bool:
+    """Whether a feature is a part of observations or actions."""
+    is_final = name == FINAL or name.startswith(FINAL + ".")
+    return is_final or name.split(".")[0] in ("observation", "action")
+
+
+# ---- videos ----
+
+
+def _av(names: Sequence[str]) -> Any:
+    skip = "format_options={'videos': 'skip'} reads all else"
+    with needs(f"PyAV, for the videos {excerpt(list(names))} ({skip}),", "video"):
+        return import_module("av")  # It has types, but is installed with the extra alone.
+
+
+def _frames(stream: Any, count: int, begin: float, fps: float, limits: Limits) -> np.ndarray:
+    """``count`` frames of an MP4 file from ``begin`` in seconds on: uint8 of (count, height, width, 3)."""
+    av = _av(())
+    found: np.ndarray | None = None
+    number = 0
+    try:
+        with av.open(stream, format="mp4") as container:
+            video = container.streams.video[0]
+            if count * video.height * video.width * _RGB > limits.group_bytes:
+                raise UnsafeData(
+                    f"{count} frames of {video.width}x{video.height} take more than {limits.group_bytes} "
+                    "bytes: raise Limits.group_bytes if the data are yours"
+                )
+            found = np.empty((count, video.height, video.width, _RGB), np.uint8)
+            container.seek(int(begin / video.time_base), stream=video, backward=True)
+            for frame in container.decode(video):
+                if frame.time is None or frame.time < begin - 0.5 / fps:
+                    continue
+                if number == count:
+                    break
+                if (frame.height, frame.width) != found.shape[1:3]:
+                    raise CorruptData(f"frame {number} has another size than the video")
+                found[number] = frame.to_ndarray(format="rgb24")
+                number += 1
+    except (av.FFmpegError, IndexError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, CorruptData):
+            raise
+        raise CorruptData(f"not readable as a video: {excerpt(str(error))}") from error
+    if number < count:
+        raise CorruptData(f"the video has {number} frames from {begin} seconds on, expected {count}")
+    return found

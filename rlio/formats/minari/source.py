@@ -1,0 +1,531 @@
+"""Minari data sets, as HDF5, Arrow or Parquet.
+
+Alignment: an episode of N steps has N+1 observations; action, reward, termination and truncation t belong to
+the step from observation t to observation t+1. In Arrow and Parquet files all columns have N+1 rows, and the
+last row of all but the observations is padding, which is left out.
+
+`rlio.formats.minari.sink` writes HDF5 and Arrow, with raw pictures. It refuses an episode whose final
+observation is not known, unless an option states what to do.
+
+``seed`` of an episode is the column ``env_seed``. Infos and the options of resets are not read. Episodes are
+in the order of their ids, which are 0, 1, ...
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.arrays import object_column
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves
+from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.arrow_columns import to_column
+from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset
+from rlio.formats.files.images import decode_images
+from rlio.formats.files.inputs import guarded, raise_at
+from rlio.formats.files.json_files import read_object, whole_number
+from rlio.formats.files.parquet_files import ParquetFiles
+from rlio.formats.files.space_arrays import fit_space
+from rlio.formats.format import Format, Marks, with_all_of
+from rlio.formats.minari.spaces import space_of_minari
+from rlio.formats.place import Place
+from rlio.formats.sink import Origin
+from rlio.formats.tables.arrow import read_arrow_file
+from rlio.limits import Limits
+from rlio.source.episodes import measure_row, with_next_obs
+from rlio.storage import InputFile
+
+FORMAT = Format(
+    name="minari",
+    title="Minari",
+    marks=Marks(
+        json=with_all_of(
+            {"total_episodes", "total_steps", "data_format"},
+            {"total_episodes", "total_steps", "minari_version"},
+            {"total_steps", "rewards_sum", "rewards_mean"},  # of one episode
+        ),
+        columns=with_all_of({"observations", "actions", "rewards", "terminations", "truncations"}),
+        hdf5=lambda paths: any(
+            re.fullmatch("episode_[0-9]+/observations", path) and path[:-12] + "terminations" in paths
+            for path in paths
+        ),
+    ),
+    source="rlio.formats.minari.source:MinariSource",
+    writer="rlio.formats.minari.sink:MinariSink",
+    loses=frozenset(("ids", "start", "infos", "extra", "dtypes")),
+    root=("data/metadata.json", "metadata.json"),
+    home=("MINARI_DATASETS_PATH", "~/.minari/datasets"),
+    advice="read it with rlio.read",
+    about="All observations, spaces, seeds and the environment's spec are read, infos and options are not.",
+)
+
+logger: logging.Logger = logging.getLogger("rlio")
+
+_METADATA: Final = "metadata.json"
+#: Fields of the metadata that are kept as they are, for who writes the data again.
+KEPT: Final = (
+    *("dataset_id", "code_permalink", "author", "author_email", "algorithm_name", "description"),
+    *("requirements", "eval_env_spec", "ref_min_score", "ref_max_score", "num_episodes_average_score"),
+)
+# Rows that are measured.
+_SAMPLE_ROWS: Final = 64
+_REWARDS, _ENDS = "rewards", ("terminations", "truncations")
+
+
+class MinariSource:
+    """The episodes of one data set; an `EpisodeSource`.
+
+    Attributes:
+        origin: Spaces, the JSON of the environment's spec, and the fields `KEPT` of the metadata.
+        notes: What is not read, and, once such an episode was read, that steps follow the end of one.
+    """
+
+    def __init__(self, place: Place, *, limits: Limits) -> None:
+        storage = place.root()
+        folder = "data/" if storage.exists(f"data/{_METADATA}") else ""
+        self.uri: str = storage.uri
+        where = storage.uri_of(folder + _METADATA)
+        metadata = read_object(storage, folder + _METADATA, limits=limits)
+        if "total_episodes" not in metadata:
+            raise UnknownLayout("found an episode of a Minari data set, expected its root", uri=where)
+        kind = metadata.get("data_format", "hdf5")
+        if kind not in ("hdf5", "arrow", "parquet"):
+            raise UnknownLayout(
+                f"found data_format {excerpt(kind)}, expected hdf5, arrow or parquet", uri=where
+            )
+        try:
+            found = [_space(metadata, f"{name}_space", limits) for name in ("observation", "action")]
+        except (CorruptData, SchemaError) as error:
+            raise_at(error, uri=where)
+        self.spaces: tuple[Any, Any] | None = (found[0], found[1]) if None not in found else None
+        spec = metadata.get("env_spec")
+        self.origin: Origin = Origin(
+            uri=self.uri,
+            spaces=self.spaces,
+            env=spec if isinstance(spec, str) else None,
+            extra={name: metadata[name] for name in KEPT if name in metadata},
+        )
+        self.notes: list[str] = ["Infos and the options of resets are not read."]
+        spaces = {"observations": found[0], "actions": found[1]}
+        decode = _Decode(spaces, metadata.get("jpeg_encoding", True) is not False, limits)
+        count = whole_number(metadata, "total_episodes", uri=where)
+        #: Its `episodes` have the metadata of each: total_steps, and maybe seed and rewards_sum.
+        self._store: _Hdf5Store | _ArrowStore = (
+            _Hdf5Store(place, folder, count, decode)
+            if kind == "hdf5"
+            else _ArrowStore(place, folder, kind, count, decode)
+        )
+        try:
+            self.files: Sequence[InputFile] = self._store.files
+            self.lengths: list[int] = [
+                whole_number(about, "total_steps", uri=self.uri) for about in self._store.episodes
+            ]
+            total = whole_number(metadata, "total_steps", uri=where)
+            if sum(self.lengths) != total:
+                raise CorruptData(
+                    f"total_steps is {total}, but the {count} episodes have {sum(self.lengths)}", uri=where
+                )
+            self._seeds = self._all_seeds()
+            self._has_warned = False
+            #: The episode whose sum of rewards was checked last.
+            self._summed = -1
+            longest = max(self.lengths, default=0)
+            self.row_bytes: int = 1
+            if longest:
+                episode, read = self.lengths.index(longest), self.load
+                if self.reads_parts:  # The longest one need not fit into memory.
+                    read = partial(self._load, part=range(min(longest, _SAMPLE_ROWS)))
+                self.row_bytes = measure_row(read(episode, columns=None))
+        except BaseException:
+            self._store.close()
+            raise
+
+    def _all_seeds(self) -> np.ndarray | None:
+        """The seed of each episode, -1 if it has none; None: no episode has one."""
+        # Some versions of Minari write str(None) if there was no seed.
+        found = (about.get("seed") for about in self._store.episodes)
+        seeds = [None if seed == "None" else seed for seed in found]
+        given = [seed for seed in seeds if seed is not None]
+        for seed in given:
+            if type(seed) is not int or not 0 <= seed < 1 << 64:
+                raise CorruptData(f"found the seed {excerpt(seed)}, expected 64 bits", uri=self.uri)
+        if not given:
+            return None
+        # Minari draws seeds of 64 bits, without a sign.
+        if max(given) < 1 << 63:
+            return np.array([-1 if seed is None else seed for seed in seeds], np.int64)
+        if len(given) == len(seeds):
+            return np.array(given, np.uint64)
+        self.notes.append("Seeds are not read: some are above 2**63, and some episodes have none.")
+        return None
+
+    def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read one episode; see `EpisodeSource`."""
+        return self._load(episode, None, columns)
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether the file gives a part of an episode without reading all of it."""
+        return isinstance(self._store, _Hdf5Store)
+
+    def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read some steps of an episode; see `PartSource`. The sum of its rewards is checked first."""
+        if episode != self._summed:
+            self._check_rewards(episode, self._store.read(episode, [_REWARDS])[_REWARDS])
+            self._summed = episode
+        return self._load(episode, range(start, stop), columns)
+
+    def _load(self, episode: int, part: range | None, columns: frozenset[str] | None) -> SampleBatch:
+        def wants(*names: str) -> bool:
+            return columns is None or not columns.isdisjoint(names)
+
+        names = [_REWARDS, *_ENDS]
+        names += ["observations"] * wants(Columns.OBS, Columns.NEXT_OBS)
+        names += ["actions"] * wants(Columns.ACTIONS)
+        steps = self.lengths[episode]
+        if part is None or not isinstance(self._store, _Hdf5Store):
+            found = self._store.read(episode, names)
+        else:
+            found = self._store.read_part(episode, names, part, steps)
+            steps = len(part)
+        for name, value in found.items():
+            rows = steps + 1 if name == "observations" else steps
+            for _, leaf in leaves(value):
+                if len(leaf) != rows:
+                    raise CorruptData(
+                        f"episode {episode} of {steps} steps has {len(leaf)} {name}, expected {rows}",
+                        uri=self.uri,
+                    )
+        if part is None:
+            self._check_rewards(episode, found[_REWARDS])
+        terminated, truncated = (found[name].astype(np.bool_, copy=False) for name in _ENDS)
+        last = -1 if part is None or part.stop == self.lengths[episode] else None
+        if not self._has_warned and (terminated[:last].any() or truncated[:last].any()):
+            self._has_warned = True
+            self.notes.append(
+                "Some episodes have steps after one that ends them: all their steps are read, as one episode."
+            )
+            logger.warning("%s: episode %d has steps after one that ends it", self.uri, episode)
+        columns_found = with_next_obs(found["observations"]) if "observations" in found else {}
+        if "actions" in found:
+            columns_found[Columns.ACTIONS] = found["actions"]
+        columns_found |= {
+            Columns.REWARDS: found[_REWARDS],
+            Columns.TERMINATEDS: terminated,
+            Columns.TRUNCATEDS: truncated,
+        }
+        if self._seeds is not None:
+            columns_found[Columns.ENV_SEED] = np.full(steps, self._seeds[episode])
+        return SampleBatch(columns_found)
+
+    def _check_rewards(self, episode: int, rewards: np.ndarray) -> None:
+        stated = self._store.episodes[episode].get("rewards_sum")
+        if stated is not None and not np.isclose(
+            float(stated), rewards.sum(dtype=np.float64), rtol=1e-4, atol=1e-6, equal_nan=True
+        ):
+            raise CorruptData(
+                f"rewards_sum of episode {episode} is {stated}, but its rewards sum up to {rewards.sum()}",
+                uri=self.uri,
+            )
+
+    def close(self) -> None:
+        """Close all files."""
+        self._store.close()
+
+
+def _space(metadata: dict[str, Any], name: str, limits: Limits) -> Any:
+    text = metadata.get(name)
+    if text is None:  # Old data sets have the environment's spec alone; no environment is made for it.
+        return None
+    if not isinstance(text, str):
+        raise CorruptData(f"{name} is {excerpt(text)}, expected JSON as a string")
+    return space_of_minari(text, limits=limits)
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """What files hold for a space, as arrays."""
+
+    spaces: dict[str, Any]
+    has_jpeg: bool
+    limits: Limits
+
+    def is_jpeg(self, space: Any) -> bool:
+        """Whether values of ``space`` are stored as JPEG files."""
+        return self.has_jpeg and space is not None and is_image_space(space)
+
+    def pictures(self, rows: Sequence[bytes], space: Any) -> np.ndarray:
+        """JPEG files as pictures."""
+        return decode_images(rows, space.shape, format="JPEG", limits=self.limits)
+
+
+def is_image_space(space: Any) -> bool:
+    """Whether Minari takes values of ``space`` for pictures."""
+    from gymnasium.spaces import Box
+
+    return (
+        isinstance(space, Box)
+        and len(space.shape) in (2, 3)
+        and min(space.shape[:2]) >= 32
+        and space.dtype == np.uint8
+        and bool((space.low == 0).all() and (space.high == 255).all())
+    )
+
+
+def children_of(space: Any) -> list[tuple[str | int, Any]] | None:
+    """(key or position, space) of the parts of a Dict or Tuple; None: it is another space."""
+    parts = getattr(space, "spaces", None)  # Of Dict, Tuple, and OneOf, which Minari has not.
+    if parts is None:
+        return None
+    return list(parts.items() if isinstance(parts, Mapping) else enumerate(parts))
+
+
+def _nested(parts: dict[Any, Any], space: Any) -> Any:
+    from gymnasium.spaces import Tuple
+
+    return tuple(parts.values()) if isinstance(space, Tuple) else parts
+
+
+# ---- HDF5 ----
+
+
+class _Rows(NamedTuple):
+    """Rows ``start`` to ``stop - 1`` of a dataset that must have ``all`` rows."""
+
+    start: int
+    stop: int
+    all: int
+
+
+class _Hdf5Store:
+    """All episodes in one file: a group each.
+
+    h5py's low-level functions are used: they take half the time of its objects, and an episode of some steps
+    takes longer to find than to read.
+    """
+
+    def __init__(self, place: Place, folder: str, count: int, decode: _Decode) -> None:
+        path = f"{folder}main_data.hdf5"
+        entries = [entry for entry in place.root().list(folder.rstrip("/")) if entry.path == path]
+        if not entries:
+            raise CorruptData(f"{path} is absent", uri=place.uri)
+        self.files: Sequence[InputFile] = [place.file(path, entries[0].size)]
+        self._size, self._decode = entries[0].size, decode
+        self._handles = Hdf5Files(self.files)
+        #: The library, once for all: an import statement takes as long as opening a dataset.
+        self._h5py = import_module("h5py")
+        self._open, self._all = self._h5py.h5o.open, self._h5py.h5s.ALL
+        try:
+            self.episodes = self._handles.guarded(0, None, partial(self._index, count))
+        except BaseException:
+            self._handles.close()
+            raise
+
+    def _index(self, count: int) -> list[dict[str, Any]]:
+        h5a = self._h5py.h5a
+        root = self._handles.file(0).id
+        found = sum(1 for name in root if name.startswith(b"episode_"))
+        if found != count:
+            raise CorruptData(f"total_episodes is {count}, but the file has {found}")
+        episodes = []
+        for episode in range(count):
+            group = self._member(root, f"episode_{episode}")
+            about = {}
+            for name in (b"total_steps", b"seed", b"rewards_sum"):
+                if h5a.exists(group, name):
+                    attribute = h5a.open(group, name)
+                    value = np.empty((), attribute.dtype)
+                    if name == b"seed" and value.dtype.kind == "O" and not attribute.shape:
+                        about["seed"] = self._h5py.Group(group).attrs["seed"]  # Text: `_all_seeds` checks it.
+                        continue
+                    if value.dtype.kind not in "iuf" or attribute.shape:
+                        raise CorruptData(f"{name.decode()} of episode {episode} is not a number")
+                    attribute.read(value)
+                    about[name.decode()] = value.item()
+            episodes.append(about)
+        return episodes
+
+    def _member(self, group: Any, name: str) -> Any:
+        """The identifier of a member of ``group`` that is stored right there."""
+        encoded = name.encode()
+        if group.links.get_info(encoded).type != self._h5py.h5l.TYPE_HARD:
+            raise UnsafeData(f"{excerpt(name)} is a link, which may lead out of the file")
+        return self._open(group, encoded)
+
+    def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
+        """Columns of one episode: N+1 observations, N rows of all else."""
+        return self._handles.guarded(0, episode, lambda: self._read(episode, names))
+
+    def read_part(self, episode: int, names: Sequence[str], part: range, steps: int) -> dict[str, Any]:
+        """Columns of some of the ``steps`` steps of an episode; observations have one more."""
+        return self._handles.guarded(0, episode, lambda: self._read(episode, names, part, steps))
+
+    def _read(
+        self, episode: int, names: Sequence[str], part: range | None = None, steps: int = 0
+    ) -> dict[str, Any]:
+        group = self._member(self._handles.file(0).id, f"episode_{episode}")
+        found = {}
+        for name in names:
+            rows = None
+            if part is not None:
+                more = name == "observations"
+                rows = _Rows(part.start, part.stop + more, steps + more)
+            found[name] = self._value(group, name, self._decode.spaces.get(name), 0, rows)
+        return found
+
+    def _value(self, group: Any, name: str, space: Any, depth: int, rows: _Rows | None) -> Any:
+        item = self._member(group, name)
+        children = children_of(space)
+        is_group = isinstance(item, self._h5py.h5g.GroupID)
+        if is_group != (children is not None) and space is not None:
+            raise CorruptData(f"{excerpt(name)} has another structure than its space {excerpt(str(space))}")
+        if is_group:
+            if depth > self._decode.limits.nesting:
+                raise UnsafeData(f"{excerpt(name)} nests more than {self._decode.limits.nesting} deep")
+            if children is None:
+                return self._groups(item, depth, rows)
+            parts = {
+                key: self._value(
+                    item, key if isinstance(key, str) else f"_index_{key}", child, depth + 1, rows
+                )
+                for key, child in children
+            }
+            return _nested(parts, space)
+        return self._leaf(item, name, space, rows)
+
+    def _groups(self, group: Any, depth: int, rows: _Rows | None) -> Any:
+        """What is below a group, where no space is stated."""
+        names = sorted(name.decode() for name in group)
+        positions = [f"_index_{number}" for number in range(len(names))]
+        if sorted(positions) == names:
+            return tuple(self._value(group, name, None, depth + 1, rows) for name in positions)
+        return {name: self._value(group, name, None, depth + 1, rows) for name in names}
+
+    def _leaf(self, item: Any, name: str, space: Any, rows: _Rows | None) -> np.ndarray:
+        shape, kind = check_dataset(item, name, self.files[0].uri, self._decode.limits)
+        if rows is not None and shape[:1] != (rows.all,):
+            raise CorruptData(f"{excerpt(name)} has the shape {shape}, expected {rows.all} rows")
+        if kind.hasobject:
+            return self._of_any_length(self._h5py.Dataset(item), name, space, rows)
+        if rows is not None:
+            shape = (rows.stop - rows.start, *shape[1:])
+        values = np.empty(shape, kind if kind.isnative else kind.newbyteorder("="))
+        if rows is None:
+            item.read(self._all, self._all, values)
+        else:
+            self._h5py.Dataset(item).read_direct(values, np.s_[rows.start : rows.stop])
+        if values.ndim == 2 and kind == np.uint8 and self._decode.is_jpeg(space):
+            return self._decode.pictures([row.tobytes() for row in values], space)
+        if name in (_REWARDS, *_ENDS) and values.shape[1:] == (1,):
+            return values.reshape(-1)
+        if space is not None and values.shape[1:] != space.shape:
+            raise SchemaError(
+                f"rows of shape {values.shape[1:]} where the space has {space.shape}", column=name
+            )
+        return values
+
+    def _of_any_length(self, dataset: Any, name: str, space: Any, part: _Rows | None) -> np.ndarray:
+        """Texts, or JPEG files of different lengths."""
+        is_text = self._h5py.check_string_dtype(dataset.dtype) is not None
+        of_bytes = self._h5py.check_vlen_dtype(dataset.dtype) == np.uint8
+        is_picture = of_bytes and self._decode.is_jpeg(space)
+        if dataset.ndim != 1 or not (is_text or is_picture):
+            raise SchemaError(
+                f"found {dataset.dtype} of shape {dataset.shape}, expected numbers", column=name
+            )
+        # Each row may point to the same bytes of the file, so that few bytes become many: what was read is
+        # counted, and no more is read at a time than can be counted.
+        most, taken = self._decode.limits.group_bytes, 0
+        rows: list[Any] = []
+        step = max(1, most // (4 * (self._size or 1)))
+        begin, end = (0, len(dataset)) if part is None else (part.start, part.stop)
+        for start in range(begin, end, step):
+            found = dataset[start : min(start + step, end)]
+            taken += sum(len(row) for row in found)
+            if taken > most:
+                raise UnsafeData(f"{excerpt(name)} takes more than {most} bytes: raise Limits.group_bytes")
+            rows.extend(found)
+        if is_picture:
+            return self._decode.pictures([row.tobytes() for row in rows], space)
+        return object_column(row.decode() for row in rows)
+
+    def close(self) -> None:
+        self._handles.close()
+
+
+# ---- Arrow and Parquet ----
+
+
+class _ArrowStore:
+    """A folder for each episode, with its metadata and one file."""
+
+    def __init__(self, place: Place, folder: str, kind: str, count: int, decode: _Decode) -> None:
+        self._decode = decode
+        storage, limits = place.root(), decode.limits
+        sizes = {
+            entry.path: entry.size for entry in storage.list(folder.rstrip("/"), limit=limits.listed_names)
+        }
+        found = sum(path.endswith(f"/part-0.{kind}") for path in sizes)
+        if found != count:
+            raise CorruptData(f"total_episodes is {count}, but there are {found}", uri=place.uri)
+        files, self.episodes = [], []
+        for episode in range(count):
+            path = f"{folder}{episode}/part-0.{kind}"
+            if path not in sizes:
+                raise CorruptData(f"{path} is absent", uri=place.uri)
+            files.append(place.file(path, sizes[path]))
+            self.episodes.append(read_object(storage, f"{folder}{episode}/{_METADATA}", limits=limits))
+        self.files: Sequence[InputFile] = files
+        self._parquet = ParquetFiles(files, limits) if kind == "parquet" else None
+
+    def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
+        kind = "Arrow" if self._parquet is None else "Parquet"
+        return guarded(self.files[episode], episode, lambda: self._read(episode, names), format=kind)
+
+    def _read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
+        if self._parquet is None:
+            table = read_arrow_file(self.files[episode], limits=self._decode.limits)
+        else:
+            table = self._parquet.all(episode, names)
+        found = {}
+        for name in names:
+            if name not in table.column_names:
+                raise CorruptData(f"the column {name} is absent")
+            values = table.column(name).combine_chunks()
+            if name != "observations":
+                values = values.slice(0, max(0, len(values) - 1))  # The last row is padding.
+            found[name] = self._value(values, name, self._decode.spaces.get(name))
+        return found
+
+    def _value(self, values: Any, name: str, space: Any) -> Any:
+        import pyarrow as pa
+
+        if (children := children_of(space)) is not None:
+            if not pa.types.is_struct(values.type):
+                raise SchemaError(f"found {values.type}, expected a struct", column=name)
+            fields = [values.type.field(i).name for i in range(values.type.num_fields)]
+            if sorted(fields) != sorted(str(key) for key, _ in children):
+                raise SchemaError(
+                    f"found the fields {excerpt(fields)}, expected those of the space", column=name
+                )
+            parts = dict(zip(fields, values.flatten(), strict=True))
+            return _nested({key: self._value(parts[str(key)], name, child) for key, child in children}, space)
+        if pa.types.is_binary(values.type) and self._decode.is_jpeg(space):
+            return self._decode.pictures(values.to_pylist(), space)
+        array = to_column(name, values, {})
+        if space is None or isinstance(array, (dict, tuple)) or array.dtype.hasobject:
+            return array
+        return fit_space(array, space, np.asarray)
+
+    def close(self) -> None:
+        if self._parquet is not None:
+            self._parquet.close()

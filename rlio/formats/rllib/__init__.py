@@ -1,0 +1,1 @@
+"""RLlib's recordings: records in JSON lines and Parquet, and episodes of the new stack."""

@@ -1,0 +1,264 @@
+"""The records of RLlib's JSON files, in any order: where each line is, and the batch in it.
+
+Not here: the format of a record (`rlio.formats.rllib.decoder`), and the order of reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from typing import IO, Any, Final, Literal
+
+import orjson
+
+from rlio.batch import Batch
+from rlio.batch.columns import Columns
+from rlio.catalog.names import HEADER, ShardName
+from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
+from rlio.formats.files.inputs import Failures, find_files, raise_at
+from rlio.formats.files.line_files import READ_ERRORS, Line, LineFile, line_of, open_line_files
+from rlio.formats.rllib.decoder import STEP_NUMBERS, NextLine, RllibDecoder
+from rlio.formats.rllib.record_source import RecordFiles
+from rlio.limits import Limits
+from rlio.read_options import ReadOptions
+from rlio.schemas.json_lines import is_provenance, parse_head
+from rlio.storage import InputFile
+from rlio.storage.filesystem import StrPath
+from rlio.storage.open_files import OpenFiles
+from rlio.support.spaces import Spaces
+
+__all__ = ["SUFFIXES", "JsonRecords", "open_json", "refuse_data_sets"]
+
+#: Endings of the names of the files.
+SUFFIXES: Final = (".json", ".jsonl", ".zip")
+
+_OPEN_FILES: Final = 4
+# A shuffled zip member up to this size is held inflated, because seeking back inflates it from the start.
+_HELD_BYTES: Final = 64 << 20
+
+
+class JsonRecords:
+    """Lines of several files as batches.
+
+    An index has the places of the lines: 24 bytes a record, built as files are read.
+
+    Args:
+        files: The files.
+        limit: Most bytes of a line.
+        on_error: What to do with files that are damaged.
+
+    Attributes:
+        failures: What handles files that are damaged.
+        numbers: Of each record that was found, the number of its line.
+        ends: Of each file that was read to its end, the number of records up to there.
+    """
+
+    def __init__(
+        self, files: Sequence[LineFile], limit: int, on_error: Literal["raise", "skip"] = "raise"
+    ) -> None:
+        self.files = files
+        self._limit = limit
+        self.failures: Failures = Failures(on_error)
+        self._offsets = array("q")
+        self._sizes = array("q")
+        self.numbers: array[int] = array("q")
+        #: For each file read to its end: number of records up to there.
+        self.ends: list[int] = []
+        # Where reading continues in the file after those: offset, and number of the line.
+        self._place = (0, 0)
+        self._lines: Generator[Line, None, None] | None = None
+        self._last: Line | None = None
+        self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
+
+    def has(self, index: int) -> bool:
+        while index >= len(self._offsets) and len(self.ends) < len(self.files):
+            self._read_on()
+        return index < len(self._offsets)
+
+    def count(self) -> int:
+        self.has(sys.maxsize)
+        return len(self._offsets)
+
+    def _read_on(self) -> None:
+        """Add the next line to the index, or note the end of a file."""
+        if self._lines is None:
+            offset, number = self._place
+            self._lines = self._lines_of(len(self.ends), offset=offset, number=number)
+        try:
+            line = next(self._lines, None)
+        except BaseException as error:
+            self._lines = None  # The next call starts again at the same place.
+            if not isinstance(error, CorruptData):
+                raise
+            self.failures.handle(error)
+            line = None  # Records before the damage can be read.
+        if line is None:
+            self._lines, self._place = None, (0, 0)
+            self.ends.append(len(self._offsets))
+            return
+        self._place = (line.end, line.number + 1)
+        if line.data == b"":
+            return
+        self._offsets.append(line.start)
+        self._sizes.append(line.size)
+        self.numbers.append(line.number)
+        self._last = line
+
+    def _lines_of(self, file: int, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+        """Records, and blank lines, of a file; see `LineFile.lines`."""
+        return self.files[file].lines(self._limit, offset=offset, number=number)
+
+    def uri_of(self, index: int) -> str:
+        """The file that has a record."""
+        return self.files[self.file_of(index)].uri
+
+    def file_of(self, index: int) -> int:
+        """Number of the file that has a record."""
+        return bisect_right(self.ends, index)
+
+    def line(self, index: int) -> Line:
+        """A record's line; reads it again, unless it is the last one that was found."""
+        line = self._last
+        if line is None or index + 1 < len(self._offsets):
+            place = self._offsets[index], self._sizes[index], self.numbers[index]
+            line = self._line_at(self.file_of(index), *place)
+        return line
+
+    def rows_of(self, index: int) -> int | None:
+        """Rows of a plain record, by one of its lists; None: it must be decoded to tell.
+
+        A record whose columns differ in length is found to be damaged when it is decoded.
+        """
+        data = self.line(index).data
+        try:
+            record = None if data is None else orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(record, dict) or record.get("type", "SampleBatch") != "SampleBatch":
+            return None
+        if Columns.SEQ_LENS in record:
+            return None
+        lists = (record[name] for name in STEP_NUMBERS if name in record)
+        return next((len(found) for found in lists if isinstance(found, list)), None)
+
+    def load(self, index: int, decoder: RllibDecoder) -> Batch:
+        """The batch in a record.
+
+        Raises:
+            CorruptData, SchemaError: It is damaged.
+        """
+        line, next_line = self.line(index), partial(self._next_line, index)
+        return self._decode(self.file_of(index), line, decoder, next_line)
+
+    def _next_line(self, index: int) -> bytes | None:
+        """The line after that of record ``index``; None: there is none."""
+        # Damage is reported when the line itself is served.
+        with contextlib.suppress(CorruptData):
+            return self.line(index + 1).data if self.has(index + 1) else None
+        return None
+
+    def _decode(
+        self, file: int, line: Line, decoder: RllibDecoder, next_line: NextLine | None = None
+    ) -> Batch:
+        try:
+            if line.data is None:
+                raise UnsafeData(
+                    f"a line of {line.size} bytes, more than {self._limit}: raise Limits.line_bytes if you "
+                    "trust the file"
+                )
+            if is_provenance(line.data) or parse_head(line.data) is not None:
+                raise OptionError(
+                    "rlio wrote this line, which needs the schema of its data set: read the root of the data "
+                    "set with rlio.DatasetReader",
+                    uri=self.files[file].uri,
+                )
+            return decoder.decode(line.data, next_line)
+        except (CorruptData, SchemaError, UnknownLayout) as error:
+            raise_at(error, uri=self.files[file].uri, record=line.number)
+
+    def firsts(self, decoder: RllibDecoder) -> Iterator[tuple[str, Batch]]:
+        """URI and first readable record with rows of each file that has one."""
+        for number, file in enumerate(self.files):
+            # Damage is reported when the record is served.
+            with contextlib.suppress(CorruptData), contextlib.closing(self._lines_of(number)) as lines:
+                if batch := self._first_of(number, lines, decoder):
+                    yield file.uri, batch
+
+    def _first_of(self, file: int, lines: Iterable[Line], decoder: RllibDecoder) -> Batch | None:
+        for line in lines:
+            with contextlib.suppress(CorruptData, SchemaError):
+                if line.data != b"" and len(batch := self._decode(file, line, decoder)):
+                    return batch
+        return None
+
+    def _line_at(self, file: int, offset: int, size: int, number: int) -> Line:
+        """Read a line again: that at ``offset``, known to have ``size`` bytes."""
+        place, uri = (offset, size, offset + size), self.files[file].uri
+        if size > self._limit:
+            return line_of(number, None, place)
+        try:
+            stream = self._streams.get(file) or self._streams.add(file, _opened(self.files[file]))
+            stream.seek(offset)
+            data = stream.read(size)
+        except READ_ERRORS as error:
+            raise CorruptData(f"the line cannot be read again: {error}", uri=uri, record=number) from error
+        if len(data) < size or b"\n" in data:
+            raise CorruptData(
+                "the line is not there any more: the file changed after it was read", uri=uri, record=number
+            )
+        return line_of(number, data, place)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._streams.close()
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+
+def _opened(file: LineFile) -> IO[bytes]:
+    """A file for reading in any order. A small member of a zip file is held inflated."""
+    stream = file.open()
+    if file.member is None or (file.size or 0) > _HELD_BYTES:
+        return stream
+    held = BytesIO()
+    # The index has no records behind damage, so the rest is not needed.
+    with stream, contextlib.suppress(*READ_ERRORS):
+        while piece := stream.read(1 << 20):
+            held.write(piece)
+    return held
+
+
+def open_json(
+    inputs: StrPath | Sequence[StrPath],
+    *,
+    spaces: Spaces | None = None,
+    format_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    on_error: Literal["raise", "skip"],
+) -> RecordFiles:
+    """RLlib's JSON files as a source, as `JsonReader` reads them without options."""
+    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
+    records = JsonRecords(open_line_files(files, limits), limits.line_bytes, on_error)
+    decoder_of = partial(
+        RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
+    )
+    return RecordFiles(records, files, decoder_of, ReadOptions(on_error=on_error), columns=None)
+
+
+def refuse_data_sets(files: Sequence[InputFile]) -> None:
+    """Raise OptionError if a file belongs to a data set of rlio."""
+    for file in files:
+        name = file.path.rsplit("/", 1)[-1]
+        if name == HEADER or ShardName.parse(name) is not None:
+            raise OptionError(
+                "this file belongs to a data set of rlio: read the data set's root with rlio.DatasetReader "
+                "(writers= selects writers), and mix it with other recordings through rlio.MixedInput",
+                uri=file.uri,
+            )

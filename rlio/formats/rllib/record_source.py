@@ -1,0 +1,155 @@
+"""`RecordFiles`: files of RLlib's records as a `Source`: a segment is a file, a group is a record.
+
+Opening reads the files once, to count the rows of each record.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, count_units
+from rlio.batch.columns import Columns
+from rlio.errors import CorruptData, DataNotFound, SchemaError, raise_at
+from rlio.formats.files.inputs import Failures
+from rlio.formats.rllib.decoder import RllibDecoder
+from rlio.read_options import ReadOptions
+from rlio.reader import Unit
+from rlio.schemas.schema import Schema
+from rlio.source.files import GroupFiles
+from rlio.source.uniform import Agreed
+from rlio.storage import InputFile
+
+__all__ = ["DecoderOf", "RecordFiles", "Records"]
+
+#: Makes the decoder of some columns; None: of all.
+DecoderOf = Callable[[list[str] | None], RllibDecoder]
+
+
+class Records(Protocol):
+    """RLlib's records, which can be read in any order."""
+
+    @property
+    def files(self) -> Sequence[Any]:
+        """The files, each with its URI."""
+
+    @property
+    def failures(self) -> Failures:
+        """What handles files that are damaged."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Of each record that was found, its number in its file."""
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Of each file that was read to its end, the number of records up to there."""
+
+    def has(self, index: int) -> bool:
+        """Whether a record ``index`` exists; reads no further than needed."""
+
+    def count(self) -> int:
+        """The number of records."""
+
+    def rows_of(self, index: int) -> int | None:
+        """Rows of a record, if they are known without decoding it."""
+
+    def load(self, index: int, decoder: RllibDecoder) -> Batch:
+        """Read one record; raises CorruptData or SchemaError, with the place, if the record is damaged."""
+
+    def firsts(self, decoder: RllibDecoder) -> Iterator[tuple[str, Batch]]:
+        """URI and first readable record with rows of each file, or of each kind of file, that has one."""
+
+    def uri_of(self, index: int) -> str:
+        """The file that has a record."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class RecordFiles(GroupFiles):
+    """Records, all of one writer: an episode may continue in the next file.
+
+    Args:
+        records: The records.
+        files: The files that hold them.
+        decoder_of: Makes decoders.
+        options: The read options: what to do with damage, and with files with different columns.
+        columns: The columns that are read; None: all. Records may differ in others.
+
+    Attributes:
+        failures: What handles records that cannot be parsed, which are found at opening.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        files: Sequence[InputFile],
+        decoder_of: DecoderOf,
+        options: ReadOptions,
+        *,
+        columns: Sequence[str] | None,
+    ) -> None:
+        self._whole = decoder_of(None)
+        super().__init__(files, self._whole.details)
+        self._records, self._decoder_of = records, decoder_of
+        self._decoders: dict[frozenset[str] | None, RllibDecoder] = {None: self._whole}
+        self.failures: Failures = records.failures
+        self._agreed = Agreed(options, lambda: records.firsts(self._whole), several=len(records.files) > 1)
+        # Files may have different columns: all are decoded, and then dropped or filled.
+        self._decodes_all = options.unlike != "error"
+        self._count(columns)
+
+    def _count(self, columns: Sequence[str] | None) -> None:
+        """Count the rows and units of each record, and find the schema."""
+        rows, units, records = array("q"), array("q"), self._records
+        wanted, row_bytes = None, 1
+        while records.has(len(rows)):
+            found = counted = 0
+            try:
+                known = records.rows_of(len(rows)) if self._schemas else None
+                if known is None:
+                    batch = self._loaded(len(rows), wanted)
+                    found, counted = batch.agent_steps(), count_units(batch, _unit_of(batch))
+                    if found and not self._schemas:
+                        self._adopt(Schema.of(batch, is_written=False))
+                        wanted = None if columns is None else self._stored(columns)
+                        row_bytes = batch.size_bytes() // found
+                else:
+                    found = counted = known
+            except (CorruptData, SchemaError) as error:
+                self.failures.handle(error)
+            rows.append(found)
+            units.append(counted)
+        if not rows:
+            raise DataNotFound("found no record in the files: expected at least one", uri=self.uri)
+        of_files = zip(records.files, pairwise([0, *records.ends]), strict=True)
+        segments = [(file.uri, range(first, stop)) for file, (first, stop) in of_files if stop > first]
+        self._state(rows, segments, units=units, row_bytes=row_bytes)
+
+    def _read(self, group: int, columns: frozenset[str] | None) -> Batch:
+        return self._loaded(group, columns)
+
+    def _loaded(self, index: int, columns: frozenset[str] | None) -> Batch:
+        """The batch in a record."""
+        columns = None if self._decodes_all else columns
+        if columns not in self._decoders:
+            self._decoders[columns] = self._decoder_of(sorted(columns or ()))
+        try:
+            batch = self._records.load(index, self._decoders[columns])
+            is_joint = any(schema.multi_agent for schema in self._schemas.values())
+            if self._schemas and is_joint != isinstance(batch, MultiAgentBatch):
+                raise SchemaError("found records of one agent and of several in the same files")
+            return self._agreed.conform(batch, columns)
+        except (CorruptData, SchemaError) as error:
+            raise_at(error, uri=self._records.uri_of(index), record=self._records.numbers[index])
+
+    def close(self) -> None:
+        """Close the files."""
+        self._records.close()
+
+
+def _unit_of(batch: Batch) -> Unit:
+    return "sequences" if isinstance(batch, SampleBatch) and Columns.SEQ_LENS in batch else "steps"

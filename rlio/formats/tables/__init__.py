@@ -1,0 +1,1 @@
+"""Tables whose columns the user names, and the kinds of files that hold them."""

@@ -1,0 +1,653 @@
+"""`MappedSource`: the episodes of a table, by a `rlio.Mapping` that states what its columns mean.
+
+Row t has the observation, the action, and the reward and the flags that followed it. Rows of an episode are
+adjacent. An episode ends where its id changes, where a flag is true, or with its file.
+
+Example:
+    >>> from rlio.formats.tables.table import ArrayTable
+    >>> table = ArrayTable("log", {"trip": [7, 7, 9], "x": [0.0, 1.0, 5.0], "y": [0, 1, 5], "a": [1, 0, 1]})
+    >>> source = MappedSource(
+    ...     table, Mapping({"obs": ["x", "y"], "actions": "a"}, episode="trip", next_obs="derive")
+    ... )
+    >>> rows = source.load(0, None)
+    >>> source.lengths, rows["new_obs"].tolist(), rows["new_obs_valid"].tolist()
+    ([2, 1], [[1.0, 1.0], [0.0, 0.0]], [True, False])
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from bisect import bisect_right
+from collections import abc
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.batch.arrays import concat_leaves, to_numpy, zero_leaf
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import leaves, map_structure
+from rlio.batch.other_names import did_you_mean
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    MissingColumn,
+    OptionError,
+    RlioError,
+    SchemaError,
+    UnknownLayout,
+    excerpt,
+)
+from rlio.formats.files.inputs import raise_at
+from rlio.formats.files.step_columns import check_other_names
+from rlio.formats.files.value_arrays import standard_dtype
+from rlio.formats.tables.table import Rows, Table
+from rlio.mapping import DERIVE, Mapping, dotted, nested
+from rlio.storage import InputFile
+
+__all__ = ["MappedSource", "by_own_names", "own_map"]
+
+_SCAN_ROWS: Final = 65_536
+_SHOWN_COLUMNS: Final = 30
+_NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
+_NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
+
+
+@dataclass(frozen=True)
+class _OwnNames(Mapping):
+    """The mapping of a table whose columns have rlio's names: ``eps_id`` and ``new_obs`` are columns, too."""
+
+    instead: ClassVar[abc.Mapping[str, str]] = MappingProxyType({})
+
+
+class MappedSource:
+    """The episodes of a table; an `EpisodeSource` that reads many short ones at once.
+
+    Opening reads the columns that show where episodes end.
+
+    Args:
+        table: The table; owned by the source.
+        mapping: What its columns mean.
+
+    Raises:
+        MissingColumn: The table has no such column.
+        SchemaError: For example, a column is not numeric, or rows of an episode are not adjacent. The message
+            shows the columns of the table.
+        OptionError: Nothing shows where episodes end.
+    """
+
+    spaces: tuple[Any, Any] | None = None
+
+    def __init__(self, table: Table, mapping: Mapping) -> None:
+        self.uri: str = table.uri
+        self._table, self._map = table, mapping
+        self._id_names = tuple(mapping.episode or ())
+        self.notes: list[str] = []
+        self._file_starts = [0, *accumulate(table.rows)]
+        self._rows = self._file_starts[-1]
+        try:
+            if not self._rows:
+                raise DataNotFound("found no rows")
+            columns = nested(mapping.columns)
+            if mapping.next_obs is not None and mapping.next_obs != DERIVE:
+                columns[Columns.NEXT_OBS] = mapping.next_obs
+            self._specs = {name: self._resolved(spec, name) for name, spec in columns.items()}
+            self._ids = [self._path(name, "episode") for name in self._id_names]
+            self._flags = [
+                self._path(flag, option) if isinstance(flag, str) else None
+                for flag, option in ((mapping.terminated, "terminated"), (mapping.truncated, "truncated"))
+            ]
+            self._check_options()
+            #: First row of each episode, and the number of rows.
+            self._starts = [*self._find_starts(), self._rows]
+            self._check_stored_ids()
+            steps = [stop - start for start, stop in pairwise(self._starts)]
+            self.lengths: Sequence[int] = [count - 1 for count in steps] if mapping.final_row else steps
+            table.together = frozenset(path[0] for path in self._paths())
+            self.row_bytes: int = self._try()
+            self.files: Sequence[InputFile] = table.files or (self._in_memory(),)
+        except BaseException as error:
+            try:
+                if isinstance(error, RlioError):
+                    self._explain(error)
+                raise
+            finally:
+                table.close()
+
+    # ---- the mapping and the table ----
+
+    def _explain(self, error: RlioError) -> NoReturn:
+        """Raise an error of the mapping with the columns of the table."""
+        if isinstance(error, (CorruptData, UnknownLayout)):
+            raise error
+        text = str(error).rpartition(" [")[0] if error.column or error.uri else str(error)
+        raise type(error)(
+            f"{text}; {describe(self._table)}",
+            uri=error.uri or self.uri,
+            record=error.record,
+            column=error.column,
+        ) from error
+
+    def _path(self, name: object, option: str) -> tuple[str, ...]:
+        """Top-level column, and the keys below it."""
+        if isinstance(name, str):
+            if name in self._table.names:
+                return (name,)
+            parts = name.split(".")
+            for end in range(len(parts) - 1, 0, -1):
+                if (top := ".".join(parts[:end])) in self._table.names:
+                    return (top, *parts[end:])
+            lacks = "only some of the files have" if name in self._table.uneven else "the table has no"
+            hint = did_you_mean(name, self._table.names)
+            raise MissingColumn(f"{option}: {lacks} column {excerpt(name)}{hint}", column=name)
+        raise OptionError(f"{option}={excerpt(name)}: expected the name of a column")
+
+    def _resolved(self, spec: Any, name: str) -> Any:
+        """The spec with paths for names."""
+        if isinstance(spec, abc.Mapping) and spec:
+            return {key: self._resolved(part, f"{name}.{key}") for key, part in spec.items()}
+        if isinstance(spec, Sequence) and not isinstance(spec, str) and spec:
+            return [self._path(part, name) for part in spec]
+        return self._path(spec, name)
+
+    def _check_options(self) -> None:
+        mapping, table = self._map, self._table
+        if not self._ids and not mapping.per_file and table.lengths is None:
+            if not any(self._flags):
+                raise OptionError(
+                    "nothing shows where an episode ends: pass episode=, the column of its id; terminated= "
+                    "or truncated=, the flag of its last row; or per_file=True, if each file is an episode"
+                )
+            if mapping.final_row:
+                raise OptionError("final_row=True needs episode= or per_file=True: no flag marks that row")
+        if self._ids and mapping.terminated is None and mapping.truncated is None:
+            self.notes.append("No column states how episodes end: all ends are truncations.")
+
+    def _paths(self) -> set[tuple[str, ...]]:
+        """All that is read."""
+        mapped = {path for spec in self._specs.values() for path in _paths_of(spec)}
+        return mapped | {*self._ids, *(path for path in self._flags if path is not None)}
+
+    def _try(self) -> int:
+        """Read the first rows, so that a wrong mapping is found at once; gives the bytes of a row."""
+        rows = min(3, self._rows)
+        keep = ~np.isin(np.arange(rows), np.array(self._starts[1:]) - 1) if self._map.final_row else None
+        columns = {name: self._built(name, 0, rows, keep) for name in self._specs}
+        now, after = (
+            {path: leaf.shape[1:] for path, leaf in leaves(columns[name])} if name in columns else None
+            for name in (Columns.OBS, Columns.NEXT_OBS)
+        )
+        if now is not None and after is not None and now != after:
+            raise SchemaError(
+                f"found rows of the shapes {excerpt(after)}, expected {excerpt(now)} as in obs",
+                column=Columns.NEXT_OBS,
+            )
+        size = sum(to_numpy(leaf).nbytes for column in columns.values() for _, leaf in leaves(column))
+        return max(1, size // max(1, rows))
+
+    def _read(
+        self,
+        start: int,
+        stop: int,
+        paths: Collection[tuple[str, ...]],
+        *,
+        keep: NDArray[np.bool_] | None = None,
+        fills: bool = False,
+    ) -> dict[tuple[str, ...], Any]:
+        """Columns of a stretch of rows, over all files. None: no row has a value."""
+        names = sorted({path[0] for path in paths})
+        parts: list[Any] = []
+        file = max(0, min(bisect_right(self._file_starts, start) - 1, len(self._table.rows) - 1))
+        while file < len(self._table.rows) and (self._file_starts[file] < stop or not parts):
+            base = self._file_starts[file]
+            low, high = max(start - base, 0), min(stop - base, self._table.rows[file])
+            if low < high or not parts:
+                try:
+                    at = base + low - start
+                    mask = None if keep is None else keep[at : at + high - low]
+                    parts.append(self._table.read(Rows(file, low, max(low, high), mask, fills), names))
+                except RlioError as error:
+                    raise_at(error, uri=self._table.files[file].uri if self._table.files else self.uri)
+            file += 1
+        return {path: _joined([_walk(part, path) for part in parts], path) for path in paths}
+
+    def _built(self, name: str, start: int, stop: int, keep: NDArray[np.bool_] | None = None) -> Any:
+        """A column of rlio."""
+        spec = self._specs[name]
+        found = self._read(start, stop, list(_paths_of(spec)), keep=None if name == Columns.OBS else keep)
+        return self._made(spec, found, name)
+
+    def _made(self, spec: Any, found: abc.Mapping[tuple[str, ...], Any], name: str) -> Any:
+        top = name.partition(".")[0]
+        if isinstance(spec, dict):
+            return {key: self._made(part, found, f"{name}.{key}") for key, part in spec.items()}
+        if isinstance(spec, list):
+            parts = [_numbers(found[path], path, top, is_flat=True) for path in spec]
+            return self._cast(np.stack(parts, axis=1), name)
+        value = found[spec]
+        if value is None and top != Columns.INFOS:
+            raise SchemaError("no row has a value", column=".".join(spec))
+        if top in _NUMBERS:
+            value = map_structure(lambda leaf: _numbers(leaf, spec, top), value)
+        return map_structure(lambda leaf: self._cast(leaf, name), value)
+
+    def _cast(self, array: NDArray[Any], name: str) -> NDArray[Any]:
+        """Return the array in the requested dtype, as a copy."""
+        own = name.replace(Columns.NEXT_OBS, Columns.OBS, 1) if name.startswith(Columns.NEXT_OBS) else name
+        dtypes = {dotted(key): dtype for key, dtype in (self._map.dtypes or {}).items()}
+        wanted = next((dtypes[key] for key in (name, own, own.partition(".")[0]) if key in dtypes), None)
+        if wanted is None:
+            try:
+                return standard_dtype(name, array.copy())
+            except SchemaError as error:
+                raise SchemaError(str(error), column=name) from error
+        try:
+            kind = np.dtype(wanted)
+            with np.errstate(all="ignore"):
+                cast = array.astype(kind)
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"dtypes: {excerpt(wanted)}: {excerpt(str(error))}", column=name) from error
+        is_whole = kind.kind in "biu" or array.dtype.kind in "biu"
+        with np.errstate(all="ignore"):
+            is_kept = cast.astype(array.dtype) == array if is_whole else np.isinf(cast) == np.isinf(array)
+        if not np.all(is_kept):
+            raise SchemaError(f"dtypes: {kind} does not hold all values of the column", column=name)
+        return cast
+
+    # ---- the episodes ----
+
+    def _find_starts(self) -> list[int]:
+        """First row of each episode."""
+        table, mapping, ids = self._table, self._map, self._ids
+        own_lengths = table.lengths is not None and not ids and mapping.per_file is None
+        #: Rows at which an episode begins, independent of the columns.
+        forced = list(accumulate(table.lengths or ())) if own_lengths else []
+        forced += self._file_starts if mapping.per_file else []
+        begin_rows = np.unique(np.array([0, *forced], np.int64))
+        self._numbers_ids = not ids
+        #: Whether the last episode is known to be complete.
+        self._is_closed = bool(ids or forced)
+        if not ids and not any(self._flags):
+            return [int(row) for row in begin_rows if row < self._rows]
+        starts, flagged = self._scan(begin_rows, cuts=not (ids or own_lengths or mapping.final_row))
+        if not self._is_closed:
+            self._is_closed = bool(len(flagged)) and int(flagged[-1]) == self._rows - 1
+        # No flag in the middle of an episode.
+        after = np.append(starts, self._rows)[np.searchsorted(starts, flagged, side="right")]
+        wrong = flagged + 1 + mapping.final_row < after
+        if wrong.any():
+            raise SchemaError(
+                f"row {int(flagged[wrong.argmax()])} ends an episode, and more rows of it follow: expected "
+                "a flag on the last row of each; leave out episode= if the flags alone say where episodes end"
+            )
+        if ids and self._numbers_ids:
+            names = ", ".join(self._id_names)
+            self.notes.append(f"eps_id numbers the episodes in their order, not as {names} does.")
+        return [int(row) for row in starts]
+
+    def _scan(
+        self, begin_rows: NDArray[np.int64], *, cuts: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First rows of episodes, and rows with a flag. ``cuts``: whether a flag ends an episode."""
+        flags = [path for path in self._flags if path is not None]
+        starts, flagged = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        seen: set[tuple[Any, ...]] = set()
+        before: tuple[Any, ...] = ()
+        ended = True  # The row before is the last of its episode.
+        for start, stop in _stretches(self._file_starts):
+            columns = self._read(start, stop, [*self._ids, *flags], fills=self._map.final_row)
+            ids = [self._id_column(columns[path], path) for path in self._ids]
+            end = np.zeros(stop - start, np.bool_)
+            for path in flags:
+                end |= _flag(columns[path], path, fills=self._map.final_row)
+            new = np.zeros(stop - start, np.bool_)
+            for values in ids:
+                new[1:] |= values[1:] != values[:-1]
+            low, high = np.searchsorted(begin_rows, (start, stop))
+            new[begin_rows[low:high] - start] = True
+            new[0] |= before != tuple(values.item(0) for values in ids)
+            if cuts:
+                new[1:] |= end[:-1]
+                new[0] |= ended
+            if start in self._file_starts:
+                if self._map.per_file and ids:
+                    seen.clear()
+                    self._numbers_ids = True
+                if not new[0]:
+                    self._refuse_boundary(start)
+            begins = np.flatnonzero(new)
+            for row in begins.tolist() if ids else ():
+                key = tuple(values.item(row) for values in ids)
+                if key in seen:
+                    self._refuse_return(key, start + row)
+                seen.add(key)
+            starts.append(begins + start)
+            flagged.append(np.flatnonzero(end) + start)
+            before, ended = tuple(values.item(-1) for values in ids), bool(end[-1])
+        return np.concatenate(starts), np.concatenate(flagged)
+
+    def _refuse_boundary(self, row: int) -> None:
+        """Refuse an episode that may continue in the next file, unless an option states whether it does."""
+        if self._table.continues or self._map.per_file is False:
+            return
+        file = self._file_starts.index(row)
+        raise SchemaError(
+            f"file {file} begins with the id of the unfinished episode that ends the file before it: pass "
+            "per_file=True if each file has its own ids, per_file=False if an episode continues in the next "
+            "file",
+            uri=self._table.files[file].uri,
+        )
+
+    def _refuse_return(self, key: tuple[Any, ...], row: int) -> NoReturn:
+        name = ", ".join(self._id_names)
+        raise SchemaError(
+            f"row {row}: the episode {excerpt(key[0] if len(key) == 1 else key)} begins again after another "
+            f"one: expected its rows together; sort the table by {name} and time, name further columns in "
+            "episode=[...], or pass per_file=True if ids are those of one file",
+            column=self._id_names[0],
+        )
+
+    def _id_column(self, values: Any, path: tuple[str, ...]) -> NDArray[Any]:
+        name = ".".join(path)
+        if not isinstance(values, np.ndarray) or values.ndim != 1:
+            raise SchemaError("an id must be one value a row", column=name)
+        is_text = values.dtype.kind in "OU"
+        is_null = np.array([value in ("", None) for value in values]) if is_text else values != values
+        if is_null.any():
+            raise SchemaError("an id is missing in some rows", column=name)
+        if values.dtype.kind == "f":
+            digits = np.finfo(values.dtype).nmant + 1
+            if np.abs(values).max(initial=0) >= 2.0**digits:
+                raise SchemaError(
+                    f"found ids of 2**{digits} or more as {values.dtype}, in which two ids may have become "
+                    "one: write whole numbers below 2**63, or text with a letter",
+                    column=name,
+                )
+        is_whole = values.dtype.kind in "iu" and values.max(initial=0) <= np.iinfo(np.int64).max
+        if not is_whole or len(self._ids) > 1:
+            self._numbers_ids = True
+        return values
+
+    def _check_stored_ids(self) -> None:
+        """Number the episodes of a table with `Table.lengths` whose ``eps_id`` is that of several."""
+        path = self._specs.get(Columns.EPS_ID)
+        if not isinstance(path, tuple):
+            return
+        begins, ids = np.array(self._starts[:-1]), list[Any]()
+        for start, stop in _stretches(self._file_starts):
+            low, high = np.searchsorted(begins, (start, stop))
+            values = self._id_column(self._read(start, stop, [path])[path], path)
+            ids += values[begins[low:high] - start].tolist()
+        if len(set(ids)) < len(ids):
+            del self._specs[Columns.EPS_ID]
+            self.notes.append("eps_id numbers the episodes in their order: several have the same stored id.")
+
+    def _in_memory(self) -> InputFile:
+        """Stands for a table in memory: its checksum is part of a reader's state."""
+        crc, paths = 0, sorted(self._paths())
+        for start, stop in _stretches(self._file_starts):
+            for _, column in self._read(start, stop, paths, fills=True).items():
+                for _, leaf in leaves(column) if column is not None else ():
+                    is_plain = leaf.dtype != object
+                    data = np.ascontiguousarray(leaf).tobytes() if is_plain else repr(leaf.tolist()).encode()
+                    crc = zlib.crc32(data, crc)
+        uri = f"{self.uri} of {self._rows} rows with the checksum {crc:08x}"
+        return InputFile(None, "", uri, self._rows * self.row_bytes)
+
+    def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read one episode; see `EpisodeSource`."""
+        return self.load_run(episode, episode + 1, columns)
+
+    def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read several episodes; see `RunSource`."""
+        start, end = self._starts[first], self._starts[stop]
+        ends = np.array(self._starts[first + 1 : stop + 1], np.int64) - start
+        lengths = np.diff(ends, prepend=0)
+        rows, mapping = end - start, self._map
+        last = np.zeros(rows, np.bool_)
+        last[ends[lengths > 0] - 1] = True
+        keep = ~last if mapping.final_row else None
+
+        def is_wanted(*names: str) -> bool:
+            return columns is None or not columns.isdisjoint(names)
+
+        found: dict[str, Any] = {}
+        derives = mapping.next_obs == DERIVE
+        for name in self._specs:
+            also = (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID) if name == Columns.OBS and derives else ()
+            if is_wanted(name, *also):
+                found[name] = self._built(name, start, end, keep)
+        if derives and is_wanted(Columns.NEXT_OBS, Columns.NEXT_OBS_VALID):
+            found[Columns.NEXT_OBS] = map_structure(lambda leaf: _shifted(leaf, last), found[Columns.OBS])
+            if not mapping.final_row:
+                found[Columns.NEXT_OBS_VALID] = ~last
+        if keep is not None:
+            for name in found.keys() & {Columns.OBS, Columns.NEXT_OBS}:
+                found[name] = map_structure(lambda leaf: leaf[keep], found[name])
+        found |= self._ends_of(start, end, last, is_complete=self._is_closed or stop < len(self.lengths))
+        steps = np.array(self.lengths[first:stop], np.int64)
+        starts = np.cumsum(steps) - steps
+        if not self._numbers_ids:
+            values = self._read(start, end, self._ids, keep=keep)[self._ids[0]]
+            found[Columns.EPS_ID] = values.astype(np.int64) if values.dtype.kind == "u" else values
+        elif Columns.EPS_ID not in self._specs:
+            found[Columns.EPS_ID] = np.repeat(np.arange(first, stop), steps)
+        if Columns.T not in self._specs:
+            found[Columns.T] = np.arange(steps.sum()) - np.repeat(starts, steps)
+        elif derives:
+            self._check_steps(start, self._built(Columns.T, start, end, keep), starts)
+        return SampleBatch({name: column for name, column in found.items() if column is not None})
+
+    def _check_steps(self, row: int, t: NDArray[Any], starts: NDArray[np.int64]) -> None:
+        """Refuse a step that is not the next one of the row before: its observation is not the next one."""
+        wrong = np.diff(t, prepend=t[:1]) != 1
+        wrong[starts[starts < len(t)]] = False
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise SchemaError(
+                f"found the step {t[at]} after {t[at - 1]} in the episodes from row {row}: expected the "
+                "next one, to derive new_obs; sort the table, or name the column of the next observation in "
+                "next_obs=",
+                column=Columns.T,
+            )
+
+    def _ends_of(
+        self, start: int, end: int, last: NDArray[np.bool_], *, is_complete: bool
+    ) -> dict[str, NDArray[np.bool_]]:
+        found = []
+        for option, path in zip((self._map.terminated, self._map.truncated), self._flags, strict=True):
+            flags = last.copy() if option is True else np.zeros(len(last), np.bool_)
+            if path is not None:
+                fills = self._map.final_row
+                flags = _flag(self._read(start, end, [path], fills=fills)[path], path, fills=fills)
+            found.append(flags)
+        ends = last.copy()
+        if not is_complete:
+            ends[-1:] = False
+        if self._map.final_row:  # Its flags, if any, are those of the last step.
+            for flags in found:
+                flags[:-1] |= flags[1:] & last[1:]
+            ends = np.append(last[1:], np.zeros(min(1, len(last)), np.bool_))
+            found, ends = [flags[~last] for flags in found], ends[~last]
+        terminated, truncated = found
+        if self._map.truncated is None or self._map.truncated is True:
+            truncated = ends & ~terminated
+        return {Columns.TERMINATEDS: terminated, Columns.TRUNCATEDS: truncated}
+
+    def close(self) -> None:
+        """Close all files."""
+        self._table.close()
+
+
+def _stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Stretches of rows, none over two files."""
+    for base, end in pairwise(starts):
+        for start in range(base, end, _SCAN_ROWS):
+            yield start, min(start + _SCAN_ROWS, end)
+
+
+def _walk(columns: abc.Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """What is at a path of nested columns."""
+    value = columns[path[0]]
+    for key in path[1:]:
+        if (
+            isinstance(value, np.ndarray)
+            and value.dtype == object
+            and all(isinstance(v, dict) for v in value)
+        ):
+            value = np.array([row.get(key) for row in value])
+        elif isinstance(value, dict) and key in value:
+            value = value[key]
+        else:
+            raise MissingColumn(
+                f"the column {excerpt(path[0])} has no part {excerpt(key)}", column=".".join(path)
+            )
+    return value
+
+
+def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
+    """The column of a stretch over several files."""
+    parts = [part for part in parts if part is not None and len(leaves(part)[0][1])] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    try:
+        return map_structure(lambda *each: concat_leaves(each), *parts)
+    except SchemaError as error:
+        raise SchemaError(f"the files differ: {error}", column=".".join(path)) from error
+
+
+def _paths_of(spec: Any) -> Iterator[tuple[str, ...]]:
+    if isinstance(spec, tuple):
+        yield spec
+    else:
+        for part in spec.values() if isinstance(spec, dict) else spec:
+            yield from _paths_of(part)
+
+
+def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = False) -> NDArray[Any]:
+    name = ".".join(path)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}", column=name)
+    if is_flat and value.ndim != 1:
+        raise SchemaError(f"columns side by side have one number a row, found {value.shape[1:]}", column=name)
+    return value
+
+
+def _kind_of(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    return "no value" if dtype is None else "text or objects" if dtype == np.dtype(object) else str(dtype)
+
+
+def _flag(value: Any, path: tuple[str, ...], *, fills: bool) -> NDArray[np.bool_]:
+    array = _numbers(value, path, "a flag", is_flat=True)
+    if array.dtype.kind == "f" and fills:
+        array = np.nan_to_num(array, nan=0.0)  # A final row has no flag.
+    try:
+        return np.array(standard_dtype(Columns.TERMINATEDS, array), np.bool_)
+    except SchemaError as error:
+        raise SchemaError(str(error), column=".".join(path)) from error
+
+
+def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
+    """The row after each, and zeros after the last of an episode."""
+    found = np.concatenate([leaf[1:], zero_leaf(leaf, min(1, len(leaf)))])
+    found[last] = 0
+    return found
+
+
+def describe(table: Table) -> str:
+    """The columns of a table with dtype and three values each, for messages."""
+    shown = []
+    for name in list(table.names)[:_SHOWN_COLUMNS]:
+        file = next((number for number, rows in enumerate(table.rows) if rows), None)
+        try:
+            found = (
+                None if file is None else table.read(Rows(file, 0, min(3, table.rows[file])), [name])[name]
+            )
+            parts = leaves(found) if found is not None else []
+        except RlioError as error:
+            shown.append(f"{name} (unreadable: {excerpt(str(error), 80)})")
+            continue
+        for path, leaf in parts:
+            shape = f" {leaf.shape[1:]}" if leaf.ndim > 1 else ""
+            values = excerpt(leaf.tolist(), 60).removeprefix("[").removesuffix("]")
+            shown.append(f"{'.'.join([name, *map(str, path)])[:60]} ({_kind_of(leaf)}{shape}: {values})")
+        if found is None:
+            shown.append(f"{name} (empty)")
+    more = len(table.names) - _SHOWN_COLUMNS
+    return f"the columns are {', '.join(shown)}" + (f", and {more} more" if more > 0 else "")
+
+
+# ---- tables whose columns have rlio's names ----
+
+
+def by_own_names(table: Table) -> MappedSource:
+    """The episodes of a table whose columns have rlio's names, see `own_map`."""
+    return MappedSource(table, own_map(table))
+
+
+def own_map(table: Table) -> Mapping:
+    """The mapping of a table whose columns have rlio's names.
+
+    ``obs_0``, ``obs_1``, ... are one column, and ``obs/position`` is a part of one. The table needs obs,
+    actions and rewards, and eps_id, terminateds, truncateds, or the lengths of its episodes.
+
+    Raises:
+        UnknownLayout: The table has other columns; the message shows them.
+    """
+    try:
+        columns = _own_columns(table)
+        flags = [columns.pop(name, None) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)]
+        ids = [columns.pop(Columns.EPS_ID)] if table.lengths is None and Columns.EPS_ID in columns else []
+        return _OwnNames(columns, episode=ids, terminated=flags[0], truncated=flags[1])
+    except RlioError as error:
+        found, shown = str(error).partition(":")[0], describe(table)
+        table.close()
+        raise UnknownLayout(
+            f"{found}; say what the columns mean: mapping=rlio.Mapping(columns={{'obs': [...], 'actions': "
+            f"..., 'rewards': ...}}, episode=...) (docs/mapping.md); {shown}",
+            uri=table.uri,
+        ) from error
+
+
+def _own_columns(table: Table) -> dict[str, Any]:
+    if table.uneven:
+        raise SchemaError(f"only some of the files have the columns {excerpt(sorted(table.uneven))}")
+    stacks: dict[str, dict[int, str]] = {}
+    columns: dict[str, Any] = {}
+    for name in table.names:
+        if match := _NUMBERED.fullmatch(name):
+            stack = stacks.setdefault(match[1], {})
+            if int(match[2]) in stack:
+                raise SchemaError(f"{stack[int(match[2])]} and {name} have the same number")
+            stack[int(match[2])] = name
+            continue
+        *parents, last = name.split("/")
+        inner = columns
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise SchemaError(f"the column {excerpt(name)} is a part of another column")
+        if last in inner:
+            raise SchemaError(f"the column {excerpt(name)} is also the parent of other columns")
+        inner[last] = name
+    for name, parts in stacks.items():
+        if name in columns or sorted(parts) != list(range(len(parts))):
+            raise SchemaError(f"{name} is not numbered from 0, each number once: {excerpt(sorted(parts))}")
+        columns[name] = [parts[number] for number in range(len(parts))]
+    check_other_names(columns)
+    if refused := sorted(name for name in columns if name == Columns.DONES or is_per_sequence(name)):
+        raise SchemaError(f"{excerpt(refused)} are no columns of steps")
+    missing = [name for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS) if name not in columns]
+    if missing:
+        raise SchemaError(f"found no column {missing[0]}")
+    ends = (Columns.EPS_ID, Columns.TERMINATEDS, Columns.TRUNCATEDS)
+    if table.lengths is None and not any(isinstance(columns.get(name), str) for name in ends):
+        raise SchemaError(f"found none of {', '.join(ends)}, which say where an episode ends")
+    return columns

@@ -1,0 +1,190 @@
+"""NPZ: files of NumPy's arrays, one row a step; an episode does not continue in the next file.
+
+An array is a column, under rlio's name (``obs``, ``new_obs``, ``actions``, ``rewards``, ``terminateds``,
+``truncateds``, ``eps_id``, ``t``, ...), or a part of a nested column (``obs/position``). Row t has the
+observation, the action, the reward and the flags that followed it, and the observation after it;
+``new_obs_valid`` is False if that is not known. ``lengths`` has the rows of each episode, one after the
+other; without it, ``eps_id`` or the flags show where episodes end. Arrays of objects are neither written nor
+read, because they would be pickled.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Collection, Sequence
+from io import BytesIO
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch, concat_samples
+from rlio.batch.arrays import to_numpy
+from rlio.batch.episode import Episode
+from rlio.batch.nested import leaves
+from rlio.batch.npz import read_array, read_header
+from rlio.errors import SchemaError, UnsafeData, excerpt
+from rlio.formats.episode_files import EpisodeFilesSink, rows_of
+from rlio.formats.files.inputs import guarded
+from rlio.formats.format import Format, Marks
+from rlio.formats.place import Place
+from rlio.formats.sink import Origin
+from rlio.formats.tables.table import Rows, Table
+from rlio.limits import Limits
+from rlio.storage.filesystem import Storage, open_input
+
+FORMAT = Format(
+    name="npz",
+    title="NPZ",
+    marks=Marks(endings=(".npz",), by_ending=True),
+    source="rlio.formats.tables.npz:NpzTable",
+    table="rlio.formats.tables.npz:NpzTable",
+    writer="rlio.formats.tables.npz:NpzSink",
+    loses=frozenset(("infos",)),
+    advice="read it with rlio.read",
+    about="Arrays by rlio's names, with `lengths` of the episodes; or any, by a mapping (docs/mapping.md).",
+)
+
+_LENGTHS = "lengths"
+T = TypeVar("T")
+
+
+class NpzTable(Table):
+    """NPZ files; a `Table`. The arrays of a file that a mapping needs are decoded whole.
+
+    The array ``lengths``, if its sum is the number of rows, has the steps of each episode. A file has as many
+    rows as most of its arrays.
+
+    Args:
+        place: The files.
+        limits: Bounds on the files; the arrays of a file together take `Limits.group_bytes` at most.
+    """
+
+    def __init__(self, place: Place, *, limits: Limits) -> None:
+        super().__init__(place.uri, place.files)
+        self._limits = limits
+        self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
+        lengths: list[Any] = []
+        for number in range(len(self.files)):
+            shapes = self._guarded(number, self._shapes)
+            counts = [shape[0] for shape in shapes.values() if shape]
+            rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
+            names = [name for name, shape in shapes.items() if shape]
+            self.add_file(names, rows)
+            steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
+            is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
+            lengths.append(steps.tolist() if is_lengths and steps.sum() == self.rows[-1] else None)
+        if all(one is not None for one in lengths):
+            self.lengths: Sequence[int] | None = [steps for one in lengths for steps in one or ()]
+            self.names: Sequence[str] = [name for name in self.names if name != _LENGTHS]
+
+    def _guarded(self, number: int, action: Callable[[zipfile.ZipFile], T]) -> T:
+        def opened() -> T:
+            with open_input(self.files[number]) as stream, zipfile.ZipFile(stream) as archive:
+                if len(archive.infolist()) > self._limits.columns:
+                    raise UnsafeData(f"more than {self._limits.columns} arrays")
+                return action(archive)
+
+        damage = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError)
+        return guarded(self.files[number], None, opened, format="NPZ", also=damage)
+
+    def _shapes(self, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in shapes:
+                raise SchemaError("found two arrays of this name: expected each name once", column=name)
+            with archive.open(info) as member:
+                shapes[name] = read_header(member)[0]
+        return shapes
+
+    def _arrays(self, number: int, names: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Return arrays of a file; they are kept until those of another file are needed."""
+        if self._kept[0] != number:
+            self._kept = (number, {})
+        kept = self._kept[1]
+        if missing := [name for name in names if name not in kept]:
+            kept.update(self._guarded(number, lambda archive: self._decoded(archive, missing)))
+        return kept
+
+    def _decoded(self, archive: zipfile.ZipFile, names: Collection[str]) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {}
+        left = self._limits.group_bytes - sum(array.nbytes for array in self._kept[1].values())
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name not in names:
+                continue
+            self._limits.check_inflation(info.compress_size, info.file_size, f"the array {excerpt(name)}")
+            left -= info.file_size
+            if left < 0:
+                raise UnsafeData(
+                    f"the arrays have more than {self._limits.group_bytes} bytes: raise Limits.group_bytes "
+                    "if you trust the file"
+                )
+            with archive.open(info) as member:
+                found[name] = read_array(member, info.file_size, name)
+        return found
+
+    def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
+        """See `Table`."""
+        arrays = self._arrays(rows.file, names)
+        for name in names:
+            self._check_rows(rows.file, name, len(arrays[name]))
+        kept = slice(None) if rows.keep is None else rows.keep
+        return {name: arrays[name][rows.start : rows.stop][kept] for name in names}
+
+    def close(self) -> None:
+        """Forget the file that was decoded last."""
+        self._kept = (-1, {})
+
+
+class NpzSink(EpisodeFilesSink[SampleBatch]):
+    """Writes a folder of files; an `EpisodeSink`.
+
+    Args:
+        storage: The folder.
+        origin: What is known of the data.
+        compressed: Whether arrays are deflated.
+        episodes_per_file: Whole episodes in a file; None: 64 MiB of them.
+    """
+
+    ending = ".npz"
+
+    def __init__(
+        self,
+        storage: Storage,
+        origin: Origin,
+        *,
+        compressed: bool = False,
+        episodes_per_file: int | None = None,
+    ) -> None:
+        self._save = np.savez_compressed if compressed else np.savez
+        super().__init__(storage, episodes_per_file=episodes_per_file)
+
+    def check(self, episode: Episode) -> SampleBatch:
+        """See `EpisodeFilesSink`."""
+        rows = rows_of(episode)
+        for name, column in rows.items():
+            for path, leaf in leaves(column):
+                if any(not isinstance(key, str) or "/" in key for key in path):
+                    raise SchemaError(
+                        "found a tuple or a key with a slash, expected nested dicts", column=name
+                    )
+                if to_numpy(leaf).dtype == object:
+                    raise SchemaError(
+                        "found objects, which NPZ would pickle: expected numbers or text", column=name
+                    )
+        return rows
+
+    def _encoded(self, episodes: list[SampleBatch]) -> bytes:
+        rows = concat_samples(episodes)
+        arrays = {
+            "/".join([name, *map(str, path)]): to_numpy(leaf)
+            for name, column in rows.items()
+            for path, leaf in leaves(column)
+        }
+        found = BytesIO()
+        self._save(
+            found, allow_pickle=False, **arrays, **{_LENGTHS: np.array([len(one) for one in episodes])}
+        )
+        return found.getvalue()

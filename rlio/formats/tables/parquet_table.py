@@ -1,0 +1,55 @@
+"""`ParquetTable`: Parquet files of other programs as a `Table`, read a row group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlio.formats.files.inputs import Failures
+from rlio.formats.files.parquet_footer import Extension
+from rlio.formats.place import Place
+from rlio.formats.tables.parquet_source import RowGroups
+from rlio.formats.tables.table import Pieces
+from rlio.limits import Limits
+
+__all__ = ["ParquetTable"]
+
+
+class ParquetTable(Pieces):
+    """Parquet files; a `Table`. Opening reads their footers.
+
+    Args:
+        place: The files.
+        limits: Bounds on the files.
+    """
+
+    def __init__(self, place: Place, *, limits: Limits) -> None:
+        super().__init__(place.uri, place.files)
+        self._groups = RowGroups(place.files, limits, None, refuse=True, mapped=True)
+        try:
+            self._groups.index(Failures("raise"))
+            #: Of each file: the numbers of its row groups among all.
+            self._of_file: list[list[int]] = [[] for _ in self.files]
+            for group, (file, _, _) in enumerate(self._groups.places):
+                self._of_file[file].append(group)
+            for file, groups in enumerate(self._of_file):
+                self.add_pieces(self._groups.names(file), [self._groups.rows[group] for group in groups])
+        except BaseException:
+            self._groups.close()
+            raise
+
+    def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
+        """See `Pieces`."""
+        group = self._of_file[file][piece]
+        rows = self._groups.rows[group]
+        return self._groups.read(group, 0, rows, frozenset(names), lambda table: table)
+
+    def extensions(self, file: int) -> Mapping[str, Extension]:
+        """See `Pieces`."""
+        groups = self._of_file[file]
+        return self._groups.extensions(groups[0]) if groups else {}
+
+    def close(self) -> None:
+        """Close all files."""
+        super().close()
+        self._groups.close()

@@ -1,0 +1,295 @@
+"""`Table`: columns by name that a mapping reads (`rlio.formats.tables.mapping`), and tables in memory.
+
+Example:
+    >>> table = ArrayTable("arrays", {"x": [1.0, 2.0], "y": [3.0, 4.0]})
+    >>> table.names, table.rows, table.read(Rows(0, 1, 2), ["y"])
+    (['x', 'y'], [2], {'y': array([4.])})
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch.arrays import as_column, table_columns, to_numpy
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves, map_structure
+from rlio.errors import CorruptData, OptionError, SchemaError, excerpt
+from rlio.formats.files.arrow_columns import to_column
+from rlio.formats.files.parquet_footer import Extension, plain_schema
+from rlio.storage import InputFile
+
+__all__ = ["ArrayTable", "Pieces", "Rows", "Table", "table_in_memory"]
+
+# Bytes of decoded pieces that are kept: a table that has no more is decoded once.
+_KEPT_BYTES: Final = 256 << 20
+_PIECE_ROWS: Final = 16_384
+
+
+class Rows(NamedTuple):
+    """Rows of a file of a table.
+
+    Attributes:
+        file: Number of the file.
+        start: First row.
+        stop: Row after the last.
+        keep: Which of these are needed; None: all.
+        fills: Whether nulls among whole numbers and flags are 0; otherwise they are refused.
+    """
+
+    file: int
+    start: int
+    stop: int
+    keep: NDArray[np.bool_] | None = None
+    fills: bool = False
+
+
+class Table:
+    """Columns of one or several files, which can be read from any row on; a base class.
+
+    Attributes:
+        uri: What it is, for messages.
+        files: Its files; part of a reader's state. (): it is in memory.
+        names: The columns that every file has.
+        uneven: The columns that only some of the files have.
+        rows: Rows of each file.
+        continues: Whether the files are one table in pieces; None: not known.
+        lengths: Steps of the episodes; None: the table does not state them.
+        together: Columns that the caller will read for the same rows; they are decoded at once.
+    """
+
+    continues: bool | None = None
+    lengths: Sequence[int] | None = None
+    together: frozenset[str] = frozenset()
+
+    def __init__(self, uri: str, files: Sequence[InputFile] = ()) -> None:
+        self.uri: str = uri
+        self.files: Sequence[InputFile] = files
+        self.names: Sequence[str] = ()
+        self.uneven: frozenset[str] = frozenset()
+        self.rows: Sequence[int] = []
+
+    def add_file(self, names: Sequence[str], rows: int) -> None:
+        """Take in the next file: its columns, and its rows."""
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if list(names).count(name) > 1)
+            raise SchemaError(f"found two columns {excerpt(twice)}: expected each name once", column=twice)
+        if not (self.names or self.uneven):
+            self.names = list(names)
+        elif names:  # An empty file names no column.
+            self.uneven |= {*self.names} ^ {*names}
+            self.names = [name for name in self.names if name in names]
+        self.rows = [*self.rows, rows]
+
+    def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
+        """Read rows of some columns of a file.
+
+        Returns:
+            Arrays, nested where columns are, which may be views. ``infos`` are objects. A column without a
+            value in any row is None.
+
+        Raises:
+            CorruptData: The file is damaged.
+            SchemaError: A column cannot become an array.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close all files."""
+
+    def _check_rows(self, file: int, name: str, rows: int) -> None:
+        """Refuse a column that has not as many rows as most columns of its file."""
+        if rows != self.rows[file]:
+            raise SchemaError(
+                f"found {rows} rows, expected {self.rows[file]} as in other columns", column=name
+            )
+
+
+class ArrayTable(Table):
+    """Arrays, lists, or the columns of a data frame, in memory; a `Table`.
+
+    Args:
+        uri: What it is, for messages.
+        columns: Columns by name, nested where values are dicts. Arrays are not copied.
+        lengths: See `Table`.
+    """
+
+    def __init__(self, uri: str, columns: Mapping[str, Any], *, lengths: Sequence[int] | None = None) -> None:
+        super().__init__(uri)
+        self.lengths = lengths
+        self._given = columns
+        self._columns: dict[str, Any] = {}
+        if wrong := [name for name in columns if not isinstance(name, str)]:
+            raise SchemaError(f"found the columns {excerpt(wrong)}, expected names of text: rename them")
+        counts = [count for column in columns.values() if (count := _count(column)) is not None]
+        #: The length that most columns have: others are refused when they are read.
+        self.add_file(tuple(columns), max(counts, key=counts.count, default=0))
+
+    def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
+        """See `Table`."""
+        for name in names:
+            if name not in self._columns:
+                column = as_column(name, self._given[name])
+                for _, leaf in leaves(column):
+                    self._check_rows(0, name, len(leaf))
+                self._columns[name] = map_structure(to_numpy, column)
+
+        def cut(leaf: NDArray[Any]) -> NDArray[Any]:
+            found = leaf[rows.start : rows.stop]
+            return found if rows.keep is None else found[rows.keep]
+
+        return {name: map_structure(cut, self._columns[name]) for name in names}
+
+
+def _count(column: Any) -> int | None:
+    """Rows of a column, by its first part; None: it has no length."""
+    while isinstance(column, Mapping) and column:
+        column = next(iter(column.values()))
+    return len(column) if hasattr(column, "__len__") else None
+
+
+class Pieces(Table):
+    """A table of Arrow data that is decoded in pieces: row groups, record batches, blocks of text.
+
+    The decoded pieces that were used last are kept, 256 MiB of them.
+
+    Args:
+        uri: What it is, for messages.
+        files: Its files.
+    """
+
+    def __init__(self, uri: str, files: Sequence[InputFile] = ()) -> None:
+        super().__init__(uri, files)
+        #: Of each file: rows before each piece, and all rows.
+        self._starts: list[list[int]] = []
+        self._kept: OrderedDict[tuple[int, int, frozenset[str]], Any] = OrderedDict()
+        self._bytes = 0
+
+    def add_pieces(self, names: Sequence[str], pieces: Iterable[int]) -> None:
+        """Take in the next file: its columns, and the rows of its pieces."""
+        self._starts.append([0, *accumulate(pieces)])
+        self.add_file(names, self._starts[-1][-1])
+
+    def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
+        """Decode some columns of a piece as a table or record batch of Arrow."""
+        raise NotImplementedError
+
+    def extensions(self, file: int) -> Mapping[str, Extension]:
+        """Extension types of a file's columns."""
+        return {}
+
+    def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
+        """See `Table`."""
+        starts, parts = self._starts[rows.file], list[Any]()
+        piece = max(0, bisect_right(starts, rows.start) - 1)
+        while piece < len(starts) - 1 and (starts[piece] < rows.stop or not parts):
+            table = self._piece(rows.file, piece, names)
+            if len(table) != starts[piece + 1] - starts[piece]:
+                raise CorruptData("the file has changed since it was opened", uri=self.files[rows.file].uri)
+            low = max(0, rows.start - starts[piece])
+            part = table.slice(low, max(0, min(len(table), rows.stop - starts[piece]) - low))
+            if rows.keep is not None:
+                at = starts[piece] + low - rows.start
+                part = part.filter(rows.keep[at : at + len(part)])
+            parts.append(part)
+            piece += 1
+        extensions = self.extensions(rows.file)
+        return {name: _column(name, parts, extensions, fills=rows.fills) for name in names}
+
+    def _piece(self, file: int, piece: int, names: Collection[str]) -> Any:
+        asked = self.together if self.together.issuperset(names) else frozenset(names)
+        key = (file, piece, asked)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        table = self.decode(file, piece, sorted(asked))
+        self._kept[key] = table
+        self._bytes += table.get_total_buffer_size()
+        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1].get_total_buffer_size()
+        return table
+
+    def close(self) -> None:
+        """Drop the decoded pieces."""
+        self._kept.clear()
+
+
+def _column(name: str, parts: Sequence[Any], extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+    import pyarrow as pa
+
+    chunks: list[Any] = []
+    for part in parts:
+        column = part.column(name)
+        chunks += column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    chunks = [chunk.storage if isinstance(chunk.type, pa.BaseExtensionType) else chunk for chunk in chunks]
+    if not chunks:
+        return None
+    values = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+    if fills and (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
+        values = values.fill_null(pa.scalar(0).cast(values.type))
+    # Infos become objects. The meaning of other columns is the mapping's, not that of their names.
+    kept = Columns.INFOS if name == Columns.INFOS else ""
+    own = {path: one for path, one in extensions.items() if path.partition(".")[0] == name}
+    try:
+        return to_column(kept, values, {kept + path.removeprefix(name): one for path, one in own.items()})
+    except (CorruptData, SchemaError) as error:
+        raise type(error)(str(error), column=name) from error
+
+
+class _ArrowTable(Pieces):
+    """A table of Arrow, or one that gives its rows as such, in memory; a `Table`."""
+
+    def __init__(self, uri: str, schema: Any, rows: int, take: Callable[[int, int, list[str]], Any]) -> None:
+        super().__init__(uri)
+        self._take = take
+        self._extensions = plain_schema(schema.serialize().to_pybytes())[1]
+        full, rest = divmod(rows, _PIECE_ROWS)
+        self.add_pieces(schema.names, [*[_PIECE_ROWS] * full, *([rest] if rest else [])])
+
+    def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
+        """See `Pieces`."""
+        return self._take(piece * _PIECE_ROWS, (piece + 1) * _PIECE_ROWS, list(names))
+
+    def extensions(self, file: int) -> Mapping[str, Extension]:
+        """See `Pieces`."""
+        return self._extensions
+
+
+def table_in_memory(value: Any) -> Table:
+    """The `Table` of a value for which `rlio.batch.arrays.is_table` is true.
+
+    Raises:
+        OptionError: It has no rows to choose from yet (a LazyFrame), or has several splits.
+    """
+    import pyarrow as pa
+
+    owner, kind = type(value).__module__.partition(".")[0], type(value).__name__
+    uri = f"{owner}.{kind}"
+    if kind.endswith("DatasetDict"):
+        raise OptionError(f"found the splits {excerpt(list(value))}, expected one: pass dataset[name]")
+    if kind in ("LazyFrame", "IterableDataset"):
+        how = "frame.collect()" if kind == "LazyFrame" else "datasets.Dataset.from_generator(...)"
+        raise OptionError(f"found a {uri}, whose rows cannot be chosen: pass what {how} gives")
+    if owner == "datasets":
+        return _ArrowTable(
+            f"{uri} {value._fingerprint}",
+            value.features.arrow_schema,
+            len(value),
+            lambda start, stop, names: value.select_columns(names).with_format("arrow")[start:stop],
+        )
+    if owner == "pandas":
+        return ArrayTable(uri, table_columns(value))
+    if kind != "Table":
+        value = value.to_arrow() if owner == "polars" else pa.Table.from_batches([value])
+    return _ArrowTable(
+        uri,
+        value.schema,
+        len(value),
+        lambda start, stop, names: value.slice(start, stop - start).select(names),
+    )

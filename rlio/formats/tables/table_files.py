@@ -1,0 +1,140 @@
+"""Tables as sources of episodes: files of a kind that a mapping reads, and tables in memory.
+
+Not here: what a mapping means (`rlio.mapping`), how a table is read by one (`rlio.formats.tables.mapping`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import abc
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from rlio.batch.arrays import is_table
+from rlio.catalog.names import HEADER
+from rlio.errors import OptionError, UnknownLayout, excerpt
+from rlio.formats.format import Format, Marks, by_name, formats
+from rlio.formats.place import Place, about_format, closed_on_error, locate_format, open_place
+from rlio.formats.tables.mapping import MappedSource, by_own_names
+from rlio.formats.tables.table import Table, table_in_memory
+from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.mapping import Mapping
+from rlio.source.episodes import EpisodeFiles
+from rlio.storage import expand_inputs
+from rlio.storage.filesystem import Storage
+from rlio.storage.paths import StrPath
+from rlio.support.options import expected
+from rlio.support.spaces import Spaces
+
+__all__ = ["IN_MEMORY", "details_of", "mapped_source", "open_table", "open_table_files", "spaces_of"]
+
+IN_MEMORY: Final = Format(name="table", title="a table in memory", marks=Marks())
+
+
+def open_table(
+    inputs: Any,
+    *,
+    mapping: Mapping | None = None,
+    format: str | None = None,
+    format_options: abc.Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    storage_options: abc.Mapping[str, Any] | None = None,
+) -> tuple[MappedSource, Format, dict[str, Any]]:
+    """The episodes of a table, its format, and everything besides the files that determines the rows.
+
+    See `rlio.readers.table_reader.read_table`.
+    """
+    own, details = dict(format_options or {}), details_of(mapping)
+    if is_table(inputs):
+        given = {"format": format, "format_options": own, "storage_options": storage_options}
+        if wrong := [name for name, value in given.items() if value]:
+            raise OptionError(f"{excerpt(wrong)} have no effect: the table is in memory")
+        return mapped_source(table_in_memory(inputs), mapping), IN_MEMORY, details
+    found, place = _locate(inputs, format, storage_options, limits)
+    table = open_place(found, found.table, place, own, limits=limits)
+    return mapped_source(table, mapping), found, {**details, **own}
+
+
+def open_table_files(
+    inputs: Any,
+    *,
+    mapping: Mapping | None = None,
+    format: str | None = None,
+    format_options: abc.Mapping[str, Any] | None = None,
+    spaces: Spaces | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    storage_options: abc.Mapping[str, Any] | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> EpisodeFiles:
+    """A table as a source; see `open_table`."""
+    layout, found, own = open_table(
+        inputs,
+        mapping=mapping,
+        format=format,
+        format_options=format_options,
+        limits=limits,
+        storage_options=storage_options,
+    )
+    about = about_format(found, own)
+    return closed_on_error(layout, about, spaces=spaces_of(mapping, spaces), on_error=on_error)
+
+
+def mapped_source(table: Table, mapping: Mapping | None) -> MappedSource:
+    """The episodes of a table, which are closed with it."""
+    return by_own_names(table) if mapping is None else MappedSource(table, mapping)
+
+
+def spaces_of(mapping: Mapping | None, spaces: Spaces | None) -> Spaces | None:
+    """The spaces that the option states, or the mapping.
+
+    Raises:
+        OptionError: Both do.
+    """
+    stated = None if mapping is None else mapping.spaces
+    if spaces is not None and stated is not None:
+        raise OptionError("spaces= and rlio.Mapping(spaces=...) are one option: pass one of them")
+    return stated if spaces is None else spaces
+
+
+def details_of(mapping: Mapping | None) -> dict[str, Any]:
+    """What of a mapping determines the rows, as JSON values."""
+    return {} if mapping is None else expected(mapping, Mapping, "mapping").to_json()
+
+
+def _locate(
+    inputs: Any, format: str | None, storage_options: abc.Mapping[str, Any] | None, limits: Limits
+) -> tuple[Format, Place]:
+    """The format of files with columns of the user's own, and the files."""
+    values: list[StrPath] = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+    known = [one for one in formats() if one.table is not None]
+    chosen = None if format is None else by_name(format)
+    if format is not None and chosen not in known:
+        raise OptionError(f"format={excerpt(format)}: a mapping reads {', '.join(one.name for one in known)}")
+    if chosen is None and len(values) == 1 and not set("*?[").intersection(os.fspath(values[0])):
+        storage = Storage.open(values[0], storage_options=storage_options)
+        if storage.exists(HEADER):
+            raise OptionError("found a data set of rlio, whose columns need no mapping", uri=storage.uri)
+        chosen = next((one for one in known if any(map(storage.exists, one.root))), None)
+    if chosen is not None and chosen.root:
+        return locate_format(inputs, format=chosen.name, storage_options=storage_options, limits=limits)
+    endings = tuple(ending for one in (known if chosen is None else [chosen]) for ending in one.marks.endings)
+    files = expand_inputs(
+        values, suffixes=endings, storage_options=storage_options, limit=limits.listed_names
+    )
+    if chosen is None:
+        kinds = {_kind(file.path, known) for file in files}
+        chosen = kinds.pop()
+        if kinds or chosen is None:
+            raise UnknownLayout(
+                f"found files of {len(kinds) + 1} kinds, or of one that a mapping does not read, expected "
+                f"one of {', '.join(one.name for one in known)}: pass a glob, or format=",
+                uri=files[0].uri,
+            )
+    return chosen, Place(files[0].uri, None, tuple(files))
+
+
+def _kind(path: str, known: Sequence[Format]) -> Format | None:
+    """The format that the ending of a name says."""
+    return next(
+        (one for one in known if one.marks.endings and path.lower().endswith(one.marks.endings)), None
+    )

@@ -1,0 +1,158 @@
+"""`TextTable`: files of lines (CSV, JSON lines) as a `Table`, parsed by pyarrow in blocks of whole lines.
+
+Opening a file parses it once, to learn the types of the columns and where the blocks begin. Memory holds one
+block, and the parsed blocks that `Pieces` keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import IO, Any, Final
+
+from rlio.errors import CorruptData, UnsafeData
+from rlio.formats.files.inputs import guarded
+from rlio.formats.place import Place
+from rlio.formats.tables.table import Pieces
+from rlio.limits import Limits
+from rlio.storage import open_input
+from rlio.storage.open_files import OpenFiles
+
+__all__ = ["TextTable"]
+
+_BLOCK_BYTES: Final = 1 << 20
+_OPEN_FILES: Final = 4
+
+
+class TextTable(Pieces):
+    """Base of tables of text; a `Table`.
+
+    Args:
+        place: The files.
+        limits: Bounds on the files.
+    """
+
+    #: Of the format, for messages.
+    title = "text"
+
+    def __init__(self, place: Place, *, limits: Limits) -> None:
+        super().__init__(place.uri, place.files)
+        self.limits = limits
+        self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
+        #: Of each file: where each block begins, and its bytes.
+        self._blocks: list[list[tuple[int, int]]] = []
+        self._schema: Any = None
+        schemas = []
+        for number, file in enumerate(place.files):
+            schemas += guarded(file, None, partial(self._index, number), format=self.title)
+        self._schema = _joined(schemas)
+
+    def header(self, stream: IO[bytes]) -> list[str]:
+        """Read the names before the rows, if there are any, and leave the stream behind them."""
+        return []
+
+    def parse(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
+        """Parse a block.
+
+        Args:
+            text: Whole lines, not all of them empty.
+            file: Number of the file.
+            names: Columns; None: all.
+            schema: Their types; None: as the text has them.
+        """
+        raise NotImplementedError
+
+    def is_open(self, text: bytes, file: int) -> bool:
+        """Whether a value that begins in ``text`` goes on after it."""
+        return False
+
+    def _index(self, number: int) -> list[Any]:
+        """Find the blocks of a file; gives the schema of each."""
+        blocks, rows, schemas = [], [], []
+        with open_input(self.files[number]) as stream:
+            head = self.header(stream)
+            names = dict.fromkeys(head)
+            is_open = partial(self.is_open, file=number)
+            for start, text in _blocks(stream, self.limits.line_bytes, is_open):
+                if not text.strip():
+                    continue
+                table = self.parse(text, number, None, None)
+                if len(table):
+                    blocks.append((start, len(text)))
+                    rows.append(len(table))
+                    schemas.append(table.schema)
+                    names.update(dict.fromkeys(table.schema.names))
+        if len(names) > self.limits.columns:
+            raise UnsafeData(f"{len(names)} columns: more than {self.limits.columns}")
+        self._blocks.append(blocks)
+        # An empty file of lines names no column.
+        self.add_pieces(head or list(names) or self.names, rows)
+        return schemas
+
+    def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
+        """See `Pieces`."""
+
+        def action() -> Any:
+            stream = self._open.get(file) or self._open.add(file, open_input(self.files[file]))
+            start, size = self._blocks[file][piece]
+            stream.seek(start)
+            return self.parse(stream.read(size), file, names, self._schema)
+
+        return guarded(self.files[file], None, action, format=self.title)
+
+    def close(self) -> None:
+        """Close all files."""
+        super().close()
+        self._open.close()
+
+
+def _blocks(stream: IO[bytes], most: int, is_open: Callable[[bytes], bool]) -> Iterator[tuple[int, bytes]]:
+    """(offset, whole lines) of a stream from where it is. No block ends within a value."""
+    while True:
+        start = stream.tell()
+        text = stream.read(_BLOCK_BYTES)
+        if not text:
+            return
+        if not text.endswith(b"\n"):
+            text += _line(stream, most)
+        if is_open(text):
+            lines, size = [text], 0
+            while True:
+                lines.append(_line(stream, most - size))
+                size += len(lines[-1])
+                if not lines[-1]:
+                    raise CorruptData("a quoted value does not end")
+                if not is_open(b'"' + lines[-1]):
+                    break
+            text = b"".join(lines)
+        yield start, text
+
+
+def _line(stream: IO[bytes], most: int) -> bytes:
+    line = stream.readline(most + 1)
+    if len(line) > most:
+        raise UnsafeData(f"a line of more than {most} bytes: raise Limits.line_bytes if it is yours")
+    return line
+
+
+def _joined(schemas: Sequence[Any]) -> Any:
+    """The types that hold all values of each column: text, if some are numbers and some text."""
+    import pyarrow as pa
+
+    kinds: dict[str, Any] = {}
+    for schema in schemas:
+        for field in schema:
+            if field.name not in kinds or field.type == kinds[field.name]:
+                kinds[field.name] = field.type
+                continue
+            both = [pa.schema([("x", kind)]) for kind in (kinds[field.name], field.type)]
+            try:
+                kinds[field.name] = pa.unify_schemas(both, promote_options="permissive").field("x").type
+            except pa.ArrowException as error:
+                if any(pa.types.is_nested(one.field("x").type) for one in both):
+                    raise CorruptData(
+                        f"found {both[0].field('x').type} and {both[1].field('x').type} in one column",
+                        column=field.name,
+                    ) from error
+                kinds[field.name] = pa.string()
+    return pa.schema(list(kinds.items()))

@@ -1,0 +1,1 @@
+"""What is in a data set, and whether it is any good: statistics of columns."""

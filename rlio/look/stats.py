@@ -1,0 +1,786 @@
+"""Statistics of a data set's columns in one pass, and the normalisation of batches by them.
+
+Example:
+    >>> import numpy as np, rlio
+    >>> with rlio.ParquetWriter("memory://stats-example") as writer:
+    ...     writer.write(rlio.SampleBatch(obs=np.array([[1.0, 5.0], [3.0, 5.0]]), rewards=np.ones(2)))
+    >>> stats = rlio.open_dataset("memory://stats-example").stats(["obs"])
+    >>> stats["obs"].mean, stats["obs"].std, stats["obs"].q50
+    (array([2., 5.]), array([1., 0.]), array([2., 5.]))
+    >>> stats.normaliser("mean_std")(rlio.SampleBatch(obs=np.array([[3.0, 5.0]])))["obs"]
+    array([[1., 0.]], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import to_numpy
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import Path, leaves, unflatten
+from rlio.batch.other_names import did_you_mean
+from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.read_options import ReadOptions
+from rlio.replay.cache_files import user_folder
+from rlio.schemas.column import TEXTS
+from rlio.schemas.filling import joint_columns
+from rlio.schemas.folded import unfold
+from rlio.schemas.schema import Leaf, canonical_json, column_of_name, is_in, is_named, leaf_name
+from rlio.source.selection import counting_of, group_options, with_step_columns
+from rlio.source.source import Source
+from rlio.source.span_reader import GoneSegments, SpanReader
+
+__all__ = ["LeafStats", "Normalise", "Normaliser", "Stats", "read_stats"]
+
+logger: logging.Logger = logging.getLogger("rlio")
+
+Missing: TypeAlias = Literal["error", "drop", "fill"]
+
+#: Name -> the share of the values below it.
+QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+#: Rows from which quantiles are computed, at most; fewer if rows are wide.
+SAMPLE_ROWS: Final = 1 << 16
+_SAMPLE_BYTES: Final = 64 << 20
+# Values that are processed at once: they fit the processor's cache.
+_CHUNK_VALUES: Final = 1 << 17
+# Bytes of rows whose frame stacks are looked up at once.
+_PART_BYTES: Final = 32 << 20
+# Grows with every change of the numbers or of their file.
+_VERSION: Final = 3
+# Numbers that name rows, and the column that repeats another one.
+_LEFT_OUT: Final = frozenset(
+    (
+        Columns.NEXT_OBS,
+        Columns.EPS_ID,
+        Columns.UNROLL_ID,
+        Columns.AGENT_INDEX,
+        Columns.ENV_ID,
+        Columns.ENV_SEED,
+    )
+)
+
+Method: TypeAlias = Literal["mean_std", "min_max"]
+_METHODS: Final = ("mean_std", "min_max")
+
+
+@dataclass(frozen=True)
+class LeafStats:
+    """Statistics of one array of a column, for each of its values in a row (shape (): one value a row).
+
+    Attributes:
+        count: Finite values, int64. The other statistics are of these, float64; NaN if there are none.
+        mean, std: Mean and standard deviation (divided by ``count``).
+        min, max: Least and greatest value.
+        q01, q10, q50, q90, q99: Quantiles. Exact for up to 65,536 rows (fewer if a row is wider than 1 KiB).
+            Otherwise from a random sample of as many rows: their rank then errs by 0.2 % (one standard
+            deviation) at the median, and by 0.04 % at q01 and q99.
+    """
+
+    count: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    min: NDArray[np.float64]
+    max: NDArray[np.float64]
+    q01: NDArray[np.float64]
+    q10: NDArray[np.float64]
+    q50: NDArray[np.float64]
+    q90: NDArray[np.float64]
+    q99: NDArray[np.float64]
+
+
+class Stats(Mapping[str, LeafStats]):
+    """Statistics of a data set: name of a column, or of an array in it (``obs/position``) -> `LeafStats`.
+
+    Attributes:
+        rows: Rows of the data set.
+        quantile_rows: Rows from which the quantiles were computed.
+        columns: Name -> (logical column, path in it).
+        dtypes: Name -> dtype of the values.
+    """
+
+    def __init__(
+        self,
+        found: Mapping[str, LeafStats],
+        *,
+        columns: Mapping[str, tuple[str, tuple[str | int, ...]]],
+        dtypes: Mapping[str, np.dtype[Any]],
+        rows: int,
+        quantile_rows: int,
+    ) -> None:
+        self._found = dict(found)
+        self.columns: dict[str, tuple[str, tuple[str | int, ...]]] = dict(columns)
+        self.dtypes: dict[str, np.dtype[Any]] = dict(dtypes)
+        self.rows: int = rows
+        self.quantile_rows: int = quantile_rows
+
+    def __getitem__(self, name: str) -> LeafStats:
+        if name not in self._found:
+            raise MissingColumn(
+                f"the statistics have the columns {', '.join(self._found)}{did_you_mean(name, self._found)}",
+                column=name,
+            )
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        lines = [f"Stats({self.rows} rows, quantiles of {self.quantile_rows}:"]
+        for name, leaf in self._found.items():
+            shown = ", ".join(
+                f"{field.name} {_shown(getattr(leaf, field.name))}" for field in fields(leaf)[1:5]
+            )
+            lines.append(f"  {name}: {shown}")
+        return "\n".join(lines) + ")"
+
+    def normaliser(self, method: Method = "mean_std", *, columns: Sequence[str] | None = None) -> Normaliser:
+        """Return a normaliser of some columns by these statistics.
+
+        Args:
+            method: "mean_std": to mean 0 and standard deviation 1. "min_max": to -1 for the least value and 1
+                for the greatest.
+            columns: Columns, or parts of nested ones (``obs/position``), as in `Normaliser.of_stats`; None:
+                the floats of ``obs``.
+        """
+        return Normaliser.of_stats(self, method if columns is None else dict.fromkeys(columns, method))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form, without NaN (None in its place)."""
+        return {
+            "rows": self.rows,
+            "quantile_rows": self.quantile_rows,
+            "leaves": {
+                name: {
+                    "column": self.columns[name][0],
+                    "path": list(self.columns[name][1]),
+                    "dtype": self.dtypes[name].str,
+                    "shape": list(leaf.count.shape),
+                    **{
+                        field.name: [
+                            value if value == value else None
+                            for value in getattr(leaf, field.name).reshape(-1).tolist()
+                        ]
+                        for field in fields(leaf)
+                    },
+                }
+                for name, leaf in self._found.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> Self:
+        """Read the form of `to_json`; raises KeyError, TypeError or ValueError for anything else."""
+        found, columns, dtypes = {}, {}, {}
+        for name, leaf in written["leaves"].items():
+            arrays = {
+                # NumPy makes NaN of None.
+                field.name: np.array(
+                    leaf[field.name], np.int64 if field.name == "count" else np.float64
+                ).reshape(leaf["shape"])
+                for field in fields(LeafStats)
+            }
+            found[name], columns[name] = LeafStats(**arrays), (str(leaf["column"]), tuple(leaf["path"]))
+            dtypes[name] = np.dtype(str(leaf["dtype"]))
+        return cls(
+            found,
+            columns=columns,
+            dtypes=dtypes,
+            rows=int(written["rows"]),
+            quantile_rows=int(written["quantile_rows"]),
+        )
+
+
+def _shown(values: NDArray[Any]) -> str:
+    return (
+        f"{values:.4g}" if not values.ndim else np.array2string(values.reshape(-1), precision=4, threshold=8)
+    )
+
+
+# ---- computing ----
+
+
+def read_stats(
+    source: Source,
+    columns: Sequence[str] | None,
+    *,
+    policy: str | None,
+    missing: Missing,
+    on_error: Literal["raise", "skip"],
+    cache_folder: str | os.PathLike[str] | None,
+) -> Stats:
+    """See `rlio.Dataset.stats`."""
+    wanted = _wanted(source, columns, policy)
+    # The keys of segments change with their content: grown or rewritten data has another key.
+    describe = {
+        "version": _VERSION,
+        "rows": [list(segment.key) for segment in source.segments],
+        "columns": [leaf.name for leaf in wanted],
+        "policy": policy,
+        "missing": missing,
+    }
+    key = hashlib.blake2b(canonical_json(describe).encode(), digest_size=16).hexdigest()
+    path = os.path.join(cache_folder or os.path.join(os.path.dirname(user_folder()), "stats"), f"{key}.json")
+    whole = on_error == "raise" or not source.lost_rows()
+    if whole and (known := _load(path)) is not None:
+        return known
+    if on_error == "raise":
+        source.check_complete()
+    stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error)
+    if on_error == "raise":  # No row was left out.
+        _save(path, stats)
+    return stats
+
+
+def _wanted(source: Source, columns: Sequence[str] | None, policy: str | None) -> list[Leaf]:
+    """The numeric leaves of the columns.
+
+    Raises:
+        OptionError: A named column has no numbers, or several policies were recorded and none is named.
+        MissingColumn: A named column does not exist.
+    """
+    if isinstance(columns, str):
+        raise OptionError(f"columns={excerpt(columns)}: expected a list of names, or None")
+    if not columns:
+        every = [leaf for own in _columns(source, policy).values() for leaf in own]
+        left = [leaf for leaf in every if leaf.column not in _LEFT_OUT and not is_per_sequence(leaf.column)]
+        return [leaf for leaf in left if _is_numeric(leaf)]
+    found: dict[str, Leaf] = {}
+    for name in columns:
+        named = _named(source, name, policy)
+        if any(is_per_sequence(leaf.column) or not _is_numeric(leaf) for leaf in named):
+            raise OptionError(
+                f"the column {excerpt(name)} has no number a step: leave it out", uri=source.uri
+            )
+        found |= {leaf.name: leaf for leaf in named}
+    return list(found.values())
+
+
+def _columns(source: Source, policy: str | None) -> dict[str, list[Leaf]]:
+    """The columns of a policy, or of the only one, and their leaves.
+
+    Raises:
+        OptionError: There are no rows, or several policies and none is named.
+    """
+    schemas = list(source.schemas.values())
+    policies = sorted({pid for schema in schemas for pid in schema.policies})
+    if not policies or not len(source):
+        raise OptionError(f"statistics need rows: {source.why_empty()}", uri=source.uri)
+    if len(policies) > 1 if policy is None else policy not in policies:
+        raise OptionError(
+            f"policy={excerpt(policy)}: statistics are those of one policy: pass one of {excerpt(policies)}",
+            uri=source.uri,
+        )
+    return joint_columns(schemas, policy or policies[0])
+
+
+def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
+    """The leaves of a column, or of a part of one.
+
+    Raises:
+        OptionError: As in `_columns`.
+        MissingColumn: There is no such column.
+    """
+    known = _columns(source, policy)
+    found = [leaf for leaves in known.values() for leaf in leaves if is_named(leaf, (name,))]
+    if not found:
+        raise MissingColumn(
+            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}"
+            f"{did_you_mean(name, known)}",
+            uri=source.uri,
+            column=name,
+        )
+    return found
+
+
+def _is_numeric(leaf: Leaf) -> bool:
+    return leaf.spec.kind not in TEXTS and leaf.spec.numpy.kind in "biuf"
+
+
+def _computed(
+    source: Source,
+    wanted: Sequence[Leaf],
+    *,
+    policy: str | None,
+    missing: Missing,
+    on_error: Literal["raise", "skip"],
+) -> Stats:
+    # Of a tuple, all parts are read; new_obs brings new_obs_valid.
+    names = dict.fromkeys(
+        leaf.column if any(isinstance(part, int) for part in leaf.path) else leaf.name for leaf in wanted
+    )
+    columns = with_step_columns(source, list(names))
+    options = group_options(source, ReadOptions(columns=columns, on_error=on_error), missing)
+    gone = GoneSegments(on_error)
+
+    def read(source: Source) -> Stats:
+        moments = {leaf.name: _Moments(leaf.spec.shape) for leaf in wanted}
+        sample = _Sample(sum(leaf.spec.row_bytes for leaf in wanted))
+        counting = counting_of(source, options.columns)
+        rows = 0
+        for batch in _batches(SpanReader(source, options, counting, given_up=gone.given_up), policy):
+            arrays = _arrays(batch, wanted)
+            for name, values in arrays.items():
+                moments[name].add(values)
+            sample.add(arrays)
+            rows += batch.count
+        if not rows:
+            raise OptionError("statistics need rows: all were skipped (on_error='skip')", uri=source.uri)
+        quantiles = sample.quantiles()
+        return Stats(
+            {name: found.stats(quantiles[name]) for name, found in moments.items()},
+            columns={leaf.name: (leaf.column, leaf.path) for leaf in wanted},
+            dtypes={leaf.name: leaf.spec.numpy for leaf in wanted},
+            rows=rows,
+            quantile_rows=sample.rows,
+        )
+
+    return gone.read(source, read)
+
+
+def _batches(reader: SpanReader, policy: str | None) -> Iterator[SampleBatch]:
+    """The rows of a policy, or of the only one."""
+    source = reader.source
+    for where, rows in source.lost_rows():
+        logger.warning("skipped %d rows of %s, which are missing: %s", rows, source.uri, where)
+    most = max(1, _PART_BYTES // max((schema.row_bytes for schema in source.schemas.values()), default=1))
+    for segment in source.segments:
+        for span in reader.spans(segment):
+            folded = reader.read_folded(segment, span)
+            for part in () if folded is None else folded.parts(most):
+                batch = unfold([part])
+                own = batch.get(policy or min(batch)) if isinstance(batch, MultiAgentBatch) else batch
+                if own is not None and own.count:
+                    yield own
+
+
+def _arrays(batch: SampleBatch, wanted: Sequence[Leaf]) -> dict[str, NDArray[Any]]:
+    """Name -> values, (rows, values of a row). A final observation that is missing is NaN."""
+    found = {}
+    for leaf in wanted:
+        values = to_numpy(reduce(lambda value, step: value[step], leaf.path, batch[leaf.column]))
+        values = values.reshape(len(values), -1)
+        if leaf.column == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
+            valid = to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
+            if not valid.all():
+                values = np.where(valid[:, None], values, np.nan)
+        found[leaf.name] = values.view(np.uint8) if values.dtype == np.bool_ else values
+    return found
+
+
+class _Moments:
+    """Count, mean, squared differences, least and greatest of the finite values so far, of each column.
+
+    Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances" (1979), for joining parts.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        width = int(np.prod(shape, dtype=np.int64))
+        self.count = np.zeros(width, np.int64)
+        self._mean, self._squares = np.zeros(width), np.zeros(width)
+        self._min, self._max = np.full(width, np.inf), np.full(width, -np.inf)
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Add rows, shape (n, width)."""
+        step = max(_CHUNK_VALUES // max(values.shape[1], 1), 1)
+        for start in range(0, len(values), step):
+            self._add(np.array(values[start : start + step].T, np.float64, order="C"))
+
+    def _add(self, values: NDArray[np.float64]) -> None:
+        """Add values, shape (width, n), of which it takes ownership."""
+        n = np.full(len(values), values.shape[1])
+        least, most = values.min(axis=1), values.max(axis=1)
+        total = values.sum(axis=1)
+        if np.isfinite(total).all():
+            mean = total / n
+            values -= mean[:, None]
+        else:
+            finite = np.isfinite(values)
+            n = finite.sum(axis=1)
+            least = values.min(axis=1, where=finite, initial=np.inf)
+            most = values.max(axis=1, where=finite, initial=-np.inf)
+            # Each divided first, because the sum of large values may not be finite.
+            each = np.maximum(n, 1)[:, None]
+            mean = np.divide(values, each, out=np.zeros_like(values), where=finite).sum(axis=1)
+            values = np.where(finite, values - mean[:, None], 0.0)
+        squares = np.einsum("ij,ij->i", values, values)
+        count = self.count + n
+        share = n / np.maximum(count, 1)
+        delta = mean - self._mean
+        self._squares += squares + np.where(n > 0, delta * delta * self.count * share, 0.0)
+        self._mean += np.where(n > 0, delta * share, 0.0)
+        self.count = count
+        np.minimum(self._min, least, out=self._min)
+        np.maximum(self._max, most, out=self._max)
+
+    def stats(self, quantiles: NDArray[np.float64]) -> LeafStats:
+        """The statistics, with the quantiles of shape (len(QUANTILES), width)."""
+        empty = self.count == 0
+        std = np.sqrt(self._squares / np.maximum(self.count, 1))
+        found = [np.where(empty, np.nan, values) for values in (self._mean, std, self._min, self._max)]
+        return LeafStats(*(values.reshape(self._shape) for values in (self.count, *found, *quantiles)))
+
+
+class _Sample:
+    """A random sample of whole rows, of bounded size, that depends on the rows' positions only.
+
+    Each row draws a key, and the rows with the smallest keys are kept.
+    """
+
+    def __init__(self, row_bytes: int) -> None:
+        self._most = max(min(SAMPLE_ROWS, _SAMPLE_BYTES // max(row_bytes, 1)), 64)
+        self._random = np.random.default_rng(0)
+        self._highest = 1.0
+        self._keys = np.empty(0)
+        self._parts: list[dict[str, NDArray[Any]]] = []
+
+    @property
+    def rows(self) -> int:
+        """Rows in the sample."""
+        return len(self._keys)
+
+    def add(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Add the next rows."""
+        keys = self._random.random(len(next(iter(arrays.values()))))
+        kept = np.flatnonzero(keys <= self._highest)
+        self._keys = np.append(self._keys, keys[kept])
+        self._parts.append({name: values[kept] for name, values in arrays.items()})
+        if self.rows > 2 * self._most:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Drop the rows with the largest keys, if there are too many."""
+        if self.rows > self._most:
+            self._highest = float(np.partition(self._keys, self._most - 1)[self._most - 1])
+        chosen = self._keys <= self._highest
+        self._keys = self._keys[chosen]
+        self._parts = [{name: self._joined(name)[chosen] for name in self._parts[0]}]
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        return np.concatenate([part[name] for part in self._parts])
+
+    def quantiles(self) -> dict[str, NDArray[np.float64]]:
+        """Name -> quantiles of the finite values, shape (len(QUANTILES), width)."""
+        self._thin()
+        wanted = list(QUANTILES.values())
+        found = {}
+        for name, rows in self._parts[0].items():
+            values = rows.T.astype(np.float64)
+            if np.isfinite(values).all():
+                found[name] = np.quantile(values, wanted, axis=1)
+                continue
+            finite = [row[np.isfinite(row)] for row in values]
+            none = np.full(len(wanted), np.nan)
+            found[name] = np.stack([np.quantile(r, wanted) if len(r) else none for r in finite], axis=1)
+        return found
+
+
+# ---- the file ----
+
+
+def _load(path: str) -> Stats | None:
+    """The statistics in a file; None: there is none that can be read, so that they are computed again."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return Stats.from_json(json.load(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        logger.warning("%s holds no statistics (%r): they are computed again", path, error)
+        return None
+
+
+def _save(path: str, stats: Stats) -> None:
+    """Write the file, atomically. If that fails, the next call computes the statistics again."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        handle, made = tempfile.mkstemp(dir=os.path.dirname(path))
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(stats.to_json(), file)
+            os.replace(made, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(made)
+            raise
+    except OSError as error:
+        logger.info("the statistics are not kept, because %s cannot be written: %r", path, error)
+
+
+# ---- normalising ----
+
+
+class _Array(NamedTuple):
+    """An array of numbers in a column, at a path; its name is ``obs/position``."""
+
+    name: str
+    column: str
+    path: Path
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """What brings the values of an array to the wanted range: (value - offset) / scale."""
+
+    offset: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    column: str
+    path: Path
+
+
+class Normaliser:
+    """Normalises columns of batches: ``normaliser(batch)``. Made by `Stats.normaliser` or `of`.
+
+    ``new_obs`` follows ``obs``. Values become float32. A value that is constant in the data becomes 0. The
+    zeros in padded rows stay zeros. Other parts of nested columns stay as they are.
+
+    Attributes:
+        columns: Column, or part of one (``obs/position``) -> "mean_std" or "min_max".
+        digest: 16 hex digits that identify the numbers; readers keep it in their states.
+    """
+
+    def __init__(self, columns: Mapping[str, Method], scales: Mapping[str, _Scale]) -> None:
+        self.columns: dict[str, Method] = dict(columns)
+        self._scales = dict(scales)
+        #: Logical column -> the names of its scales.
+        self._names: dict[str, set[str]] = {}
+        for name, one in scales.items():
+            self._names.setdefault(one.column, set()).add(name)
+        numbers = {name: [one.offset.tolist(), one.scale.tolist()] for name, one in self._scales.items()}
+        self.digest: str = hashlib.blake2b(canonical_json(numbers).encode(), digest_size=8).hexdigest()
+
+    @classmethod
+    def of_stats(
+        cls, stats: Stats, columns: Mapping[str, Method] | Method, *, read: Collection[str] | None = None
+    ) -> Self:
+        """Return a normaliser of columns, each by its method.
+
+        Args:
+            stats: The statistics.
+            columns: Column, or part of one -> method. Of a nested one, the arrays of floats are normalised.
+                An array of integers must be named itself. A method alone is for the floats of ``obs``.
+            read: The columns, or parts, that are read; None: all.
+
+        Raises:
+            MissingColumn: The statistics lack a column, or nothing of it is read.
+            OptionError: A method is unknown, a column is ``new_obs``, has no floats to normalise, or has a
+                value without statistics.
+        """
+        by_default = isinstance(columns, str)
+        named = {Columns.OBS: columns} if isinstance(columns, str) else columns
+        scales: dict[str, _Scale] = {}
+        for name, method in named.items():
+            if method not in _METHODS:
+                raise OptionError(
+                    f"normalise={excerpt(method)}: expected one of {', '.join(map(repr, _METHODS))}"
+                )
+            found = [
+                _Array(leaf, *at, stats.dtypes[leaf])
+                for leaf, at in stats.columns.items()
+                if is_in(*at, (name,))
+            ]
+            if not found:
+                raise MissingColumn(
+                    f"the statistics have the columns {', '.join(stats)}{did_you_mean(name, stats)}",
+                    column=name,
+                )
+            for array in _chosen(name, found, read=read, by_default=by_default):
+                scales[array.name] = _scale(stats[array.name], method, array)
+        return cls(named, scales)
+
+    @classmethod
+    def of(
+        cls,
+        value: Normalise,
+        source: Source | None,
+        *,
+        policy: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Normaliser:
+        """Return the normaliser that the option ``normalise`` of a reader means.
+
+        Args:
+            value: A method, for the floats of ``obs``; or column, or part of one -> method; or statistics,
+                for the floats of ``obs`` by "mean_std"; or a `Normaliser`.
+            source: The data that is read; it has the statistics for the first two. None: not known yet.
+            policy: The policy whose rows are read.
+            columns: The columns, or parts, that are read; None: all.
+
+        Raises:
+            OptionError: ``value`` is none of these; or rows of several agents are read together.
+            MissingColumn: A column is not read, or does not exist.
+        """
+        if source is not None and policy is None and any(s.multi_agent for s in source.schemas.values()):
+            raise OptionError("normalise is for the rows of one policy: pass policy=...", uri=source.uri)
+        if isinstance(value, Normaliser):
+            value._check_read(columns)
+            return value
+        if isinstance(value, Stats):
+            return cls.of_stats(value, "mean_std", read=columns)
+        assert source is not None  # The reader refuses a method without data.
+        named: Any = {Columns.OBS: value} if isinstance(value, str) else value
+        if not isinstance(named, Mapping) or not named or not set(named.values()) <= set(_METHODS):
+            raise OptionError(
+                f"normalise={excerpt(value)}: expected 'mean_std' or 'min_max', a dict of columns to "
+                "these, Dataset.stats(...), or its normaliser(...)"
+            )
+        methods: dict[str, Method] = {}
+        for name, method in named.items():  # Only what is normalised needs statistics.
+            found = [
+                _Array(leaf.name, leaf.column, leaf.path, leaf.spec.numpy)
+                for leaf in _named(source, name, policy)
+                if _is_numeric(leaf)
+            ]
+            for array in _chosen(name, found, read=columns, by_default=isinstance(value, str)):
+                methods[array.name] = method
+        stats = read_stats(
+            source, list(methods), policy=policy, missing="error", on_error="raise", cache_folder=None
+        )
+        return cls.of_stats(stats, methods)
+
+    def _check_read(self, columns: Collection[str] | None) -> None:
+        """Refuse columns that are not read.
+
+        Raises:
+            MissingColumn: One is not among ``columns``.
+        """
+        for name, one in self._scales.items():
+            if not is_in(one.column, one.path, columns):
+                raise MissingColumn(
+                    f"normalise names a column that columns={list(columns or ())} leaves out", column=name
+                )
+
+    def __repr__(self) -> str:
+        return f"Normaliser({self.columns}, {self.digest})"
+
+    def __call__(self, batch: Batch) -> SampleBatch:
+        """Return the batch with normalised columns, which are new arrays; the others are the batch's own.
+
+        Raises:
+            MissingColumn: The batch has none of the columns.
+            SchemaError: A column has another shape; or the batch has several agents.
+        """
+        if not isinstance(batch, SampleBatch):
+            raise SchemaError("normalise is for the rows of one policy: pass policy=...")
+        made = batch.copy(shallow=True)
+        padding = _padding(batch)
+        for source in self._names:
+            for column in (source, Columns.NEXT_OBS) if source == Columns.OBS else (source,):
+                if column in batch:
+                    made[column] = self.apply(source, batch[column])
+                    for path, leaf in leaves(made[column]) if padding is not None else ():
+                        if leaf_name(source, path) in self._scales:
+                            leaf[padding] = 0
+        return made
+
+    def apply(self, column: str, values: Any) -> Any:
+        """Return normalised values of a column, nested like it: new float32 arrays, (..., *row)."""
+        return self._each(column, values, lambda x, one: ((x - one.offset) / one.scale).astype(np.float32))
+
+    def undo(self, column: str, values: Any) -> Any:
+        """Return the values that `apply` normalised, float64."""
+        return self._each(column, values, lambda x, one: x * one.scale + one.offset)
+
+    def _each(self, column: str, values: Any, calculate: Any) -> Any:
+        found, missing = leaves(values), set(self._names.get(column, ()))
+        made = []
+        for path, leaf in found:
+            name = leaf_name(column, path)
+            one = self._scales.get(name)
+            if one is None:
+                made.append(leaf)
+                continue
+            missing.discard(name)
+            array = to_numpy(leaf)
+            if array.shape[array.ndim - one.offset.ndim :] != one.offset.shape:
+                raise SchemaError(
+                    f"found values of shape {array.shape}, expected rows of shape {one.offset.shape}",
+                    column=name,
+                )
+            made.append(calculate(array.astype(np.float64), one))
+        if missing or column not in self._names:
+            shown = f"the normalised columns are {', '.join(self._scales)}"
+            raise MissingColumn(shown, column=min(missing, default=column))
+        return (
+            made[0] if not isinstance(values, dict | tuple) else unflatten([path for path, _ in found], made)
+        )
+
+
+#: What the option ``normalise`` of a reader takes.
+Normalise: TypeAlias = Method | Mapping[str, Method] | Stats | Normaliser
+
+
+def _chosen(
+    name: str, found: Sequence[_Array], *, read: Collection[str] | None, by_default: bool
+) -> list[_Array]:
+    """The arrays to normalise of a column, or a part of one, that is named.
+
+    Args:
+        name: The name.
+        found: Its arrays of numbers.
+        read: What is read; None: all.
+        by_default: Whether the column was not named by the user.
+
+    Raises:
+        OptionError: Only integers would be normalised, which may be choices or pictures; or new_obs is named.
+        MissingColumn: None of it is read.
+    """
+    if column_of_name(name) == Columns.NEXT_OBS:
+        raise OptionError("normalise: new_obs follows obs; name obs, or a part of it, alone")
+    is_itself = len(found) == 1 and name in (found[0].name, found[0].column) and not by_default
+    chosen = [array for array in found if is_itself or array.dtype.kind == "f"]
+    if not chosen:
+        shown = ", ".join(f"{array.name} ({array.dtype})" for array in found) or "no numbers"
+        raise OptionError(
+            f"normalise: {name} has no floats, but {shown}. Integers may be choices or pictures: to "
+            "normalise them, name each, normalise={'obs/position': 'mean_std'}"
+        )
+    kept = [array for array in chosen if is_in(array.column, array.path, read)]
+    if not kept:
+        raise MissingColumn(
+            f"normalise names a column that columns={list(read or ())} leaves out", column=name
+        )
+    return kept
+
+
+def _scale(leaf: LeafStats, method: Method, array: _Array) -> _Scale:
+    offset, scale = (leaf.mean, leaf.std) if method == "mean_std" else (leaf.min, leaf.max)
+    if not (np.isfinite(offset) & np.isfinite(scale)).all():
+        raise OptionError(
+            f"normalise: {array.name} has an element without any finite value: leave the column out"
+        )
+    if method == "min_max":
+        offset, scale = (offset / 2 + scale / 2), (scale / 2 - offset / 2)
+    # A constant has a scale of 0, or of the rounding error of its mean.
+    constant = scale <= 1e-12 * np.maximum(np.abs(offset), 1e-300)
+    return _Scale(offset, np.where(constant, 1.0, scale), array.column, array.path)
+
+
+def _padding(batch: SampleBatch) -> NDArray[np.bool_] | None:
+    """Which rows are padding; None: none."""
+    mask = batch.get("mask")  # Sequences with layout="time".
+    if mask is not None and mask.dtype == np.bool_ and mask.ndim == 2:
+        return ~to_numpy(mask)
+    if not batch.zero_padded:
+        return None
+    length, sizes = batch.max_seq_len or 0, to_numpy(batch[Columns.SEQ_LENS])
+    found: NDArray[np.bool_] = (np.arange(length) >= sizes[:, None]).reshape(-1)
+    return found

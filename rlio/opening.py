@@ -1,0 +1,335 @@
+"""Opens what is stored as a source: a data set of rlio, files of another library, or a table in memory.
+
+`rlio.open_dataset` makes a `rlio.Dataset` of it; readers and stores read the source itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from rlio.batch.arrays import is_table, refuse_columns
+from rlio.catalog.commit import read_header
+from rlio.catalog.names import HEADER
+from rlio.errors import DataNotFound, OptionError, excerpt, with_hint
+from rlio.formats.format import Found, load, recognise
+from rlio.formats.place import open_episode_files, recognise_inputs
+from rlio.formats.tables.table_files import open_table_files
+from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.source.snapshot import DatasetSnapshot, Snapshot, rows_waiting
+from rlio.source.source import FileSource
+from rlio.storage.filesystem import Storage
+from rlio.support.options import check_choice, option_names, refuse_unknown
+
+__all__ = [
+    "OtherFiles",
+    "dataset_on",
+    "may_be_root",
+    "open_files",
+    "open_other",
+    "open_own",
+    "open_source",
+    "opened",
+    "refuse_open_options",
+    "require_header",
+    "without_options",
+]
+
+logger: logging.Logger = logging.getLogger("rlio")
+
+S = TypeVar("S", bound=DatasetSnapshot)
+
+
+class OtherFiles:
+    """Files of another library, or a table in memory, which can be opened again.
+
+    Attributes:
+        inputs: The files, or the table.
+        options: Keywords of `open_files`.
+    """
+
+    inputs: Any
+    options: dict[str, Any]
+
+    @property
+    def uri(self) -> str:
+        """Where they are."""
+        raise NotImplementedError
+
+    def again(self) -> FileSource:
+        """The same files as another source, which the caller closes."""
+        found = open_files(self.inputs, **{"storage_options": None, **self.options})
+        if found is None:
+            raise DataNotFound(f"found no format that rlio knows in {excerpt(self.inputs)}")
+        return found
+
+
+def open_own(
+    uri: str | os.PathLike[str],
+    *,
+    at: Snapshot | None,
+    on_error: Literal["raise", "skip"],
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    look: bool = True,
+    kind: type[S],
+) -> S:
+    """`rlio.open_dataset` for a data set of rlio, as a ``kind``. ``look``: see `require_header`."""
+    check_choice("on_error", on_error, ("raise", "skip"))
+    storage = Storage.open(uri, storage_options=storage_options, limits=limits)
+    dataset = _listed(storage, at, look, kind)
+    if at is not None and on_error == "raise":
+        dataset.check_complete()
+    return dataset
+
+
+def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> DatasetSnapshot:
+    """`open_own` for a root that is already open. Counts missing rows instead of raising."""
+    return _listed(storage, at, True, DatasetSnapshot)
+
+
+def _listed(storage: Storage, at: Snapshot | None, look: bool, kind: type[S]) -> S:
+    require_header(storage, look=look)
+    found = kind.listed(storage, at=at)
+    if at is None and not len(found) and (waiting := rows_waiting(storage)):
+        logger.warning("%s has no rows%s", storage.uri, waiting)
+    return found
+
+
+def require_header(storage: Storage, *, look: bool = True) -> None:
+    """Raise unless ``storage`` is the root of a data set.
+
+    Args:
+        storage: The root.
+        look: Whether to look for the layout of another library, which lists some folders.
+
+    Raises:
+        DataNotFound: It is not. The message names what was found: rows in logs, the layout of another
+            library, a file, or the names of some files.
+        OptionError: The data set has a format version that this library does not read.
+        CorruptData: The header is damaged.
+    """
+    try:
+        read_header(storage)
+    except DataNotFound as error:
+        # The writer may have died before it could reach the store.
+        if waiting := rows_waiting(storage):
+            raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
+        if not look:
+            raise
+        if found := recognise(storage):
+            raise other_layout(found, storage.uri) from error
+        if hint := storage.did_you_mean():
+            raise with_hint(error, hint) from error
+        raise
+
+
+def other_layout(found: Found, uri: str) -> DataNotFound:
+    """The error for files of another library where a data set of rlio is needed."""
+    title, advice = found.format.title, found.format.advice
+    return DataNotFound(
+        f"no data set of rlio: {HEADER} is not there; found {title}'s layout: {advice}", uri=uri
+    )
+
+
+def opened(
+    root: str | os.PathLike[str] | DatasetSnapshot,
+    *,
+    at: Snapshot | None,
+    on_error: Literal["raise", "skip"],
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    look: bool = True,
+) -> DatasetSnapshot:
+    """Open the data set with `open_own`, or return the one that is already open.
+
+    Raises:
+        OptionError: As `rlio.open_dataset`; or the call gives options that the open data set already has.
+        DataNotFound: The root has no data set.
+        HoleError: Rows are missing.
+    """
+    if isinstance(root, DatasetSnapshot):
+        refuse_open_options(storage_options, limits)
+        dataset = root if at is None else root.refresh(at=at)
+    else:
+        dataset = open_own(
+            root,
+            at=at,
+            on_error=on_error,
+            storage_options=storage_options,
+            limits=limits,
+            look=look,
+            kind=DatasetSnapshot,
+        )
+    if on_error == "raise":
+        dataset.check_complete()
+    return dataset
+
+
+def refuse_open_options(storage_options: Mapping[str, Any] | None, limits: Limits) -> None:
+    """Refuse the options that only `rlio.open_dataset` takes, because the data set is already open.
+
+    Raises:
+        OptionError: One of them is given.
+    """
+    for name, given in (
+        ("storage_options", storage_options is not None),
+        ("limits", limits != DEFAULT_LIMITS),
+    ):
+        if given:
+            raise OptionError(f"found {name}= with an open Dataset: pass it to open_dataset() instead")
+
+
+def open_source(
+    value: Any,
+    *,
+    at: Snapshot | None,
+    own: Mapping[str, Any],
+    on_error: Literal["raise", "skip"],
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+) -> DatasetSnapshot | FileSource:
+    """The rows of a data set of rlio, or of another library's files, which the caller closes, as a source.
+
+    Args:
+        value: Where it is, or an open `Dataset`.
+        at: See `open_dataset`.
+        own: The options of other libraries' files; None: not given.
+        on_error: See `open_dataset`.
+        storage_options: See `open_dataset`.
+        limits: See `open_dataset`.
+
+    Raises:
+        OptionError, DataNotFound, HoleError: As `open_dataset`.
+    """
+    shared: dict[str, Any] = {"on_error": on_error, "storage_options": storage_options, "limits": limits}
+    if isinstance(value, OtherFiles):
+        _refuse_snapshot(at, value.uri)
+        return value.again()
+    if isinstance(value, DatasetSnapshot):
+        return without_options(own, opened(value, at=at, **shared))
+    failure = None
+    if may_be_root(value, own):
+        try:
+            return without_options(own, opened(value, at=at, look=False, **shared))
+        except DataNotFound as error:
+            failure = error
+    return open_other(value, at, {**own, **shared}, failure)
+
+
+def may_be_root(value: Any, own: Mapping[str, Any]) -> bool:
+    """Whether ``value``, with these options of other libraries' files, may be the root of a data set."""
+    return isinstance(value, (str, os.PathLike)) and own["mapping"] is None
+
+
+def without_options(own: Mapping[str, Any], found: S) -> S:
+    """Refuse the options of other libraries' files for a data set of rlio."""
+    if given := [name for name, value in own.items() if value is not None]:
+        raise OptionError(
+            f"{', '.join(given)} is for other libraries' files, and this is a data set of rlio: leave it out",
+            uri=found.uri,
+        )
+    return found
+
+
+def open_other(
+    value: Any, at: Snapshot | None, options: Mapping[str, Any], failure: DataNotFound | None
+) -> FileSource:
+    """Other libraries' files; raises ``failure`` if no format is known."""
+    known = None
+    if options["mapping"] is None and not is_table(value):
+        known = recognise_any(value, options["storage_options"])
+        if known is None and options["format"] is None:
+            if failure is None:
+                raise DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
+            storage = Storage.open(value, storage_options=options["storage_options"])
+            raise with_hint(failure, storage.did_you_mean())
+    found = open_files(value, known=known, **options)
+    if found is None:
+        assert known is not None
+        raise other_layout(known, excerpt(value) if failure is None else failure.uri or "") from failure
+    try:
+        _refuse_snapshot(at, found.uri)
+    except OptionError:
+        found.close()
+        raise
+    return found
+
+
+def _refuse_snapshot(at: Snapshot | None, uri: str) -> None:
+    if at is not None:
+        raise OptionError(
+            "at= is a snapshot of a data set of rlio, and these files are of another library: leave it out",
+            uri=uri,
+        )
+
+
+def open_files(
+    inputs: Any,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    on_error: Literal["raise", "skip"],
+    known: Found | None = None,
+    **own: Any,
+) -> FileSource | None:
+    """Files of another library, or a table, as a source, which the caller closes; None: no known format.
+
+    Args:
+        inputs: A folder, file, glob or URI, a list of files, or a table in memory.
+        storage_options: Keywords of the fsspec filesystem.
+        limits: Bounds on the files.
+        on_error: What to do with damage that is found at opening.
+        known: What `recognise_any` found; None: it is called.
+        own: ``mapping``, ``format``, ``format_options`` and ``spaces``, as `rlio.read` takes them; None: not
+            given.
+
+    Raises:
+        OptionError: The format does not take one of them.
+    """
+    given = {name: value for name, value in own.items() if value is not None}
+    options = {"storage_options": storage_options, "limits": limits, "on_error": on_error}
+    if "mapping" in given or is_table(inputs):
+        return _opened(open_table_files, inputs, given, options, of="a table")
+    found = known or recognise_any(inputs, storage_options)
+    if found is None and "format" not in given:
+        return None
+    format = found.format if found is not None and "format" not in given else None
+    if format is None or format.rows is None:
+        if format is not None and format.source is None:
+            return None
+        return _opened(open_episode_files, inputs, given, options, of="these files")
+    if found is not None and found.folder and isinstance(inputs, (str, os.PathLike)):
+        # Folders of runs, one level or two below, as RLlib leaves them.
+        inputs = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}"
+    return _opened(load(format.rows), inputs, given, options, of=f"the format {format.name}")
+
+
+def recognise_any(inputs: Any, storage_options: Mapping[str, Any] | None) -> Found | None:
+    """What `recognise` finds at a lone path, or in the first file of a glob or list; None: nothing known.
+
+    Raises:
+        OptionError: They are no paths.
+    """
+    values = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    is_list = isinstance(values, Sequence) and all(isinstance(value, (str, os.PathLike)) for value in values)
+    if not is_list or not values:
+        refuse_columns(inputs)
+        raise OptionError(f"found {excerpt(inputs)}, expected a path, a list of paths, a Dataset, or a table")
+    return recognise_inputs(values, storage_options)
+
+
+def _opened(
+    opens: Callable[..., FileSource],
+    inputs: Any,
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    of: str,
+) -> FileSource:
+    """What ``opens`` makes of the options that are given, which it must take, and of its own."""
+    names = [name for name in option_names(opens) or () if name not in ("inputs", *options)]
+    refuse_unknown(given, names, of=of)
+    return opens(inputs, **given, **options)

@@ -1,0 +1,1 @@
+"""Which rows are read, and in which order: filters, splits, orders and positions."""

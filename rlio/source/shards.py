@@ -1,0 +1,106 @@
+"""Stored shards, opened: the same few operations for Parquet and JSON shards.
+
+Example:
+    >>> shard = open_shard(storage, ref)                                     # doctest: +SKIP
+    >>> shard.read(0)                                                        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.catalog.listing import ShardRef
+from rlio.catalog.rows import cut_rows
+from rlio.errors import CorruptData
+from rlio.schemas.batches import to_folded
+from rlio.schemas.folded import Folded, unfold
+from rlio.schemas.json_lines import SchemaLookup
+from rlio.schemas.shard_file import ShardFile
+from rlio.schemas.streams import Streams
+from rlio.source.json_shard import JsonShard, schema_lookup
+from rlio.source.source import OpenSegment
+from rlio.storage.filesystem import Storage
+
+__all__ = ["OpenShard", "ParquetShard", "open_shard"]
+
+
+class OpenShard(OpenSegment, Protocol):
+    """A shard with a known structure: what the engine reads, and its provenance and episodes."""
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What made the data; see `rlio.schemas.provenance`."""
+
+    def read(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> SampleBatch | MultiAgentBatch:
+        """Read like `read_folded`, and look up frame stacks."""
+
+    @property
+    def streams(self) -> Streams:
+        """The table of streams: the episodes that have rows in this shard."""
+
+
+class ParquetShard(ShardFile):
+    """A Parquet shard; see `OpenShard`.
+
+    Args:
+        storage: The data set's root.
+        ref: The shard.
+        fetch: Returns the bytes [start, stop) of the shard; None reads them from ``storage``.
+
+    Raises:
+        CorruptData: The footer is damaged, or the shard holds other rows than its name says.
+    """
+
+    def __init__(
+        self, storage: Storage, ref: ShardRef, *, fetch: Callable[[int, int], bytes] | None = None
+    ) -> None:
+        super().__init__(
+            fetch or (lambda start, stop: storage.read_range(ref.path, start, stop)),
+            size=ref.name.size,
+            footer_crc32=ref.name.footer_crc32,
+            uri=storage.uri_of(ref.path),
+            limits=storage.limits,
+        )
+        if sum(self.rows) != ref.name.rows:
+            raise CorruptData(
+                f"the shard holds {sum(self.rows)} rows and its name says {ref.name.rows}", uri=self.uri
+            )
+
+    def read(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> SampleBatch | MultiAgentBatch:
+        """See `OpenShard`."""
+        return unfold([self.read_folded(index, columns=columns, rows=rows)])
+
+    def read_folded(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> Folded:
+        """See `OpenShard`."""
+        group = self.read_group(index, columns=columns, batches=True)
+        folded = to_folded(group, columns=columns)
+        if rows is None:
+            return folded
+        return replace(folded, batch=cut_rows(folded.batch, rows, group.policies(), uri=self.uri))
+
+
+def open_shard(storage: Storage, ref: ShardRef, *, schemas: SchemaLookup | None = None) -> OpenShard:
+    """Open a shard of either kind.
+
+    Args:
+        storage: The data set's root.
+        ref: The shard.
+        schemas: Returns schemas by hash for JSON shards, which only name them; None reads them from
+            ``storage``.
+
+    Raises:
+        CorruptData: The parts that describe the shard are damaged.
+        DataNotFound: The shard no longer exists.
+    """
+    if ref.name.suffix == "parquet":
+        return ParquetShard(storage, ref)
+    return JsonShard(storage, ref, schemas or schema_lookup(storage))
