@@ -22,7 +22,7 @@ from rlio.errors import (
     SchemaError,
     UnsafeData,
 )
-from rlio.formats.d4rl.sink import source as d4rl_source
+from rlio.formats.d4rl import source as d4rl_source
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.testing.readers import ReaderTests, assert_resumes
 

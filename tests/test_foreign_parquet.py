@@ -458,7 +458,7 @@ def test_files_on_other_filesystems_are_read(folder: Path) -> None:
 def test_a_large_row_group_is_read_in_parts_and_each_page_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlio.readers.foreign_parquet._GROUP_BYTES", 1)
+    monkeypatch.setattr("rlio.formats.tables.parquet_source._GROUP_BYTES", 1)
     monkeypatch.setattr("rlio.formats.files.parquet_files._BATCH_ROWS", 40)
     path = save(tmp_path / "a.parquet", steps(0, 300), row_group_size=200)
     begun: list[int] = []

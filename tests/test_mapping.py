@@ -36,8 +36,8 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats.format import recognise
-from rlio.formats.tables.table import mapping, text_table
-from rlio.formats.tables.table import table as tables
+from rlio.formats.tables import mapping, text_table
+from rlio.formats.tables import table as tables
 from rlio.resolve import resolve_input
 from rlio.storage import Storage
 

@@ -181,8 +181,8 @@ class TestParquet(OfFiles):
 class TestPartsOfRowGroups(TestParquet):
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("rlio.readers.foreign_parquet._GROUP_BYTES", 1)
-        monkeypatch.setattr("rlio.readers.foreign_parquet._GROUP_ROWS", 2)
+        monkeypatch.setattr("rlio.formats.tables.parquet_source._GROUP_BYTES", 1)
+        monkeypatch.setattr("rlio.formats.tables.parquet_source._GROUP_ROWS", 2)
 
 
 class TestEpisodesApart(TestNpz):

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, StorageOptions, parse_storage_options
-from rlio.cli.tables import print_table
+from rlio.cli.tables import print_table, progress_bar
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
     from rlio.conversion.report import ImportReport
 
 __all__ = ["convert"]
-
-_SECONDS = 3.0
 
 
 def convert(
@@ -90,20 +89,21 @@ def convert(
     if replaced := [name for name in read_options if name in fields]:
         flag = {"dtypes": "dtype"}.get(replaced[0], replaced[0].replace("_", "-"))
         raise OptionError(f"--read-option {replaced[0]}=...: pass --{flag} instead")
-    report = run(
-        src,
-        dst,
-        to=to,
-        mapping=mapping,
-        policy=policy,
-        prove=prove,
-        on_error="skip" if skip else "raise",
-        options=dict(map(_option, option or ())),
-        read_options=read_options,
-        storage_options=parse_storage_options(storage_options),
-        into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
-        progress=None if as_json else _Lines(),
-    )
+    with ExitStack() as opened:
+        report = run(
+            src,
+            dst,
+            to=to,
+            mapping=mapping,
+            policy=policy,
+            prove=prove,
+            on_error="skip" if skip else "raise",
+            options=dict(map(_option, option or ())),
+            read_options=read_options,
+            storage_options=parse_storage_options(storage_options),
+            into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
+            progress=None if as_json else _Bar(opened),
+        )
     if as_json:
         print_json(report.to_json())
     else:
@@ -139,18 +139,23 @@ def _names(text: str) -> str | list[str]:
     return [name for name in text.split(",") if name] if "," in text else text
 
 
-class _Lines:
-    """Prints a line of progress every few seconds, on standard error."""
+class _Bar:
+    """Shows the rows and episodes that were read, by `progress_bar`."""
 
-    def __init__(self) -> None:
-        self._begun = self._last = time.monotonic()
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened, self._rows = opened, 0
+        self._advance: Callable[[int], Any] | None = None
+
+    def begin(self, total: int | None) -> None:
+        """Begin a part of the work."""
+        self._opened.close()
+        self._rows = 0
+        self._advance = self._opened.enter_context(progress_bar("convert", total, unit=" rows"))
 
     def __call__(self, rows: int, episodes: int) -> None:
-        now = time.monotonic()
-        if now - self._last >= _SECONDS:
-            self._last = now
-            speed = rows / (now - self._begun)
-            typer.echo(f"read {rows:,} rows, {episodes:,} episodes ({speed:,.0f} rows/s)", err=True)
+        assert self._advance is not None
+        self._advance(rows - self._rows)
+        self._rows = rows
 
 
 def _print(report: ImportReport) -> None:

@@ -105,7 +105,8 @@ def convert(
         read_options: Keywords of the reader of ``src``.
         storage_options: For the filesystem of ``src``.
         into_storage_options: For the filesystem of ``dst``.
-        progress: Called after each episode with the rows and the episodes that were read.
+        progress: Called after each episode with the rows and the episodes that were read. If it has a method
+            ``begin``, that is called first with all rows that will be read; None: not known.
 
     Returns:
         A report of what was read, written and found. A data set of rlio also stores it in the provenance of
@@ -158,6 +159,8 @@ def _copy(
 ) -> ImportReport:
     """Write all episodes into the target, and close it."""
     inspector = Inspector(source.parts[0].origin.spaces)
+    if begin := getattr(progress, "begin", None):
+        begin(source.rows)
     try:
         for number, (part, rows) in enumerate(source):
             if source.joint:

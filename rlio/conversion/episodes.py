@@ -151,6 +151,7 @@ class Episodes:
         layout: How the rows lie.
         joint: Whether batches are given as they are.
         notes: What the source says of its data, each a sentence.
+        rows: All rows that an iteration gives; None: known only by reading.
         left_out: Columns that are not given.
     """
 
@@ -173,6 +174,7 @@ class Episodes:
         self.layout: Layout = layout
         self.notes: list[str] = list(notes)
         self.joint = False
+        self.rows: int | None = None
         self.left_out: dict[str, None] = {}
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
@@ -296,6 +298,8 @@ class StoredEpisodes(Episodes):
             parts=parts,
             layout=layout,
         )
+        if policy is None and not {"filter", "split"} & self.options.keys():
+            self.rows = len(dataset)
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         for number in range(len(self._snapshots)):
@@ -335,6 +339,7 @@ class _ReadEpisodes(Episodes):
             parts=[Part(origin=origin, spaces=policies)],
             layout="whole" if whole else "mixed",
         )
+        self.rows = len(reader) if whole else None
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         with _opened(self._src, _as_taken(self._src, self._options)) as reader:
