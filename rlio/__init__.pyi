@@ -38,6 +38,8 @@ from .following.paced_writer import PacedWriter as PacedWriter
 from .following.replay import FollowingReplay as FollowingReplay
 from .following.samples_per_insert import SamplesPerInsert as SamplesPerInsert
 from .limits import Limits as Limits
+from .look.episode_table import EpisodeTable as EpisodeTable
+from .look.info import DatasetInfo as DatasetInfo
 from .maintenance.verify import verify as verify
 from .mapping import Mapping as Mapping
 from .policies.policy import Policy as Policy

@@ -304,7 +304,9 @@ def open_files(
     if found is not None and found.folder and isinstance(inputs, (str, os.PathLike)):
         # Folders of runs, one level or two below, as RLlib leaves them.
         inputs = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}"
-    return _opened(load(format.rows), inputs, given, options, of=f"the format {format.name}")
+    opened = _opened(load(format.rows), inputs, given, options, of=f"the format {format.name}")
+    opened.format = format.name
+    return opened
 
 
 def recognise_any(inputs: Any, storage_options: Mapping[str, Any] | None) -> Found | None:

@@ -22,8 +22,11 @@ from rlio.batch.arrays import joint_dtype
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.join import Unlike, join
 from rlio.batch.rows import generator, sort_by_part, steps
+from rlio.batch.shown import column_table
 from rlio.batch.tensors import Dtypes
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.support.html import Html, panel
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -127,6 +130,13 @@ class MultiAgentBatch:
     def __repr__(self) -> str:
         inner = ", ".join(f"{excerpt(key)}: {batch!r}" for key, batch in self.policy_batches.items())
         return f"{type(self).__name__}({self._env_steps} env steps: {{{inner}}})"
+
+    def _repr_html_(self) -> str:
+        parts = (
+            Html(panel(f"{policy}: {counted(batch.count, 'step')}", column_table(dict(batch.items()))))
+            for policy, batch in self.policy_batches.items()
+        )
+        return panel(f"{type(self).__name__}: {counted(self._env_steps, 'env step')}", *parts)
 
     # ---- sizes ----
 

@@ -50,8 +50,11 @@ from rlio.batch.multi_agent import MultiAgentBatch, check_batch
 from rlio.batch.nested import leaves, map_structure, path_text
 from rlio.batch.other_names import did_you_mean
 from rlio.batch.rows import boundaries, sequence_range
+from rlio.batch.shown import column_table
 from rlio.batch.tensors import Dtypes, to_tensors
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.support.html import panel
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -375,6 +378,9 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
         lens = f", {len(self._columns[_SEQ_LENS])} sequences" if _SEQ_LENS in self._columns else ""
         layout = ", time-major" if self._time_major else ", padded" if self._zero_padded else ""
         return f"{type(self).__name__}({self.count} steps{lens}{layout}: {', '.join(texts)})"
+
+    def _repr_html_(self) -> str:
+        return panel(f"{type(self).__name__}: {counted(self.count, 'step')}", column_table(self._columns))
 
     # ---- sizes and flags ----
 

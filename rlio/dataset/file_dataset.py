@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.dataset.dataset import Dataset
 from rlio.errors import OptionError, excerpt
+from rlio.formats.format import by_name
 from rlio.opening import OtherFiles
 from rlio.read_options import ReadOptions
 from rlio.schemas.schema import Schema
+from rlio.schemas.streams import Streams
 from rlio.source.source import EpisodeInfo, FileSource, HoleCheck, OpenSegment, StoredSegment
 from rlio.support.clock import utc_time
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from rlio.look.episode_index import EpisodeIndex
+    from rlio.look.info import Stored
     from rlio.look.stats import Stats
 
 __all__ = ["FileDataset"]
@@ -53,7 +58,7 @@ class FileDataset(OtherFiles, Dataset):
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
-        yield f"{len(self)} rows"
+        yield counted(len(self), "row")
         yield "files of another library, read only"
 
     # ---- the source ----
@@ -103,6 +108,9 @@ class FileDataset(OtherFiles, Dataset):
     def open_segment(self, segment: StoredSegment) -> OpenSegment:  # type: ignore[override]  # No shard.
         return self._source.open_segment(segment)
 
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        return self._source.streams(opened, segment)
+
     def uri_of(self, path: str) -> str:
         return self._source.uri_of(path)
 
@@ -123,7 +131,12 @@ class FileDataset(OtherFiles, Dataset):
 
     # ---- what reads rows ----
 
-    def episodes(self) -> Iterator[EpisodeInfo]:
+    def _joined_episodes(self, seen: object = None) -> EpisodeIndex:
+        from rlio.look.episode_index import read_episodes
+
+        return self._access(None, "error").read(read_episodes)
+
+    def episode_parts(self) -> Iterator[EpisodeInfo]:
         """Yield the episodes; reads the columns that tell them apart, group by group."""
         access = self._access(None, "error")
         for number in range(len(self.segments)):
@@ -168,6 +181,20 @@ class FileDataset(OtherFiles, Dataset):
             )
         finally:
             source.close()
+
+    def _stored(self, cache_folder: object) -> Stored:
+        from rlio.look.info import Stored, environment_of
+
+        source, format = self._source, by_name(self._source.format)
+        sizes = source.sizes
+        return Stored(
+            format=source.format,
+            title="a table in memory" if format is None else format.title,
+            version=source.format_version,
+            environments=() if source.environment is None else (environment_of(source.environment),),
+            bytes=None if None in sizes or not sizes else sum(size or 0 for size in sizes),
+            files=len(sizes) or None,
+        )
 
     # ---- what only shards of rlio have ----
 

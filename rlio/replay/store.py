@@ -54,11 +54,13 @@ from rlio.replay.scratch import ScratchArrays
 from rlio.replay.sequences import Sequences, WholeEpisodes
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
+from rlio.schemas.shown import leaf_table
 from rlio.source.damage import Damage
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import FileSource, Source
 from rlio.source.span_reader import GoneSegments
 from rlio.support.described import Described
+from rlio.support.html import Html
 from rlio.support.options import (
     check_choice,
     check_count,
@@ -66,6 +68,7 @@ from rlio.support.options import (
     default_options,
     refuse_mapped_columns,
 )
+from rlio.support.words import counted
 
 __all__ = ["DrawKeywords", "LiveDrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
@@ -513,12 +516,17 @@ class ReplayStore(Described):
             yield "being built"
         elif rows is not None:
             held = rows.tables
-            yield f"{sum(map(len, held.values()))} rows"
-            yield f"{len({leaf.column for table in held.values() for leaf in table.leaves})} columns"
+            yield counted(sum(map(len, held.values())), "row")
+            yield counted(len({leaf.column for table in held.values() for leaf in table.leaves}), "column")
             if len(held) > 1:
-                yield f"{len(held)} policies"
+                yield counted(len(held), "policy")
         if self.live:
             yield f"capacity={self._capacity}"
+
+    def _tables(self) -> Iterator[Html]:
+        rows = self._rows
+        if self.ready and rows is not None:
+            yield leaf_table({policy: table.leaves for policy, table in rows.tables.items()})
 
     @property
     def tables(self) -> Mapping[str, RowTable]:

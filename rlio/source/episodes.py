@@ -56,9 +56,11 @@ class EpisodeSource(Protocol):
             measures the same episode in all versions.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
-    ``notes``, sentences about its data for the report (`rlio.conversion.report`); and ``group_rows``, the
-    most rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one.
+    A source may have more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps; ``notes``,
+    sentences about its data for the report (`rlio.conversion.report`); ``group_rows``, the most rows to read
+    at once, if not 4096: where files are packed in larger pieces, that many cost as one; ``version``, the
+    version of the format that the files state; and ``sizes``, the bytes of all files with rows, if `files`
+    are not all.
     """
 
     uri: str
@@ -154,6 +156,9 @@ class EpisodeFiles(GroupFiles):
         #: (observation space, action space), as the caller or the files state them; None: neither does.
         self.pair: tuple[Any, Any] | None = pair_of(spaces, layout.spaces, uri=layout.uri)
         self._check_fit = spaces is not None
+        self.format = str(about.get("format") or "")
+        self.format_version = getattr(layout, "version", None)
+        self.environment = getattr(getattr(layout, "origin", None), "env", None)
         wished = getattr(layout, "group_rows", _GROUP_ROWS)
         self._most = max(1, min(wished, _GROUP_BYTES // max(1, layout.row_bytes)))
         self._reads_parts = isinstance(layout, PartSource) and layout.reads_parts
@@ -196,6 +201,11 @@ class EpisodeFiles(GroupFiles):
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
         """The spaces that the files state, or the caller."""
         return {} if self.pair is None else {DEFAULT_POLICY_ID: self.pair}
+
+    @property
+    def sizes(self) -> Sequence[int | None]:
+        """See `FileSource`."""
+        return getattr(self.layout, "sizes", None) or super().sizes
 
     def uri_of(self, path: str) -> str:
         return self.uri

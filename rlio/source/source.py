@@ -26,6 +26,8 @@ from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, Sch
 from rlio.schemas.folded import Folded
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.spaces import space_from_json
+from rlio.schemas.streams import Streams
+from rlio.source.row_streams import read_streams, without_rewards
 
 if TYPE_CHECKING:
     from rlio.schemas.parquet_statistics import Bounds
@@ -75,8 +77,8 @@ class Source(ABC):
         """Number of rows."""
         return sum(segment.rows for segment in self.segments)
 
-    def episodes(self) -> Iterator[EpisodeInfo] | None:
-        """The episodes, as far as they are known without reading rows; None: only the rows tell."""
+    def episode_parts(self) -> Iterator[EpisodeInfo] | None:
+        """The episodes in each segment, if they are known without reading rows; None: only the rows tell."""
         return None
 
     # ---- reading ----
@@ -89,6 +91,21 @@ class Source(ABC):
             CorruptData: It is damaged as a whole.
             DataNotFound: It is missing.
         """
+
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        """The episodes in a segment, with the sums of their rewards: NaN if the rows have none.
+
+        Reads the columns that tell them apart, group by group. Not that of other rows of the file.
+
+        Args:
+            opened: What `open_segment` returned.
+            segment: One of `segments`.
+
+        Raises:
+            CorruptData: Rows are damaged.
+            DataNotFound: The segment is missing.
+        """
+        return without_rewards(opened, read_streams(opened, segment))
 
     @abstractmethod
     def uri_of(self, path: str) -> str:
@@ -187,7 +204,17 @@ class Source(ABC):
 
 
 class FileSource(Source):
-    """A source that holds files open."""
+    """A source that holds files open, or a table in memory."""
+
+    #: What the files state of themselves: the name of the format, its version, and the environment.
+    format: str = ""
+    format_version: str | None = None
+    environment: str | None = None
+
+    @property
+    def sizes(self) -> Sequence[int | None]:
+        """Bytes of each file that holds rows; None: unknown. (): they are in memory."""
+        return ()
 
     @abstractmethod
     def close(self) -> None:
