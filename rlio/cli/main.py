@@ -20,6 +20,7 @@ from rlio.cli.demo import demo
 from rlio.cli.evaluate import evaluate
 from rlio.cli.exit_codes import EXIT_CODES, OUR_FAULT, TERMINATED
 from rlio.cli.failures import Command
+from rlio.cli.look import episodes, head, info, stats
 from rlio.cli.maintenance import compact, gc, trim
 from rlio.cli.options import Json
 from rlio.cli.recover import recover
@@ -86,6 +87,10 @@ _SHORT: Final = {
     "compact": "Merge small shards into large ones.",
     "convert": "Convert data of any format, and report what looks wrong.",
     "demo": "Record, replay and mix experience of CartPole.",
+    "episodes": "Show episodes: the best, the longest, those that pass a filter.",
+    "head": "Show the first rows, or write frames as PNG files.",
+    "info": "Show what the data is and holds.",
+    "stats": "Show mean, deviation, range and quantiles of columns.",
     "evaluate": "Estimate a policy's return from recorded episodes.",
     "gc": "Remove files that no reader needs.",
     "recover": "Publish the rows in the logs of dead writers.",
@@ -97,6 +102,8 @@ _SHORT: Final = {
 _EXAMPLES: Final = {
     "convert": "rlio convert runs/cartpole cartpole.h5 --to d3rlpy --prove",
     "demo": "rlio demo --quick",
+    "episodes": "rlio episodes runs/cartpole --sort return --top 10 --where 'length > 20'",
+    "head": "rlio head runs/cartpole -n 3 --column obs --column rewards",
     "evaluate": "rlio evaluate runs/cartpole --policy my_policies:even --gamma 0.99 --drop-incomplete",
     "gc": "rlio gc runs/cartpole --grace 7d",
     "trim": "rlio trim runs/cartpole --keep-rows 1000",
@@ -104,7 +111,11 @@ _EXAMPLES: Final = {
 }
 
 app.command("version", epilog="Example: rlio version")(show_version)
-for _command in (compact, convert, demo, evaluate, gc, recover, status, trim, verify):
+for _command in (
+    *(info, head, episodes, stats),
+    *(convert, evaluate, demo),
+    *(status, verify, recover, compact, trim, gc),
+):
     _name = _command.__name__
     _example = _EXAMPLES.get(_name, f"rlio {_name} runs/cartpole")
     app.command(_name, cls=Command, epilog=f"Example: {_example}", short_help=_SHORT.get(_name))(_command)

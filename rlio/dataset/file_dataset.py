@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from rlio.batch.columns import DEFAULT_POLICY_ID
@@ -170,6 +170,7 @@ class FileDataset(OtherFiles, Dataset):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
         cache_folder: str | os.PathLike[str] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Stats:
         """See `rlio.Dataset.stats`."""
         from rlio.look.stats import read_stats
@@ -177,7 +178,13 @@ class FileDataset(OtherFiles, Dataset):
         source = self.again()
         try:
             return read_stats(
-                source, columns, policy=policy, missing=missing, on_error=on_error, cache_folder=cache_folder
+                source,
+                columns,
+                policy=policy,
+                missing=missing,
+                on_error=on_error,
+                cache_folder=cache_folder,
+                progress=progress,
             )
         finally:
             source.close()

@@ -17,7 +17,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
@@ -223,6 +223,7 @@ def read_stats(
     missing: Missing,
     on_error: Literal["raise", "skip"],
     cache_folder: str | os.PathLike[str] | None,
+    progress: Callable[[int], object] | None = None,
 ) -> Stats:
     """See `rlio.Dataset.stats`."""
     wanted = _wanted(source, columns, policy)
@@ -232,7 +233,7 @@ def read_stats(
         return known
     if on_error == "raise":
         source.check_complete()
-    stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error)
+    stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error, progress=progress)
     if on_error == "raise":  # No row was left out.
         keep(path, json.dumps(stats.to_json()).encode())
     return stats
@@ -343,10 +344,13 @@ def _computed(
     policy: str | None,
     missing: Missing,
     on_error: Literal["raise", "skip"],
+    progress: Callable[[int], object] | None,
 ) -> Stats:
-    # Of a tuple, all parts are read; new_obs brings new_obs_valid.
+    # Of a tuple, all parts are read; new_obs brings new_obs_valid. A column may have a slash in its name,
+    # which the name of its only leaf escapes.
     names = dict.fromkeys(
-        leaf.column if any(isinstance(part, int) for part in leaf.path) else leaf.name for leaf in wanted
+        leaf.name if leaf.path and all(isinstance(part, str) for part in leaf.path) else leaf.column
+        for leaf in wanted
     )
     columns = with_step_columns(source, list(names))
     options = group_options(source, ReadOptions(columns=columns, on_error=on_error), missing)
@@ -363,6 +367,8 @@ def _computed(
                 moments[name].add(values)
             sample.add(arrays)
             rows += batch.count
+            if progress is not None:
+                progress(batch.count)
         if not rows:
             raise OptionError("statistics need rows: all were skipped (on_error='skip')", uri=source.uri)
         quantiles = sample.quantiles()
