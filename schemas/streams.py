@@ -159,19 +159,19 @@ class Streams:
 
 # A string of JSON, including its escapes.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_ENDS = ("terminated", "truncated", "open")
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "policy": (str,),
-    "eps_id": (str, int, type(None)),
-    "agent_index": (str, int, type(None)),
-    "env_id": (str, int, type(None)),
-    "rows": (int,),
-    "t0": (int, type(None)),
-    "end": (str,),
-    "reward": (float, int, type(None)),
-    "writer": (str, type(None)),
-    "began": (int, type(None)),
-    "written": (int, type(None)),
+_ENDS = frozenset(("terminated", "truncated", "open"))
+_KINDS: Mapping[str, frozenset[type]] = {
+    "policy": frozenset((str,)),
+    "eps_id": frozenset((str, int, type(None))),
+    "agent_index": frozenset((str, int, type(None))),
+    "env_id": frozenset((str, int, type(None))),
+    "rows": frozenset((int,)),
+    "t0": frozenset((int, type(None))),
+    "end": frozenset((str,)),
+    "reward": frozenset((float, int, type(None))),
+    "writer": frozenset((str, type(None))),
+    "began": frozenset((int, type(None))),
+    "written": frozenset((int, type(None))),
 }
 
 
@@ -185,10 +185,10 @@ def _check_types(written: Mapping[str, list[Any]]) -> None:
     """Refuse a table with values that rlio never writes."""
     for name, values in written.items():
         kinds = _KINDS[name]
-        if not all(type(value) in kinds for value in values):
+        if not kinds.issuperset(map(type, values)):
             unlike = next(value for value in values if type(value) not in kinds)
             raise CorruptData(f"the table of streams has {excerpt(unlike)} as {name}")
-    if not all(end in _ENDS for end in written["end"]) or not all(rows >= 0 for rows in written["rows"]):
+    if not _ENDS.issuperset(written["end"]) or min(written["rows"], default=0) < 0:
         raise CorruptData("the table of streams has an impossible end or number of rows")
 
 

@@ -443,7 +443,7 @@ def test_a_table_is_read_from_its_file_until_rows_change(
         assert data.returns()[1] == 20
         with pytest.raises(ValueError, match="read-only"):
             data.episodes["return"][0] = 1
-    assert [file.suffix for file in own_cache.iterdir()] == [".arrow"]
+    assert [file.suffix for file in own_cache.iterdir()] == [".episodes"]
     assert before == []
     assert sorted(root.rglob("*")) == files  # Nothing is written below the root.
     recorded(root, FOUR[1], writer_id="w1")

@@ -70,6 +70,7 @@ THINGS: dict[str, tuple[Make, list[str]]] = {
     "report": (lambda root: REPORT, ["1,200 rows in 1 episode", "suspicion"]),
     "several": (lambda root: rlio.MultiAgentBatch({}, 0), ["0 env steps"]),
     "dataset": (rlio.open_dataset, ["5 rows", "1 shard<", "1 writer<", "(9, 8, 3)"]),
+    "info": (lambda root: rlio.open_dataset(root).info(), ["DatasetInfo", "5 rows in 1", "1 writer<"]),
     "reader": (lambda root: rlio.read(root, batch_size=2, epochs=1), ["DatasetReader", "batch_size=2"]),
     "store": (rlio.ReplayStore.open, ["ReplayStore", "actions", "int64"]),
     "files": (lambda root: rlio.open_dataset(FRAME), ["3 rows", "rewards", "int64"]),

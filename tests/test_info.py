@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from gymnasium.spaces import Box, Discrete
 from test_html import check
 from test_options_page import EPISODES, LENGTHS, RECORDED, ROWS, sources
 
 import rlio
+from rlio.errors import CorruptData
 from rlio.look.info import Quantiles
+from rlio.schemas.provenance import Provenance
 
 GOLDEN = Path(__file__).with_name("golden")
 TITLES = {
@@ -132,3 +135,222 @@ def test_info_of_fixtures_of_other_libraries_has_the_numbers_of_plain_numpy(name
     assert {one.name.split("/")[0] for one in info.columns} >= {"actions", "rewards"}
     json.dumps(info.as_dict(), allow_nan=False)
     check(info._repr_html_())
+
+
+# ---- data of rlio ----
+
+
+def steps(rows: int, first: int = 0, **more: Any) -> rlio.SampleBatch:
+    """Episodes of 5 steps; the reward of a row is its number."""
+    number = np.arange(first, first + rows)
+    columns = {
+        "obs": np.stack([number, -number], 1).astype(np.float32), "actions": number % 3,
+        "rewards": number.astype(np.float64), "terminateds": number % 10 == 4, "truncateds": number % 10 == 9,
+        "eps_id": number // 5, "t": number % 5,
+    }  # fmt: skip
+    return rlio.SampleBatch({**columns, **more})
+
+
+def test_info_of_own_data_says_where_it_comes_from(tmp_path: Path) -> None:
+    pair = (Box(-1, 1, (2,)), Discrete(3))
+    options: dict[str, Any] = {
+        "spaces": {"default_policy": pair},
+        "roll": rlio.Roll(max_rows=7),
+        "provenance": Provenance(env='{"id": "Walker-v4", "kwargs": {}}', policy="random"),
+    }
+    for number, name in enumerate(("w1", "w2")):
+        with rlio.ParquetWriter(tmp_path / "a", writer_id=name, **options) as writer:
+            writer.write(steps(12 - 2 * number, weights_seq_no=np.arange(12 - 2 * number) // 3 + number))
+    data = rlio.open_dataset(tmp_path / "a")
+    info = data.info()
+    assert (info.format, info.title, info.version, info.environments) == ("rlio", "rlio", "0", ("Walker-v4",))
+    assert (info.rows, info.episodes, info.writers) == (22, 5, ("w1", "w2"))
+    assert (info.terminated, info.truncated, info.unfinished) == (2, 2, 1)
+    assert (info.bytes, info.files) == (data.bytes(), len(data.files()))
+    assert (info.policies, info.policy_versions) == (("default_policy",), (0, 4))
+    assert info.first_write is not None
+    assert info.last_write is not None
+    assert info.first_write <= info.last_write
+    (found,) = info.spaces
+    assert found.observation == "Box(-1.0, 1.0, (2,), float32)"
+    assert found.action == "Discrete(3)"
+    check_quantiles(info.returns, np.array([10, 35, 21, 10, 35.0]))
+    text = repr(info)
+    assert text.splitlines()[0] == "rlio, version 0: Walker-v4"
+    assert "22 rows in 5 episodes: 2 terminated, 2 truncated, 1 unfinished" in text
+    assert "2 writers, 1 policy, weights of version 0 to 4" in text
+    assert len(text.splitlines()) == 10
+
+
+def test_ranges_of_footers_need_no_rows_and_others_are_named_as_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlio.schemas.shard_file import ShardFile
+
+    with rlio.ParquetWriter(tmp_path / "a", roll=rlio.Roll(max_rows=6)) as writer:
+        writer.write(steps(20))
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardFile, "read_group", lambda *_, **__: pytest.fail("rows were read"))
+        info = rlio.open_dataset(tmp_path / "a").info()
+    for name, most in (("rewards", 19), ("actions", 2), ("eps_id", 3)):
+        assert (column(info, name).min, column(info, name).max) == (0, most)
+    assert (column(info, "rewards").nan, column(info, "terminateds").range) == (0, "0 to 1")
+    assert (column(info, "obs").min, column(info, "obs").nan, column(info, "obs").range) == (
+        None, None, "range not read",
+    )  # fmt: skip
+    assert "rewards float64 0 to 19" in repr(info)
+    assert "range not read: obs" in repr(info)
+    read = rlio.open_dataset(tmp_path / "a").info(ranges=True)
+    assert (column(read, "obs").min, column(read, "obs").max, column(read, "obs").nan) == (-19, 19, 0)
+    assert "not read" not in repr(read)
+
+
+def test_the_second_info_opens_no_shard_and_other_rows_are_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rlio.ParquetWriter(tmp_path / "a", writer_id="w1") as writer:
+        writer.write(steps(20))
+    first = rlio.open_dataset(tmp_path / "a").info()
+    with monkeypatch.context() as patch:
+        patch.setattr(rlio.Dataset, "open_shard", lambda *_: pytest.fail("a shard was opened"))
+        assert rlio.open_dataset(tmp_path / "a").info() == first
+    with rlio.ParquetWriter(tmp_path / "a", writer_id="w2") as writer:
+        writer.write(steps(5, 100))
+    grown = rlio.open_dataset(tmp_path / "a").info()
+    assert (grown.rows, column(grown, "rewards").max) == (25, 104)
+    assert not list((tmp_path / "a").rglob("*.json.tmp*"))
+    for file in (tmp_path / "cache").rglob("*"):  # Files that hold something else are made again.
+        if file.is_file():
+            file.write_bytes(
+                b'{"bounds": {"rewards": ["a", "b"]}, "environments": [], "first": 0, "last": 0}'
+            )
+    assert rlio.open_dataset(tmp_path / "a").info() == grown
+
+
+def test_info_works_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "a") as writer:
+        writer.write(steps(20))
+    (tmp_path / "file").write_text("")
+    data = rlio.open_dataset(tmp_path / "a")
+    assert data.info(cache_folder=tmp_path / "file" / "x").rows == 20
+    assert data.info(cache_folder=tmp_path / "kept", ranges=True).rows == 20
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def test_ranges_and_nan_are_those_of_all_values(tmp_path: Path) -> None:
+    rewards = np.array([1.0, np.nan, -2.5, np.inf, 3.0, 4.0, np.nan, 0.0, 0.0, 0.0])
+    obs = np.array([[np.nan, 1], [2, -7]] * 5, np.float32)
+    batch = steps(10, rewards=rewards, obs={"a/b": obs, "all": np.full(10, np.nan)}, note=["x"] * 10)
+    with rlio.ParquetWriter(tmp_path / "a") as writer:
+        writer.write(batch)
+    for ranges in (False, True):
+        info = rlio.open_dataset(tmp_path / "a").info(ranges=ranges)
+        assert info.returns is None  # Each episode has a NaN.
+        assert info.lengths is not None
+        json.dumps(info.as_dict(), allow_nan=False)
+        assert column(info, "note").range == ""
+        if not ranges:
+            assert column(info, "rewards").nan is None
+            continue
+        assert (column(info, "rewards").min, column(info, "rewards").max) == (-2.5, 4)
+        assert column(info, "rewards").nan == 0.2
+        found = column(info, "obs/a~1b")
+        assert (found.min, found.max, found.nan) == (-7, 2, 0.25)
+        assert (column(info, "obs/all").min, column(info, "obs/all").nan) == (None, 1)
+        assert "NaN 0.2" in column(info, "rewards").range
+        assert column(info, "obs/all").range == "NaN 1"
+
+
+def test_info_of_trimmed_and_compacted_data_counts_live_rows(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "a", writer_id="w1", roll=rlio.Roll(max_rows=7)) as writer:
+        writer.write(steps(30))
+    rlio.maintenance.trim(tmp_path / "a", before={"w1": 12})
+    info = rlio.open_dataset(tmp_path / "a").info()
+    left = np.arange(12, 30)
+    assert (info.rows, info.episodes) == (18, 4)
+    check_quantiles(info.returns, np.bincount(left // 5 - 2, left.astype(float)))
+    # A part of a shard is live, and its footer has the bounds of all rows.
+    assert column(info, "rewards").range == "range not read"
+    rlio.maintenance.compact(tmp_path / "a")
+    read = rlio.open_dataset(tmp_path / "a").info(ranges=True)
+    assert (column(read, "rewards").min, column(read, "rewards").max) == (12, 29)
+    assert read.returns == info.returns
+
+
+def test_info_of_several_agents_has_the_columns_of_each_policy(tmp_path: Path) -> None:
+    def agent(policy: int) -> rlio.SampleBatch:
+        batch = steps(10, 100 * policy)
+        batch["eps_id"], batch["agent_index"] = np.arange(10) // 5, np.full(10, policy)
+        return batch
+
+    with rlio.ParquetWriter(tmp_path / "a") as writer:
+        writer.write(rlio.MultiAgentBatch({"a": agent(0), "<b>": agent(1)}, 10))
+    data = rlio.open_dataset(tmp_path / "a")
+    info = data.info()
+    assert (info.policies, info.episodes, info.rows) == (("<b>", "a"), 4, 20)
+    found = {(one.policy, one.name): one for one in info.columns}
+    assert found["a", "rewards"].range == "range not read"  # Both policies share the stored column.
+    assert "2 policies" in repr(info)
+    read = {(one.policy, one.name): one for one in data.info(ranges=True).columns}
+    assert [(read[name, "rewards"].min, read[name, "rewards"].max) for name in ("a", "<b>")] == [
+        (0, 9), (100, 109),
+    ]  # fmt: skip
+    check(info._repr_html_())
+    json.dumps(info.as_dict(), allow_nan=False)
+
+
+def test_info_of_writers_with_other_columns_and_spaces_says_so(tmp_path: Path) -> None:
+    for number, name in enumerate(("w1", "w2")):
+        pair = (Box(-1, 1, (2,)), Discrete(3 + number))
+        more = {"speed": np.arange(10.0)} if number else {}
+        with rlio.ParquetWriter(tmp_path / "a", writer_id=name, spaces={"default_policy": pair}) as writer:
+            writer.write(steps(10, **more))
+    info = rlio.open_dataset(tmp_path / "a").info(ranges=True)
+    assert (info.rows, info.episodes, info.spaces) == (20, 4, ())
+    assert "writers stored different spaces" in info.notes[0]
+    assert (column(info, "speed").min, column(info, "speed").max) == (
+        0,
+        9,
+    )  # By the footers of those with it.
+    assert column(info, "obs").max == 9
+
+
+def test_info_of_no_rows_and_of_one_row(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "a"):
+        pass
+    empty = rlio.open_dataset(tmp_path / "a").info(ranges=True)
+    assert (empty.rows, empty.episodes, empty.returns, empty.lengths) == (0, 0, None, None)
+    assert "0 rows in 0 episodes" in repr(empty)
+    json.dumps(empty.as_dict(), allow_nan=False)
+    check(empty._repr_html_())
+    with rlio.ParquetWriter(tmp_path / "a") as writer:
+        writer.write(steps(1))
+    assert "1 row in 1 episode: 0 terminated, 0 truncated, 1 unfinished" in repr(
+        rlio.open_dataset(tmp_path / "a").info()
+    )
+    assert "1 writer\n" in repr(rlio.open_dataset(tmp_path / "a").info())
+
+
+def test_a_long_info_stays_ten_lines_that_a_stranger_cannot_break(tmp_path: Path) -> None:
+    evil = "<b>\n\x1b[2J" + "x" * 300
+    columns = {f"column_{number}": np.arange(10.0) for number in range(15)}
+    batch = steps(10, **columns, **{evil: np.arange(10)})
+    with rlio.ParquetWriter(tmp_path / "a", provenance=Provenance(env=evil, policy=evil)) as writer:
+        writer.write(batch)
+    info = rlio.open_dataset(tmp_path / "a").info()
+    lines = repr(info).splitlines()
+    assert len(lines) == 10
+    assert all(len(line) <= 118 and line.isprintable() for line in lines)
+    assert "more; range not read: obs" in repr(info)
+    check(info._repr_html_())
+
+
+def test_info_of_a_damaged_shard_raises(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "a") as writer:
+        writer.write(steps(20))
+    (file,) = (tmp_path / "a" / "data").rglob("*.parquet")
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CorruptData):
+        rlio.open_dataset(tmp_path / "a").info()

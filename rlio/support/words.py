@@ -29,6 +29,5 @@ def and_more(parts: Sequence[str], most: int) -> str:
 
 def one_line(text: str, most: int) -> str:
     """A text of strangers on one line: escapes replace what does not print; long ones are cut."""
-    if len(text) > most:
-        text = f"{text[: most - 3]}..."
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
