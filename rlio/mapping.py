@@ -26,7 +26,7 @@ import numpy as np
 from rlio.batch.columns import Columns
 from rlio.batch.other_names import MEANT
 from rlio.errors import OptionError, excerpt
-from rlio.support.options import check_flag, set_options
+from rlio.support.options import check_flag, checked_keywords, set_options
 from rlio.support.spaces import check_spaces
 
 __all__ = ["DERIVE", "Mapping", "Spec", "dotted", "nested"]
@@ -37,6 +37,7 @@ Spec: TypeAlias = str | Sequence[str] | abc.Mapping[str, Any]
 DERIVE: Final = "derive"
 
 
+@checked_keywords
 @dataclass(frozen=True)
 class Mapping:
     """What the columns of a table mean; see docs/mapping.md.

@@ -45,6 +45,7 @@ def steps(rows: int = 20) -> rlio.SampleBatch:
         ("episode_id", "'eps_id'"),
         ("observation/position", "'obs/position'"),
         ("rewrads", "'rewards'"),
+        ("OBS", "'obs'"),
     ],
 )
 def test_another_librarys_name_and_a_typo_name_the_column(name: str, meant: str) -> None:
@@ -116,6 +117,13 @@ def test_a_mapping_refuses_another_librarys_name_for_a_column(key: str, hint: st
     with pytest.raises(OptionError) as raised:
         rlio.Mapping({key: "x"})
     assert f"did you mean {hint}?" in str(raised.value)
+
+
+def test_a_mapping_names_its_options() -> None:
+    with pytest.raises(OptionError, match="did you mean 'episode'"):
+        rlio.Mapping({"obs": "x"}, episodes="trip")  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match="it takes columns, episode"):
+        rlio.Mapping(obs="x")  # type: ignore[call-arg]
 
 
 def test_a_mapping_takes_such_a_name_beside_the_column_that_it_may_mean() -> None:

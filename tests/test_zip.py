@@ -82,6 +82,22 @@ def test_a_zip_of_a_data_set_opens_by_its_path(folder: Path, path: str, way: str
     assert WAYS[way](path).equals(WAYS[way](folder))
 
 
+def test_a_zip_of_folders_in_each_other_opens_by_its_path(folder: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        for file in sorted(folder.rglob("*")):
+            archive.write(file, Path("home/runs") / file.relative_to(folder.parent))
+        archive.writestr("__MACOSX/._home", b"")
+    assert WAYS["read"](tmp_path / "data.zip").equals(WAYS["read"](folder))
+
+
+def test_a_zip_of_two_folders_names_them(folder: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        for name in ("a", "b"):
+            archive.write(folder / "_rlio.json", f"{name}/_rlio.json")
+    with pytest.raises(DataNotFound, match=r"found '?a'?, '?b'?"):
+        rlio.open_dataset(tmp_path / "data.zip")
+
+
 def test_a_zip_on_another_filesystem_opens_by_its_uri(folder: Path, tmp_path: Path) -> None:
     path = zipped(folder, tmp_path / "data.zip", whole=True)
     fsspec.filesystem("memory").pipe_file("/zips/data.zip", Path(path).read_bytes())

@@ -55,5 +55,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = [one for one in known if isinstance(one, str)]
     top, slash, rest = name.partition("/")
     meant = [column + slash + rest for column in MEANT.get(top.lower(), ())]
-    found = [column for column in meant if column in names] or get_close_matches(name, names, 1, 0.7)
+    found = [column for column in meant if column in names]
+    if not found:
+        folded = {one.lower(): one for one in names}
+        found = [folded[one] for one in get_close_matches(name.lower(), folded, 1, 0.7)]
     return f": did you mean {' or '.join(map(repr, found))}?" if found else ""

@@ -16,7 +16,7 @@ from rlio.cli.data import reads_data
 from rlio.cli.failures import print_json
 from rlio.cli.options import Json
 from rlio.cli.spark import histogram, sparkline
-from rlio.cli.tables import print_table, progress_bar
+from rlio.cli.tables import print_table, progress_of
 from rlio.errors import OptionError
 from rlio.support.words import counted, one_line
 
@@ -235,11 +235,11 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Show mean, deviation, range, quantiles and NaN of each column. Reads all rows, once."""
-    if as_json:
-        print_json(_json(data.stats(columns, policy=policy).to_json()))
-        return
-    with progress_bar("stats", len(data), unit=" rows") as advance:
+    with progress_of(as_json=as_json, unit=" rows")("stats", len(data)) as advance:
         found = data.stats(columns, policy=policy, progress=advance)
+    if as_json:
+        print_json(_json(found.to_json()))
+        return
     print_table(
         f"{counted(found.rows, 'row')}, quantiles of {found.quantile_rows:,}",
         ["column", "mean", "std", "min", "10 %", "median", "90 %", "max", "NaN"],

@@ -24,12 +24,14 @@ __all__ = ["ZippedFolder", "open_zipped"]
 
 # Bytes of the zip file that are read at once: zipfile asks for 4 KiB at a time.
 _BLOCK: Final = 1 << 18
+#: Folders that are followed, each the only one in another.
+_DEPTH: Final = 16
 #: Names at the top of a zip file that file managers add.
 _NO_NAMES: Final = ("__MACOSX", ".")
 
 
 def open_zipped(place: Location, *, marker: str, timeout: float | None, limits: Limits) -> Location | None:
-    """The folder in the zip file at ``place``: its root, or the only folder there; None: no file is there.
+    """The folder of the data in the zip file at ``place``, see `_root_in`; None: no file is there.
 
     Args:
         place: Path or URI of the zip file.
@@ -46,13 +48,28 @@ def open_zipped(place: Location, *, marker: str, timeout: float | None, limits: 
         return None
     fs = ZippedFolder(place, size, timeout, limits)
     try:
-        tops = [child for child in fs.ls("") if not child["name"].startswith(_NO_NAMES)]
-        names = [child["name"] for child in tops if child["type"] == "directory"]
-        root = names[0] if len(tops) == len(names) == 1 and not fs.exists(marker) else ""
+        root = _root_in(fs, marker)
     except BaseException:
         fs.close()
         raise
     return Location(fs, root, f"{place.uri}/{root}".rstrip("/"))
+
+
+def _root_in(fs: Any, marker: str) -> str:
+    """The folder of the data in a zip file.
+
+    Of folders that each hold one folder alone (``runs/cartpole``), it is the one with the marker. Without a
+    marker, it is the first one: formats of other libraries are looked for below it.
+    """
+    chain, folder = [""], ""
+    while not fs.exists(f"{folder}/{marker}".lstrip("/")):
+        children = fs.ls(folder)
+        kept = [one for one in children if not one["name"].rpartition("/")[2].startswith(_NO_NAMES)]
+        if len(kept) != 1 or kept[0]["type"] != "directory" or len(chain) > _DEPTH:
+            return chain[:2][-1]
+        folder = kept[0]["name"].rstrip("/")
+        chain.append(folder)
+    return folder
 
 
 def _size_of(place: Location, timeout: float | None) -> int | None:
