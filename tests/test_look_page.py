@@ -20,7 +20,9 @@ VARIES: Final = {
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC": "2026-11-28 12:00:00 UTC",
     r"[\d.,]+ [KM]iB": "100 KiB",
 }
-_SHOWN: Final = re.compile(r"(^```(?:python|console)\n.*?^```\n)(?:\n```\n.*?^```\n)?", re.MULTILINE | re.DOTALL)
+_SHOWN: Final = re.compile(
+    r"(^```(?:python|console)\n.*?^```\n)(?:\n```\n.*?^```\n)?", re.MULTILINE | re.DOTALL
+)
 
 
 def outputs(folder: Path) -> Iterator[str]:
