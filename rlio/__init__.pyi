@@ -46,6 +46,7 @@ from .policies.policy import Policy as Policy
 from .policies.policy_spec import PolicySpec as PolicySpec
 from .policies.random_policy import RandomPolicy as RandomPolicy
 from .policies.torch_policy import TorchPolicy as TorchPolicy
+from .query.filters import RowFilter as RowFilter
 from .reader import InputReader as InputReader
 from .readers.async_input import AsyncInput as AsyncInput
 from .readers.d4rl_reader import D4RLReader as D4RLReader

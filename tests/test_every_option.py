@@ -264,7 +264,6 @@ def test_a_store_takes_the_options_of_a_format_that_a_reader_takes(roots: dict[s
         ("minari", {"mapping": MAPPING}),
         ("rllib-json", {"format_options": {"delimiter": ","}}),
         ("npz", {"format_options": {"delimiter": ","}}),
-        ("mapped.csv", {"mapping": MAPPING, "spaces": spaces}),
         ("rlio", {"format_options": {"infos": "obs"}}),
         ("rlio", {"format": "minari"}),
     ):

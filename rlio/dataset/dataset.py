@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
-from rlio.errors import MissingColumn, OptionError, excerpt
+from rlio.errors import (
+    MissingColumn,
+    OptionError,
+    excerpt,
+)
 from rlio.read_options import ReadOptions
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import EpisodeInfo
@@ -336,6 +340,7 @@ class Dataset(DatasetSnapshot):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
         cache_folder: str | os.PathLike[str] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Stats:
         """Return mean, std, min, max, quantiles and count of columns, for each value of a row.
 
@@ -353,6 +358,7 @@ class Dataset(DatasetSnapshot):
                 not kept.
             cache_folder: Folder of the files; None: ``rlio/stats`` in the user's cache folder. Never the
                 root. If it cannot be written, nothing is kept.
+            progress: Called with the number of rows of each part that was read.
 
         Raises:
             MissingColumn: A named column does not exist.
@@ -362,7 +368,13 @@ class Dataset(DatasetSnapshot):
         from rlio.look.stats import read_stats
 
         return read_stats(
-            self, columns, policy=policy, missing=missing, on_error=on_error, cache_folder=cache_folder
+            self,
+            columns,
+            policy=policy,
+            missing=missing,
+            on_error=on_error,
+            cache_folder=cache_folder,
+            progress=progress,
         )
 
     def info(

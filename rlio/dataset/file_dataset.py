@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
+from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.dataset.dataset import Dataset
 from rlio.errors import OptionError, excerpt
 from rlio.formats.format import by_name
@@ -87,9 +88,18 @@ class FileDataset(OtherFiles, Dataset):
         """What the format says of its data."""
         return self._source.notes
 
+    _why_no_spaces: ClassVar[str] = (
+        "these files state no spaces: pass them to rlio.open_dataset(..., spaces=(observation_space, "
+        "action_space)), which rlio.Mapping and rlio.convert take too"
+    )
+
     @property
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
-        return self._source.policy_spaces
+        found, given = self._source.policy_spaces, self.options.get("spaces")
+        if found or given is None:
+            return found
+        # RLlib's records read them, and do not state them.
+        return dict(given) if isinstance(given, Mapping) else {DEFAULT_POLICY_ID: given}
 
     @property
     def hole_check(self) -> HoleCheck:
@@ -162,6 +172,7 @@ class FileDataset(OtherFiles, Dataset):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
         cache_folder: str | os.PathLike[str] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Stats:
         """See `rlio.Dataset.stats`."""
         from rlio.look.stats import read_stats
@@ -169,7 +180,13 @@ class FileDataset(OtherFiles, Dataset):
         source = self.again()
         try:
             return read_stats(
-                source, columns, policy=policy, missing=missing, on_error=on_error, cache_folder=cache_folder
+                source,
+                columns,
+                policy=policy,
+                missing=missing,
+                on_error=on_error,
+                cache_folder=cache_folder,
+                progress=progress,
             )
         finally:
             source.close()

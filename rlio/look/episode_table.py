@@ -27,6 +27,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.look.episode_index import EpisodeIndex
 from rlio.look.kept import keep, kept_path, read_kept
@@ -101,7 +102,8 @@ class EpisodeTable:
         """
         if isinstance(key, str):
             if key not in self._columns:
-                raise MissingColumn(f"the table has the columns {', '.join(self._columns)}", column=key)
+                hint = did_you_mean(key, self._columns)
+                raise MissingColumn(f"the table has the columns {', '.join(self._columns)}{hint}", column=key)
             return self._columns[key]
         if isinstance(key, slice):
             return self._taken(key)

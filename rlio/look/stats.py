@@ -17,7 +17,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
@@ -29,6 +29,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, unflatten
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.look.kept import keep, kept_path, read_kept
 from rlio.read_options import ReadOptions
@@ -127,7 +128,10 @@ class Stats(Mapping[str, LeafStats]):
 
     def __getitem__(self, name: str) -> LeafStats:
         if name not in self._found:
-            raise MissingColumn(f"the statistics have the columns {', '.join(self._found)}", column=name)
+            raise MissingColumn(
+                f"the statistics have the columns {', '.join(self._found)}{did_you_mean(name, self._found)}",
+                column=name,
+            )
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -219,6 +223,7 @@ def read_stats(
     missing: Missing,
     on_error: Literal["raise", "skip"],
     cache_folder: str | os.PathLike[str] | None,
+    progress: Callable[[int], object] | None = None,
 ) -> Stats:
     """See `rlio.Dataset.stats`."""
     wanted = _wanted(source, columns, policy)
@@ -228,7 +233,7 @@ def read_stats(
         return known
     if on_error == "raise":
         source.check_complete()
-    stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error)
+    stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error, progress=progress)
     if on_error == "raise":  # No row was left out.
         keep(path, json.dumps(stats.to_json()).encode())
     return stats
@@ -320,7 +325,8 @@ def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
     found = [leaf for leaves in known.values() for leaf in leaves if is_named(leaf, (name,))]
     if not found:
         raise MissingColumn(
-            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}",
+            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}"
+            f"{did_you_mean(name, known)}",
             uri=source.uri,
             column=name,
         )
@@ -338,10 +344,13 @@ def _computed(
     policy: str | None,
     missing: Missing,
     on_error: Literal["raise", "skip"],
+    progress: Callable[[int], object] | None,
 ) -> Stats:
-    # Of a tuple, all parts are read; new_obs brings new_obs_valid.
+    # Of a tuple, all parts are read; new_obs brings new_obs_valid. A column may have a slash in its name,
+    # which the name of its only leaf escapes.
     names = dict.fromkeys(
-        leaf.column if any(isinstance(part, int) for part in leaf.path) else leaf.name for leaf in wanted
+        leaf.name if leaf.path and all(isinstance(part, str) for part in leaf.path) else leaf.column
+        for leaf in wanted
     )
     columns = with_step_columns(source, list(names))
     options = group_options(source, ReadOptions(columns=columns, on_error=on_error), missing)
@@ -358,6 +367,8 @@ def _computed(
                 moments[name].add(values)
             sample.add(arrays)
             rows += batch.count
+            if progress is not None:
+                progress(batch.count)
         if not rows:
             raise OptionError("statistics need rows: all were skipped (on_error='skip')", uri=source.uri)
         quantiles = sample.quantiles()
@@ -600,7 +611,10 @@ class Normaliser:
                 if is_in(*at, (name,))
             ]
             if not found:
-                raise MissingColumn(f"the statistics have the columns {', '.join(stats)}", column=name)
+                raise MissingColumn(
+                    f"the statistics have the columns {', '.join(stats)}{did_you_mean(name, stats)}",
+                    column=name,
+                )
             for array in _chosen(name, found, read=read, by_default=by_default):
                 scales[array.name] = _scale(stats[array.name], method, array)
         return cls(named, scales)

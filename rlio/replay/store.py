@@ -131,7 +131,7 @@ def draw_of(keywords: DrawKeywords | LiveDrawKeywords, *, columns: Sequence[str]
         raise OptionError(f"derive={excerpt(given['derive'])}: expected a list of names")
     derived = list(map(named_column, given["derive"]))
     derive = tuple(dict.fromkeys(name for name, _ in derived))
-    chosen = None if given["filter"] is None else RowFilter.of(given["filter"])
+    chosen = None if given["filter"] is None else RowFilter.of_option(given["filter"])
     if given["split"] is not None:
         chosen = RowFilter.on_side(Split.of(given["split"]), chosen)
     return Draw(
@@ -262,7 +262,7 @@ class ReplayStore(Described):
             mapping: What the columns of a table mean.
             format: Name of the format of another library's files; None: recognise it.
             format_options: Options of that format.
-            spaces: Of RLlib's JSON: see `rlio.JsonReader`.
+            spaces: Of files that do not state them: see `rlio.open_dataset`.
             cache: Where to keep the rows: in "memory", or on "disk", in memory-mapped files of the cache
                 folder.
             cache_folder: The cache folder; None: ``RLIO_CACHE``, or the user's default. See `CacheFolder`.

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from rlio.catalog.listing import HoleCheck, SegmentKey
 from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, SchemaError, excerpt
@@ -175,6 +175,11 @@ class Source(ABC):
             for pid, spaces in stored.items()
         }
 
+    _why_no_spaces: ClassVar[str] = (
+        "the data set has no stored spaces: workers and RecordExperience store them; pass "
+        "spaces={policy_id: (observation_space, action_space)} to a writer of your own"
+    )
+
     @property
     def spaces(self) -> tuple[Any, Any]:
         """(observation space, action space) of the only recorded policy.
@@ -194,11 +199,7 @@ class Source(ABC):
                 uri=self.uri,
             )
         if not found:
-            raise SchemaError(
-                "the data set has no stored spaces: workers and RecordExperience store them; pass "
-                "spaces={policy_id: (observation_space, action_space)} to a writer of your own",
-                uri=self.uri,
-            )
+            raise SchemaError(self._why_no_spaces, uri=self.uri)
         return next(iter(found.values()))
 
 
