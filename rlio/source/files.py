@@ -125,6 +125,11 @@ class GroupFiles(FileSource):
         return self._files[0].uri
 
     @property
+    def sizes(self) -> Sequence[int | None]:
+        """See `FileSource`."""
+        return [file.size for file in self._files if file.path]
+
+    @property
     def schemas(self) -> Mapping[str, Schema]:
         return self._schemas
 

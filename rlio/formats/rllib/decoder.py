@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -37,10 +37,11 @@ from rlio.batch.columns import (
     with_possible_validity,
 )
 from rlio.batch.nested import leaves, map_structure
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.inputs import in_column
 from rlio.formats.files.packed import Allowance, is_packed, unpack
-from rlio.formats.files.space_arrays import Spaces, check_spaces, fit_space, space_of
+from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.files.value_arrays import FLOATS, stack_rows, standard_dtype, text_extent
 from rlio.formats.format import format_of_json
@@ -55,6 +56,7 @@ from rlio.formats.rllib.columns import (
 from rlio.formats.rllib.json_arrays import parse_arrays
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import check_containers
+from rlio.support.spaces import Spaces, check_spaces
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -301,7 +303,7 @@ class RllibDecoder:
         self._settle_infos(arrays, policy, context, following)
         self.flags.settle(arrays)
         self.scaling.scale(arrays, policy)
-        check_asked(self._asked, arrays)
+        check_asked(self._asked, arrays, columns)
         rows = _check_rows(arrays)
         if rows > self._limits.group_rows:
             raise UnsafeData(f"a record of {rows} rows, more than {self._limits.group_rows}")
@@ -492,14 +494,18 @@ def _check_floats(rows: list[Any], array: Array, context: _Record) -> Array:
 # ---- the batch ----
 
 
-def check_asked(asked: list[str] | None, columns: Mapping[str, Any]) -> None:
-    """Raise MissingColumn unless ``columns`` has all requested columns."""
+def check_asked(asked: list[str] | None, columns: Mapping[str, Any], known: Collection[str] = ()) -> None:
+    """Raise MissingColumn unless ``columns`` has all requested columns; ``known``: those of the record."""
     for name in asked or ():
         found = name in columns or (
             name == Columns.DONES and bool({Columns.TERMINATEDS, Columns.TRUNCATEDS} & columns.keys())
         )
         if not found:
-            raise MissingColumn("a requested column is missing", column=name)
+            there = sorted({*columns, *known})
+            raise MissingColumn(
+                f"a requested column is missing; the record has {excerpt(there)}{did_you_mean(name, there)}",
+                column=name,
+            )
 
 
 def _check_rows(arrays: Mapping[str, Any]) -> int:

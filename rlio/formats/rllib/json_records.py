@@ -23,7 +23,6 @@ from rlio.catalog.names import HEADER, ShardName
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
 from rlio.formats.files.inputs import Failures, find_files, raise_at
 from rlio.formats.files.line_files import READ_ERRORS, Line, LineFile, line_of, open_line_files
-from rlio.formats.files.space_arrays import Spaces
 from rlio.formats.rllib.decoder import STEP_NUMBERS, NextLine, RllibDecoder
 from rlio.formats.rllib.record_source import RecordFiles
 from rlio.limits import Limits
@@ -32,6 +31,7 @@ from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles
+from rlio.support.spaces import Spaces
 
 __all__ = ["SUFFIXES", "JsonRecords", "open_json", "refuse_data_sets"]
 

@@ -38,7 +38,7 @@ from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
 from rlio.formats.files.packed import Allowance
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions
-from rlio.formats.files.space_arrays import Spaces, fit_space, space_of
+from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_columns
 from rlio.formats.rllib.decoder import STEP_NUMBERS, RllibDecoder, wanted_columns
@@ -50,6 +50,7 @@ from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
+from rlio.support.spaces import Spaces
 
 __all__ = ["SUFFIXES", "BatchRows", "RowGroups", "StepRows", "check_infos_stay", "open_rows"]
 
