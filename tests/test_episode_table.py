@@ -20,6 +20,7 @@ import rlio
 from rlio.errors import CorruptData, MissingColumn, OptionError
 from rlio.look.kept import keep
 from rlio.schemas.shard_file import ShardFile
+from rlio.schemas.streams import STREAM_COLUMNS
 from rlio.writers.roll import Roll
 
 ENDS = ("terminated", "truncated", "open")
@@ -199,6 +200,18 @@ def recorded(
         for number, drawn in enumerate(episodes):
             writer.write(rows_of(drawn, number, ids=True, agents="one"))
     return rlio.open_dataset(root)
+
+
+def test_equal_ids_of_two_writers_are_two_episodes_also_once_the_writers_are_merged(tmp_path: Path) -> None:
+    for name, drawn in (("w0", Drawn(0, "open", [1.0, 2.0])), ("w1", Drawn(0, "terminated", [4.0]))):
+        recorded(tmp_path / "root", drawn, writer_id=name)
+    rlio.maintenance.compact(tmp_path / "root", into=tmp_path / "merged")
+    for root in ("root", "merged"):
+        data = rlio.open_dataset(tmp_path / root)
+        check(data)
+        table = data.episodes
+        assert (table["writer"].tolist(), table["return"].tolist()) == (["w0", "w1"], [3.0, 4.0])
+        assert table["finished"].tolist() == [False, True]
 
 
 FOUR = (
@@ -410,6 +423,53 @@ def test_shards_that_were_compacted_and_removed_are_looked_for(tmp_path: Path) -
     rlio.maintenance.compact(tmp_path)
     rlio.maintenance.gc(tmp_path, grace=0)
     assert data.lengths().tolist() == [3, 5, 2, 1]
+
+
+@pytest.mark.parametrize("kind", [rlio.ParquetWriter, rlio.JsonWriter])
+def test_data_in_sequences_has_a_row_an_episode(tmp_path: Path, kind: Any) -> None:
+    """Sequences are no episodes: an episode has several."""
+    with kind(tmp_path, spool=None, roll=Roll(max_rows=4), writer_id="w0") as writer:
+        for first in (0, 4):
+            batch = rlio.SampleBatch(
+                obs=np.zeros((4, 2)), actions=np.zeros(4), rewards=np.arange(first, first + 4.0),
+                terminateds=[False, False, first > 0, False], eps_id=[0, 0, 0, 1],
+                t=[first, first + 1, first + 2, first], seq_lens=[2, 1, 1], state_in_0=np.zeros((3, 5)),
+            )  # fmt: skip
+            writer.write(batch)
+    data = rlio.open_dataset(tmp_path)
+    assert (data.lengths().tolist(), data.returns().tolist()) == ([6, 2], [18.0, 10.0])
+    assert data.episodes["finished"].tolist() == [True, False]
+    assert rlio.open_dataset(tmp_path, at={"w0": 6}).lengths().tolist() == [5, 1]
+
+
+@pytest.mark.parametrize("kind", [rlio.ParquetWriter, rlio.JsonWriter])
+def test_episodes_have_the_version_of_the_policy_at_their_first_step(tmp_path: Path, kind: Any) -> None:
+    episodes = [rows_of(drawn, number, ids=True, agents="one") for number, drawn in enumerate(FOUR)]
+    batch = rlio.concat_samples(episodes)
+    batch["weights_seq_no"] = np.arange(len(batch)) // 2
+    with kind(tmp_path, roll=Roll(max_rows=4), spool=None, writer_id="w0") as writer:
+        writer.write(batch)
+    data = rlio.open_dataset(tmp_path)
+    assert data.episodes["policy_version"].tolist() == [0, 1, 4, 5]
+    assert data.episodes.columns[-1] == "policy_version"
+    assert data.episodes.filter("policy_version > 3")["episode"].tolist() == [2, 3]
+    rlio.maintenance.trim(tmp_path, before={"w0": 6})
+    assert rlio.open_dataset(tmp_path).episodes["policy_version"].tolist() == [3, 4, 5]
+    if kind is rlio.ParquetWriter:
+        rlio.maintenance.compact(tmp_path)
+        assert rlio.open_dataset(tmp_path).episodes["policy_version"].tolist() == [3, 4, 5]
+
+
+def test_the_version_of_a_policy_is_unknown_in_earlier_shards_unless_it_is_constant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.schemas.group_arrays.TABLE_COLUMNS", STREAM_COLUMNS)  # As they were written.
+    for number, versions in enumerate(([7] * 4, [7, 7, 8, 9])):
+        batch = rlio.SampleBatch(obs=np.zeros(4), rewards=np.ones(4), eps_id=[0, 0, 1, 1], t=[0, 1, 0, 1])
+        batch["weights_seq_no"] = np.array(versions)
+        with rlio.ParquetWriter(tmp_path, spool=None, writer_id=f"w{number}") as writer:
+            writer.write(batch)
+    assert rlio.open_dataset(tmp_path).episodes["policy_version"].tolist() == [7, 7, -1, -1]
 
 
 @pytest.fixture

@@ -354,3 +354,16 @@ def test_info_of_a_damaged_shard_raises(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(CorruptData):
         rlio.open_dataset(tmp_path / "a").info()
+
+
+def test_infinite_returns_are_none_in_json(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "a") as writer:
+        writer.write(steps(10, rewards=np.append(np.ones(9), np.inf)))
+    info = rlio.open_dataset(tmp_path / "a").info()
+    assert info.returns is not None
+    assert (info.returns.min, info.returns.max) == (5, np.inf)
+    found = json.loads(json.dumps(info.as_dict(), allow_nan=False))
+    assert (found["returns"]["min"], found["returns"]["max"], found["returns"]["mean"]) == (5, None, None)
+    assert found["first_write"].endswith("+00:00")
+    assert found["columns"][0]["shape"] == [2]
+    assert "max inf" in repr(info)

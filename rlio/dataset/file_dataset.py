@@ -140,9 +140,11 @@ class FileDataset(OtherFiles, Dataset):
         """Yield the episodes; reads the columns that tell them apart, group by group."""
         access = self._access(None, "error")
         for number in range(len(self.segments)):
-            for *values, writer, began, written in zip(*vars(access.streams(number)).values(), strict=True):
-                times = {"began": utc_time(began), "written": utc_time(written)}
-                yield EpisodeInfo(writer or "", *values, **times)
+            for *values, writer, began, written, version in zip(
+                *vars(access.streams(number)).values(), strict=True
+            ):
+                own: list[Any] = [writer or "", *values, utc_time(began), utc_time(written), version]
+                yield EpisodeInfo(*own)
 
     def to_arrow_batches(
         self,

@@ -37,6 +37,7 @@ class EpisodeIndex:
         reward: Sum of the rewards, NaN where the rows have none.
         end: "terminated", "truncated" or "open", by the last row.
         began: When it began, in milliseconds since 1970-01-01 UTC; None: unknown.
+        version: Version of the policy at its first row; None: unknown.
         episode: Of each fragment, the number of its episode. A fragment is the rows of an episode in one
             segment: a stream. Fragments come segment after segment.
         starts: Of each segment, the number of its first fragment; and the number of fragments.
@@ -50,6 +51,7 @@ class EpisodeIndex:
     reward: list[float] = field(default_factory=list)
     end: list[str] = field(default_factory=list)
     began: list[int | None] = field(default_factory=list)
+    version: list[int | None] = field(default_factory=list)
     episode: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
 
@@ -86,7 +88,7 @@ class EpisodeIndex:
                 environment) -> ``eps_id`` -> number.
         """
         length, reward, end, episode = self.length, self.reward, self.end, self.episode
-        for policy, eps_id, agent, env, rows, _, ended, sum_, named, began, _ in zip(
+        for policy, eps_id, agent, env, rows, _, ended, sum_, named, began, _, version in zip(
             *vars(streams).values(), strict=True
         ):
             key = (named or writer, policy, agent, env)
@@ -105,6 +107,7 @@ class EpisodeIndex:
                 reward.append(value)
                 end.append(ended)
                 self.began.append(began)
+                self.version.append(version)
             else:
                 length[number] += rows
                 reward[number] += value

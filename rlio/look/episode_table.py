@@ -35,6 +35,7 @@ from rlio.query.filters import RowFilter
 from rlio.source.source import Source
 from rlio.support.clock import utc_time
 from rlio.support.extras import needs
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -73,6 +74,7 @@ class EpisodeTable:
     - ``finished``: bool, whether either did. The others were cut, or run on: length and return are those of
       the rows that are there.
     - ``start_time``: datetime64[ms], UTC by the clock of the writer's machine; NaT if unknown.
+    - ``policy_version``: only of data with ``weights_seq_no``: int64, that of the first row; -1 if unknown.
 
     Iteration gives rows: dicts of Python values, in which ``start_time`` is a `datetime`, or None.
     """
@@ -195,7 +197,7 @@ class EpisodeTable:
 
     def __repr__(self) -> str:
         unfinished = int((~self["finished"]).sum())
-        said = f"{len(self)} episodes" if len(self) != 1 else "1 episode"
+        said = counted(len(self), "episode")
         head = f"EpisodeTable({said}{f', {unfinished} unfinished' if unfinished else ''})"
         half = _SHOWN_ROWS // 2
         short = len(self) <= _SHOWN_ROWS
@@ -225,6 +227,7 @@ def table_of(index: EpisodeIndex) -> EpisodeTable:
     agents = set(zip(index.policy, index.agent, strict=True))
     if len(agents) > 1 and any(agent is not None for _, agent in agents):
         columns["agent"] = _ids(index.agent)
+    versions = [-1 if one is None or not 0 <= one < 1 << 63 else one for one in index.version]
     return EpisodeTable(
         {
             **columns,
@@ -234,6 +237,7 @@ def table_of(index: EpisodeIndex) -> EpisodeTable:
             "truncated": truncated,
             "finished": terminated | truncated,
             "start_time": _times(index.began),
+            **({"policy_version": np.array(versions, np.int64)} if set(index.version) - {None} else {}),
         }
     )
 

@@ -465,6 +465,9 @@ def info_of(
         for one in columns
         if one.name == Columns.WEIGHTS_SEQ_NO and one.min is not None and one.max is not None
     ]
+    if not versions and "policy_version" in episodes.columns:  # That of the first row of each episode.
+        known = episodes["policy_version"]
+        versions = [(one, one) for one in set(known[known >= 0].tolist())]
     return DatasetInfo(
         uri=source.uri,
         format=stored.format,

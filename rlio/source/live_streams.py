@@ -50,7 +50,21 @@ def exact_streams(shard: OpenShard, segment: Segment) -> Streams:
             for number, one in enumerate(reward)
         ]
         streams = replace(streams, reward=exact)
-    return without_rewards(shard, streams)
+    return without_rewards(shard, _with_versions(shard, streams))
+
+
+def _with_versions(shard: OpenShard, streams: Streams) -> Streams:
+    """The streams with the version of the policy, if that of a shard without such entries is constant."""
+    if any(version is not None for version in streams.version):
+        return streams
+    found: dict[str, int] = {}
+    for name, policy in shard.schema.policies.items():
+        for leaf in policy.columns.get(Columns.WEIGHTS_SEQ_NO, ()):
+            bounds = [shard.bounds(group).get(leaf.physical) for group in range(len(shard.rows))]
+            known = {int(one) for pair in bounds for one in pair or (-1, 0)}
+            if len(known) == 1:
+                found[name] = known.pop()
+    return replace(streams, version=[found.get(policy) for policy in streams.policy]) if found else streams
 
 
 def _only_nan(shard: ParquetShard) -> bool:

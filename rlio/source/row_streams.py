@@ -13,7 +13,7 @@ from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
 from rlio.schemas.column import TEXTS
 from rlio.schemas.schema import Leaf, PolicySchema
-from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable, Times
+from rlio.schemas.streams import TABLE_COLUMNS, Streams, StreamTable, Times
 
 if TYPE_CHECKING:
     from rlio.source.source import OpenSegment, StoredSegment
@@ -33,7 +33,7 @@ def read_streams(opened: OpenSegment, segment: StoredSegment, *, times: Times | 
         CorruptData: These rows are damaged.
     """
     known = {name for policy in opened.schema.policies.values() for name in policy.columns}
-    columns = [name for name in STREAM_COLUMNS if name in known]
+    columns = [name for name in TABLE_COLUMNS if name in known]
     table, start = StreamTable(), 0
     for group, count in enumerate(opened.rows):
         first = max(segment.skip - start, 0)
@@ -50,7 +50,7 @@ def read_streams(opened: OpenSegment, segment: StoredSegment, *, times: Times | 
 
 def flat_columns(rows: SampleBatch) -> dict[str, NDArray[Any]]:
     """The columns that tell streams apart."""
-    return {name: to_numpy(rows[name]) for name in STREAM_COLUMNS if name in rows}
+    return {name: to_numpy(rows[name]) for name in TABLE_COLUMNS if name in rows}
 
 
 def plain_rewards(policy: PolicySchema) -> Leaf | None:

@@ -279,11 +279,11 @@ class DatasetSnapshot(Described, Source):
         """
         for segment in self.segments:
             table = live_streams(self.open_shard(segment), segment)
-            for *values, writer, began, written in zip(*vars(table).values(), strict=True):
+            for *values, writer, began, written, version in zip(*vars(table).values(), strict=True):
                 # In a shard of merged writers, the table names the writer of the episode.
                 named = segment.ref.writer if writer is None else writer
-                times = {"began": utc_time(began), "written": utc_time(written)}
-                yield EpisodeInfo(named, *values, **times)
+                own: list[Any] = [named, *values, utc_time(began), utc_time(written), version]
+                yield EpisodeInfo(*own)
 
     def missing_shards(self) -> list[tuple[str, str, int]]:
         """Return the objects that have a shard's name but cannot be that shard.

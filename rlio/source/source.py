@@ -290,6 +290,7 @@ class EpisodeInfo:
         reward: Sum of the rewards in this segment.
         began: When the episode began, in UTC by the clock of the writer's machine; None if unknown.
         written: When the first of these rows was written, likewise.
+        version: ``weights_seq_no`` of the first of these rows; None if unknown.
     """
 
     writer: str
@@ -303,3 +304,4 @@ class EpisodeInfo:
     reward: float | None
     began: datetime | None = None
     written: datetime | None = None
+    version: int | None = None
