@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from rlio.batch.arrays import is_table, refuse_columns
 from rlio.catalog.commit import read_header
 from rlio.catalog.names import HEADER
-from rlio.errors import DataNotFound, OptionError, excerpt, with_hint
+from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.formats.format import Found, load, recognise
 from rlio.formats.place import open_episode_files, recognise_inputs
 from rlio.formats.tables.table_files import open_table_files
@@ -21,6 +21,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.source.source import FileSource
 from rlio.storage.filesystem import Storage
+from rlio.storage.near import with_hint
 from rlio.support.options import check_choice, option_names, refuse_unknown
 
 __all__ = [
