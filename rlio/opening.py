@@ -21,6 +21,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.source.source import FileSource
 from rlio.storage.filesystem import Storage
+from rlio.storage.inputs import is_zip
 from rlio.storage.near import with_hint
 from rlio.support.options import check_choice, option_names, refuse_unknown
 
@@ -302,7 +303,8 @@ def open_files(
         if format is not None and format.source is None:
             return None
         return _opened(open_episode_files, inputs, given, options, of="these files")
-    if found is not None and found.folder and isinstance(inputs, (str, os.PathLike)):
+    is_path = isinstance(inputs, (str, os.PathLike))
+    if found is not None and found.folder and is_path and not is_zip(os.fspath(inputs)):
         # Folders of runs, one level or two below, as RLlib leaves them.
         inputs = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}"
     opened = _opened(load(format.rows), inputs, given, options, of=f"the format {format.name}")
