@@ -299,6 +299,7 @@ def test_a_table_is_sorted_stably_with_unknown_values_last() -> None:
         ("return >= quantile(0.5)", [0, 1]),
         ("truncated or eps_id in (0, 3)", [0, 1, 3]),
         ("isnan(return)", [2]),
+        ("column('return') > 5", [0, 1]),
         ("writer == 'w0'", [0, 1, 2, 3]),
         ("writer == 'return > length'", []),
     ],

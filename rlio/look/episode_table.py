@@ -164,7 +164,7 @@ class EpisodeTable:
     def _passing(self, text: str) -> NDArray[np.bool_]:
         """The mask of a filter's text."""
         found = RowFilter.parse(_NAME.sub(lambda name: _OF_ROWS.get(name[0], name[0]), text))
-        columns = {_OF_ROWS.get(name, name): array for name, array in self._columns.items()}
+        columns = {**self._columns, **{other: self[name] for name, other in _OF_ROWS.items()}}
         if "start_time" in (found.columns or ()):
             raise OptionError(
                 "a filter's text has no times: compare the array, "

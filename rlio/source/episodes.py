@@ -162,7 +162,8 @@ class EpisodeFiles(GroupFiles):
         wished = getattr(layout, "group_rows", _GROUP_ROWS)
         self._most = max(1, min(wished, _GROUP_BYTES // max(1, layout.row_bytes)))
         self._reads_parts = isinstance(layout, PartSource) and layout.reads_parts
-        self._run = _Run(layout, self._most) if isinstance(layout, RunSource) else None
+        self._runs = layout if isinstance(layout, RunSource) else None
+        self.run_rows: int = self._most if self._runs else 0
         self._groups: list[_Group] = []
         for start, stop in _runs(layout, 0 if on_error == "skip" else self._most):
             steps = layout.lengths[start]
@@ -211,8 +212,14 @@ class EpisodeFiles(GroupFiles):
         return self.uri
 
     def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
+        return self._read_group(self._groups[group], columns)
+
+    def _read_run(self, groups: range, columns: frozenset[str] | None) -> SampleBatch:
+        first, last = self._groups[groups[0]], self._groups[groups[-1]]
+        return self._read_group(_Group(first.first, last.stop, 0, sum(self.rows[i] for i in groups)), columns)
+
+    def _read_group(self, found: _Group, columns: frozenset[str] | None) -> SampleBatch:
         wanted = self._all if columns is None else columns
-        found = self._groups[group]
         try:
             batch = self._loaded(found, wanted)
             if wanted is not None:
@@ -228,10 +235,10 @@ class EpisodeFiles(GroupFiles):
     def _loaded(self, group: _Group, wanted: frozenset[str] | None) -> SampleBatch:
         first, stop, start, rows = group
         layout = self.layout
-        if isinstance(layout, PartSource) and rows < layout.lengths[first]:
+        if rows < layout.lengths[first] and isinstance(layout, PartSource):
             batch = layout.load_part(first, start, start + rows, wanted)
-        elif self._run is not None:
-            batch = self._run.load(first, stop, wanted)
+        elif self._runs is not None:
+            batch = self._runs.load_run(first, stop, wanted)
         else:
             batch = layout.load(first, wanted)
         if len(batch) != rows:
@@ -298,53 +305,6 @@ def _shapes_of(space: Any, path: Path) -> Iterator[tuple[Path, tuple[int, ...] |
         return
     for key, part in inner.items() if isinstance(inner, Mapping) else enumerate(inner):
         yield from _shapes_of(part, (*path, key))
-
-
-class _Run:
-    """Reads runs of episodes. Of single ones in their order, it reads a run, and keeps it for the next ones.
-
-    Args:
-        layout: The episodes.
-        most: Rows of a run.
-    """
-
-    def __init__(self, layout: RunSource, most: int) -> None:
-        self._layout, self._most = layout, most
-        self._key: object = None
-        self._episodes = range(0)
-        self._starts: list[int] = []
-        self._batch = SampleBatch()
-        self._next = -1
-        #: No run is read before this episode: one of those up to it is damaged.
-        self._alone = 0
-
-    def load(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
-        """See `RunSource`."""
-        follows, self._next = first == self._next, stop
-        if stop > first + 1:
-            return self._layout.load_run(first, stop, columns)
-        if first not in self._episodes or self._key != columns:
-            self._episodes = range(0)
-            if follows and first >= self._alone:
-                self._read(first, columns)
-        if first not in self._episodes:
-            return self._layout.load_run(first, stop, columns)
-        at = first - self._episodes.start
-        part: SampleBatch = self._batch[self._starts[at] : self._starts[at + 1]]
-        return part.copy()
-
-    def _read(self, first: int, columns: frozenset[str] | None) -> None:
-        starts, lengths = [0], self._layout.lengths
-        while (stop := first + len(starts) - 1) < len(lengths) and starts[-1] + lengths[stop] <= self._most:
-            starts.append(starts[-1] + lengths[stop])
-        if stop <= first + 1:
-            return
-        try:
-            batch = self._layout.load_run(first, stop, columns)
-        except (CorruptData, SchemaError):  # Each episode is then read by itself, and says what it has.
-            self._alone = stop
-            return
-        self._key, self._episodes, self._starts, self._batch = columns, range(first, stop), starts, batch
 
 
 def _runs(layout: EpisodeSource, most: int) -> Iterator[tuple[int, int]]:

@@ -250,7 +250,12 @@ class StoredSegment(Protocol):
 
 
 class OpenSegment(Protocol):
-    """An opened file: decodes its rows one group at a time."""
+    """An opened file: decodes its rows one group at a time.
+
+    Where groups that follow each other cost less if they are decoded together, it may have two more:
+    ``run_rows``, up to how many rows, and ``read_run(groups, columns)``, which is `read_folded` of a range of
+    groups. If one of them is damaged, the whole call raises, and the groups are then read one by one.
+    """
 
     schema: Schema
     #: Number of rows of each group.

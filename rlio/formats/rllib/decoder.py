@@ -217,16 +217,21 @@ class RllibDecoder:
             SchemaError: Its columns do not fit each other or ``spaces``. (MissingColumn: one is absent.)
             UnknownLayout: Another library wrote the line, or a column may stand for an absent one.
         """
+        (known, record), self._parsed = self._parsed, (b"", {})  # The caller gets its arrays.
+        if known != line:
+            record = self._parse(line)
+        following = None if next_line is None else partial(self._parse_next, next_line)
+        return self.decode_record(record, infinite=b"Infinity" in line, following=following)
+
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        """The record in a line; lists of numbers are arrays already where that is certain."""
         # Lists may be parts of a space, as well as rows.
-        found = parse_arrays(line, self._limits) if self._spaces is None else None
+        found = parse_arrays(line, self._limits, objects=_INFOS) if self._spaces is None else None
         if found is None or any(
             type(v) is str and k != "type" and not is_packed(v) for k, v in found.items()
         ):
-            known, parsed = self._parsed
-            record = parsed if known == line and known else parse_line(line, self._limits)
-            following = None if next_line is None else partial(self._parse_next, next_line)
-            return self.decode_record(record, infinite=b"Infinity" in line, following=following)
-        return self.decode_record(found, infinite=False)
+            return parse_line(line, self._limits)
+        return found
 
     def _parse_next(self, next_line: NextLine) -> Mapping[str, Any] | None:
         """The next record, if it has infos; it is kept for the call that decodes it."""
@@ -234,7 +239,7 @@ class RllibDecoder:
         if not line or not _has_infos(line):
             return None
         if self._parsed[0] != line:
-            self._parsed = line, parse_line(line, self._limits)
+            self._parsed = line, self._parse(line)
         return self._parsed[1]
 
     def decode_record(
