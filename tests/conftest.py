@@ -1,10 +1,12 @@
 """Fixtures for more than one test file, the order of tests, and how many real servers ran."""
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -52,6 +54,39 @@ def pytest_collection_finish() -> None:
     """Hide items and imported modules from the garbage collector, which would scan them again and again."""
     gc.collect()
     gc.freeze()
+
+
+# Linux's number of it, which Python 3.11 does not name.
+_MADV_COLLAPSE = 25
+_HUGE_PAGE = 2 << 20
+_GROWTH = 256 << 20
+_resident = 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _huge_pages(request: pytest.FixtureRequest) -> None:
+    """Keep what a test process holds in pages of 2 MiB, where Linux can (6.1 and later).
+
+    A fork copies an entry for each page of the process: of 1 GiB in pages of 4 KiB, it takes the parent and the
+    child 45 ms each; in huge pages, 2 ms.
+    """
+    global _resident
+    if not hasattr(request.config, "workerinput") or sys.platform != "linux":
+        return
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resident < _resident + _GROWTH:
+        return
+    _resident = resident
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, mode, _, _, _, *name = line.split(maxsplit=5)
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        begin = -(-begin // _HUGE_PAGE) * _HUGE_PAGE
+        if mode == "rw-p" and name in ([], ["[heap]"]) and end - begin >= _HUGE_PAGE:
+            madvise(
+                begin, (end - begin) // _HUGE_PAGE * _HUGE_PAGE, _MADV_COLLAPSE
+            )  # Others stay as they are.
 
 
 def _turn(item: pytest.Item) -> int:

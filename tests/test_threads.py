@@ -306,7 +306,9 @@ def bytes_of(batch: Any) -> tuple[bytes, ...]:
 @pytest.mark.parametrize(
     "name",
     [
-        further(name)[0] if name.endswith((", as it is read", ", loaded", "on disk")) else name
+        further(name)[0]
+        if name.endswith((", as it is read", ", loaded", "on disk")) or name in list(FOREIGN)[2:]
+        else name
         for name in READERS
     ],
 )
