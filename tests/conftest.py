@@ -67,8 +67,8 @@ _resident = 0
 def _huge_pages(request: pytest.FixtureRequest) -> None:
     """Keep what a test process holds in pages of 2 MiB, where Linux can (6.1 and later).
 
-    A fork copies an entry for each page of the process: of 1 GiB in pages of 4 KiB, it takes the parent and the
-    child 45 ms each; in huge pages, 2 ms.
+    A fork copies an entry for each page of the process. Of 1 GiB in pages of 4 KiB, it takes the parent and
+    the child 45 ms each; in huge pages, 2 ms.
     """
     global _resident
     if not hasattr(request.config, "workerinput") or sys.platform != "linux":
@@ -84,9 +84,8 @@ def _huge_pages(request: pytest.FixtureRequest) -> None:
         begin, end = (int(address, 16) for address in addresses.split("-"))
         begin = -(-begin // _HUGE_PAGE) * _HUGE_PAGE
         if mode == "rw-p" and name in ([], ["[heap]"]) and end - begin >= _HUGE_PAGE:
-            madvise(
-                begin, (end - begin) // _HUGE_PAGE * _HUGE_PAGE, _MADV_COLLAPSE
-            )  # Others stay as they are.
+            # What fails stays as it is.
+            madvise(begin, (end - begin) // _HUGE_PAGE * _HUGE_PAGE, _MADV_COLLAPSE)
 
 
 def _turn(item: pytest.Item) -> int:

@@ -26,9 +26,8 @@ FORBIDDEN_MODULES = frozenset(
     ("pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml", "copyreg")
 )
 # A file without any of these words has none of the dangers, and is not parsed.
-_SUSPICIOUS = re.compile(
-    rf"\b({'|'.join(FORBIDDEN_METHODS | FORBIDDEN_CALLS | FORBIDDEN_MODULES)}|allow_pickle|weights_only)\b|\.load\b"
-)
+_WORDS = FORBIDDEN_METHODS | FORBIDDEN_CALLS | FORBIDDEN_MODULES | {"allow_pickle", "weights_only"}
+_SUSPICIOUS = re.compile(rf"\b({'|'.join(_WORDS)})\b|\.load\b")
 
 
 def sources(checkout: Path) -> list[Path]:

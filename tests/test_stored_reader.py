@@ -35,7 +35,8 @@ def drained(reader: DatasetReader) -> list[SampleBatch]:
     "options",
     [
         {}, {"draw": rlio.Sequences(5)},
-        *further({"draw": rlio.NStep(3, gamma=0.9)}, {"draw": rlio.WholeEpisodes()}, {"filter": "t > 2"}, {"columns": ["t", "obs"]}),
+        *further({"draw": rlio.NStep(3, gamma=0.9)}, {"draw": rlio.WholeEpisodes()}, {"filter": "t > 2"}),
+        *further({"columns": ["t", "obs"]}),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("shuffle", [False, True])
