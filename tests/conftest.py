@@ -24,12 +24,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=gc.freeze)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Test processes of a new checkout compile a part of the test files each, instead of all of them.
 
     Each begins to import at a part of its own, and finds what others have compiled in the meantime. Pytest
     compiles the files of this checkout, with their assertions, in half a minute.
     """
+    gc.disable()  # Until all is collected: what is imported and made by then stays.
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
@@ -54,6 +56,7 @@ def pytest_collection_finish() -> None:
     """Hide items and imported modules from the garbage collector, which would scan them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 # Linux's number of it, which Python 3.11 does not name.
