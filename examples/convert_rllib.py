@@ -15,8 +15,8 @@ def main(source: str, folder: str) -> None:
         rows = sum(len(batch) for batch in reader)
     data = rlio.open_dataset(folder)
     print(f"{rows} rows, {data.bytes()} bytes, columns {', '.join(data.columns['default_policy'])}")
-    for episode in list(data.episodes())[:3]:
-        print(f"episode {episode.eps_id}: {episode.rows} steps, return {episode.reward}, {episode.end}")
+    for episode in data.episodes[:3]:
+        print(f"episode {episode['eps_id']}: {episode['length']} steps, return {episode['return']}")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class AsyncInput(InputReaderAround):
     def _endless(self) -> Endless | None:
         found = self.child._endless()
         # Batches are read ahead, so the number of the child's pass is not that of the served batches.
-        return None if found is None else Endless(0, found.units)
+        return None if found is None else found._replace(number=0)
 
     def interrupt(self) -> None:
         """Stop sampling, and wake a `sample` that waits for a batch; see `InputReader`."""

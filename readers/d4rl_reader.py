@@ -36,6 +36,7 @@ from rlio.readers.stored_pass import Cache
 from rlio.source.damage import SkippedRecord
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import check_count, checked_keywords
+from rlio.support.spaces import Spaces
 
 __all__ = ["D4RLReader"]
 
@@ -57,6 +58,7 @@ class D4RLReader(EpisodeReader):
             read.
         max_episode_steps: Time limit of the environment, for old files without timeouts: an episode that
             reaches it is truncated there.
+        spaces: (observation space, action space), if the files do not state them; None: not known.
         cache: Where rows are kept: see `rlio.DatasetReader`.
         normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.
@@ -78,6 +80,7 @@ class D4RLReader(EpisodeReader):
         inputs: StrPath | Sequence[StrPath],
         *,
         max_episode_steps: int | None = None,
+        spaces: Spaces | None = None,
         cache: Cache = "auto",
         normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
@@ -90,7 +93,7 @@ class D4RLReader(EpisodeReader):
         files = find_files(inputs, suffixes=endings, storage_options=storage_options, limits=limits)
         source = D4rlSource(files, asked.options, max_episode_steps=steps, limits=limits)
         own = {} if steps is None else {"max_episode_steps": steps}
-        self._begin(source, FORMAT, own, asked, cache, normalise)
+        self._begin(source, FORMAT, own, asked, cache, normalise, spaces=spaces)
 
     @property
     def skipped(self) -> int:

@@ -22,6 +22,7 @@ from rlio.source.damage import SkippedRecord
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage.paths import StrPath
 from rlio.support.options import checked_keywords
+from rlio.support.spaces import Spaces
 
 __all__ = ["EpisodeReader"]
 
@@ -41,6 +42,7 @@ class EpisodeReader(SourceReader):
         inputs: The data set: a folder, a file, a glob, a URI, or a list of files.
         format: Name of the format, such as ``"minari"``; None: recognise it.
         format_options: Options of the format, see docs/foreign.md.
+        spaces: (observation space, action space), if the files do not state them; None: not known.
         cache: Where rows are kept: see `rlio.DatasetReader`.
         normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Bounds on the files.
@@ -68,6 +70,7 @@ class EpisodeReader(SourceReader):
         *,
         format: str | None = None,
         format_options: Mapping[str, Any] | None = None,
+        spaces: Spaces | None = None,
         cache: Cache = "auto",
         normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
@@ -77,7 +80,8 @@ class EpisodeReader(SourceReader):
         asked = Asked.of(keywords)  # Raises before anything is opened.
         own = dict(format_options or {})
         found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
-        self._begin(open_source(found, place, own, limits=limits), found, own, asked, cache, normalise)
+        layout = open_source(found, place, own, limits=limits)
+        self._begin(layout, found, own, asked, cache, normalise, spaces=spaces)
 
     @classmethod
     @checked_keywords
@@ -87,6 +91,7 @@ class EpisodeReader(SourceReader):
         format: Format,
         *,
         details: Mapping[str, Any] | None = None,
+        spaces: Spaces | None = None,
         cache: Cache = "auto",
         normalise: Normalise | None = None,
         **keywords: Unpack[SourceKeywords],
@@ -97,12 +102,14 @@ class EpisodeReader(SourceReader):
             source: The episodes; owned by the reader.
             format: Their format.
             details: Everything besides the files that determines the rows, as JSON values; part of states.
+            spaces: See the class.
             cache: See the class.
             normalise: See the class.
             keywords: See the class.
         """
         made = cls.__new__(cls)
-        made._begin(source, format, dict(details or {}), Asked.of(keywords), cache, normalise)
+        asked = Asked.of(keywords)
+        made._begin(source, format, dict(details or {}), asked, cache, normalise, spaces=spaces)
         return made
 
     def _begin(
@@ -114,6 +121,7 @@ class EpisodeReader(SourceReader):
         cache: Cache,
         normalise: Normalise | None,
         *,
+        spaces: Spaces | None = None,
         shared: bool = False,
     ) -> None:
         self.format: Format = format
@@ -123,10 +131,12 @@ class EpisodeReader(SourceReader):
         self._own, self._is_shared = own, shared
         self._layout, self._uri = layout, layout.uri
         try:
-            self.spaces: tuple[Any, Any] | None = layout.spaces
             about = about_format(format, own)
             on_error = self.options.on_error
-            source = EpisodeFiles(layout, about=about, columns=asked.columns or (), on_error=on_error)
+            source = EpisodeFiles(
+                layout, about=about, columns=asked.columns or (), on_error=on_error, spaces=spaces
+            )
+            self.spaces: tuple[Any, Any] | None = source.pair
             if not len(source):
                 raise DataNotFound("found no row in the files: expected at least one", uri=layout.uri)
             missing = _MISSING[self.options.unlike]
@@ -149,7 +159,9 @@ class EpisodeReader(SourceReader):
             keywords: See the class.
         """
         made = type(self).__new__(type(self))
-        made._begin(self._layout, self.format, self._own, Asked.of(keywords), "auto", None, shared=True)
+        asked = Asked.of(keywords)
+        made._begin(self._layout, self.format, self._own, asked, "auto", None, shared=True)
+        made.spaces = self.spaces
         return made
 
     @property

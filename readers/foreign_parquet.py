@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any, Literal, Unpack
 
 from rlio.formats.files.inputs import Failures, find_files
-from rlio.formats.files.space_arrays import Spaces
 from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.formats.tables.parquet_source import (
     SUFFIXES,
@@ -38,6 +37,7 @@ from rlio.readers.source_reader import Asked, SourceKeywords
 from rlio.readers.stored_pass import Cache
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import check_choice, checked_keywords
+from rlio.support.spaces import Spaces
 
 __all__ = ["ForeignParquetReader"]
 

@@ -11,10 +11,11 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,10 @@ from rlio.support.forks import cached_property
 __all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder"]
 
 logger: logging.Logger = logging.getLogger("rlio")
+
+# Up to so many rows, and bytes, of a window are put into their order at once.
+_BLOCK_ROWS: Final = 4096
+_BLOCK_BYTES: Final = 16 << 20
 
 
 class Dealt(NamedTuple):
@@ -125,6 +130,8 @@ class GroupSource(ABC):
         self.unit: Unit = counting.unit
         #: Units of an epoch.
         self.total = 0
+        #: Up to where units were asked for; None: not yet.
+        self._reached: int | None = None
         if not options.skip_damage:
             source.check_complete()
         for where, rows in source.lost_rows():
@@ -164,14 +171,19 @@ class GroupSource(ABC):
             return segment.rows if span is None else len(span.rows)
         return self._chosen[segment].count if span is None else len(self._passing(segment, span))
 
-    def _decode(self, segment: StoredSegment, span: Span) -> Folded | None:
-        """The served units of a group; None if they are lost."""
-        folded = self._reader.read_folded(segment, span)
-        if folded is None or self._matches is None:
+    def _follows(self, start: int, stop: int) -> bool:
+        """Whether units are asked for in turn, so that more are worth reading; a rank passes over others'."""
+        in_turn, self._reached = self._reached in (None, start), stop % self.total
+        return in_turn
+
+    def _passed(self, segment: StoredSegment, spans: Sequence[Span], folded: Folded) -> Folded:
+        """Those of the rows of some groups that pass the filter."""
+        if self._matches is None:
             return folded
-        rows = self._passing(segment, span)
+        start = spans[0].first - segment.first
+        rows = self._chosen[segment].within(start, spans[-1].end - segment.first)
         assert isinstance(folded.batch, SampleBatch)
-        return folded if len(rows) == len(span.rows) else replace(folded, batch=folded.batch[rows])
+        return folded if len(rows) == len(folded.batch) else replace(folded, batch=folded.batch[rows])
 
     @property
     @abstractmethod
@@ -232,12 +244,13 @@ class RecordedOrder(GroupSource):
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are views of the group; no other batch has the same rows."""
         found = 0
+        in_turn = self._follows(start, stop)
         while start < stop:
             group = self._group
             if group is None or not group.start <= start < group.stop:
-                group = self._ahead.get(start)
+                group = self._ahead.get((start, in_turn))
                 if group.stop < self.total:
-                    self._ahead.announce(group.stop)
+                    self._ahead.announce((group.stop, in_turn))
             end = min(stop, group.stop)
             if group.batch is None:
                 self._group = _Group(end, group.stop, None)
@@ -261,23 +274,28 @@ class RecordedOrder(GroupSource):
         return Folded(head, frames)
 
     def rewind(self) -> None:
-        self._group = None
+        self._group = self._reached = None
 
-    def _load(self, position: int) -> _Group:
-        """The group that holds ``position``."""
+    def _load(self, wanted: tuple[int, bool]) -> _Group:
+        """The group that holds a position, and, with True, short ones after it."""
+        position, in_turn = wanted
         number = bisect_right(self._starts, position) - 1
         segment = self._segments[number]
         if self._spans_of != segment:
             # Kept for the next groups: a JSON shard has one group a line, and as many spans.
-            self._spans = self._reader.spans(segment)
+            spans = self._reader.spans(segment)
+            self._spans = [span for span in spans if self._units_of(segment, span)]
             self._span_starts = [0, *accumulate(self._units_of(segment, span) for span in self._spans)]
             self._spans_of = segment
         index = bisect_right(self._span_starts, position - self._starts[number]) - 1
         if index >= len(self._spans):
             raise CorruptData("the shard holds fewer rows than its name says", uri=segment.path)
-        start = self._starts[number] + self._span_starts[index]
-        span, units = self._spans[index], self._units_of(segment, self._spans[index])
-        return _Group(start, start + units, self._decode(segment, span))
+        spans = self._spans if in_turn else self._spans[: index + 1]
+        stop, folded = self._reader.read_run(segment, spans, index)
+        if folded is not None:
+            folded = self._passed(segment, spans[index:stop], folded)
+        first = self._starts[number]
+        return _Group(first + self._span_starts[index], first + self._span_starts[stop], folded)
 
     def _units_of(self, segment: StoredSegment, span: Span) -> int:
         return span.units if self._matches is None else self._weigh(segment, span)
@@ -308,17 +326,17 @@ class _Window:
 
     Attributes:
         batch: The units that are not lost; None if all are lost.
-        place: Index of each unit of the window in the batch; -1: lost.
+        place: Index of each unit of the window in the batch; -1: lost. None: none is lost.
         steps: Policy id -> joint step of each row, counted through the window; empty for rows and sequences.
             Equal (eps_id, t) in two groups are two steps, because ids may repeat between writers.
     """
 
     batch: Folded | None
-    place: NDArray[np.int64]
+    place: NDArray[np.int64] | None
     steps: dict[str, NDArray[np.int64]]
 
 
-_NO_WINDOW = _Window(None, np.empty(0, np.int64), {})
+_NO_WINDOW = _Window(None, None, {})
 
 
 class WindowedOrder(GroupSource):
@@ -335,6 +353,8 @@ class WindowedOrder(GroupSource):
         self._current: tuple[int, int] | None = None
         self._window = _NO_WINDOW
         self._rows = np.empty(0, np.int64)
+        #: Units that were taken together, and the place of the first in the order of the window.
+        self._block: tuple[int, SampleBatch] = 0, SampleBatch()
 
     @cached_property
     def layout(self) -> str:
@@ -349,34 +369,58 @@ class WindowedOrder(GroupSource):
         self._current = None
 
     def rewind(self) -> None:
-        self._current = None
+        self._current = self._reached = None
 
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
-        """See `GroupSource.units`. Batches are copies."""
-        total = 0
+        """See `GroupSource.units`. Batches are copies, or parts of one."""
+        total, in_turn = 0, self._follows(start, stop)
         while start < stop:
             ref = self._order.window_at(epoch, start)
             self._enter(epoch, ref)
             window = self._window
             end = min(stop, ref.stop_position)
-            places = window.place[self._rows[start - ref.start_position : end - ref.start_position]]
-            places = places[places >= 0]
-            found = len(places)
-            places = places[max(wanted.start - total, 0) : max(wanted.stop - total, 0)]
-            total += found
-            batch = None
-            if window.batch is not None and len(places):
-                taken = _take(window.batch.batch, places, self.unit, window.steps)
-                batch = Folded(taken, window.batch.frames)
-            yield Dealt(batch, found)
+            first, last = start - ref.start_position, end - ref.start_position
+            own = range(max(wanted.start - total, 0), max(wanted.stop - total, 0))
+            is_all = own.start == 0 and own.stop >= last - first
+            if is_all and in_turn and self.by_row and window.place is None:
+                dealt = Dealt(self._cut(first, last), last - first)
+            else:
+                dealt = self._picked(self._rows[first:last], own)
+            total += dealt.found
+            yield dealt
             start = end
+
+    def _picked(self, units: NDArray[np.int64], own: range) -> Dealt:
+        """Some units of the window; ``own`` are the wanted ones among those that are not lost."""
+        window = self._window
+        places = units if window.place is None else window.place[units]
+        places = places[places >= 0]
+        taken = places[own.start : own.stop]
+        if window.batch is None or not len(taken):
+            return Dealt(None, len(places))
+        batch = _take(window.batch.batch, taken, self.unit, window.steps)
+        return Dealt(Folded(batch, window.batch.frames), len(places))
+
+    def _cut(self, start: int, stop: int) -> Folded:
+        """The rows from a place to another in the order of the window, of which none is lost.
+
+        More rows are taken at once, because each call costs as much as a hundred rows.
+        """
+        assert self._window.batch is not None
+        rows, (first, block) = self._window.batch.batch, self._block
+        assert isinstance(rows, SampleBatch)
+        if not first <= start or stop > first + len(block):
+            most = min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, rows.size_bytes() // len(rows)))
+            first, block = start, rows[self._rows[start : start + max(most, stop - start)]]
+            self._block = first, block
+        return Folded(block[start - first : stop - first], self._window.batch.frames)
 
     def _enter(self, epoch: int, window: WindowRef) -> None:
         """Make ``window`` the current one, and announce the next one to the background thread."""
         if self._current == (epoch, window.index):
             return
         self._window = self._ahead.get(window.index)
-        self._rows = self._order.rows_in(epoch, window)
+        self._rows, self._block = self._order.rows_in(epoch, window), (0, SampleBatch())
         self._current = (epoch, window.index)
         last = window.stop_position == self.total
         following = self._order.window_at(epoch + last, 0 if last else window.stop_position)
@@ -388,9 +432,7 @@ class WindowedOrder(GroupSource):
         place: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
-        for number in self._order.groups_of(index):
-            segment, span, units = self._groups[number]
-            folded = self._decode(segment, span)
+        for units, folded in self._runs_of(index):
             if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
@@ -402,7 +444,17 @@ class WindowedOrder(GroupSource):
             found += units
         joined = join_folded(parts) if parts else None
         numbers = {pid: np.concatenate(own) for pid, own in steps.items()}
-        return _Window(joined, np.concatenate(place), numbers)
+        places = np.concatenate(place)
+        return _Window(joined, places if (places < 0).any() else None, numbers)
+
+    def _runs_of(self, index: int) -> Iterator[tuple[int, Folded | None]]:
+        """What is read together of a window: the number of its units, and the units; None: they are lost."""
+        groups = self._order.groups_of(index)
+        for segment, found in groupby(self._groups[groups.start : groups.stop], itemgetter(0)):
+            units = {span: count for _, span, count in found}
+            for spans, folded in self._reader.runs(segment, list(units)):
+                passed = None if folded is None else self._passed(segment, spans, folded)
+                yield sum(units[span] for span in spans), passed
 
     def _order_of(self, seed: int) -> WindowOrder:
         rows = [units for _, _, units in self._groups]
@@ -410,7 +462,7 @@ class WindowedOrder(GroupSource):
 
     def close(self) -> None:
         self._ahead.close()
-        self._window = _NO_WINDOW
+        self._window, self._block = _NO_WINDOW, (0, SampleBatch())
         self._current = None
 
 

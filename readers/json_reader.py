@@ -24,7 +24,6 @@ from typing import Any, Unpack
 
 from rlio.formats.files.inputs import find_files
 from rlio.formats.files.line_files import open_line_files
-from rlio.formats.files.space_arrays import Spaces
 from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.formats.rllib.json_records import SUFFIXES, JsonRecords, refuse_data_sets
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -34,6 +33,7 @@ from rlio.readers.source_reader import Asked, SourceKeywords
 from rlio.readers.stored_pass import Cache
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import checked_keywords
+from rlio.support.spaces import Spaces
 
 __all__ = ["JsonReader"]
 

@@ -67,7 +67,7 @@ class MappedInput(InputReaderAround):
     def _endless(self) -> Endless | None:
         found = self.child._endless()
         # Functions may add and drop rows.
-        return None if found is None else Endless(found.number, None)
+        return None if found is None else found._replace(units=None)
 
 
 def _name(function: object) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from rlio.batch import Batch
 from rlio.batch.nested import leaves
+from rlio.batch.tensors import Dtypes
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
 from rlio.reader import InputReader, JsonState, Restorable
 from rlio.support.forks import ReadAhead
@@ -37,7 +38,10 @@ class _Ready(NamedTuple):
 class _Copier:
     """Turns batches into tensors on a device; on a GPU, on a separate stream."""
 
-    def __init__(self, device: torch.device | str | None, pin_memory: bool | None) -> None:
+    def __init__(
+        self, device: torch.device | str | None, dtype: Dtypes | None, pin_memory: bool | None
+    ) -> None:
+        self.dtype = dtype
         self.device = None if device is None else torch.device(device)
         self.stream: torch.cuda.Stream | None = None
         if self.device is not None and self.device.type == "cuda":
@@ -50,9 +54,11 @@ class _Copier:
     def send(self, batch: Batch) -> tuple[Tensors, torch.cuda.Event | None]:
         """Begin the copy; called in the thread."""
         if self.stream is None:
-            return batch.to_torch(self.device, pin_memory=self.pin_memory), None
+            return batch.to_torch(self.device, dtype=self.dtype, pin_memory=self.pin_memory), None
         with torch.cuda.stream(self.stream):
-            tensors = batch.to_torch(self.device, pin_memory=self.pin_memory, non_blocking=self.pin_memory)
+            tensors = batch.to_torch(
+                self.device, dtype=self.dtype, pin_memory=self.pin_memory, non_blocking=self.pin_memory
+            )
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # Likewise.
             copied.record(self.stream)
         return tensors, copied
@@ -83,6 +89,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
     Args:
         reader: Any reader; the caller closes it.
         device: Where the tensors go; None: the CPU. On a GPU, copies have a separate stream.
+        dtype: See `SampleBatch.to_torch`.
         depth: Maximum number of waiting batches, at least 1; one more is being prepared.
         pin_memory: See `SampleBatch.to_torch`; None: only for a GPU.
 
@@ -95,6 +102,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
         reader: InputReader,
         *,
         device: torch.device | str | None = None,
+        dtype: Dtypes | None = None,
         depth: int = 2,
         pin_memory: bool | None = None,
     ) -> None:
@@ -102,7 +110,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
             raise OptionError(f"prefetch() was given {excerpt(reader)}: expected an InputReader")
         depth = check_count("depth", depth, least=1, of="batches")
         self._reader = reader
-        self._copier = _Copier(device, pin_memory)
+        self._copier = _Copier(device, dtype, pin_memory)
         self._state = reader.state_dict()
         self._ahead: ReadAhead[_Ready] = ReadAhead(
             partial(_next_of, reader, self._copier), depth, name="rlio-prefetch"
@@ -114,6 +122,11 @@ class Prefetch(Restorable, Iterator[Tensors]):
 
     def _describe(self) -> Iterator[str]:
         yield repr(self._reader)
+
+    def __iter__(self) -> Self:
+        if not self._closed:
+            self._reader._say_if_endless()
+        return self
 
     def __next__(self) -> Tensors:
         """The next batch: a dict of tensors; with several policies, a dict by policy.

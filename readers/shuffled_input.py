@@ -173,7 +173,7 @@ class ShuffledInput(InputReaderAround):
     def _endless(self) -> Endless | None:
         found = self.child._endless()
         # Batches are read ahead, so the number of the child's pass is not that of the served batches.
-        return None if found is None else Endless(0, found.units)
+        return None if found is None else found._replace(number=0)
 
     def _close(self) -> None:
         self._begin(self._number, self._index)

@@ -26,7 +26,7 @@ from rlio.batch.nested import leaves, map_structure
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.tables.mapping import own_map
 from rlio.formats.tables.table import ArrayTable
-from rlio.formats.tables.table_files import IN_MEMORY, details_of, mapped_source, open_table
+from rlio.formats.tables.table_files import IN_MEMORY, details_of, mapped_source, open_table, spaces_of
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.look.stats import Normalise
 from rlio.mapping import DERIVE, Mapping
@@ -34,6 +34,7 @@ from rlio.readers.episode_reader import EpisodeReader
 from rlio.readers.source_reader import Asked, SourceKeywords
 from rlio.readers.stored_pass import Cache
 from rlio.support.options import checked_keywords
+from rlio.support.spaces import Spaces
 
 __all__ = ["from_arrays", "from_episodes", "read_table"]
 
@@ -45,6 +46,7 @@ def read_table(
     mapping: Mapping | None = None,
     format: str | None = None,
     format_options: abc.Mapping[str, Any] | None = None,
+    spaces: Spaces | None = None,
     cache: Cache = "auto",
     normalise: Normalise | None = None,
     limits: Limits = DEFAULT_LIMITS,
@@ -60,6 +62,7 @@ def read_table(
         mapping: What the columns mean; None: their names are rlio's.
         format: Name of the format of files; None: by their suffixes.
         format_options: ``delimiter`` of CSV; ``split`` of Hugging Face.
+        spaces: (observation space, action space) of the rows; None: not known.
         cache: Where rows are kept: see `rlio.DatasetReader`.
         normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Bounds on the files.
@@ -83,7 +86,10 @@ def read_table(
         limits=limits,
         storage_options=storage_options,
     )
-    return EpisodeReader.of(layout, found, details=own, cache=cache, normalise=normalise, **keywords)
+    spaces = spaces_of(mapping, spaces)
+    return EpisodeReader.of(
+        layout, found, details=own, spaces=spaces, cache=cache, normalise=normalise, **keywords
+    )
 
 
 @checked_keywords
@@ -91,6 +97,7 @@ def from_arrays(
     arrays: abc.Mapping[str, Any],
     *,
     mapping: Mapping | None = None,
+    spaces: Spaces | None = None,
     cache: Cache = "auto",
     normalise: Normalise | None = None,
     **keywords: Unpack[SourceKeywords],
@@ -100,6 +107,7 @@ def from_arrays(
     Args:
         arrays: Columns by name, nested where a value is a dict. They are not copied, and must not change.
         mapping: What the columns mean; None: their names are rlio's.
+        spaces: (observation space, action space) of the rows; None: not known.
         cache: Where rows are kept: see `rlio.DatasetReader`.
         normalise: Brings columns to one range: see `rlio.DatasetReader`.
         keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`.
@@ -115,7 +123,13 @@ def from_arrays(
         raise OptionError(f"found {excerpt(arrays)}, expected a dict of arrays; rlio.read takes data frames")
     layout = mapped_source(ArrayTable("arrays", table_columns(arrays)), mapping)
     return EpisodeReader.of(
-        layout, IN_MEMORY, details=details_of(mapping), cache=cache, normalise=normalise, **keywords
+        layout,
+        IN_MEMORY,
+        details=details_of(mapping),
+        spaces=spaces_of(mapping, spaces),
+        cache=cache,
+        normalise=normalise,
+        **keywords,
     )
 
 
@@ -124,6 +138,7 @@ def from_episodes(
     episodes: Iterable[abc.Mapping[str, Any]],
     *,
     mapping: Mapping | None = None,
+    spaces: Spaces | None = None,
     cache: Cache = "auto",
     normalise: Normalise | None = None,
     **keywords: Unpack[SourceKeywords],
@@ -137,6 +152,7 @@ def from_episodes(
         episodes: The episodes, with the same columns. All are held in memory.
         mapping: What the columns mean; without ``episode``, each dict is an episode. None: their names are
             rlio's.
+        spaces: (observation space, action space) of the rows; None: not known.
         cache: Where rows are kept: see `rlio.DatasetReader`.
         normalise: Brings columns to one range: see `rlio.DatasetReader`.
         keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`.
@@ -175,6 +191,7 @@ def from_episodes(
         mapped_source(table, mapping),
         IN_MEMORY,
         details=details,
+        spaces=spaces_of(mapping, spaces),
         cache=cache,
         normalise=normalise,
         **keywords,

@@ -38,12 +38,15 @@ from .following.paced_writer import PacedWriter as PacedWriter
 from .following.replay import FollowingReplay as FollowingReplay
 from .following.samples_per_insert import SamplesPerInsert as SamplesPerInsert
 from .limits import Limits as Limits
+from .look.episode_table import EpisodeTable as EpisodeTable
+from .look.info import DatasetInfo as DatasetInfo
 from .maintenance.verify import verify as verify
 from .mapping import Mapping as Mapping
 from .policies.policy import Policy as Policy
 from .policies.policy_spec import PolicySpec as PolicySpec
 from .policies.random_policy import RandomPolicy as RandomPolicy
 from .policies.torch_policy import TorchPolicy as TorchPolicy
+from .query.filters import RowFilter as RowFilter
 from .reader import InputReader as InputReader
 from .readers.async_input import AsyncInput as AsyncInput
 from .readers.d4rl_reader import D4RLReader as D4RLReader

@@ -32,6 +32,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import Column, equal_columns, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
+from rlio.batch.tensors import Dtypes
 from rlio.dataset.dataset import Dataset
 from rlio.errors import EndOfData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.minari.sink import about_episode, columns_of, id_of, kept_fields, spec_of
@@ -321,6 +322,7 @@ def to_tensordict(
     *,
     layout: Literal["rlio", "torchrl"] = "rlio",
     device: torch.device | str | None = None,
+    dtype: Dtypes | None = None,
 ) -> tensordict.TensorDict:
     """Return a batch as a `TensorDict` of batch size ``[len(batch)]``; CPU tensors share the batch's memory.
 
@@ -331,6 +333,7 @@ def to_tensordict(
             ``terminated`` and ``truncated`` of shape (n, 1). Observations in a dict are nested below
             ``observation``. Other columns keep their names.
         device: Device of the tensors; None: the CPU.
+        dtype: See `SampleBatch.to_torch`.
 
     Raises:
         MissingExtra: tensordict is not installed.
@@ -346,7 +349,8 @@ def to_tensordict(
     for name in batch:
         if is_per_sequence(name):
             raise SchemaError("found sequences, expected steps: unpad() and delete this column", column=name)
-    columns = {name: _as_dicts(name, column) for name, column in batch.to_torch(device=device).items()}
+    tensors = batch.to_torch(device, dtype=dtype)
+    columns = {name: _as_dicts(name, column) for name, column in tensors.items()}
     if layout == "torchrl":
         columns = _torchrl_layout(columns)
     return TensorDict(columns, batch_size=[len(batch)], device=device)

@@ -17,15 +17,17 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
 from rlio.batch.columns import Columns
+from rlio.batch.other_names import MEANT
 from rlio.errors import OptionError, excerpt
-from rlio.support.options import check_flag, set_options
+from rlio.support.options import check_flag, checked_keywords, set_options
+from rlio.support.spaces import check_spaces
 
 __all__ = ["DERIVE", "Mapping", "Spec", "dotted", "nested"]
 
@@ -35,6 +37,7 @@ Spec: TypeAlias = str | Sequence[str] | abc.Mapping[str, Any]
 DERIVE: Final = "derive"
 
 
+@checked_keywords
 @dataclass(frozen=True)
 class Mapping:
     """What the columns of a table mean; see docs/mapping.md.
@@ -57,6 +60,7 @@ class Mapping:
         per_file: True: an episode ends with its file, and ids are unique only within a file; False: an
             episode may continue in the next file; None: not known.
         final_row: Whether each episode has a further row, with its final observation only.
+        spaces: (observation space, action space) of the rows; None: not known.
 
     Raises:
         OptionError: A value is illegal, or two contradict each other.
@@ -71,6 +75,7 @@ class Mapping:
     dtypes: abc.Mapping[str, str] | None = field(default_factory=dict)
     per_file: bool | None = None
     final_row: bool = False
+    spaces: tuple[Any, Any] | None = None
 
     #: Columns that other fields stand for.
     instead: ClassVar[abc.Mapping[str, str]] = MappingProxyType(
@@ -93,6 +98,7 @@ class Mapping:
             per_file=None if self.per_file is None else check_flag("per_file", self.per_file),
             final_row=check_flag("final_row", self.final_row),
         )
+        check_spaces(self.spaces)
         for name in ("terminated", "truncated"):
             if not isinstance(getattr(self, name), str | bool | None):
                 raise OptionError(f"{name}={excerpt(getattr(self, name))}: expected a column, True or False")
@@ -127,11 +133,29 @@ class Mapping:
             if (top := name.partition("/")[0]) in self.instead:
                 raise OptionError(f"columns={{{name!r}: ...}}: pass {self.instead[top]}= instead")
             _check_spec(name, spec)
+        tops = {name.partition("/")[0] for name in columns}
+        for name in columns:
+            self._check_meant(name, tops)
         return {name: deepcopy(spec) for name, spec in columns.items()}
 
+    def _check_meant(self, name: str, tops: set[str]) -> None:
+        """Refuse another library's name for a column that is not mapped: it would have no meaning."""
+        top, slash, part = name.partition("/")
+        meant = MEANT.get(top.lower(), ())
+        options = {self.instead[column] for column in meant if column in self.instead}
+        if options and not any(getattr(self, option) for option in options):
+            raise OptionError(
+                f"columns={{{name!r}: ...}}: expected a column of rlio: did you mean "
+                f"{' or '.join(sorted(f'{option}=' for option in options))}?"
+            )
+        if meant and not options and not tops.intersection(meant):
+            own = " or ".join(repr(column + slash + part) for column in meant)
+            raise OptionError(f"columns={{{name!r}: ...}}: expected a column of rlio: did you mean {own}?")
+
     def to_json(self) -> dict[str, Any]:
-        """What is not the default, as JSON values."""
-        return {name: value for name, value in asdict(self).items() if value}
+        """What determines the rows and is not the default, as JSON values."""
+        # Spaces change no row, and are no JSON.
+        return {name: value for name, value in asdict(replace(self, spaces=None)).items() if value}
 
 
 def _check_spec(name: str, spec: object) -> None:

@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from rlio.batch.arrays import is_table
+from rlio.batch.arrays import is_table, refuse_columns
 from rlio.catalog.commit import read_header
 from rlio.catalog.names import HEADER
-from rlio.errors import DataNotFound, OptionError, excerpt
+from rlio.errors import DataNotFound, OptionError, excerpt, with_hint
 from rlio.formats.format import Found, load, recognise
 from rlio.formats.place import open_episode_files, recognise_inputs
 from rlio.formats.tables.table_files import open_table_files
@@ -117,8 +117,12 @@ def require_header(storage: Storage, *, look: bool = True) -> None:
         # The writer may have died before it could reach the store.
         if waiting := rows_waiting(storage):
             raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
-        if look and (found := recognise(storage)):
+        if not look:
+            raise
+        if found := recognise(storage):
             raise other_layout(found, storage.uri) from error
+        if hint := storage.did_you_mean():
+            raise with_hint(error, hint) from error
         raise
 
 
@@ -238,7 +242,10 @@ def open_other(
     if options["mapping"] is None and not is_table(value):
         known = recognise_any(value, options["storage_options"])
         if known is None and options["format"] is None:
-            raise failure or DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
+            if failure is None:
+                raise DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
+            storage = Storage.open(value, storage_options=options["storage_options"])
+            raise with_hint(failure, storage.did_you_mean())
     found = open_files(value, known=known, **options)
     if found is None:
         assert known is not None
@@ -297,7 +304,9 @@ def open_files(
     if found is not None and found.folder and isinstance(inputs, (str, os.PathLike)):
         # Folders of runs, one level or two below, as RLlib leaves them.
         inputs = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}"
-    return _opened(load(format.rows), inputs, given, options, of=f"the format {format.name}")
+    opened = _opened(load(format.rows), inputs, given, options, of=f"the format {format.name}")
+    opened.format = format.name
+    return opened
 
 
 def recognise_any(inputs: Any, storage_options: Mapping[str, Any] | None) -> Found | None:
@@ -309,6 +318,7 @@ def recognise_any(inputs: Any, storage_options: Mapping[str, Any] | None) -> Fou
     values = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     is_list = isinstance(values, Sequence) and all(isinstance(value, (str, os.PathLike)) for value in values)
     if not is_list or not values:
+        refuse_columns(inputs)
         raise OptionError(f"found {excerpt(inputs)}, expected a path, a list of paths, a Dataset, or a table")
     return recognise_inputs(values, storage_options)
 

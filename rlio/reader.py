@@ -39,7 +39,7 @@ from rlio.support.states import fitting, value_in, whole_number
 from rlio.support.turns import Turns
 from rlio.writer import ClosedByWith
 
-__all__ = ["Endless", "InputReader", "InputReaderAround", "JsonState", "Restorable", "Unit"]
+__all__ = ["Endless", "InputReader", "InputReaderAround", "JsonState", "Restorable", "Unit", "warn_endless"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -56,10 +56,21 @@ class Endless(NamedTuple):
     Attributes:
         number: Number of the pass that the last batch came from.
         units: Units of each pass; None: known only by reading.
+        by_epochs: Whether the option ``epochs`` would end it.
     """
 
     number: int
     units: int | None
+    by_epochs: bool = True
+
+
+def warn_endless(name: str) -> None:
+    """Log that a loop over an object of the class ``name`` ends only by a break."""
+    logger.warning(
+        "%s is endless, because epochs is None: this loop serves the data again and again, and ends only by "
+        "a break; pass epochs=1 for one pass",
+        name,
+    )
 
 
 class _Rest(NamedTuple):
@@ -140,6 +151,8 @@ class InputReader(Restorable, ClosedByWith):
     # Class-level defaults, because authors need not call super().__init__(). None stands for an empty queue.
     _rests: deque[_Rest] | None = None
     _closed: bool = False
+    # Whether the log says already that iteration does not end.
+    _said_endless: bool = False
     # Made by the first call, because authors need not call super().__init__(); see `_turns_of_threads`.
     _thread_turns: Turns | None = None
 
@@ -285,6 +298,8 @@ class InputReader(Restorable, ClosedByWith):
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over the batches until the end of the data.
 
+        An endless reader has no end: it logs this once, as a warning. `sample` does not.
+
         Raises:
             EndOfData: An endless reader has no data. Its loop must not end as if all data had been served.
         """
@@ -295,7 +310,15 @@ class InputReader(Restorable, ClosedByWith):
                 if self._endless() is not None:
                     raise
                 return
+            self._say_if_endless()
             yield batch
+
+    def _say_if_endless(self) -> None:
+        """Log, once, that iteration does not end, if an option that may have been forgotten would end it."""
+        if not self._said_endless:
+            self._said_endless = True
+            if (found := self._endless()) is not None and found.by_epochs:
+                warn_endless(type(self).__name__)
 
     def state_dict(self) -> JsonState:
         """Return the position as JSON: never options, buffers or data.

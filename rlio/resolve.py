@@ -29,7 +29,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
-from rlio.batch.arrays import is_table
+from rlio.batch.arrays import is_table, refuse_columns
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import InputReader
@@ -369,6 +369,7 @@ def resolve_input(
         OptionError: ``value`` is of an unknown kind, nothing takes one of the options, or the folders hold
             no files of a known kind, or files of several kinds.
     """
+    refuse_columns(value)
     if not is_table(value) and (pairs := _pairs(value)):
         return _mixture(pairs, context, wrap)
     reader = _single(value, context)

@@ -59,7 +59,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.look.stats import Normalise
 from rlio.query.positions import draw_seed
 from rlio.read_options import OrderKeywords
-from rlio.reader import JsonState, Restorable
+from rlio.reader import JsonState, Restorable, warn_endless
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.prefetch import Prefetch
 from rlio.readers.stored_pass import Cache
@@ -186,6 +186,8 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         )
         self._loaded: JsonState | None = None
         self._position = self._start
+        # Whether the log says already that iteration does not end.
+        self._said_endless = False
 
     def _begin(self) -> tuple[Snapshot, JsonState]:
         """The snapshot and state that all ranks and workers share."""
@@ -245,13 +247,23 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         """Begin at the loaded state the first time, later at the beginning.
 
+        Without ``epochs`` it has no end, and logs this once; so do a loader and `prefetch`.
+
         Raises:
             StateError: The last `load_state_dict` failed.
         """
         self._check_loaded()
+        if _worker()[0] == 0:
+            self._say_if_endless()
         start, self._loaded = self._loaded or self._start, None
         self._position = start
         return self._items(start)
+
+    def _say_if_endless(self) -> None:
+        """Log, once, that iteration does not end."""
+        if self._options.get("epochs") is None and not self._said_endless:
+            self._said_endless = True
+            warn_endless(type(self).__name__)
 
     def _items(self, start: JsonState) -> Iterator[Item]:
         worker, workers = _worker()
@@ -374,6 +386,10 @@ class ReplayLoader(Restorable, Iterator[Item]):
     def _describe(self) -> Iterator[str]:
         yield f"num_workers={self._num_workers}"
         yield repr(self._dataset)
+
+    def __iter__(self) -> Self:
+        self._dataset._say_if_endless()
+        return self
 
     def __next__(self) -> Item:
         """The next batch.

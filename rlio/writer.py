@@ -23,6 +23,7 @@ from typing import Protocol, Self
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.errors import ClosedError, PublishError, SchemaError, excerpt
 from rlio.support.described import Described
+from rlio.support.words import counted
 
 __all__ = ["ClosedByWith", "OutputWriter", "close_after"]
 
@@ -114,7 +115,7 @@ class OutputWriter(ClosedByWith):
         return self._closed
 
     def _describe(self) -> Iterator[str]:
-        yield f"{self.rows_received} rows received, {self.rows_published} published"
+        yield f"{counted(self.rows_received, 'row')} received, {self.rows_published:,} published"
 
     @property
     def rows_published(self) -> int:

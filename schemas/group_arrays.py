@@ -18,7 +18,7 @@ from rlio.schemas.column import ColumnSpec, Nullable
 from rlio.schemas.observations import MISSING, STORED, link, previous_rows, successors
 from rlio.schemas.row_groups import RowGroup, partial_columns
 from rlio.schemas.schema import Schema
-from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
+from rlio.schemas.streams import TABLE_COLUMNS, StreamTable
 
 __all__ = [
     "BATCH",
@@ -46,7 +46,7 @@ def _streams(group: RowGroup, schema: Schema, table: StreamTable) -> NDArray[np.
         rows = slice(None) if group.policy is None else every
         named = {
             name: _at(group.columns[columns[name][0].physical], rows)
-            for name in STREAM_COLUMNS
+            for name in TABLE_COLUMNS
             if name in columns and columns[name][0].physical in group.columns
         }
         times = group.times

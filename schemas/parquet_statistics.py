@@ -6,7 +6,7 @@ is safe: false statistics only hide rows of the shard that states them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,39 +15,50 @@ import pyarrow.parquet as pq
 from rlio.schemas.group_arrays import linked_columns
 from rlio.schemas.schema import Schema
 
-__all__ = ["Bounds", "read_bounds"]
+__all__ = ["Bounds", "bounded_columns", "read_bounds"]
 
 #: The least and the greatest value of a column without NaNs, in its dtype.
 Bounds: TypeAlias = "tuple[np.generic[Any], np.generic[Any]]"
 
 
-def read_bounds(metadata: pq.FileMetaData, schema: Schema) -> list[Mapping[str, Bounds]]:
+def bounded_columns(schema: Schema, fields: Sequence[str]) -> dict[int, str]:
+    """Return number -> physical name of the columns that may have bounds: scalars.
+
+    Those of ``new_obs`` are left out, which store only values that are not another row's ``obs``.
+
+    Args:
+        schema: Schema of the shard.
+        fields: The columns of the file, in order. Each is one column of Parquet.
+    """
+    elided = set(linked_columns(schema))
+    return {
+        number: name
+        for number, name in enumerate(fields)
+        if name in schema.columns and schema.columns[name].kind == "scalar" and name not in elided
+    }
+
+
+def read_bounds(
+    metadata: pq.FileMetaData, schema: Schema, columns: Mapping[int, str]
+) -> list[Mapping[str, Bounds]]:
     """Return the bounds of each row group's scalar columns, by physical name.
 
-    Leaves out columns with unknown bounds: columns that are not scalars, that hold only NaNs and nulls, and
-    those of ``new_obs``, which store only values that are not another row's ``obs``.
+    Leaves out columns that hold only NaNs and nulls.
 
     Args:
         metadata: A footer that fits ``schema``.
         schema: Schema of the shard.
+        columns: Its `bounded_columns`.
     """
-    elided = set(linked_columns(schema))
-    scalars = {
-        number: name
-        for number in range(metadata.num_columns)
-        if (name := metadata.schema.column(number).path) in schema.columns
-        and schema.columns[name].kind == "scalar"
-        and name not in elided
-    }
+    native = {name: schema.columns[name].native.type for name in columns.values()}
     found: list[Mapping[str, Bounds]] = []
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         bounds = {}
-        for number, name in scalars.items():
+        for number, name in columns.items():
             statistics = group.column(number).statistics
             if statistics is not None and statistics.has_min_max:
-                native = schema.columns[name].native.type
-                low, high = native(statistics.min), native(statistics.max)
+                low, high = native[name](statistics.min), native[name](statistics.max)
                 if low <= high:
                     bounds[name] = low, high
         found.append(bounds)

@@ -25,7 +25,7 @@ from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack, Nullable
 from rlio.schemas.frame_pools import Frames, StackPool, grown, pool_stacks
 from rlio.schemas.observations import as_unsigned, successors
 from rlio.schemas.schema import PolicySchema, Schema
-from rlio.schemas.streams import STREAM_COLUMNS, StreamTable, Times
+from rlio.schemas.streams import TABLE_COLUMNS, StreamTable, Times
 from rlio.schemas.text_columns import check_texts
 from rlio.support.clock import utc_ms
 
@@ -147,7 +147,7 @@ def _stream_columns(piece: Piece, schema: Schema) -> dict[str, NDArray[Any]]:
     columns = schema.policies[piece.policy].columns
     return {
         name: piece.arrays[columns[name][0].physical]
-        for name in STREAM_COLUMNS
+        for name in TABLE_COLUMNS
         if name in columns and columns[name][0].physical in piece.arrays
     }
 

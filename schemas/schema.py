@@ -29,6 +29,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, path_text, unflatten
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -428,7 +429,10 @@ class Schema:
         for name in columns:
             if name not in known and not any(name in policy.names for policy in self.policies.values()):
                 raise MissingColumn(
-                    f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=uri, column=name
+                    f"no column {name!r}; the shard has {', '.join(sorted(known))}"
+                    f"{did_you_mean(name, known)}",
+                    uri=uri,
+                    column=name,
                 )
 
     def _check_limits(self) -> None:

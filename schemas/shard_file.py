@@ -12,7 +12,8 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +39,7 @@ from rlio.schemas.group_arrays import (
 from rlio.schemas.observations import MISSING, STORED, SplitStack, resolve_links, successors
 from rlio.schemas.parquet import GroupInfo
 from rlio.schemas.parquet_metadata import MAGIC, read_footer
-from rlio.schemas.parquet_statistics import Bounds, read_bounds
+from rlio.schemas.parquet_statistics import Bounds, bounded_columns, read_bounds
 from rlio.schemas.schema import Leaf, Schema, is_named
 from rlio.schemas.streams import Streams
 from rlio.schemas.text_columns import check_texts
@@ -58,6 +59,34 @@ _MALFORMED = (
     AttributeError,
     RecursionError,
 )
+
+
+# Schemas of at most this many bytes are kept, because most shards of a root have the same one.
+_KNOWN_BYTES: Final = 1 << 16
+
+
+class _Form(NamedTuple):
+    """What a footer's schema says of the file; do not modify.
+
+    Attributes:
+        schema: The schema.
+        fields: Its columns in the file.
+        bounded: Number -> name of the columns that may have bounds.
+    """
+
+    schema: Schema
+    fields: pa.Schema
+    bounded: Mapping[int, str]
+
+
+def _form_of(text: bytes, limits: Limits) -> _Form:
+    schema = Schema.from_text(text, limits=limits)
+    check_stacks(schema)
+    fields = pa.schema(file_fields(schema))
+    return _Form(schema, fields, bounded_columns(schema, fields.names))
+
+
+_known_form = lru_cache(maxsize=32)(_form_of)
 
 
 @dataclass(frozen=True)
@@ -171,10 +200,11 @@ class ShardFile:
         limits = self._limits
         self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
         written = self._metadata.metadata or {}
-        limits.check_json(written[b"rlio.schema"], "a schema")
-        self.schema: Schema = Schema.from_text(written[b"rlio.schema"], limits=limits)
-        check_stacks(self.schema)
-        self._fields = pa.schema(file_fields(self.schema))
+        text = written[b"rlio.schema"]
+        known = _known_form if len(text) <= _KNOWN_BYTES else _form_of
+        self._form = known(text, limits)
+        self.schema: Schema = self._form.schema
+        self._fields = self._form.fields
         self.groups: list[GroupInfo] = _group_infos(written[b"rlio.groups"], self._metadata.num_row_groups)
         self.rows: list[int] = [info.rows for info in self.groups]
         self.units: list[int] = [info.units for info in self.groups]
@@ -188,7 +218,7 @@ class ShardFile:
 
     @cached_property
     def _bounds(self) -> list[Mapping[str, Bounds]]:
-        return read_bounds(self._metadata, self.schema)
+        return read_bounds(self._metadata, self.schema, self._form.bounded)
 
     def bounds(self, index: int) -> Mapping[str, Bounds]:
         """Return the least and greatest values of a row group; see `rlio.schemas.parquet_statistics`."""

@@ -23,18 +23,20 @@ from numpy.typing import NDArray
 from rlio.batch.columns import AGENT_ID, Columns
 from rlio.errors import CorruptData, UnsafeData, excerpt
 
-__all__ = ["STREAM_COLUMNS", "WRITER", "KeptTimes", "StreamTable", "Streams", "Times"]
+__all__ = ["STREAM_COLUMNS", "TABLE_COLUMNS", "WRITER", "KeptTimes", "StreamTable", "Streams", "Times"]
 
 #: The column that names the original writer of each row, in data of merged writers.
 WRITER = "_writer"
 _KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID, WRITER)
 #: The logical columns from which streams are made.
 STREAM_COLUMNS = (*_KEYS, AGENT_ID, Columns.T, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.REWARDS)
+#: Those from which the table of streams is made.
+TABLE_COLUMNS = (*STREAM_COLUMNS, Columns.WEIGHTS_SEQ_NO)
 
 Columned: TypeAlias = Mapping[str, NDArray[Any]]
 _Key: TypeAlias = tuple[Hashable, ...]
 #: Columns of the table that earlier versions, and data without times, lack.
-_OPTIONAL = ("writer", "began", "written")
+_OPTIONAL = ("writer", "began", "written", "version")
 
 
 class Times:
@@ -99,6 +101,7 @@ class Streams:
         writer: Original writer of the rows; None if it is the shard's writer.
         began, written: When the episode began, and when the first of its rows in this shard was written, in
             milliseconds since 1970-01-01 UTC by the clock of the writer's machine; None if unknown.
+        version: ``weights_seq_no`` of the first row in this shard; None if unknown.
     """
 
     policy: list[str] = field(default_factory=list)
@@ -112,6 +115,7 @@ class Streams:
     writer: list[str | None] = field(default_factory=list)
     began: list[int | None] = field(default_factory=list)
     written: list[int | None] = field(default_factory=list)
+    version: list[int | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.policy)
@@ -159,19 +163,20 @@ class Streams:
 
 # A string of JSON, including its escapes.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_ENDS = ("terminated", "truncated", "open")
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "policy": (str,),
-    "eps_id": (str, int, type(None)),
-    "agent_index": (str, int, type(None)),
-    "env_id": (str, int, type(None)),
-    "rows": (int,),
-    "t0": (int, type(None)),
-    "end": (str,),
-    "reward": (float, int, type(None)),
-    "writer": (str, type(None)),
-    "began": (int, type(None)),
-    "written": (int, type(None)),
+_ENDS = frozenset(("terminated", "truncated", "open"))
+_KINDS: Mapping[str, frozenset[type]] = {
+    "policy": frozenset((str,)),
+    "eps_id": frozenset((str, int, type(None))),
+    "agent_index": frozenset((str, int, type(None))),
+    "env_id": frozenset((str, int, type(None))),
+    "rows": frozenset((int,)),
+    "t0": frozenset((int, type(None))),
+    "end": frozenset((str,)),
+    "reward": frozenset((float, int, type(None))),
+    "writer": frozenset((str, type(None))),
+    "began": frozenset((int, type(None))),
+    "written": frozenset((int, type(None))),
+    "version": frozenset((int, type(None))),
 }
 
 
@@ -185,10 +190,10 @@ def _check_types(written: Mapping[str, list[Any]]) -> None:
     """Refuse a table with values that rlio never writes."""
     for name, values in written.items():
         kinds = _KINDS[name]
-        if not all(type(value) in kinds for value in values):
+        if not kinds.issuperset(map(type, values)):
             unlike = next(value for value in values if type(value) not in kinds)
             raise CorruptData(f"the table of streams has {excerpt(unlike)} as {name}")
-    if not all(end in _ENDS for end in written["end"]) or not all(rows >= 0 for rows in written["rows"]):
+    if not _ENDS.issuperset(written["end"]) or min(written["rows"], default=0) < 0:
         raise CorruptData("the table of streams has an impossible end or number of rows")
 
 
@@ -214,7 +219,7 @@ class StreamTable:
 
         Args:
             policy: The policy's id.
-            columns: The logical columns that are one array each; only those of `STREAM_COLUMNS` are used.
+            columns: The logical columns that are one array each; only those of `TABLE_COLUMNS` are used.
             rows: Number of rows.
             times: (First row, times) of each part of the rows, ascending.
 
@@ -275,6 +280,7 @@ class StreamTable:
         table.reward.append(0.0)
         table.began.append(None)
         table.written.append(None)
+        table.version.append(None)
         return number
 
     def _tally(
@@ -284,7 +290,7 @@ class StreamTable:
         first: NDArray[np.int64],
         last: NDArray[np.int64],
     ) -> None:
-        """Update rows, t0, end and reward of the runs that `assign` found."""
+        """Update rows, t0, end, reward and version of the runs that `assign` found."""
         table, rows = self.streams, int(last[-1]) + 1 if len(last) else 0
         terminated, truncated = (
             _flags(columns, name, rows)[last].tolist() for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)
@@ -295,11 +301,15 @@ class StreamTable:
             with np.errstate(over="ignore", invalid="ignore"):  # Rewards, and so their sum, may be infinite.
                 sums = np.add.reduceat(np.asarray(rewards, np.float64), first).tolist()
         begins: list[Any] = t[first].tolist() if _is_numeric(t) and t is not None else [None] * len(first)
+        versions = columns.get(Columns.WEIGHTS_SEQ_NO)
+        known = versions is not None and versions.ndim == 1 and versions.dtype.kind in "iu"
+        acted: list[Any] = versions[first].tolist() if known and versions is not None else [None] * len(first)
         lengths = (last - first + 1).tolist()
         for run, number in enumerate(numbers.tolist()):
             if table.rows[number] == 0:
                 begin = begins[run]
                 table.t0[number] = int(begin) if begin is not None and math.isfinite(begin) else None
+                table.version[number] = acted[run]
             table.rows[number] += lengths[run]
             table.reward[number] += sums[run]  # Python's floats: inf - inf is NaN without a warning.
             table.end[number] = "terminated" if terminated[run] else "truncated" if truncated[run] else "open"

@@ -112,10 +112,11 @@ def checkout() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Logs of writers to remote roots and built stores lie in the test run's folder, not in the user's."""
+    """Logs of writers to remote roots, built stores and small files lie in the test run's folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLIO_SPOOL", str(tmp_path_factory.mktemp("spool")))
         patch.setenv("RLIO_CACHE", str(tmp_path_factory.mktemp("cache") / "stores"))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("kept")))  # Statistics and such.
         yield
 
 

@@ -851,6 +851,56 @@ class TestTensors:
         assert tensors["back"].tolist() == [2, 1, 0]
         assert tensors["big"].tolist() == [0, 1, 2]
 
+    def test_a_dtype_is_that_of_all_floats(self) -> None:
+        torch = pytest.importorskip("torch")
+        batch = SampleBatch(
+            obs={"x": np.ones((2, 3)), "pixels": np.zeros((2, 4), np.uint8)},
+            rewards=np.array([0.5, 1.5], np.float32),
+            actions=np.arange(2),
+            truncateds=np.zeros(2, bool),
+            infos=[{}, {}],
+        )
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, "float64"):
+            tensors = batch.to_torch(dtype=dtype)
+            wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+            assert tensors["obs"]["x"].dtype == tensors["rewards"].dtype == wanted
+            assert tensors["rewards"].tolist() == [0.5, 1.5]
+            assert tensors["obs"]["pixels"].dtype == torch.uint8
+            assert tensors["actions"].dtype == torch.int64
+            assert tensors["truncateds"].dtype == torch.bool
+            assert isinstance(tensors["infos"], np.ndarray)
+            assert batch.to_device("cpu", dtype=dtype)["rewards"].dtype == wanted
+            again = batch.to_device("cpu").to_torch(dtype=dtype)
+            assert again["rewards"].dtype == wanted
+            assert again["actions"].dtype == torch.int64
+        assert batch["obs"]["x"].dtype == np.float64
+
+    def test_a_dtype_by_column_is_of_any_kind(self) -> None:
+        torch = pytest.importorskip("torch")
+        pair = {"x": np.ones((2, 3)), "pixels": np.zeros((2, 4), np.uint8)}
+        batch = SampleBatch(obs=pair, new_obs=pair, actions=np.arange(2), infos=[{}, {}])
+        tensors = batch.to_torch(
+            dtype={"actions": torch.int32, "obs/pixels": "float32", "obs": torch.float16}
+        )
+        assert tensors["actions"].dtype == torch.int32
+        for name in ("obs", "new_obs"):
+            assert tensors[name]["pixels"].dtype == torch.float32
+            assert tensors[name]["x"].dtype == torch.float16
+        only = batch.to_torch(dtype={"obs/x": "float32", "new_obs/x": "float16"})
+        assert (only["obs"]["x"].dtype, only["new_obs"]["x"].dtype) == (torch.float32, torch.float16)
+
+    def test_a_dtype_that_cannot_be_is_refused(self) -> None:
+        torch = pytest.importorskip("torch")
+        batch = SampleBatch(actions=np.arange(2), infos=[{}, {}])
+        with pytest.raises(OptionError, match="a floating dtype"):
+            batch.to_torch(dtype=torch.int32)
+        with pytest.raises(OptionError, match="expected a dtype of torch"):
+            batch.to_torch(dtype="float33")
+        with pytest.raises(MissingColumn, match="did you mean 'actions'"):
+            batch.to_torch(dtype={"action": torch.int32})
+        with pytest.raises(OptionError, match="infos"):
+            batch.to_torch(dtype={"infos": torch.int32})
+
     def test_a_batch_of_tensors_slices_pads_joins_and_pickles(self) -> None:
         pytest.importorskip("torch")
         batch = sequence_batch()

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import rlio
 from rlio.cli import main as cli
+from rlio.cli.exit_codes import EXIT_CODES
 
 runner = CliRunner()
 
@@ -45,6 +50,112 @@ def test_version_shows_what_is_installed_as_text_and_as_json() -> None:
     shown = json.loads(runner.invoke(cli.app, ["version", "--json"]).output)
     assert shown["rlio"] == rlio.__version__
     assert {"python", "numpy", "pyarrow", "torch"} <= set(shown)
+
+
+def test_the_version_is_an_option() -> None:
+    shown = runner.invoke(cli.app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"rlio {rlio.__version__}\n")
+
+
+def test_the_help_imports_neither_arrays_nor_tables() -> None:
+    """So that it takes little more time than the import of its library."""
+    heavy = ("numpy", "pyarrow", "torch", "gymnasium", "fsspec", "pandas", "h5py", "rich", "tqdm")
+    code = (
+        "import sys; from rlio.cli.main import app; sys.argv = ['rlio', '--help']\n"
+        "try: app()\n"
+        f"finally: print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage: " in ran.stdout
+    assert ran.stderr == "[]\n"
+
+
+def test_one_table_of_exit_codes_stands_in_the_help_and_the_page(checkout: Path) -> None:
+    page = (checkout / "docs" / "commands.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == EXIT_CODES
+    shown = " ".join(runner.invoke(cli.app, ["--help"]).output.split())
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code} {meaning}" in shown
+
+
+def test_no_command_has_exit_codes_of_its_own(checkout: Path) -> None:
+    for module in (checkout / "rlio" / "cli").glob("*.py"):
+        text = module.read_text(encoding="utf-8")
+        assert not re.search(r"(Exit|exit)\(\s*-?\d", text), f"{module.name} exits with a number"
+
+
+def _code(code: str, arguments: tuple[str, ...]) -> str:
+    return f"import sys\nfrom rlio.cli import main\n{code}\nsys.argv = ['rlio', *{arguments!r}]\nmain.main()"
+
+
+def _run_main(*arguments: str, code: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    text = _code(code, arguments)
+    return subprocess.run(
+        [sys.executable, "-c", text], text=True, check=False, stderr=subprocess.PIPE, **options
+    )
+
+
+def test_a_bug_has_an_exit_code_of_its_own_and_a_traceback() -> None:
+    ran = _run_main(code="main.app = lambda: 1 / 0", stdout=subprocess.DEVNULL)
+    assert ran.returncode == 70
+    assert "Traceback" in ran.stderr
+    assert "ZeroDivisionError" in ran.stderr
+
+
+def test_ctrl_c_has_an_exit_code_of_its_own() -> None:
+    code = (
+        "import importlib\n"
+        "def stop(*values, **options): raise KeyboardInterrupt\n"
+        "importlib.import_module('rlio.maintenance.verify').verify = stop"
+    )
+    assert _run_main("verify", "runs", code=code, stdout=subprocess.DEVNULL).returncode == 130
+
+
+def test_a_closed_pipe_has_an_exit_code_of_its_own_and_no_traceback(tmp_path: Path) -> None:
+    with rlio.ParquetWriter(tmp_path / "root") as writer:
+        writer.write(rlio.SampleBatch(obs=[[0.0]], t=[0]))
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        ran = _run_main("verify", str(tmp_path / "root"), "--json", stdout=closed)
+    assert (ran.returncode, ran.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", ["verify", "convert"])
+def test_progress_has_rate_and_remaining_time_and_is_silent_elsewhere(command: str, tmp_path: Path) -> None:
+    t = np.arange(20) % 5
+    for part in range(2):
+        with rlio.ParquetWriter(tmp_path / "root", roll=rlio.Roll(max_rows=10)) as writer:
+            rows = {"obs": t * 1.0, "actions": t, "rewards": t * 1.0, "terminateds": t == 4, "t": t}
+            writer.write(rlio.SampleBatch(rows, eps_id=np.arange(20) // 5 + part))
+    root, code = str(tmp_path / "root"), "import rlio.cli.tables as tables; tables._QUIET_SECONDS = 0"
+
+    def arguments(number: int) -> tuple[str, ...]:
+        return (command, root, *([str(tmp_path / str(number))] if command == "convert" else []))
+
+    shown = _run_on_terminal(*arguments(0), code=code)
+    assert re.search(r"%\|.*\[\d\d:\d\d<(\d\d:\d\d|\?), .*/s\]", shown), shown
+    assert "%|" not in _run_on_terminal(*arguments(1), "--json", code=code)
+    piped = _run_main(*arguments(2), code=code, stdout=subprocess.DEVNULL)
+    assert (piped.returncode, piped.stderr) == (0, "")
+
+
+def _run_on_terminal(*arguments: str, code: str) -> str:
+    """Run a command whose standard error is a terminal; gives what was written there."""
+    pty = pytest.importorskip("pty")
+    termios = pytest.importorskip("termios")
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    command = [sys.executable, "-c", _code(code, arguments)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, check=True)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # The end, on Linux.
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    return shown.decode()
 
 
 def test_the_installed_command_and_an_unknown_one(tmp_path: Path) -> None:

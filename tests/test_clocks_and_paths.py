@@ -115,7 +115,7 @@ def test_a_clock_from_before_the_epoch_gives_no_times(
     recover(tmp_path)
     with WRITERS[kind](tmp_path) as writer:
         writer.write(steps(0))
-    assert [info.written for info in rlio.open_dataset(tmp_path).episodes()] == [None, None]
+    assert [info.written for info in rlio.open_dataset(tmp_path).episode_parts()] == [None, None]
     assert rlio.verify(tmp_path).ok
 
 

@@ -71,7 +71,7 @@ def served(root: str, size: int) -> list[Batch]:
 def episodes(root: str) -> dict[Any, list[Any]]:
     """(writer, policy, ids) -> rows, first t, end and reward of each episode, parts in shards joined."""
     found: dict[Any, list[Any]] = {}
-    for part in rlio.open_dataset(root).episodes():
+    for part in rlio.open_dataset(root).episode_parts():
         key = (part.writer, part.policy, part.eps_id, part.agent_index, part.env_id)
         reward = math.nan if part.reward is None else part.reward
         if key in found:
@@ -671,6 +671,6 @@ def test_a_copy_leaves_out_what_was_trimmed() -> None:
     rlio.maintenance.compact(root, into=new)
     assert load(new)["t"].tolist() == [*range(7, 12), *range(3, 12)]
     rows: dict[str, int] = defaultdict(int)
-    for part in rlio.open_dataset(new).episodes():
+    for part in rlio.open_dataset(new).episode_parts():
         rows[part.writer] += part.rows
     assert rows == {"w0": 5, "w1": 9}

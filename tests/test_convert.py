@@ -92,7 +92,7 @@ def test_writers_with_equal_ids_of_episodes_stay_apart(tmp_path: Path) -> None:
     record(tmp_path / "a", [5], provenance=Provenance(env="Two-v0", seed=2))
     rlio.convert(tmp_path / "a", tmp_path / "b", prove=True)
     found = rlio.open_dataset(tmp_path / "b")
-    assert sorted(info.rows for info in found.episodes()) == [3, 4, 5]
+    assert sorted(info.rows for info in found.episode_parts()) == [3, 4, 5]
     envs = [found.open_shard(segment).provenance["env"] for segment in found.segments]
     assert set(envs) == {"One-v0", "Two-v0"}
 

@@ -77,7 +77,7 @@ def test_files_and_bytes_are_those_of_the_live_shards(tmp_path: Path) -> None:
 
 
 def test_episodes_are_told_shard_by_shard() -> None:
-    episodes = list(open_dataset(two_writers()).episodes())
+    episodes = list(open_dataset(two_writers()).episode_parts())
     assert [(e.writer[5], e.eps_id, e.rows, e.t0) for e in episodes] == [
         ("0", 7, 3, 0), ("1", 0, 4, 0), ("1", 0, 1, 4), ("1", 1, 3, 5), ("1", 1, 2, 8),
     ]  # fmt: skip
@@ -89,7 +89,7 @@ def test_episodes_say_how_they_ended_and_what_they_earned() -> None:
         terminateds=np.array([False, True, False, False, False]),
         truncateds=np.array([False, False, False, True, False]),
     )
-    found = list(open_dataset(store(batch)).episodes())
+    found = list(open_dataset(store(batch)).episode_parts())
     assert [(e.rows, e.end, e.reward) for e in found] == [
         (2, "terminated", 3.0), (2, "truncated", 12.0), (1, "open", 16.0),
     ]  # fmt: skip
@@ -100,7 +100,7 @@ def test_episodes_without_ids_go_on_over_writes_and_are_told_apart_by_environmen
         return SampleBatch(env_id=[0, 1], terminateds=np.array(ends))
 
     root = store(write([False, False]), write([True, False]), write([False, False]))
-    found = {(e.env_id, e.rows, e.end) for e in open_dataset(root).episodes()}
+    found = {(e.env_id, e.rows, e.end) for e in open_dataset(root).episode_parts()}
     assert found == {(0, 2, "terminated"), (0, 1, "open"), (1, 3, "open")}
 
 
@@ -112,7 +112,7 @@ def test_episodes_of_several_agents_are_told_by_policy_and_agent() -> None:
         },
         4,
     )
-    found = {(e.policy, e.eps_id, e.agent_index, e.rows) for e in open_dataset(store(batch)).episodes()}
+    found = {(e.policy, e.eps_id, e.agent_index, e.rows) for e in open_dataset(store(batch)).episode_parts()}
     assert found == {("a", "x", 0, 2), ("a", "x", 1, 2), ("b", "x", 2, 2)}
 
 

@@ -106,7 +106,7 @@ THINGS: list[tuple[Make, list[str]]] = [
     (lambda root: store(root).epochs(batch_size=4), ["data", "at 0 of epoch 0", "batch_size=4"]),
     (lambda root: store(root).prioritised(alpha=0.5), ["data", "batch_size=256", "alpha=0.5"]),
     (lambda root: store(root).uniform(draw=rlio.Sequences(3)), ["sequences"]),
-    (rlio.open_dataset, ["data", "100 rows", "1 shards", "1 writers"]),
+    (rlio.open_dataset, ["data", "100 rows", "1 shard,", "1 writer)"]),
     (lambda root: rlio.open_dataset(root, at=rlio.open_dataset(root).snapshot()), ["a snapshot"]),
     (lambda root: rlio.ParquetWriter(f"{root}2"), ["data2", "0 rows received", "writer_id="]),
     (lambda root: rlio.JsonWriter(f"{root}3"), ["data3", "0 rows received"]),

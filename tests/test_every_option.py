@@ -266,7 +266,6 @@ def test_a_store_takes_the_options_of_a_format_that_a_reader_takes(roots: dict[s
         ("minari", {"mapping": MAPPING}),
         ("rllib-json", {"format_options": {"delimiter": ","}}),
         ("npz", {"format_options": {"delimiter": ","}}),
-        ("mapped.csv", {"mapping": MAPPING, "spaces": spaces}),
         ("rlio", {"format_options": {"infos": "obs"}}),
         ("rlio", {"format": "minari"}),
     ):
@@ -422,9 +421,13 @@ def test_files_open_as_a_data_set_with_the_rows_episodes_statistics_and_exports_
     assert data.to_pandas(**some)["rewards"].tolist() == own.to_pandas(**some)["rewards"].tolist()
     ours_stats, theirs_stats = (one.stats(["obs"], cache_folder=tmp_path / "stats") for one in (data, own))
     np.testing.assert_allclose(ours_stats["obs"].mean, theirs_stats["obs"].mean)
-    counted = [(e.rows, e.end, e.t0, e.reward) for e in data.episodes()]
+    counted = [(e.rows, e.end, e.t0, e.reward) for e in data.episode_parts()]
     assert len(data.episode(2)) == LENGTHS[2]  # Also after the episodes were listed again.
-    assert counted == [(e.rows, e.end, e.t0, e.reward) for e in own.episodes()]
+    assert counted == [(e.rows, e.end, e.t0, e.reward) for e in own.episode_parts()]
+    for column in ("episode", "length", "return", "terminated", "truncated", "finished", "start_time"):
+        np.testing.assert_array_equal(data.episodes[column], own.episodes[column])
+    assert data.returns().tolist() == [float(data.episode(n).total_reward) for n in range(len(LENGTHS))]
+    assert data.lengths().tolist() == list(LENGTHS)
     assert set(data.columns["default_policy"]) >= {"obs", "actions", "rewards"}
 
 
@@ -489,6 +492,7 @@ def test_episodes_and_exports_of_a_large_file_are_read_group_by_group(
 
     monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 4)
     monkeypatch.setattr(MinariSource, "_load", counted)
+    monkeypatch.setattr("rlio.look.episode_table.read_kept", lambda _: None)
     data = opened(roots["minari"])
     assert data.episode_count == len(LENGTHS)
     assert data.episode(7).rewards[0] == sum(LENGTHS[:7])  # Nine steps, in three groups.
@@ -496,7 +500,10 @@ def test_episodes_and_exports_of_a_large_file_are_read_group_by_group(
     data.episode(2)
     assert [rows for rows, _ in read] == [4, 3]
     read.clear()
-    list(data.episodes())
+    list(data.episode_parts())
+    assert data.lengths().tolist() == list(LENGTHS)
+    assert sum(rows for rows, _ in read) == ROWS
+    assert max(rows for rows, _ in read) <= 4
     assert all(columns is not None and "obs" not in columns for _, columns in read)
     stream = data.to_arrow_batches()
     read.clear()
@@ -538,8 +545,12 @@ def test_episodes_of_several_agents_in_files_are_separate(tmp_path: Path) -> Non
     (tmp_path / "output.json").write_text("\n".join(map(json.dumps, lines)))
     data = rlio.open_dataset(tmp_path)
     assert (len(data), data.episode_count) == (12, 4)
-    assert [(e.policy, e.eps_id, e.rows) for e in data.episodes()] == [
+    assert [(e.policy, e.eps_id, e.rows) for e in data.episode_parts()] == [
         ("a", 0, 3), ("b", 0, 3), ("a", 1, 3), ("b", 1, 3),
     ]  # fmt: skip
     assert [data.episode(number).observations[0].item() for number in range(4)] == [0, 100, 10, 110]
     assert len(data.to_arrow(columns=["rewards"], policy="b")) == 6
+    table = data.episodes
+    assert list(zip(table["policy"], table["agent"], table["eps_id"], table["return"], strict=True)) == [
+        ("a", 0, 0, 3.0), ("b", 1, 0, 3.0), ("a", 0, 1, 3.0), ("b", 1, 1, 3.0),
+    ]  # fmt: skip

@@ -99,7 +99,7 @@ def open_case(case: Case, folder: Path, mode: str) -> dict[str, Any]:
         root = folder / "root" if (folder / "root").exists() else folder
         with rlio.DatasetReader(root, limits=limits, **options) as reader:
             rows = sum(len(batch) for batch in reader)
-            list(reader.dataset.episodes())
+            list(reader.dataset.episode_parts())
             return {"rows": rows, "skipped": reader.skipped}
     kinds: dict[str, Callable[..., Any]] = {
         "json": rlio.JsonReader,

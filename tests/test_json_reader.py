@@ -35,9 +35,12 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats.files import line_files
+from rlio.formats.files.line_files import open_line_files
 from rlio.formats.rllib.decoder import RllibDecoder
+from rlio.formats.rllib.json_records import JsonRecords
 from rlio.limits import Limits
 from rlio.readers.json_reader import JsonReader
+from rlio.storage import expand_inputs
 from rlio.testing.readers import ReaderTests, assert_resumes
 
 Box, Discrete = gym.spaces.Box, gym.spaces.Discrete
@@ -969,3 +972,37 @@ def test_a_data_set_of_rlio_is_refused_with_the_reader_that_reads_it(tmp_path: P
             batch_size=4,
         )
         assert sorted(mixed.sample()["t"].tolist()) == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"rewards": [1.0, 2.0], "note": ["a", "b"]},
+        {"note": "rewards", "rewards": [1.0, 2.0]},
+        {"note": "a{b", "rewards": [1.0, 2.0]},
+        {"note": 'a"rewards": [1]', "rewards": [1.0, 2.0]},
+        {"rewards": [[1.0], [2.0]], "t": [0, 1]},
+        {"infos": [{"rewards": [1]}, {}], "obs": [[1.0], [2.0]]},
+        {"obs": [[1.0], [2.0]], "t": [0, 1], "eps_id": [7, 7], "terminateds": [False, True]},
+    ],
+    ids=["texts", "a text with its name", "a brace", "a quote", "nested", "in infos", "several"],
+)
+def test_records_are_counted_as_they_are_decoded(columns: dict[str, Any], tmp_path: Path) -> None:
+    first = {"type": "SampleBatch", "rewards": [0.0], "obs": [[0.0]], "t": [0]}
+    path = tmp_path / "a.json"
+    path.write_text("\n".join(json.dumps(each) for each in (first, {"type": "SampleBatch", **columns})))
+    records = JsonRecords(open_line_files(expand_inputs(path)), 1 << 20)
+    assert records.has(1)
+    assert records.rows_of(0) == 1
+    assert records.rows_of(1) in (2, None)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"type": "SampleBatch", "rewards": []}', '{"type": "X", "rewards": [1]}', "{"]
+)
+def test_what_is_no_plain_record_is_decoded_to_count_its_rows(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    records = JsonRecords(open_line_files(expand_inputs(path)), 1 << 20)
+    assert records.has(0)
+    assert not records.rows_of(0)

@@ -294,7 +294,7 @@ def test_one_root_holds_both_kinds_of_shards(tmp_path: Path, shuffle: bool) -> N
         assert numbers.tolist() != list(range(30))
         assert sorted(numbers.tolist()) == list(range(30))
     assert_same(found, steps(30)[numbers] if shuffle else steps(30), "what was read back")
-    episodes = list(rlio.open_dataset(tmp_path).episodes())
+    episodes = list(rlio.open_dataset(tmp_path).episode_parts())
     assert sum(episode.rows for episode in episodes) == 30
 
 

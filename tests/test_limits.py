@@ -155,7 +155,7 @@ def rows_of(reader: Callable[..., Any], place: Any, **limits: int) -> int:
     with reader(place, epochs=1, limits=Limits(**limits)) as opened:
         rows = sum(batch.agent_steps() for batch in opened)
         if isinstance(opened, rlio.DatasetReader):
-            list(opened.dataset.episodes())  # The tables of streams.
+            list(opened.dataset.episode_parts())  # The tables of streams.
     return rows
 
 

@@ -250,6 +250,8 @@ class TestTransformations:
     def test_tensors_by_policy(self, two: MultiAgentBatch) -> None:
         pytest.importorskip("torch")
         assert two.to_torch()["b"]["row"].tolist() == [100, 101, 102]
+        tensors = two.to_torch(dtype={"row": "int32"}), two.to_device("cpu", dtype={"row": "int32"})
+        assert {str(one[name]["row"].dtype) for one in tensors for name in one} == {"torch.int32"}
         assert two.to_device("cpu").timeslices(2)[0]["a"]["row"].tolist() == [0, 1]
 
     def test_nothing_mutates_the_batch(self, two: MultiAgentBatch) -> None:

@@ -231,6 +231,9 @@ def check_data_set(given: Any, own: dict[str, Any]) -> None:
     data = rlio.open_dataset(given, **own)
     assert data.episode_count == len(LENGTHS)
     np.testing.assert_array_equal(data.episode(2).rewards, IDS[EPISODES == 2])
+    assert data.lengths().tolist() == list(LENGTHS)
+    assert data.returns().tolist() == [IDS[number == EPISODES].sum() for number in range(len(LENGTHS))]
+    assert data.episodes["finished"].all()
     np.testing.assert_array_equal(np.sort(data.to_pandas()["rewards"]), IDS)
 
 

@@ -711,7 +711,7 @@ def test_a_footer_longer_than_the_first_read_is_fetched_whole() -> None:
     (data,) = files(root).values()
     assert int.from_bytes(data[-8:-4], "little") > parquet_metadata._TAIL
     assert_identical(load(root), batch)
-    assert sum(1 for _ in open_dataset(root).episodes()) == rows
+    assert sum(1 for _ in open_dataset(root).episode_parts()) == rows
 
 
 def test_rule_3_6_a_new_obs_that_overlaps_with_its_own_obs_stores_its_newest_frame_alone() -> None:

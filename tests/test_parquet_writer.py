@@ -151,7 +151,7 @@ def test_numbers_that_are_no_times_and_rewards_without_bound_are_stored() -> Non
     with ParquetWriter(root) as writer:
         writer.write(batch)
     assert_identical(load(root), batch)
-    first, second = open_dataset(root).episodes()
+    first, second = open_dataset(root).episode_parts()
     assert (first.t0, second.t0) == (None, None)
     assert first.reward is None
 

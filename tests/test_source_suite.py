@@ -247,7 +247,7 @@ LIES: dict[str, dict[str, Any]] = {
     "test_the_live_rows_of_a_group_may_be_read_alone": {"read_folded": whole_groups},
     "test_groups_are_the_rows_of_their_segments": {"rows": [2]},
     "test_bounds_hold": {"bounds": lambda index: {"rewards": (np.float32(0), np.float32(1))}},
-    "test_episodes_that_are_known_are_those_of_the_rows": {"episodes": lambda: iter(())},
+    "test_episodes_that_are_known_are_those_of_the_rows": {"episode_parts": lambda: iter(())},
     "test_segments_number_the_rows_of_each_writer": {},
 }
 
@@ -277,7 +277,7 @@ def test_the_suite_finds_a_source_that_lies(test: str, stored: Path, tmp_path: P
         def make_source(self) -> Any:
             source: Any = rlio.open_dataset(root)
             told: dict[str, Any] = {
-                name: lies[name] for name in ("schemas", "state_identity", "episodes") if name in lies
+                name: lies[name] for name in ("schemas", "state_identity", "episode_parts") if name in lies
             }
             if "schemas" in told:
                 told["schemas"] = {told["schemas"]: next(iter(source.schemas.values()))}

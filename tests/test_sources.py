@@ -16,6 +16,7 @@ from rlio.errors import CorruptData, EndOfData, HoleError
 from rlio.look.stats import Normaliser
 from rlio.query.filters import RowFilter
 from rlio.read_options import ReadOptions
+from rlio.readers import group_source
 from rlio.readers.cold_pass import ColdPass
 from rlio.readers.stored_pass import StoredPass
 from rlio.replay.draws import Draw
@@ -72,8 +73,21 @@ class OpenFile:
         return {}
 
 
+class RunFile(OpenFile):
+    """Four episodes, up to 20 rows, can be read together."""
+
+    run_rows = 20
+
+    def read_run(self, groups: range, columns: Sequence[str] | None) -> Folded:
+        assert 2 <= len(groups) <= 4
+        found = [self.read_folded(group, columns=columns).batch for group in groups]
+        return Folded(concat_samples(found))
+
+
 class Files(Source):
     """Two files of ten episodes each."""
+
+    open_file = OpenFile
 
     def __init__(self, *, damaged: Sequence[int] = (), gone: Sequence[str] = ()) -> None:
         schema = Schema.of(episode(0))
@@ -96,10 +110,14 @@ class Files(Source):
             from rlio.errors import DataNotFound
 
             raise DataNotFound("no such file", uri="made-up/" + segment.path)
-        return OpenFile(segment, next(iter(self._schemas.values())), self._damaged)
+        return self.open_file(segment, next(iter(self._schemas.values())), self._damaged)
 
     def uri_of(self, path: str) -> str:
         return f"made-up/{path}"
+
+
+class Runs(Files):
+    open_file = RunFile
 
 
 def passes(kind: str, source: Source, *, draw: Draw | None = None, **options: Any) -> Any:
@@ -122,6 +140,7 @@ def actions(reader: Any) -> list[int]:
 
 
 both = pytest.mark.parametrize("kind", ["cold", "stored"])
+runs = pytest.mark.parametrize("files", [Files, Runs], ids=["groups", "runs of groups"])
 
 
 @both
@@ -188,3 +207,67 @@ def test_the_content_of_a_source_has_an_identity_apart_from_its_rows() -> None:
     other.__class__ = type("Moved", (Files,), {"segments": property(lambda self: moved)})
     assert one.content_identity != other.content_identity
     assert one.state_identity == other.state_identity
+
+
+# ---- short groups are read together ----
+
+
+@runs
+@both
+@pytest.mark.parametrize("size", [3, 5, 64])
+def test_damage_among_groups_that_are_read_together_loses_its_group_alone(
+    kind: str, files: type[Files], size: int
+) -> None:
+    rows = [row for row in range(100) if row // 5 not in (0, 7, 12, 19)]
+    options: dict[str, Any] = {"on_error": "skip", "batch_size": size}
+    reader = passes(kind, files(damaged=[0, 7, 12, 19]), **options)
+    assert actions(reader) == rows
+    assert reader.skipped == 20
+    assert [place.record for place in reader.damage.errors] == [0, 7, 12, 19]
+    shuffled = actions(passes(kind, files(damaged=[0, 7, 12, 19]), shuffle=True, seed=3, **options))
+    assert sorted(shuffled) == rows
+    ranks = [
+        actions(passes(kind, files(damaged=[0, 7, 12, 19]), shard=(rank, 3), **options)) for rank in range(3)
+    ]
+    assert sorted(functools.reduce(operator.iadd, ranks, [])) == rows
+
+
+@runs
+def test_rows_before_a_damaged_group_are_served_before_it_raises(files: type[Files]) -> None:
+    reader = passes("cold", files(damaged=[7]), batch_size=5)
+    assert [reader.take(None)["eps_id"][0] for _ in range(7)] == list(range(7))
+    for _ in range(2):
+        with pytest.raises(CorruptData, match="an episode is damaged"):
+            reader.take(None)
+    reader.close()
+
+
+@runs
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_filter_passes_the_same_rows_of_groups_that_are_read_together(
+    files: type[Files], shuffle: bool
+) -> None:
+    draw = draw_of({"filter": "t > 1 and eps_id != 4 and actions != 43"}, columns=None)
+    expected = [row for row in range(100) if row % 5 > 1 and row // 5 != 4 and row != 43]
+    for damaged in ((), (6,)):
+        source, kept = files(damaged=damaged), [row for row in expected if row // 5 not in damaged]
+        options: dict[str, Any] = {"on_error": "skip", "shuffle": shuffle, "seed": 3 if shuffle else None}
+        found = actions(passes("cold", source, draw=draw, **options))
+        assert (sorted(found) if shuffle else found) == kept
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("block", [4, 12, 4096])
+def test_batches_of_one_window_or_run_share_no_rows(
+    shuffle: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = actions(passes("cold", Files(), shuffle=shuffle, seed=3 if shuffle else None))
+    monkeypatch.setattr(group_source, "_BLOCK_ROWS", block)
+    reader = passes("cold", Files(), shuffle=shuffle, seed=3 if shuffle else None)
+    found = []
+    for _ in range(14):
+        batch = reader.take(None)
+        found += batch["actions"].tolist()
+        batch["actions"][:] = -1
+    reader.close()
+    assert found == order[:98]

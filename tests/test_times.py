@@ -68,7 +68,7 @@ def write(writer: rlio.OutputWriter, clock: list[int], ids: tuple[Any, Any] = (1
 
 
 def found(root: Path) -> list[tuple[Any, Any, Any]]:
-    infos = sorted(rlio.open_dataset(root).episodes(), key=lambda info: (str(info.eps_id), info.t0))
+    infos = sorted(rlio.open_dataset(root).episode_parts(), key=lambda info: (str(info.eps_id), info.t0))
     return [(info.eps_id, info.began, info.written) for info in infos]
 
 
@@ -174,7 +174,7 @@ def test_agents_have_the_times_of_their_episode(kind: str, clock: list[int], tmp
 
 
 def by_policy(root: Path) -> list[EpisodeInfo]:
-    return sorted(rlio.open_dataset(root).episodes(), key=lambda info: (info.policy, info.eps_id))
+    return sorted(rlio.open_dataset(root).episode_parts(), key=lambda info: (info.policy, info.eps_id))
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -227,7 +227,7 @@ def test_recorders_store_when_each_episode_began(agents: bool, tmp_path: Path) -
     assert len(starts) == 2
     assert first - slack <= starts[0] <= second
     assert second - slack <= starts[1] <= last
-    for info in data.episodes():
+    for info in data.episode_parts():
         assert info.began <= info.written <= datetime.now(UTC)
 
 
@@ -238,7 +238,7 @@ def test_workers_store_when_each_episode_began(tmp_path: Path) -> None:
     for _ in range(3):
         worker.sample()
     worker.stop()
-    infos = list(rlio.open_dataset(tmp_path).episodes())
+    infos = list(rlio.open_dataset(tmp_path).episode_parts())
     assert len(infos) > 4
     assert all(before <= info.began <= info.written for info in infos)
 
@@ -266,7 +266,7 @@ def test_loops_elsewhere_store_when_each_episode_began(tmp_path: Path) -> None:
     ) as worker:
         worker.sample()
         worker.sample()
-    infos = list(rlio.open_dataset(tmp_path).episodes())
+    infos = list(rlio.open_dataset(tmp_path).episode_parts())
     assert len(infos) > 4
     assert all(before <= info.began <= info.written for info in infos)
 
@@ -289,4 +289,4 @@ def test_a_time_beyond_the_calendar_is_unknown(tmp_path: Path) -> None:
     batch.episode_starts = {1: 2**62}
     with rlio.ParquetWriter(tmp_path) as writer:
         writer.write(batch)
-    assert [info.began for info in rlio.open_dataset(tmp_path).episodes()] == [None]
+    assert [info.began for info in rlio.open_dataset(tmp_path).episode_parts()] == [None]

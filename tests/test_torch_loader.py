@@ -949,8 +949,9 @@ class TestPrefetch:
         rows = SampleBatch(t=np.arange(4), eps_id=np.zeros(4, np.int64))
         root = store(MultiAgentBatch({"a": rows, "b": rows}, 4))
         with DatasetReader(root, epochs=1) as reader:
-            (found,) = rlio.torch.prefetch(reader, device="meta")
+            (found,) = rlio.torch.prefetch(reader, device="meta", dtype={"t": torch.int32})
         assert found["a"]["t"].device.type == found["b"]["t"].device.type == "meta"
+        assert found["a"]["t"].dtype == found["b"]["t"].dtype == torch.int32
 
     def test_illegal_arguments_are_refused(self, root: str) -> None:
         with pytest.raises(OptionError, match="InputReader"):

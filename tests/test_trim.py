@@ -265,5 +265,5 @@ def test_the_episodes_of_a_trimmed_data_set_have_the_rows_that_are_left(kind: st
     rows["eps_id"] = np.repeat([7, 8, 9], 4)
     root = store_small(*pieces(rows, 6), kind=kind)
     rlio.maintenance.trim(root, before={"w0": 3})
-    found = [(info.eps_id, info.rows) for info in rlio.open_dataset(root).episodes()]
+    found = [(info.eps_id, info.rows) for info in rlio.open_dataset(root).episode_parts()]
     assert found == [(7, 1), (8, 2), (8, 2), (9, 4)]

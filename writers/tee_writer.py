@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rlio.batch import Batch
 from rlio.errors import OptionError, excerpt
 from rlio.support.calls import call_each
+from rlio.support.words import counted
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class TeeWriter(OutputWriter):
         self.durable: bool = all(writer.durable for writer in writers)
 
     def _describe(self) -> Iterator[str]:
-        yield f"{self.rows_received} rows received"
+        yield f"{counted(self.rows_received, 'row')} received"
         yield from map(repr, self.writers)
 
     @property

@@ -25,6 +25,7 @@ PARTS = {
     "rollouts": "rollouts",
     "recording": "recording",
     "evaluation": "evaluation",
+    "episodes": "episodes",
     "growth": "growth",
     "live": "live",
 }

@@ -24,7 +24,7 @@ import numpy as np
 
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
-from rlio.errors import SchemaError, excerpt
+from rlio.errors import OptionError, SchemaError, excerpt
 
 __all__ = [
     "Column",
@@ -38,6 +38,7 @@ __all__ = [
     "join_columns",
     "joint_dtype",
     "object_column",
+    "refuse_columns",
     "row_count",
     "size_bytes",
     "slice_leaf",
@@ -72,6 +73,23 @@ def is_table(value: object) -> bool:
     """Whether ``value`` is a table in memory: of Arrow, pandas, Polars or Hugging Face; imports none."""
     owner = type(value).__module__.partition(".")[0]
     return owner in sys.modules and (owner, type(value).__name__) in _TABLES
+
+
+def refuse_columns(value: object) -> None:
+    """Refuse a dict of columns where an input is expected, and name what reads it.
+
+    Raises:
+        OptionError: ``value`` is a dict with a value of several items, or a list of such dicts.
+    """
+    name = "rlio.from_arrays"
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        value, name = value[0], "rlio.from_episodes"
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        if isinstance(item, (Mapping, Sequence)) or getattr(item, "ndim", False):
+            raise OptionError(
+                f"found a dict of columns, {{{excerpt(key)}: {excerpt(item, 60)}, ...}}, expected an input: "
+                f"pass {name}(...), which reads columns in memory"
+            )
 
 
 def object_column(rows: Iterable[Any]) -> np.ndarray:

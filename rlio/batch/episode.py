@@ -10,11 +10,14 @@ Example:
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import (
@@ -30,8 +33,11 @@ from rlio.batch.arrays import (
 )
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import map_structure
+from rlio.batch.pictures import encode_png, evenly, leaf_texts, pictures_in, pillow
 from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.support.clock import utc_ms_of, utc_time
+from rlio.support.options import check_count
+from rlio.support.words import and_more
 
 __all__ = ["Episode"]
 
@@ -144,6 +150,97 @@ class Episode:
         final = "" if self.has_final_observation else ", final observation missing"
         start, stop = self.t_started, self.t_started + len(self)
         return f"Episode({excerpt(self.id_)}{agent}: steps {start} to {stop}, {end}{final})"
+
+    def _repr_html_(self) -> str:
+        from rlio.batch.shown import episode_panel
+
+        return episode_panel(self)
+
+    # ---- pictures ----
+
+    @property
+    def frames(self) -> NDArray[np.uint8]:
+        """The pictures of the observations before each action: uint8, (steps, height, width, 1, 3 or 4).
+
+        They are views where that is possible. Of a stack of frames, the newest is taken; channels come last,
+        whatever their place in the observation.
+
+        Raises:
+            MissingColumn: No observation is a picture (uint8 of two axes, or of three with few channels); the
+                message names other columns that could be frames.
+            SchemaError: Several are: name one to `frames_of`.
+        """
+        found = pictures_in({Columns.OBS: self._columns()[Columns.OBS]})
+        if len(found) == 1:
+            return next(iter(found.values()))
+        if found:
+            raise SchemaError(
+                f"{len(found)} observations are pictures: name one, frames_of({min(found)!r}); they are "
+                f"{', '.join(found)}"
+            )
+        raise MissingColumn(f"no observation is a picture{self._could_be_frames()}", column=Columns.OBS)
+
+    def frames_of(self, column: str) -> NDArray[np.uint8]:
+        """The pictures in a column, or in a part of one (``obs/camera``), as `frames` has them.
+
+        Raises:
+            MissingColumn: There is no such column, or it has no pictures; the message names those that have.
+        """
+        found = pictures_in(self._columns())
+        if column not in found:
+            raise MissingColumn(f"{excerpt(column)} has no pictures{self._could_be_frames()}", column=column)
+        return found[column]
+
+    def write_frames(
+        self, folder: str | os.PathLike[str], count: int | None = None, *, column: str | None = None
+    ) -> list[str]:
+        """Write frames as PNG files named by the episode and the step, ``episode-7-step-000012.png``.
+
+        Args:
+            folder: Made if it is absent. Files of the same names are replaced.
+            count: How many, spread evenly from the first to the last; None: all.
+            column: See `frames_of`; None: `frames`.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            MissingExtra: Pillow is not installed: ``pip install 'rlio[images]'``.
+            MissingColumn, SchemaError: As `frames` and `frames_of`.
+        """
+        count = check_count("count", count, least=1, of="frames", none="all")
+        frames = self.frames if column is None else self.frames_of(column)
+        pillow()  # Without it, no folder is made.
+        os.makedirs(folder, exist_ok=True)
+        name = re.sub(r"[^A-Za-z0-9.-]+", "_", str(self.id_))[:80]
+        paths = []
+        for number in evenly(len(frames), count):
+            path = os.path.join(folder, f"episode-{name}-step-{self.t_started + number:06d}.png")
+            (picture,) = encode_png([frames[number]])
+            with open(path, "wb") as file:
+                file.write(picture)
+            paths.append(path)
+        return paths
+
+    def _columns(self) -> dict[str, Column]:
+        """The columns by name, with as many rows as steps."""
+        steps = len(self)
+        found = {Columns.OBS: map_structure(lambda leaf: leaf[:steps], self.observations)}
+        found |= {Columns.ACTIONS: self.actions, Columns.REWARDS: self.rewards}
+        if self.infos is not None:
+            found[Columns.INFOS] = self.infos
+        return found | self.extra_outputs
+
+    def _could_be_frames(self) -> str:
+        """The end of a message: the columns with pictures, or what the observations are."""
+        columns = self._columns()
+        if found := pictures_in(columns):
+            return f": pictures are in {', '.join(found)}, frames_of({next(iter(found))!r})"
+        texts = leaf_texts({Columns.OBS: columns[Columns.OBS]})
+        return (
+            f", and no other column has any: the episode has {and_more(texts, 5)}; frames are uint8 of shape "
+            "(height, width) or (height, width, channels)"
+        )
 
     # ---- parts ----
 

@@ -22,7 +22,11 @@ from rlio.batch.arrays import joint_dtype
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.join import Unlike, join
 from rlio.batch.rows import generator, sort_by_part, steps
+from rlio.batch.shown import column_table
+from rlio.batch.tensors import Dtypes
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.support.html import Html, panel
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +130,13 @@ class MultiAgentBatch:
     def __repr__(self) -> str:
         inner = ", ".join(f"{excerpt(key)}: {batch!r}" for key, batch in self.policy_batches.items())
         return f"{type(self).__name__}({self._env_steps} env steps: {{{inner}}})"
+
+    def _repr_html_(self) -> str:
+        parts = (
+            Html(panel(f"{policy}: {counted(batch.count, 'step')}", column_table(dict(batch.items()))))
+            for policy, batch in self.policy_batches.items()
+        )
+        return panel(f"{type(self).__name__}: {counted(self._env_steps, 'env step')}", *parts)
 
     # ---- sizes ----
 
@@ -247,12 +258,13 @@ class MultiAgentBatch:
         self,
         device: torch.device | str | None = None,
         *,
+        dtype: Dtypes | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
     ) -> dict[str, dict[str, Any]]:
         """Policy id -> tensors; see `SampleBatch.to_torch`."""
         return {
-            key: batch.to_torch(device, pin_memory=pin_memory, non_blocking=non_blocking)
+            key: batch.to_torch(device, dtype=dtype, pin_memory=pin_memory, non_blocking=non_blocking)
             for key, batch in self.policy_batches.items()
         }
 
@@ -261,12 +273,18 @@ class MultiAgentBatch:
         device: torch.device | str,
         framework: Literal["torch"] = "torch",
         *,
+        dtype: Dtypes | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
         stream: torch.cuda.Stream | None = None,
     ) -> Self:
         """A batch with tensors for columns; see `SampleBatch.to_device`."""
-        copy: dict[str, Any] = {"pin_memory": pin_memory, "non_blocking": non_blocking, "stream": stream}
+        copy: dict[str, Any] = {
+            "dtype": dtype,
+            "pin_memory": pin_memory,
+            "non_blocking": non_blocking,
+            "stream": stream,
+        }
         return self._each(lambda batch: batch.to_device(device, framework, **copy))
 
     def compress(self, bulk: bool = False, columns: Iterable[str] = ("obs", "new_obs")) -> Self:

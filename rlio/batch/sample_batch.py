@@ -48,9 +48,13 @@ from rlio.batch.compressed_rows import compress_column, decompress_column
 from rlio.batch.join import Unlike, join
 from rlio.batch.multi_agent import MultiAgentBatch, check_batch
 from rlio.batch.nested import leaves, map_structure, path_text
+from rlio.batch.other_names import did_you_mean
 from rlio.batch.rows import boundaries, sequence_range
-from rlio.batch.tensors import to_tensors
+from rlio.batch.shown import column_table
+from rlio.batch.tensors import Dtypes, to_tensors
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.support.html import panel
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -257,7 +261,10 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             column = self._dones() if key == _DONES else None
             if column is None:
                 known = ", ".join(map(excerpt, self._columns)) or "none"
-                raise MissingColumn(f"there is no column {excerpt(key)}; the batch has {known}")
+                raise MissingColumn(
+                    f"there is no column {excerpt(key)}; the batch has {known}"
+                    f"{did_you_mean(key, self._columns)}"
+                )
         if self._interceptor is None:
             return column
         if key not in self._intercepted:
@@ -286,7 +293,9 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
 
     def __delitem__(self, key: str) -> None:
         if key not in self._columns:
-            raise MissingColumn(f"there is no column {excerpt(key)} to delete")
+            raise MissingColumn(
+                f"there is no column {excerpt(key)} to delete{did_you_mean(key, self._columns)}"
+            )
         columns = {name: column for name, column in self._columns.items() if name != key}
         if key == _SEQ_LENS:
             self._check(columns)
@@ -369,6 +378,9 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
         lens = f", {len(self._columns[_SEQ_LENS])} sequences" if _SEQ_LENS in self._columns else ""
         layout = ", time-major" if self._time_major else ", padded" if self._zero_padded else ""
         return f"{type(self).__name__}({self.count} steps{lens}{layout}: {', '.join(texts)})"
+
+    def _repr_html_(self) -> str:
+        return panel(f"{type(self).__name__}: {counted(self.count, 'step')}", column_table(self._columns))
 
     # ---- sizes and flags ----
 
@@ -616,6 +628,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
         self,
         device: torch.device | str | None = None,
         *,
+        dtype: Dtypes | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
     ) -> dict[str, Any]:
@@ -626,28 +639,45 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
 
         Args:
             device: Device of the tensors; None: the CPU.
+            dtype: The dtype of all floats, such as ``torch.float32``; or a dict of column, or part
+                (``obs/position``) -> dtype of any kind. None: as they are.
             pin_memory: Copy through pinned memory, which is reused; without a device, return pinned tensors.
             non_blocking: Start copies without waiting for them; useful only with ``pin_memory``.
 
         Raises:
-            OptionError: ``pin_memory`` without an accelerator that torch can pin memory for.
+            OptionError: ``pin_memory`` without an accelerator that torch can pin memory for; or ``dtype`` is
+                none, or is for all floats and not floating.
+            MissingColumn: ``dtype`` names a column that is absent.
         """
-        return to_tensors(self._columns, device, pin_memory=pin_memory, non_blocking=non_blocking)
+        return to_tensors(
+            self._columns, device, dtype=dtype, pin_memory=pin_memory, non_blocking=non_blocking
+        )
 
     def to_device(
         self,
         device: torch.device | str,
         framework: Literal["torch"] = "torch",
         *,
+        dtype: Dtypes | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
         stream: torch.cuda.Stream | None = None,
     ) -> Self:
-        """A batch with tensors on ``device`` as columns; columns that torch cannot hold stay NumPy."""
+        """A batch with tensors on ``device`` as columns; columns that torch cannot hold stay NumPy.
+
+        ``dtype`` is as in `to_torch`.
+        """
         if framework != "torch":
             raise OptionError(f"framework={framework!r}: expected 'torch'")
         return self._like(
-            to_tensors(self._columns, device, pin_memory=pin_memory, non_blocking=non_blocking, stream=stream)
+            to_tensors(
+                self._columns,
+                device,
+                dtype=dtype,
+                pin_memory=pin_memory,
+                non_blocking=non_blocking,
+                stream=stream,
+            )
         )
 
     def compress(self, bulk: bool = False, columns: Iterable[str] = ("obs", "new_obs")) -> Self:

@@ -13,22 +13,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import Column
-from rlio.batch.nested import leaves, map_structure
-from rlio.errors import OptionError
+from rlio.batch.columns import Columns
+from rlio.batch.nested import Path, leaves, map_structure, unflatten
+from rlio.batch.other_names import did_you_mean
+from rlio.errors import MissingColumn, OptionError, excerpt
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["to_tensors"]
+__all__ = ["Dtypes", "to_tensors"]
+
+#: What ``dtype`` of `to_tensors` takes: a dtype of torch, or its name, such as "float32"; or one for each
+#: named column.
+Dtypes: TypeAlias = Union["torch.dtype", str, Mapping[str, Union["torch.dtype", str]]]
 
 #: (kind, size) of the dtypes that torch supports.
 _TORCH_DTYPES = {
@@ -51,6 +57,7 @@ def to_tensors(
     columns: dict[str, Column],
     device: torch.device | str | None = None,
     *,
+    dtype: Dtypes | None = None,
     pin_memory: bool = False,
     non_blocking: bool = False,
     stream: torch.cuda.Stream | None = None,
@@ -60,6 +67,9 @@ def to_tensors(
     Args:
         columns: Columns, nested or not.
         device: Device of the tensors; None: the CPU, and existing tensors are not moved.
+        dtype: The dtype of all floats, a floating one: ids, actions and flags that are whole numbers or bools
+            keep theirs. Or a dict of column, or part (``obs/position``) -> dtype of any kind; ``obs`` stands
+            for ``new_obs`` too, unless that is named. None: as they are.
         pin_memory: With a device, copy through pinned memory, which is reused after the copy. Without one,
             return tensors in pinned memory.
         non_blocking: Start copies to the device without waiting for them; useful only with ``pin_memory``.
@@ -72,10 +82,14 @@ def to_tensors(
         copies. Tensors copied as one block share its memory without overlap.
 
     Raises:
-        OptionError: ``pin_memory`` without an accelerator that torch can pin memory for.
+        OptionError: ``pin_memory`` without an accelerator that torch can pin memory for; or ``dtype`` is no
+            dtype, or one for all columns and not floating, or names a column without numbers.
+        MissingColumn: ``dtype`` names a column that is absent.
     """
     import torch
 
+    if dtype is not None:
+        columns = _cast(columns, dtype)
     target = None if device is None else torch.device(device)
 
     def convert(leaf: Any) -> Any:
@@ -97,6 +111,94 @@ def to_tensors(
             made = _to_device(arrays, target, non_blocking)
         tensors = iter(made)
         return {name: map_structure(convert, column) for name, column in columns.items()}
+
+
+# ---- dtypes ----
+
+
+def _cast(columns: Mapping[str, Column], dtype: Dtypes) -> dict[str, Column]:
+    """The columns in other dtypes, before they are copied anywhere: float32 halves the copy of float64."""
+    if not isinstance(dtype, Mapping):
+        wanted = _checked_dtype(dtype)
+        if not wanted.is_floating_point:
+            raise OptionError(
+                f"dtype={excerpt(dtype)}: expected a floating dtype, which all floats get; for other columns "
+                "pass a dict, such as {'actions': 'int32'}"
+            )
+        return {
+            name: map_structure(lambda leaf: _as(leaf, wanted) if _is_float(leaf) else leaf, column)
+            for name, column in columns.items()
+        }
+    left, wanted_of = set(dtype), {name: _checked_dtype(one) for name, one in dtype.items()}
+
+    def leaf_as(name: str, path: Path, leaf: Any) -> Any:
+        full = "/".join([name, *map(str, path)])
+        names = [full, name]
+        if name == Columns.NEXT_OBS:
+            names += [one.replace(Columns.NEXT_OBS, Columns.OBS, 1) for one in names]
+        key = next((one for one in names if one in wanted_of), None)
+        if key is None:
+            return leaf
+        left.discard(key)
+        if not _is_numeric(leaf) and not hasattr(leaf, "is_floating_point"):
+            raise OptionError(
+                f"dtype: torch has no dtype for {leaf.dtype}: leave the column out", column=full
+            )
+        return _as(leaf, wanted_of[key])
+
+    made: dict[str, Column] = {}
+    for name, column in columns.items():
+        found = leaves(column)
+        cast = [leaf_as(name, path, leaf) for path, leaf in found]
+        made[name] = (
+            cast[0] if not isinstance(column, dict | tuple) else unflatten([p for p, _ in found], cast)
+        )
+    if left:
+        name, known = min(left), ", ".join(columns)
+        raise MissingColumn(
+            f"dtype names a column that is absent; the batch has {known}{did_you_mean(name, columns)}",
+            column=name,
+        )
+    return made
+
+
+def _checked_dtype(dtype: object) -> torch.dtype:
+    import torch
+
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise OptionError(f"dtype={excerpt(dtype)}: expected a dtype of torch, such as torch.float32")
+    return found
+
+
+def _is_float(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype.kind == "f" and _is_numeric(leaf)
+    return hasattr(leaf, "is_floating_point") and bool(leaf.is_floating_point())
+
+
+def _as(leaf: Any, dtype: torch.dtype) -> Any:
+    """The numbers in a dtype of torch: an array where NumPy has the dtype, else a tensor."""
+    import torch
+
+    if not isinstance(leaf, np.ndarray):
+        return leaf.to(dtype)
+    own = _numpy_dtype(dtype)
+    if own is None:
+        return torch.from_numpy(_plain(leaf)).to(dtype)
+    with np.errstate(all="ignore"):  # As torch casts: a float16 may become an infinity.
+        return leaf.astype(own, copy=False)
+
+
+@cache
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """NumPy's dtype of the same numbers; None: it has none, as for bfloat16."""
+    import torch
+
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return None
 
 
 def _is_numeric(leaf: Any) -> bool:

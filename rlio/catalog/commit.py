@@ -63,6 +63,8 @@ def put_header(storage: Storage) -> None:
         CorruptData: The header is damaged, or not from rlio.
         PublishError: The header could not be stored.
     """
+    if storage.is_zipped:
+        raise OptionError("found a zip file, which is read only: pass another folder", uri=storage.uri)
     if storage.is_file:
         raise OptionError("found a file, expected a folder or nothing: pass another folder", uri=storage.uri)
     try:

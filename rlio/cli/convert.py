@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlio.cli.data import mapping_fields, mapping_of, named_value
 from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, StorageOptions, parse_storage_options
-from rlio.cli.tables import print_table
-from rlio.errors import OptionError, excerpt
+from rlio.cli.tables import print_table, progress_bar
+from rlio.errors import OptionError
 
 if TYPE_CHECKING:
     from rlio.conversion.report import ImportReport
 
 __all__ = ["convert"]
-
-_SECONDS = 3.0
 
 
 def convert(
@@ -70,87 +69,59 @@ def convert(
 ) -> None:
     """Convert data of any format that rlio reads, and report what looks wrong. Run again, it continues."""
     from rlio.conversion.convert import convert as run
-    from rlio.mapping import Mapping
 
-    mapping = None
-    fields: dict[str, Any] = {
-        "episode": None if episode is None else _names(episode),
-        "terminated": terminated,
-        "truncated": truncated,
-        "next_obs": None if next_obs is None else _names(next_obs),
-        "dtypes": dict(map(_dtype, dtype or ())),
-        "per_file": per_file,
-        "final_row": final_row,
-    }
-    if column:
-        mapping = Mapping(dict(map(_mapped, column)), **fields)
-    elif given := [name for name, value in fields.items() if value not in (None, False, {})]:
-        raise OptionError(f"--{given[0].replace('_', '-')} needs --map COLUMN=NAME, such as --map obs=x,y")
-    read_options = dict(map(_option, read_option or ()))
+    fields = mapping_fields(
+        episode=episode,
+        terminated=terminated,
+        truncated=truncated,
+        next_obs=next_obs,
+        dtype=dtype,
+        per_file=per_file,
+        final_row=final_row,
+    )
+    mapping = mapping_of(column, fields)
+    read_options = dict(map(named_value, read_option or ()))
     if replaced := [name for name in read_options if name in fields]:
         flag = {"dtypes": "dtype"}.get(replaced[0], replaced[0].replace("_", "-"))
         raise OptionError(f"--read-option {replaced[0]}=...: pass --{flag} instead")
-    report = run(
-        src,
-        dst,
-        to=to,
-        mapping=mapping,
-        policy=policy,
-        prove=prove,
-        on_error="skip" if skip else "raise",
-        options=dict(map(_option, option or ())),
-        read_options=read_options,
-        storage_options=parse_storage_options(storage_options),
-        into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
-        progress=None if as_json else _Lines(),
-    )
+    with ExitStack() as opened:
+        report = run(
+            src,
+            dst,
+            to=to,
+            mapping=mapping,
+            policy=policy,
+            prove=prove,
+            on_error="skip" if skip else "raise",
+            options=dict(map(named_value, option or ())),
+            read_options=read_options,
+            storage_options=parse_storage_options(storage_options),
+            into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
+            progress=None if as_json else _Bar(opened),
+        )
     if as_json:
         print_json(report.to_json())
     else:
         _print(report)
 
 
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise OptionError(f"{excerpt(text)}: expected NAME=VALUE, such as episodes_per_file=1000")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value  # A text needs no quotes.
+class _Bar:
+    """Shows the rows and episodes that were read, by `progress_bar`."""
 
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened, self._rows = opened, 0
+        self._advance: Callable[[int], Any] | None = None
 
-def _mapped(text: str) -> tuple[str, str | list[str]]:
-    name, equals, names = text.partition("=")
-    if not name or not equals or not names:
-        raise OptionError(f"{excerpt(text)}: expected COLUMN=NAME[,NAME...], such as obs=x,y")
-    return name, _names(names)
-
-
-def _dtype(text: str) -> tuple[str, str]:
-    name, equals, dtype = text.partition("=")
-    if not name or not equals or not dtype:
-        raise OptionError(f"{excerpt(text)}: expected COLUMN=DTYPE, such as obs=float32")
-    return name, dtype
-
-
-def _names(text: str) -> str | list[str]:
-    """Return one name, or a list of the names between commas; ``x,`` is a list of one."""
-    return [name for name in text.split(",") if name] if "," in text else text
-
-
-class _Lines:
-    """Prints a line of progress every few seconds, on standard error."""
-
-    def __init__(self) -> None:
-        self._begun = self._last = time.monotonic()
+    def begin(self, total: int | None) -> None:
+        """Begin a part of the work."""
+        self._opened.close()
+        self._rows = 0
+        self._advance = self._opened.enter_context(progress_bar("convert", total, unit=" rows"))
 
     def __call__(self, rows: int, episodes: int) -> None:
-        now = time.monotonic()
-        if now - self._last >= _SECONDS:
-            self._last = now
-            speed = rows / (now - self._begun)
-            typer.echo(f"read {rows:,} rows, {episodes:,} episodes ({speed:,.0f} rows/s)", err=True)
+        assert self._advance is not None
+        self._advance(rows - self._rows)
+        self._rows = rows
 
 
 def _print(report: ImportReport) -> None:

@@ -13,17 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
-from rlio.catalog.commit import put_header
 from rlio.cli.options import StorageOptions, parse_storage_options
 from rlio.cli.tables import missing_plots, new_plot, print_table, progress_bar
 from rlio.errors import OptionError
-from rlio.storage.filesystem import Storage
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from rlio.maintenance.progress import Progress
     from rlio.policies.dqn import DQN
 
@@ -123,8 +122,10 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
     Raises:
         OptionError: An option is illegal.
     """
+    from rlio.catalog.commit import put_header
     from rlio.maintenance.progress import silent
     from rlio.policies.random_policy import RandomPolicy
+    from rlio.storage.filesystem import Storage
 
     progress = progress or silent
     why_no_plot = missing_plots()
@@ -299,11 +300,15 @@ def _evaluate(
 
 def _seed(options: DemoOptions, part: str) -> int:
     """The seed of one part."""
+    import numpy as np
+
     return int(np.random.SeedSequence([options.seed, _SEEDS[part]]).generate_state(1)[0])
 
 
 def _fresh_folder(options: DemoOptions) -> str:
     """Return the first numbered folder below ``out`` that is empty."""
+    from rlio.storage.filesystem import Storage
+
     out = options.out
     for number in range(1, 10_000):
         root = f"{out.rstrip('/')}/{number:03d}"
@@ -314,6 +319,8 @@ def _fresh_folder(options: DemoOptions) -> str:
 
 def _plot(report: DemoReport) -> bytes:
     """Plot the returns of every policy as a PNG."""
+    import numpy as np
+
     figure, axes = new_plot(width=7)
     names = list(report.returns)
     rng = np.random.default_rng(0)  # Only for horizontal jitter.
@@ -350,7 +357,9 @@ def demo(
     options = DemoOptions(out=out, seed=seed, storage_options=parse_storage_options(storage_options))
     if quick:
         options = replace(options, **_QUICK)
-    _show(run_demo(options, progress=partial(progress_bar, disable=False, leave=True, mininterval=0.5)))
+    _show(
+        run_demo(options, progress=partial(progress_bar, disable=False, leave=True, delay=0, mininterval=0.5))
+    )
 
 
 def _show(report: DemoReport) -> None:

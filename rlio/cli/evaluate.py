@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 
 from rlio.cli.failures import print_json
 from rlio.cli.options import Json, StorageOptions, Uri, parse_storage_options
-from rlio.cli.tables import check_plot, new_plot, print_table
+from rlio.cli.tables import check_plot, new_plot, print_table, progress_of
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
@@ -90,25 +90,28 @@ def evaluate(
 
         # One thread fits small networks faster, much faster if other processes are busy.
         torch.set_num_threads(1)
-    judge: Callable[..., dict[str, OffPolicyEstimate]] = evaluate_offline
-    if ray:
-        from rlio.distributed import evaluate_offline as judge
     dataset = open_dataset(uri, storage_options=parse_storage_options(storage_options))
     stored = dataset.policy_spaces
     spaces = next((pair for pid, pair in stored.items() if policy_id in (None, pid)), None)
-    found = judge(
-        dataset,
-        _target(
-            policy, spaces, checkpoint=checkpoint, seed=seed, explore=explore, epsilon_greedy=epsilon_greedy
-        ),
-        gamma=gamma,
-        estimators=estimators or ["is", "pdis", "wis", "wpdis"],
-        bandit=bandit,
-        incomplete="drop" if drop_incomplete else "raise",
-        policy_id=policy_id,
-        q_model=FittedQ(seed=seed),
-        intervals=IntervalOptions(confidence=confidence, value_bounds=value_bounds, seed=seed),
+    target = _target(
+        policy, spaces, checkpoint=checkpoint, seed=seed, explore=explore, epsilon_greedy=epsilon_greedy
     )
+    judged: dict[str, Any] = {
+        "gamma": gamma,
+        "estimators": estimators or ["is", "pdis", "wis", "wpdis"],
+        "bandit": bandit,
+        "incomplete": "drop" if drop_incomplete else "raise",
+        "policy_id": policy_id,
+        "q_model": FittedQ(seed=seed),
+        "intervals": IntervalOptions(confidence=confidence, value_bounds=value_bounds, seed=seed),
+    }
+    if ray:
+        from rlio.distributed import evaluate_offline as evaluate_by_ray
+
+        found = evaluate_by_ray(dataset, target, **judged)
+    else:
+        with progress_of(as_json=as_json, unit=" rows")("evaluate", len(dataset)) as advance:
+            found = evaluate_offline(dataset, target, progress=advance, **judged)
     if plot is not None:
         draw_intervals(found, plot)
     if as_json:

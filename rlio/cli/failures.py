@@ -1,30 +1,27 @@
-"""Errors, warnings and exit codes, the same for all commands.
+"""Errors and warnings, the same for all commands.
 
-Exit codes: 0, success; `EXIT_WRONG`, the data has a problem; `EXIT_FAILED`, the command could do nothing.
 With ``--json``, an error is also one JSON object on standard output:
 ``{"error": {"type": ..., "message": ..., "uri": ..., "record": ..., "column": ...}}``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import sys
 from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand
 
+from rlio.cli.exit_codes import CLOSED, FAILED, WRONG
 from rlio.errors import CorruptData, LedgerError, RlioError, SchemaError
 
-__all__ = ["EXIT_FAILED", "EXIT_WRONG", "Command", "print_json"]
+__all__ = ["Command", "print_json"]
 
-#: The data has a problem: it is damaged, does not fit its schema, or work is left.
-EXIT_WRONG: Final = 1
-#: The data set does not exist, the store does not answer, or an option is wrong. Click's own errors use this
-#: too.
-EXIT_FAILED: Final = 2
-
-_WRONG: Final = (CorruptData, LedgerError, SchemaError)
+_OF_DATA: Final = (CorruptData, LedgerError, SchemaError)
 
 
 #: Warnings of the running command, from all of its threads: a process runs one command at a time.
@@ -49,13 +46,17 @@ class Command(TyperCommand):
         logger.addHandler(warnings)
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # The reader of the output closed it: Click exits silently.
+        except BrokenPipeError as error:
+            # The reader of the output closed it. What is left in the buffer must not
+            # fail again when the process ends.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(CLOSED) from error
         except (RlioError, OSError, ImportError) as error:
             typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
             if ctx.params.get("as_json"):
                 print_json({"error": _told(error)})
-            raise typer.Exit(EXIT_WRONG if isinstance(error, _WRONG) else EXIT_FAILED) from error
+            raise typer.Exit(WRONG if isinstance(error, _OF_DATA) else FAILED) from error
         finally:
             logger.removeHandler(warnings)
 

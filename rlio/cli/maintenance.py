@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, Json, StorageOptions, Uri, parse_storage_options
-from rlio.cli.tables import progress_bar
+from rlio.cli.tables import progress_of
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def compact(
         compression=compression,
         on_error="skip" if skip_damaged else "raise",
         dry_run=dry_run,
-        progress=partial(progress_bar, unit="B"),
+        progress=progress_of(as_json=as_json, unit="B"),
         storage_options=parse_storage_options(storage_options),
         into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
     )
@@ -78,7 +77,12 @@ def trim(
     rows = dict(map(_writer_row, before)) if before else None
     options = parse_storage_options(storage_options)
     report = run(
-        uri, before=rows, keep_rows=keep_rows, dry_run=dry_run, progress=progress_bar, storage_options=options
+        uri,
+        before=rows,
+        keep_rows=keep_rows,
+        dry_run=dry_run,
+        progress=progress_of(as_json=as_json),
+        storage_options=options,
     )
     _print(report.to_json(), _trim_text(report), as_json=as_json)
 
@@ -96,7 +100,13 @@ def gc(
     from rlio.maintenance.gc import gc as run
 
     options = parse_storage_options(storage_options)
-    report = run(uri, grace=_seconds(grace), dry_run=dry_run, progress=progress_bar, storage_options=options)
+    report = run(
+        uri,
+        grace=_seconds(grace),
+        dry_run=dry_run,
+        progress=progress_of(as_json=as_json),
+        storage_options=options,
+    )
     _print(report.to_json(), _gc_text(report), as_json=as_json)
 
 

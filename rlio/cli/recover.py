@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlio.cli.failures import EXIT_WRONG, print_json
+from rlio.cli.exit_codes import OK, WRONG
+from rlio.cli.failures import print_json
 from rlio.cli.options import Json, Spool, StorageOptions, Uri, parse_storage_options
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def recover(
         print_json(report.to_json())
     else:
         _show(report)
-    raise typer.Exit(0 if report.is_clean else EXIT_WRONG)
+    raise typer.Exit(OK if report.is_clean else WRONG)
 
 
 def _show(report: RecoveryReport) -> None:

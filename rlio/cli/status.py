@@ -34,6 +34,7 @@ def status(
     another host is alive, and the rows in its log. Followers without marks, such as
     FollowReader, are not seen.
 
+    \b
     Examples:
       rlio status runs/cartpole
       rlio status runs/cartpole --json
@@ -41,7 +42,7 @@ def status(
 
     Exit codes: 0, the status is shown (logs may remain); 1, the header of the data set is damaged; 2, there
     is neither a data set nor a log, the store does not answer, or an option is wrong.
-    """
+    """  # noqa: D301  # Click keeps the lines of a paragraph after this character.
     from rlio.maintenance.status import status as run
 
     report = run(uri, spool=spool, storage_options=parse_storage_options(storage_options))

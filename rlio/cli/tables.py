@@ -8,14 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlio.errors import MissingExtra, OptionError, excerpt
 from rlio.support.extras import needs
 
-__all__ = ["check_plot", "missing_plots", "new_plot", "print_table", "progress_bar"]
+if TYPE_CHECKING:
+    from rlio.maintenance.progress import Progress
 
+__all__ = ["check_plot", "missing_plots", "new_plot", "print_table", "progress_bar", "progress_of"]
+
+#: Work that takes no longer shows no progress.
+_QUIET_SECONDS = 1.0
 #: A width in characters that no table reaches.
 _UNBOUNDED = 100_000
 
@@ -48,18 +54,33 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 @contextmanager
-def progress_bar(name: str, total: int, **options: Any) -> Iterator[Callable[[int], Any]]:
-    """Show a progress bar if standard error is a terminal; yields the function that advances it.
+def progress_bar(name: str, total: int | None, **options: Any) -> Iterator[Callable[[int], Any]]:
+    """Show a bar with rate and remaining time on standard error; yields the function that advances it.
+
+    It appears after a second, and only if standard error is a terminal.
 
     Args:
         name: Label of the bar.
-        total: Units of work.
+        total: Units of work; None: not known, then there is no remaining time.
         options: Options of tqdm.
     """
     from tqdm import tqdm
 
-    with tqdm(total=total, desc=name, unit_scale=True, **{"disable": None, "leave": False, **options}) as bar:
+    usual = {"disable": None, "leave": False, "delay": _QUIET_SECONDS}
+    with tqdm(total=total, desc=name, unit_scale=True, **{**usual, **options}) as bar:
         yield bar.update
+
+
+def progress_of(*, as_json: bool, unit: str = "it") -> Progress:
+    """How a command shows its progress: by `progress_bar`; not at all with ``--json``.
+
+    Args:
+        as_json: Whether ``--json`` was given.
+        unit: What is counted.
+    """
+    from rlio.maintenance.progress import silent
+
+    return silent if as_json else partial(progress_bar, unit=unit)
 
 
 def new_plot(*, width: float) -> tuple[Any, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlio.cli.failures import EXIT_WRONG, print_json
+from rlio.cli.exit_codes import OK, WRONG
+from rlio.cli.failures import print_json
 from rlio.cli.options import Spool, StorageOptions, Uri, parse_storage_options
-from rlio.cli.tables import print_table, progress_bar
+from rlio.cli.tables import print_table, progress_of
 
 if TYPE_CHECKING:
     from rlio.maintenance.findings import VerifyReport
@@ -57,7 +57,7 @@ def verify(
         "spool": spool,
         "limit": limit,
         "storage_options": parse_storage_options(storage_options),
-        "progress": partial(progress_bar, unit="B"),
+        "progress": progress_of(as_json=as_json, unit="B"),
     }
     if repair:
         from rlio.maintenance.repair import repair as run_repair
@@ -76,7 +76,7 @@ def verify(
     else:
         _show(report, done)
     bad = report.counts["error"] + (report.counts["warning"] if strict else 0)
-    raise typer.Exit(EXIT_WRONG if bad else 0)
+    raise typer.Exit(WRONG if bad else OK)
 
 
 def _show(report: VerifyReport, done: RepairReport | None) -> None:

@@ -47,6 +47,7 @@ from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
 from rlio.support.options import check_choice, option_names, refuse_unknown
+from rlio.support.spaces import Spaces
 from rlio.writers.ended_episodes import EpisodeComesAgain
 from rlio.writers.parquet_writer import ParquetWriter
 from rlio.writers.roll import Roll
@@ -70,6 +71,7 @@ def convert(
     *,
     to: str | None = None,
     mapping: ColumnMapping | None = None,
+    spaces: Spaces | None = None,
     policy: str | None = None,
     prove: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
@@ -93,6 +95,7 @@ def convert(
         dst: A folder; or, for formats of one file, a file whose ending is one of the format's.
         to: Name of the format; None: a data set of rlio.
         mapping: What the columns of a table mean.
+        spaces: (observation space, action space), for data that does not state them.
         policy: The policy whose rows are converted, if there are several.
         prove: Whether to read both sides again, and compare them episode by episode and column by column, in
             what the format holds (`Format.loses` names the rest).
@@ -102,7 +105,8 @@ def convert(
         read_options: Keywords of the reader of ``src``.
         storage_options: For the filesystem of ``src``.
         into_storage_options: For the filesystem of ``dst``.
-        progress: Called after each episode with the rows and the episodes that were read.
+        progress: Called after each episode with the rows and the episodes that were read. If it has a method
+            ``begin``, that is called first with all rows that will be read; None: not known.
 
     Returns:
         A report of what was read, written and found. A data set of rlio also stores it in the provenance of
@@ -121,7 +125,7 @@ def convert(
         src,
         policy=policy,
         keeps_batches=format is None,
-        read_options=_with_mapping(read_options, mapping),
+        read_options=_with_options(read_options, mapping=mapping, spaces=spaces),
         storage_options=storage_options,
     )
     storage = Storage.open(dst, storage_options=into_storage_options)
@@ -137,15 +141,14 @@ def convert(
     return report
 
 
-def _with_mapping(
-    read_options: Mapping[str, Any] | None, mapping: ColumnMapping | None
-) -> Mapping[str, Any] | None:
-    """The keywords of the reader of the source."""
-    if mapping is None:
-        return read_options
-    if "mapping" in (read_options or {}):
-        raise OptionError("mapping= and read_options={'mapping': ...} are one option: pass one of them")
-    return {**(read_options or {}), "mapping": mapping}
+def _with_options(read_options: Mapping[str, Any] | None, **own: Any) -> Mapping[str, Any] | None:
+    """The keywords of the reader of the source, with those that `convert` takes itself."""
+    given = {name: value for name, value in own.items() if value is not None}
+    if twice := [name for name in given if name in (read_options or {})]:
+        raise OptionError(
+            f"{twice[0]}= and read_options={{{twice[0]!r}: ...}} are one option: pass one of them"
+        )
+    return {**read_options, **given} if read_options and given else given or read_options
 
 
 def _copy(
@@ -156,6 +159,8 @@ def _copy(
 ) -> ImportReport:
     """Write all episodes into the target, and close it."""
     inspector = Inspector(source.parts[0].origin.spaces)
+    if begin := getattr(progress, "begin", None):
+        begin(source.rows)
     try:
         for number, (part, rows) in enumerate(source):
             if source.joint:

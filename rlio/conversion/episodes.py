@@ -18,8 +18,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
-from rlio.batch.arrays import is_table, to_numpy
+from rlio.batch.arrays import is_table, refuse_columns, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.catalog.names import HEADER
 from rlio.conversion.report import ends_of
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.format import formats
@@ -31,7 +32,9 @@ from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.resolve import read
 from rlio.source.snapshot import DatasetSnapshot
+from rlio.storage.filesystem import Storage
 from rlio.storage.paths import is_uri, mask_secrets
+from rlio.support.spaces import Spaces, pair_of
 
 __all__ = ["EpisodeCutter", "Episodes", "Part", "StoredEpisodes", "episode_key", "open_episodes"]
 
@@ -148,6 +151,7 @@ class Episodes:
         layout: How the rows lie.
         joint: Whether batches are given as they are.
         notes: What the source says of its data, each a sentence.
+        rows: All rows that an iteration gives; None: known only by reading.
         left_out: Columns that are not given.
     """
 
@@ -170,6 +174,7 @@ class Episodes:
         self.layout: Layout = layout
         self.notes: list[str] = list(notes)
         self.joint = False
+        self.rows: int | None = None
         self.left_out: dict[str, None] = {}
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
@@ -240,7 +245,12 @@ class StoredEpisodes(Episodes):
     """
 
     def __init__(
-        self, dataset: DatasetSnapshot, policy: str | None, layout: Layout, options: Mapping[str, Any]
+        self,
+        dataset: DatasetSnapshot,
+        policy: str | None,
+        layout: Layout,
+        options: Mapping[str, Any],
+        spaces: Spaces | None = None,
     ) -> None:
         self.dataset: DatasetSnapshot = dataset
         self.policy: str | None = policy
@@ -249,7 +259,8 @@ class StoredEpisodes(Episodes):
         }
         self.needs_store: bool = False
         if options.get("filter") is not None:
-            rows = RowFilter.of(options["filter"])
+            # By its name, and not by the address of a function: the identity holds it.
+            rows = self.options["filter"] = RowFilter.of_option(options["filter"])
             if rows.quantiles:
                 raise OptionError(
                     f"filter={excerpt(rows.text)}: a quantile needs the episodes of all writers, but a "
@@ -261,8 +272,13 @@ class StoredEpisodes(Episodes):
         self.writers: list[str] = list(dataset.snapshot())
         self._snapshots = [{writer: rows} for writer, rows in dataset.snapshot().items()]
         parts = []
-        spaces = dataset.policy_spaces
-        chosen = spaces if policy is None else {pid: pair for pid, pair in spaces.items() if pid == policy}
+        stated = dataset.policy_spaces
+        if spaces is not None:
+            pids = [pid for names in dataset.schemas.values() for pid in names.policies]
+            pid = policy or next(iter(pids), DEFAULT_POLICY_ID)
+            pair = pair_of(spaces, next(iter(stated.values()), None), uri=dataset.uri)
+            stated = {pid: pair} if pair is not None else {}
+        chosen = {pid: pair for pid, pair in stated.items() if policy in (None, pid)}
         for at in self._snapshots:
             provenance = dict(dataset.open_shard(dataset.part(at).segments[0]).provenance)
             provenance.pop("versions", None)
@@ -282,6 +298,8 @@ class StoredEpisodes(Episodes):
             parts=parts,
             layout=layout,
         )
+        if policy is None and not {"filter", "split"} & self.options.keys():
+            self.rows = len(dataset)
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         for number in range(len(self._snapshots)):
@@ -304,8 +322,11 @@ class _ReadEpisodes(Episodes):
         source = getattr(reader, "source", None)
         uri = _text(src)
         origin = getattr(source, "origin", None) or Origin(uri=uri)
+        spaces = getattr(reader, "spaces", None)
+        if isinstance(src, EpisodeReader):
+            spaces = pair_of(options.get("spaces"), spaces, uri=uri)
         if origin.spaces is None:
-            spaces = getattr(reader, "spaces", None) or options.get("spaces")
+            spaces = spaces or options.get("spaces")
             if isinstance(spaces, Mapping):
                 spaces = spaces.get(policy or DEFAULT_POLICY_ID)
             origin = replace(origin, spaces=spaces if isinstance(spaces, tuple) else None)
@@ -318,13 +339,26 @@ class _ReadEpisodes(Episodes):
             parts=[Part(origin=origin, spaces=policies)],
             layout="whole" if whole else "mixed",
         )
+        self.rows = len(reader) if whole else None
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
-        with _opened(self._src, self._options) as reader:
+        with _opened(self._src, _as_taken(self._src, self._options)) as reader:
             yield from ((0, rows) for batch in reader for rows in _of(batch, self._policy))
             self._note_skipped(reader, "records")
             for note in _notes_of(reader):
                 self._note(note)
+
+
+def _as_taken(src: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options that a reader of ``src`` takes: an open one, and data sets of rlio, take no spaces."""
+    if "spaces" not in options:
+        return options
+    is_path = isinstance(src, (str, os.PathLike))
+    if not isinstance(src, EpisodeReader) and not (
+        is_path and Storage.open(src, storage_options=options.get("storage_options")).exists(HEADER)
+    ):
+        return options
+    return {name: value for name, value in options.items() if name != "spaces"}
 
 
 def _opened(src: Any, options: Mapping[str, Any]) -> Any:
@@ -384,18 +418,20 @@ def open_episodes(
         is_one = isinstance(src, (str, os.PathLike, EpisodeReader)) or is_table(src)
         paths = src if isinstance(src, Sequence) and not is_one else ()
         if not is_one and not (paths and all(isinstance(one, (str, os.PathLike)) for one in paths)):
+            refuse_columns(src)
             raise OptionError(
                 f"found {excerpt(src)}, expected a path, a list of paths, a Dataset, a table "
                 "or an EpisodeReader"
             )
         if storage_options is not None:
             options["storage_options"] = storage_options
-        with _opened(src, options) as reader:
+        with _opened(src, _as_taken(src, options)) as reader:
             if not isinstance(reader, DatasetReader):
                 found = _ReadEpisodes(src, reader, options, policy)
                 found.layout = layout or found.layout
                 return _checked(found, policy, keeps_batches=keeps_batches)
         dataset, taken = reader.dataset, _OF_DATASETS | _OPENING
+    spaces = options.pop("spaces", None)
     if unknown := sorted(options.keys() - taken):
         raise OptionError(
             f"read_options: found {unknown}; of a data set of rlio, expected some of {sorted(taken)}",
@@ -407,7 +443,7 @@ def open_episodes(
         policy = pids[0]
     if policy is not None and policy not in pids:
         raise OptionError(f"policy={excerpt(policy)}: expected one of {excerpt(pids)}", uri=dataset.uri)
-    stored = StoredEpisodes(dataset, policy if several else None, layout or "mixed", options)
+    stored = StoredEpisodes(dataset, policy if several else None, layout or "mixed", options, spaces)
     return _checked(stored, policy, keeps_batches=keeps_batches)
 
 

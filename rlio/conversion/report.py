@@ -31,6 +31,8 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import equal_columns, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure, path_text
+from rlio.support.html import facts, panel, table
+from rlio.support.words import counted
 
 __all__ = ["Finding", "ImportReport", "Inspector", "ends_of"]
 
@@ -148,6 +150,20 @@ class ImportReport:
     def suspicions(self) -> tuple[Finding, ...]:
         """The findings that are suspicions."""
         return tuple(finding for finding in self.findings if finding.suspicion)
+
+    def _repr_html_(self) -> str:
+        counts = [("source", f"{self.source} ({self.source_format})")]
+        counts += [("target", f"{self.target} ({self.target_format})")]
+        counts += [("read", f"{counted(self.rows, 'row')} in {counted(self.episodes, 'episode')}")]
+        counts += [("written", counted(self.written, "row"))]
+        if self.proved is not None:
+            counts += [("proved", "both sides are equal" if self.proved else "the sides differ")]
+        heads = ("", "found", "count", "unit", "column", "first")
+        found = (
+            ("suspicion" if f.suspicion else "fact", f.text, f.count, f.unit, f.column or "", f.first or "")
+            for f in self.findings
+        )
+        return panel("ImportReport", facts(counts), table(heads, found))
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""

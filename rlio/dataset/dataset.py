@@ -17,15 +17,23 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlio.errors import OptionError, excerpt
+from rlio.batch.columns import Columns
+from rlio.errors import (
+    MissingColumn,
+    OptionError,
+    excerpt,
+)
 from rlio.read_options import ReadOptions
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import EpisodeInfo
+from rlio.source.span_reader import GoneSegments
 
 if TYPE_CHECKING:
     import datasets
@@ -36,6 +44,9 @@ if TYPE_CHECKING:
     from rlio.batch import SampleBatch
     from rlio.batch.episode import Episode
     from rlio.dataset.random_access import RandomAccess
+    from rlio.look.episode_index import EpisodeIndex, Seen
+    from rlio.look.episode_table import EpisodeTable
+    from rlio.look.info import DatasetInfo, Stored
     from rlio.look.stats import Stats
     from rlio.query.filters import RowFilter, RowFunction
 
@@ -252,6 +263,66 @@ class Dataset(DatasetSnapshot):
             raise IndexError(f"no episode {index} in {self.uri}, which has {count} episodes")
         return self._access(None, "error").episode(index % count)
 
+    @property
+    def episodes(self) -> EpisodeTable:
+        """The table of the episodes: one row an episode, in the order of `episode`.
+
+        ``data.episodes["return"]`` is an array; see `rlio.EpisodeTable` for the columns, sorting and filters.
+        The first call reads the footers of all shards, and the narrow columns (rewards, ends, ids) where
+        only a part of a shard is live, or where the shards are JSON. The table is kept, also in a small file
+        in ``rlio/episodes`` of the user's cache folder, which the next process reads; never below the root.
+        After rows were added, trimmed or compacted, it is made again.
+
+        Raises:
+            CorruptData: A shard is damaged. (HoleError: rows are missing.)
+        """
+        known = vars(self).get("_table")
+        if known is None:
+            from rlio.look.episode_table import episodes_of
+
+            self.check_complete()
+            known = self._table = episodes_of(self, self._joined_episodes)
+        table: EpisodeTable = known
+        return table
+
+    def _joined_episodes(self, seen: Seen | None = None) -> EpisodeIndex:
+        from rlio.look.episode_index import read_episodes
+
+        return GoneSegments("raise").read(self, partial(read_episodes, seen=seen))
+
+    def returns(self) -> NDArray[np.float64]:
+        """Return the sum of the rewards of each episode, undiscounted, float64, in the order of `episodes`.
+
+        Unfinished episodes count with the rows that are there; ``data.episodes.filter("finished")["return"]``
+        leaves them out. The caller owns the array.
+
+        Raises:
+            MissingColumn: The data has no rewards.
+            CorruptData: A shard is damaged. (HoleError: rows are missing.)
+        """
+        from rlio.source.row_streams import plain_rewards
+
+        policies = [policy for schema in self.schemas.values() for policy in schema.policies.values()]
+        if policies and all(plain_rewards(policy) is None for policy in policies):
+            raise MissingColumn(
+                "returns are sums of rewards, and the data has no column of one number a row with this name",
+                uri=self.uri,
+                column=Columns.REWARDS,
+            )
+        found: NDArray[np.float64] = self.episodes["return"].copy()
+        return found
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the number of rows of each episode, int64, in the order of `episodes`.
+
+        The caller owns the array.
+
+        Raises:
+            CorruptData: A shard is damaged. (HoleError: rows are missing.)
+        """
+        found: NDArray[np.int64] = self.episodes["length"].copy()
+        return found
+
     def _access(self, columns: list[str] | None, missing: Literal["error", "drop", "fill"]) -> RandomAccess:
         from rlio.dataset.random_access import RandomAccess
 
@@ -269,6 +340,7 @@ class Dataset(DatasetSnapshot):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
         cache_folder: str | os.PathLike[str] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Stats:
         """Return mean, std, min, max, quantiles and count of columns, for each value of a row.
 
@@ -286,6 +358,7 @@ class Dataset(DatasetSnapshot):
                 not kept.
             cache_folder: Folder of the files; None: ``rlio/stats`` in the user's cache folder. Never the
                 root. If it cannot be written, nothing is kept.
+            progress: Called with the number of rows of each part that was read.
 
         Raises:
             MissingColumn: A named column does not exist.
@@ -295,8 +368,69 @@ class Dataset(DatasetSnapshot):
         from rlio.look.stats import read_stats
 
         return read_stats(
-            self, columns, policy=policy, missing=missing, on_error=on_error, cache_folder=cache_folder
+            self,
+            columns,
+            policy=policy,
+            missing=missing,
+            on_error=on_error,
+            cache_folder=cache_folder,
+            progress=progress,
         )
+
+    def info(
+        self, *, ranges: bool = False, cache_folder: str | os.PathLike[str] | None = None
+    ) -> DatasetInfo:
+        """Return what the data is and holds: rows, episodes, returns, lengths, columns, spaces, times.
+
+        Its `repr` is a text of at most ten lines; `rlio.DatasetInfo` has the parts.
+
+        Costs what `episodes` costs: one pass over the footers, or over the narrow columns where files have no
+        such footers. The least and greatest values of columns are those that footers state, and those that
+        are known from an earlier call with ``ranges=True``; the others are None, "range not read". What is
+        found is kept in a small file, which the next call for the same rows reads.
+
+        Args:
+            ranges: Whether to read all columns with numbers, once, for their ranges and shares of NaN, as
+                `stats` does.
+            cache_folder: Folder of the files; None: in the user's cache folder. Never the root.
+
+        Raises:
+            CorruptData: A shard is damaged. (HoleError: rows are missing.)
+        """
+        from rlio.look.info import info_of, read_columns
+
+        stored = self._stored(cache_folder)
+        policies = {policy for schema in self.schemas.values() for policy in schema.policies}
+        found: dict[str, Stats | None] = {}
+        for policy in policies if len(self) else ():
+            if names := read_columns(self, policy):
+                found[policy] = self._range_stats(names, policy, ranges=ranges, cache_folder=cache_folder)
+        return info_of(self, self.episodes, stored, found)
+
+    def _range_stats(
+        self, names: list[str], policy: str, *, ranges: bool, cache_folder: str | os.PathLike[str] | None
+    ) -> Stats | None:
+        """The statistics of columns; without ``ranges``, if an earlier call has read them."""
+        from rlio.look.stats import known_stats
+
+        if ranges:
+            return self.stats(names, policy=policy, cache_folder=cache_folder)
+        return known_stats(self, names, policy=policy, cache_folder=cache_folder)
+
+    def _stored(self, cache_folder: str | os.PathLike[str] | None) -> Stored:
+        """What is stored besides rows. The pass over the footers that finds it finds the episodes, too."""
+        from rlio.look.episode_table import episodes_of
+        from rlio.look.info import Survey
+
+        self.check_complete()
+        survey = Survey.kept(self, cache_folder)
+        if survey is None:
+            survey = Survey()
+            index = self._joined_episodes(survey.add)
+            if vars(self).get("_table") is None:
+                self._table = episodes_of(self, lambda: index)
+            survey.keep(self, cache_folder)
+        return survey.stored(bytes=self.bytes(), files=len(self.segments))
 
     def to_hf(
         self,

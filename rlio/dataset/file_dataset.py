@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
+from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.dataset.dataset import Dataset
 from rlio.errors import OptionError, excerpt
+from rlio.formats.format import by_name
 from rlio.opening import OtherFiles
 from rlio.read_options import ReadOptions
 from rlio.schemas.schema import Schema
+from rlio.schemas.streams import Streams
 from rlio.source.source import EpisodeInfo, FileSource, HoleCheck, OpenSegment, StoredSegment
 from rlio.support.clock import utc_time
+from rlio.support.words import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from rlio.look.episode_index import EpisodeIndex
+    from rlio.look.info import Stored
     from rlio.look.stats import Stats
 
 __all__ = ["FileDataset"]
@@ -52,7 +58,7 @@ class FileDataset(OtherFiles, Dataset):
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
-        yield f"{len(self)} rows"
+        yield counted(len(self), "row")
         yield "files of another library, read only"
 
     # ---- the source ----
@@ -82,9 +88,18 @@ class FileDataset(OtherFiles, Dataset):
         """What the format says of its data."""
         return self._source.notes
 
+    _why_no_spaces: ClassVar[str] = (
+        "these files state no spaces: pass them to rlio.open_dataset(..., spaces=(observation_space, "
+        "action_space)), which rlio.Mapping and rlio.convert take too"
+    )
+
     @property
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
-        return self._source.policy_spaces
+        found, given = self._source.policy_spaces, self.options.get("spaces")
+        if found or given is None:
+            return found
+        # RLlib's records read them, and do not state them.
+        return dict(given) if isinstance(given, Mapping) else {DEFAULT_POLICY_ID: given}
 
     @property
     def hole_check(self) -> HoleCheck:
@@ -92,6 +107,9 @@ class FileDataset(OtherFiles, Dataset):
 
     def open_segment(self, segment: StoredSegment) -> OpenSegment:  # type: ignore[override]  # No shard.
         return self._source.open_segment(segment)
+
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        return self._source.streams(opened, segment)
 
     def uri_of(self, path: str) -> str:
         return self._source.uri_of(path)
@@ -113,13 +131,20 @@ class FileDataset(OtherFiles, Dataset):
 
     # ---- what reads rows ----
 
-    def episodes(self) -> Iterator[EpisodeInfo]:
+    def _joined_episodes(self, seen: object = None) -> EpisodeIndex:
+        from rlio.look.episode_index import read_episodes
+
+        return self._access(None, "error").read(read_episodes)
+
+    def episode_parts(self) -> Iterator[EpisodeInfo]:
         """Yield the episodes; reads the columns that tell them apart, group by group."""
         access = self._access(None, "error")
         for number in range(len(self.segments)):
-            for *values, writer, began, written in zip(*vars(access.streams(number)).values(), strict=True):
-                times = {"began": utc_time(began), "written": utc_time(written)}
-                yield EpisodeInfo(writer or "", *values, **times)
+            for *values, writer, began, written, version in zip(
+                *vars(access.streams(number)).values(), strict=True
+            ):
+                own: list[Any] = [writer or "", *values, utc_time(began), utc_time(written), version]
+                yield EpisodeInfo(*own)
 
     def to_arrow_batches(
         self,
@@ -147,6 +172,7 @@ class FileDataset(OtherFiles, Dataset):
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
         cache_folder: str | os.PathLike[str] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Stats:
         """See `rlio.Dataset.stats`."""
         from rlio.look.stats import read_stats
@@ -154,10 +180,30 @@ class FileDataset(OtherFiles, Dataset):
         source = self.again()
         try:
             return read_stats(
-                source, columns, policy=policy, missing=missing, on_error=on_error, cache_folder=cache_folder
+                source,
+                columns,
+                policy=policy,
+                missing=missing,
+                on_error=on_error,
+                cache_folder=cache_folder,
+                progress=progress,
             )
         finally:
             source.close()
+
+    def _stored(self, cache_folder: object) -> Stored:
+        from rlio.look.info import Stored, environment_of
+
+        source, format = self._source, by_name(self._source.format)
+        sizes = source.sizes
+        return Stored(
+            format=source.format,
+            title="a table in memory" if format is None else format.title,
+            version=source.format_version,
+            environments=() if source.environment is None else (environment_of(source.environment),),
+            bytes=None if None in sizes or not sizes else sum(size or 0 for size in sizes),
+            files=len(sizes) or None,
+        )
 
     # ---- what only shards of rlio have ----
 

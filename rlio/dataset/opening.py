@@ -42,7 +42,8 @@ def open_dataset(
         mapping: What the columns of a table mean.
         format: Name of the format of another library's files; None: recognise it.
         format_options: Options of that format.
-        spaces: Of RLlib's JSON: see `rlio.JsonReader`.
+        spaces: (observation space, action space), or policy id -> such a pair, of files that do not state
+            them; they also shape RLlib's JSON: see `rlio.JsonReader`.
         on_error: What to do if rows of the snapshot are missing: ``"raise"``, or ``"skip"`` them; then
             `Dataset.lost_rows` counts them.
         storage_options: Options for fsspec, and ``rlio_timeout`` and ``rlio_retries``.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.other_names import did_you_mean
 from rlio.catalog.listing import Listing, Segment, ShardRef
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.query.filter_pushdown import check_filter, filter_options, passing
@@ -101,7 +102,11 @@ class Plan:
         """
         for name in names:
             if name not in self.layout.names:
-                raise MissingColumn(f"the table has only {', '.join(self.layout.names)}", column=name)
+                raise MissingColumn(
+                    f"the table has only {', '.join(self.layout.names)}"
+                    f"{did_you_mean(name, self.layout.names)}",
+                    column=name,
+                )
         layout = self.layout.only(names)
         # A table without columns has no rows either. Ray counts rows by one column, and drops it.
         if not layout.columns:
@@ -144,7 +149,7 @@ def plan_of(
     shared = common_columns(dataset, missing=missing, wanted=wanted)
     wanted = shared if missing == "drop" else wanted
     chosen = group_options(dataset, replace(options, columns=wanted), missing)
-    row_filter = None if filter is None else RowFilter.of(filter)
+    row_filter = None if filter is None else RowFilter.of_option(filter)
     if not schemas:  # The data set has no rows to choose among.
         row_filter = None
     searched = chosen
@@ -180,7 +185,8 @@ def plan_of(
     for name in options.columns or () if missing != "drop" else ():
         if name not in has:
             raise MissingColumn(
-                f"policy {excerpt(pids[0])} has only {', '.join(sorted(layout.logical))}",
+                f"policy {excerpt(pids[0])} has only {', '.join(sorted(layout.logical))}"
+                f"{did_you_mean(name, layout.logical)}",
                 uri=dataset.uri,
                 column=name,
             )

@@ -12,10 +12,9 @@ Example:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +23,12 @@ from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
 from rlio.catalog.listing import Segment
-from rlio.dataset.part_reader import Missing
 from rlio.errors import CorruptData, OptionError
+from rlio.look.episode_index import EpisodeIndex, join_episodes
 from rlio.read_options import ReadOptions
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
-from rlio.source.live_streams import flat_columns, live_streams
+from rlio.source.live_streams import live_streams
+from rlio.source.row_streams import flat_columns
 from rlio.source.selection import counting_of, group_options
 from rlio.source.shards import OpenShard
 from rlio.source.source import Source
@@ -54,14 +54,6 @@ class _Fragment(NamedTuple):
     number: int
 
 
-class _Found(NamedTuple):
-    """An episode: its id, where its rows are, and when it began, in milliseconds since 1970-01-01 UTC."""
-
-    eps_id: Any
-    fragments: list[_Fragment]
-    began: int | None
-
-
 class RandomAccess:
     """Reads rows and episodes by number, for one thread at a time. Keeps the last decoded row group.
 
@@ -75,9 +67,11 @@ class RandomAccess:
         MissingColumn: A column does not exist.
     """
 
-    def __init__(self, dataset: Source, columns: Sequence[str] | None, missing: Missing) -> None:
+    def __init__(
+        self, dataset: Source, columns: Sequence[str] | None, missing: Literal["error", "drop", "fill"]
+    ) -> None:
         dataset.check_complete()
-        self._missing: Missing = missing
+        self._missing: Literal["error", "drop", "fill"] = missing
         if columns is None:
             known = [name for names in dataset.columns.values() for name in names]
             columns = [name for name in dict.fromkeys(known) if not is_per_sequence(name)]
@@ -94,9 +88,9 @@ class RandomAccess:
         self._reader = SpanReader(dataset, options, counting, given_up=set())
         self._starts = np.array([0, *accumulate(segment.rows for segment in dataset.segments)])
         self._group: tuple[tuple[int, int], Any] | None = None
-        self._episodes: list[_Found] | None = None
-        #: Of segments without a table of streams: the table that was made of their rows, and of each fragment
-        #: its spans, and its rows there.
+        self._index: EpisodeIndex | None = None
+        #: Of segments without a table of their streams: the table that was made of their rows. Of those of
+        #: other libraries' files also, of each fragment, its spans, and its rows there.
         self._tables: dict[int, Streams] = {}
         self._places: dict[_Fragment, list[tuple[int, NDArray[np.int64]]]] = {}
 
@@ -155,39 +149,35 @@ class RandomAccess:
     @property
     def episode_count(self) -> int:
         """Number of episodes, unfinished ones included; reads the footers of all shards once."""
-        return self._again(lambda: len(self._all()))
+        return self._again(lambda: len(self._joined()))
+
+    def read(self, read: Callable[[Source], T]) -> T:
+        """Call ``read`` with the data set, while no other thread reads it."""
+        return self._again(lambda: read(self._dataset))
 
     def episode(self, number: int) -> Episode:
         """Return an episode by its number, in the order of first rows."""
         return self._again(lambda: self._episode(number))
 
     def _episode(self, number: int) -> Episode:
-        eps_id, fragments, began = self._all()[number]
-        parts = [rows for fragment in fragments for rows in self._rows_of(fragment)]
+        index = self._joined()
+        found = index.fragments(number)
+        parts = [rows for segment, stream in found for rows in self._rows_of(self._fragment(segment, stream))]
         batch = parts[0] if len(parts) == 1 else concat_samples(parts)
+        eps_id, began = index.id_of(number), index.began[number]
         if began is not None:
             batch.episode_starts = {eps_id: began}
-        return Episode.from_batch(batch, id_=number if eps_id is None else eps_id)
+        return Episode.from_batch(batch, id_=eps_id)
 
-    def _all(self) -> list[_Found]:
-        if self._episodes is None:
-            found: list[_Found] = []
-            # Of each key, the episode that its next rows continue. With an id, they always do.
-            current: dict[Hashable, _Found] = {}
-            for index, segment in enumerate(self._dataset.segments):
-                counts = Counter[str]()
-                streams = zip(*vars(self._streams(index)).values(), strict=True)
-                for policy, eps_id, agent, env, _, _, end, _, writer, began, _ in streams:
-                    key = (writer or segment.writer, policy, eps_id, agent, env)
-                    if key not in current:
-                        current[key] = _Found(eps_id, [], began)
-                        found.append(current[key])
-                    current[key].fragments.append(_Fragment(index, policy, counts[policy]))
-                    counts[policy] += 1
-                    if eps_id is None and end != "open":
-                        del current[key]
-            self._episodes = found
-        return self._episodes
+    def _joined(self) -> EpisodeIndex:
+        if self._index is None:
+            self._index = join_episodes(self._dataset, self._streams)
+        return self._index
+
+    def _fragment(self, segment: int, stream: int) -> _Fragment:
+        """The fragment that is a stream of a segment."""
+        policies = self._streams(segment).policy
+        return _Fragment(segment, policies[stream], policies[:stream].count(policies[stream]))
 
     def streams(self, index: int) -> Streams:
         """The table of the streams of a segment's rows."""
@@ -199,11 +189,15 @@ class RandomAccess:
 
     def _streams(self, index: int) -> Streams:
         segment = self._dataset.segments[index]
-        if not isinstance(segment, Segment):
-            if index not in self._tables:
-                self._tables[index] = self._searched(index)
-            return self._tables[index]
-        return live_streams(self._shard(segment), segment)
+        if isinstance(segment, Segment) and segment.rows == segment.ref.name.rows:
+            return self._shard(segment).streams
+        if index not in self._tables:
+            self._tables[index] = (
+                live_streams(self._shard(segment), segment)
+                if isinstance(segment, Segment)
+                else self._searched(index)
+            )
+        return self._tables[index]
 
     def _searched(self, index: int) -> Streams:
         """The streams of a segment without a table of them: reads what tells them apart."""

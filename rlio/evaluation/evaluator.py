@@ -18,7 +18,7 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeAlias, Unpack
 
 import numpy as np
@@ -160,6 +160,7 @@ def evaluate_offline(
     *,
     gamma: float,
     policy_id: str | None = None,
+    progress: Callable[[int], object] | None = None,
     **options: Unpack[EstimationKeywords],
 ) -> dict[str, OffPolicyEstimate]:
     """Estimate a policy's return from rows that another policy recorded.
@@ -170,6 +171,7 @@ def evaluate_offline(
         policy: The policy to judge.
         gamma: Discount per step, 0 to 1.
         policy_id: Recorded policy whose rows to use, if batches have several.
+        progress: Called with the number of rows of each batch that was read.
         options: ``estimators``, ``bandit``, ``incomplete``, ``q_model``, ``folds`` and ``intervals``: see
             `Estimation`; see there and `OffPolicyEvaluator.add` for the errors.
 
@@ -180,6 +182,8 @@ def evaluate_offline(
     in_order = not isinstance(data, InputReader) or keeps_order(data)
     for source, batch in _sourced(data):
         evaluator.add(batch, source=source, in_order=in_order)
+        if progress is not None:
+            progress(sum(rows.count for rows in batch.policies().values()))
     return evaluator.estimate()
 
 
@@ -227,8 +231,7 @@ def _batches(data: InputReader | Batch | Iterable[Batch]) -> Iterator[tuple[None
     if isinstance(data, SampleBatch | MultiAgentBatch):
         yield None, data
         return
-    options = getattr(data, "options", None)
-    if isinstance(options, ReadOptions) and options.epochs is None:
+    if isinstance(data, InputReader) and data._endless() is not None:
         raise OptionError(f"{type(data).__name__} never ends: open it with epochs=1")
     for batch in data:
         yield None, batch

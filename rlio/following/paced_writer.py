@@ -30,6 +30,7 @@ from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner
 from rlio.support.options import check_count, check_seconds, expected, set_options
+from rlio.support.words import counted
 from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class PacedWriter(OutputWriter):
         super().__init__()
 
     def _describe(self) -> Iterator[str]:
-        yield f"{self.waits} waits"
+        yield counted(self.waits, "wait")
         yield repr(self.writer)
 
     def write(self, batch: Batch) -> None:

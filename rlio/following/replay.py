@@ -48,6 +48,7 @@ from rlio.source.snapshot import rows_waiting
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner
 from rlio.support.options import check_count, check_number, checked_keywords, expected
+from rlio.support.words import counted
 
 __all__ = ["FollowCounters", "FollowingReplay"]
 
@@ -277,7 +278,7 @@ class FollowingReplay(InputReader):
     def _describe(self) -> Iterator[str]:
         account = self._feed.account
         yield repr(self._storage.uri)
-        yield f"{account.inserted} rows inserted, {account.drawn} drawn"
+        yield f"{counted(account.inserted, 'row')} inserted, {account.drawn:,} drawn"
         yield f"capacity={self._capacity}"
         yield from self._options.given()
 

@@ -51,6 +51,8 @@ class D3rlpySource(Hdf5Source):
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         self._columns: list[list[str]] = []
+        #: That of the format, in the last file.
+        self.version: str | None = None
         super().__init__(place, limits=limits)
 
     def _index(self, number: int) -> Iterator[tuple[int, int]]:
@@ -58,6 +60,7 @@ class D3rlpySource(Hdf5Source):
         version = _text(self._dataset(number, "version")[()])
         if not version.startswith("2."):
             raise UnknownLayout(f"found version {excerpt(version)} of d3rlpy's format, expected 2")
+        self.version = version
         columns = [_text(name) for name in self._dataset(number, "columns")[()]]
         missing = [name for name in _NEEDED if name not in columns]
         if missing:

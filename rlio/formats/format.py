@@ -282,9 +282,12 @@ def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | 
     if not isinstance(place, Storage):
         location = locate(place, storage_options)
         file = InputFile(location.fs, location.path, location.uri, None)
-        if found := recognise_file(file):
+        found = recognise_file(file)
+        if found is not None and not (found.confidence == BY_ENDING and file.path.lower().endswith(".zip")):
             return found
         place = Storage.open(place, storage_options=storage_options)
+        if found is not None:  # The ending of a zip file does not say what is in it.
+            return (_search(place, "", _DEPTH, []) if place.is_zipped else None) or found
     return _search(place, "", _DEPTH, [])
 
 

@@ -20,15 +20,17 @@ from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
 from rlio.formats.tables.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.source.episodes import EpisodeFiles
+from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath, is_uri
 from rlio.support.options import option_names, refuse_unknown
+from rlio.support.spaces import Spaces
 
 __all__ = [
     "Place",
     "about_format",
+    "closed_on_error",
     "locate_format",
     "open_episode_files",
     "open_place",
@@ -167,10 +169,11 @@ def _folder(
                     "pass the path of one of them",
                     uri=storage.uri_of(above),
                 )
-            storage = Storage.open(storage.uri_of(folder), storage_options=storage_options)
+            storage = storage.below(folder)
         return Place(storage.uri, storage)
     raise DataNotFound(
-        f"no data set of {format.title}: {' or '.join(format.root)} is not there; pass its root",
+        f"no data set of {format.title}: {' or '.join(format.root)} is not there; pass its root"
+        f"{storage.did_you_mean()}",
         uri=storage.uri,
     )
 
@@ -194,6 +197,7 @@ def open_episode_files(
     *,
     format: str | None = None,
     format_options: Mapping[str, Any] | None = None,
+    spaces: Spaces | None = None,
     storage_options: Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     on_error: Literal["raise", "skip"] = "raise",
@@ -202,7 +206,16 @@ def open_episode_files(
     own = dict(format_options or {})
     found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
     source = open_source(found, place, own, limits=limits)
-    return EpisodeFiles(source, about=about_format(found, own), on_error=on_error)
+    return closed_on_error(source, about_format(found, own), spaces=spaces, on_error=on_error)
+
+
+def closed_on_error(layout: EpisodeSource, about: Mapping[str, Any], **options: Any) -> EpisodeFiles:
+    """The episodes as a source; closes them if it cannot be made."""
+    try:
+        return EpisodeFiles(layout, about=about, **options)
+    except BaseException:
+        layout.close()
+        raise
 
 
 def about_format(format: Format, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def _packed_by_rows(found: StoredEpisodes, packing: Packing) -> Iterator[tuple[i
     options = {**found.options}
     if (split := options.pop("split", None)) is not None:
         other = options.get("filter")
-        options["filter"] = RowFilter.on_side(Split.of(split), other and RowFilter.of(other))
+        options["filter"] = RowFilter.on_side(Split.of(split), other and RowFilter.of_option(other))
     read = ReadOptions(columns=options.pop("columns", None), on_error=options.pop("on_error", "raise"))
     parts = part_readers(found.dataset, read, policy=found.policy, **options)
     place = _where_stored(found.uri)

@@ -1,1 +1,1 @@
-"""What is in a data set, and whether it is any good: statistics of columns."""
+"""What is in a data set, and whether it is any good: the table of episodes, statistics of columns."""

@@ -13,13 +13,11 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
@@ -31,9 +29,10 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path, leaves, unflatten
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.look.kept import keep, kept_path, read_kept
 from rlio.read_options import ReadOptions
-from rlio.replay.cache_files import user_folder
 from rlio.schemas.column import TEXTS
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
@@ -42,7 +41,7 @@ from rlio.source.selection import counting_of, group_options, with_step_columns
 from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SpanReader
 
-__all__ = ["LeafStats", "Normalise", "Normaliser", "Stats", "read_stats"]
+__all__ = ["LeafStats", "Normalise", "Normaliser", "Stats", "known_stats", "read_stats"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -58,7 +57,7 @@ _CHUNK_VALUES: Final = 1 << 17
 # Bytes of rows whose frame stacks are looked up at once.
 _PART_BYTES: Final = 32 << 20
 # Grows with every change of the numbers or of their file.
-_VERSION: Final = 3
+_VERSION: Final = 4
 # Numbers that name rows, and the column that repeats another one.
 _LEFT_OUT: Final = frozenset(
     (
@@ -86,6 +85,7 @@ class LeafStats:
         q01, q10, q50, q90, q99: Quantiles. Exact for up to 65,536 rows (fewer if a row is wider than 1 KiB).
             Otherwise from a random sample of as many rows: their rank then errs by 0.2 % (one standard
             deviation) at the median, and by 0.04 % at q01 and q99.
+        nan: NaN values, int64.
     """
 
     count: NDArray[np.int64]
@@ -98,6 +98,7 @@ class LeafStats:
     q50: NDArray[np.float64]
     q90: NDArray[np.float64]
     q99: NDArray[np.float64]
+    nan: NDArray[np.int64]
 
 
 class Stats(Mapping[str, LeafStats]):
@@ -127,7 +128,10 @@ class Stats(Mapping[str, LeafStats]):
 
     def __getitem__(self, name: str) -> LeafStats:
         if name not in self._found:
-            raise MissingColumn(f"the statistics have the columns {', '.join(self._found)}", column=name)
+            raise MissingColumn(
+                f"the statistics have the columns {', '.join(self._found)}{did_you_mean(name, self._found)}",
+                column=name,
+            )
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -187,7 +191,7 @@ class Stats(Mapping[str, LeafStats]):
             arrays = {
                 # NumPy makes NaN of None.
                 field.name: np.array(
-                    leaf[field.name], np.int64 if field.name == "count" else np.float64
+                    leaf[field.name], np.int64 if field.name in ("count", "nan") else np.float64
                 ).reshape(leaf["shape"])
                 for field in fields(LeafStats)
             }
@@ -219,9 +223,43 @@ def read_stats(
     missing: Missing,
     on_error: Literal["raise", "skip"],
     cache_folder: str | os.PathLike[str] | None,
+    progress: Callable[[int], object] | None = None,
 ) -> Stats:
     """See `rlio.Dataset.stats`."""
     wanted = _wanted(source, columns, policy)
+    path = _path_of(source, wanted, policy=policy, missing=missing, cache_folder=cache_folder)
+    whole = on_error == "raise" or not source.lost_rows()
+    if whole and (known := _load(path)) is not None:
+        return known
+    if on_error == "raise":
+        source.check_complete()
+    stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error, progress=progress)
+    if on_error == "raise":  # No row was left out.
+        keep(path, json.dumps(stats.to_json()).encode())
+    return stats
+
+
+def known_stats(
+    source: Source,
+    columns: Sequence[str],
+    *,
+    policy: str | None,
+    cache_folder: str | os.PathLike[str] | None,
+) -> Stats | None:
+    """What an earlier `read_stats` of the same rows and columns has kept; None: there is none."""
+    wanted = _wanted(source, columns, policy)
+    return _load(_path_of(source, wanted, policy=policy, missing="error", cache_folder=cache_folder))
+
+
+def _path_of(
+    source: Source,
+    wanted: Sequence[Leaf],
+    *,
+    policy: str | None,
+    missing: Missing,
+    cache_folder: str | os.PathLike[str] | None,
+) -> str | None:
+    """The file of the statistics of some columns; None: nothing is kept."""
     # The keys of segments change with their content: grown or rewritten data has another key.
     describe = {
         "version": _VERSION,
@@ -231,16 +269,7 @@ def read_stats(
         "missing": missing,
     }
     key = hashlib.blake2b(canonical_json(describe).encode(), digest_size=16).hexdigest()
-    path = os.path.join(cache_folder or os.path.join(os.path.dirname(user_folder()), "stats"), f"{key}.json")
-    whole = on_error == "raise" or not source.lost_rows()
-    if whole and (known := _load(path)) is not None:
-        return known
-    if on_error == "raise":
-        source.check_complete()
-    stats = _computed(source, wanted, policy=policy, missing=missing, on_error=on_error)
-    if on_error == "raise":  # No row was left out.
-        _save(path, stats)
-    return stats
+    return kept_path("stats", f"{key}.json", cache_folder)
 
 
 def _wanted(source: Source, columns: Sequence[str] | None, policy: str | None) -> list[Leaf]:
@@ -296,7 +325,8 @@ def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
     found = [leaf for leaves in known.values() for leaf in leaves if is_named(leaf, (name,))]
     if not found:
         raise MissingColumn(
-            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}",
+            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}"
+            f"{did_you_mean(name, known)}",
             uri=source.uri,
             column=name,
         )
@@ -314,10 +344,13 @@ def _computed(
     policy: str | None,
     missing: Missing,
     on_error: Literal["raise", "skip"],
+    progress: Callable[[int], object] | None,
 ) -> Stats:
-    # Of a tuple, all parts are read; new_obs brings new_obs_valid.
+    # Of a tuple, all parts are read; new_obs brings new_obs_valid. A column may have a slash in its name,
+    # which the name of its only leaf escapes.
     names = dict.fromkeys(
-        leaf.column if any(isinstance(part, int) for part in leaf.path) else leaf.name for leaf in wanted
+        leaf.name if leaf.path and all(isinstance(part, str) for part in leaf.path) else leaf.column
+        for leaf in wanted
     )
     columns = with_step_columns(source, list(names))
     options = group_options(source, ReadOptions(columns=columns, on_error=on_error), missing)
@@ -334,6 +367,8 @@ def _computed(
                 moments[name].add(values)
             sample.add(arrays)
             rows += batch.count
+            if progress is not None:
+                progress(batch.count)
         if not rows:
             raise OptionError("statistics need rows: all were skipped (on_error='skip')", uri=source.uri)
         quantiles = sample.quantiles()
@@ -388,7 +423,7 @@ class _Moments:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
         width = int(np.prod(shape, dtype=np.int64))
-        self.count = np.zeros(width, np.int64)
+        self.count, self._nan = np.zeros(width, np.int64), np.zeros(width, np.int64)
         self._mean, self._squares = np.zeros(width), np.zeros(width)
         self._min, self._max = np.full(width, np.inf), np.full(width, -np.inf)
 
@@ -409,6 +444,7 @@ class _Moments:
         else:
             finite = np.isfinite(values)
             n = finite.sum(axis=1)
+            self._nan += np.isnan(values).sum(axis=1)
             least = values.min(axis=1, where=finite, initial=np.inf)
             most = values.max(axis=1, where=finite, initial=-np.inf)
             # Each divided first, because the sum of large values may not be finite.
@@ -430,7 +466,8 @@ class _Moments:
         empty = self.count == 0
         std = np.sqrt(self._squares / np.maximum(self.count, 1))
         found = [np.where(empty, np.nan, values) for values in (self._mean, std, self._min, self._max)]
-        return LeafStats(*(values.reshape(self._shape) for values in (self.count, *found, *quantiles)))
+        found = [self.count, *found, *quantiles, self._nan]
+        return LeafStats(*(values.reshape(self._shape) for values in found))
 
 
 class _Sample:
@@ -490,33 +527,14 @@ class _Sample:
 # ---- the file ----
 
 
-def _load(path: str) -> Stats | None:
+def _load(path: str | None) -> Stats | None:
     """The statistics in a file; None: there is none that can be read, so that they are computed again."""
+    text = read_kept(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            return Stats.from_json(json.load(file))
-    except FileNotFoundError:
-        return None
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        return None if text is None else Stats.from_json(json.loads(text))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         logger.warning("%s holds no statistics (%r): they are computed again", path, error)
         return None
-
-
-def _save(path: str, stats: Stats) -> None:
-    """Write the file, atomically. If that fails, the next call computes the statistics again."""
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=os.path.dirname(path))
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(stats.to_json(), file)
-            os.replace(made, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(made)
-            raise
-    except OSError as error:
-        logger.info("the statistics are not kept, because %s cannot be written: %r", path, error)
 
 
 # ---- normalising ----
@@ -593,7 +611,10 @@ class Normaliser:
                 if is_in(*at, (name,))
             ]
             if not found:
-                raise MissingColumn(f"the statistics have the columns {', '.join(stats)}", column=name)
+                raise MissingColumn(
+                    f"the statistics have the columns {', '.join(stats)}{did_you_mean(name, stats)}",
+                    column=name,
+                )
             for array in _chosen(name, found, read=read, by_default=by_default):
                 scales[array.name] = _scale(stats[array.name], method, array)
         return cls(named, scales)

@@ -85,6 +85,7 @@ def filter_options(
     on_error: Literal["raise", "skip"],
 ) -> GroupOptions:
     """What to read of each row group in order to apply a filter."""
+    row_filter.check_names({name for names in source.columns.values() for name in names})
     columns = None if row_filter.columns is None else with_step_columns(source, list(row_filter.columns))
     if columns is not None and row_filter.split is not None:
         check_split(source, row_filter, missing=missing)

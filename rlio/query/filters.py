@@ -34,10 +34,12 @@ import keyword
 import math
 import operator
 import re
+import secrets
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +48,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import is_tensor, object_column, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import Path
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.query.derived_columns import EPISODE_COLUMNS, MC_RETURN, checked_discount
 from rlio.query.splits import Split
@@ -54,7 +57,7 @@ from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, rebuild
 from rlio.schemas.streams import WRITER
 
-__all__ = ["Ref", "RowFilter", "RowFunction"]
+__all__ = ["Ref", "RowFilter", "RowFunction", "advice_for"]
 
 #: Takes a batch of rows and returns a bool for each, shape (rows,).
 RowFunction: TypeAlias = Callable[[SampleBatch], Any]
@@ -155,10 +158,33 @@ class RowFilter:
             )
         if isinstance(columns, str) or (columns is not None and not columns):
             raise OptionError(f"columns={excerpt(columns)}: expected a list of names, or None")
+        if name is None and (name := _lasting_name(value)) is None:
+            raise OptionError(
+                f"filter={excerpt(value)}: a saved state names a function by its module and name, and this "
+                "function cannot be found by them; define it at the top of a module, write a text such as "
+                "'rewards > 0', or use RowFilter.of(function, name=...)"
+            )
         return cls(
-            text=f"function {_name_of(value) if name is None else name}",
+            text=f"function {name}",
             columns=None if columns is None else tuple(columns),
             function=value,
+        )
+
+    @classmethod
+    def of_option(cls, value: str | RowFilter | RowFunction) -> RowFilter:
+        """Make the filter of an option ``filter``: as `of`, but a function needs no name.
+
+        A state that names a function without a lasting name loads only in this process, and only beside the
+        same function: nothing shows whether a lambda of another process means the same.
+
+        Raises:
+            OptionError: ``value`` is no text, filter or function.
+        """
+        if isinstance(value, str | RowFilter) or not callable(value) or _lasting_name(value) is not None:
+            return cls.of(value)
+        return cls.of(
+            value,
+            name=f"{getattr(value, '__qualname__', type(value).__qualname__)}{_NAMELESS}{_token(value)}",
         )
 
     @classmethod
@@ -216,9 +242,8 @@ class RowFilter:
                 f"{MC_RETURN!r} already: write the name alone",
                 column=MC_RETURN,
             )
+        self.check_names(policy.columns)
         for name in self.columns or ():
-            if name not in policy.columns:
-                raise _no_column(name, policy.columns)
             if is_per_sequence(name):
                 raise OptionError(
                     f"the filter {excerpt(self.text)} reads a column with a row a sequence, but a filter "
@@ -235,6 +260,16 @@ class RowFilter:
                     for name, found in leaves.items()
                 }
             )
+
+    def check_names(self, known: Collection[str]) -> None:
+        """Check that the filter reads only columns that are among the ``known`` ones.
+
+        Raises:
+            MissingColumn: One is not.
+        """
+        for name in self.columns or ():
+            if name not in known:
+                raise _no_column(name, known)
 
     def mask(
         self, columns: Mapping[str, Any], *, rows: int | None = None, writer: str | NDArray[Any] = ""
@@ -315,19 +350,38 @@ class RowFilter:
             return _may_hold(self._condition, bounds)
 
 
-def _name_of(function: RowFunction) -> str:
-    """``module:name`` by which every process that imports the module finds the function."""
+#: What the name of a function without a lasting name holds, before a token.
+_NAMELESS: Final = " without a name, "
+#: Function -> its token, so that equal functions have equal names in this process.
+_tokens: WeakKeyDictionary[RowFunction, str] = WeakKeyDictionary()
+
+
+def _token(function: RowFunction) -> str:
+    """Random digits that no other function has, in any process."""
+    fresh = secrets.token_hex(8)
+    try:
+        return _tokens.setdefault(function, fresh)
+    except TypeError:  # It cannot be hashed, or referred to: no two uses are known to be equal.
+        return fresh
+
+
+def advice_for(saved: object, own: object) -> str:
+    """Advice to append where the filter of a state differs, if a function without a name is one; else ""."""
+    if not any(isinstance(text, str) and _NAMELESS in text for text in (saved, own)):
+        return ""
+    return (
+        "; a function without a name fits only states of this process: name it, "
+        "filter=rlio.RowFilter.of(function, name=...), or define it at the top of a module"
+    )
+
+
+def _lasting_name(function: RowFunction) -> str | None:
+    """``module:name`` by which every process that imports the module finds it; None: there is none."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     found: Any = sys.modules.get(module) if isinstance(module, str) else None
     for part in name.split(".") if isinstance(name, str) else ():
         found = getattr(found, part, None)
-    if found is not function:
-        raise OptionError(
-            f"filter={excerpt(function)}: a saved state names a function by its module and name, and this "
-            "function cannot be found by them; define it at the top of a module, write a text such as "
-            "'rewards > 0', or use RowFilter.of(function, name=...)"
-        )
-    return f"{module}:{name}"
+    return f"{module}:{name}" if found is function else None
 
 
 # ---- texts: Python's grammar, restricted to a few forms ----
@@ -833,8 +887,10 @@ def _no_column(name: str, known: Iterable[str]) -> MissingColumn:
     hint = ""
     if name in EPISODE_COLUMNS:
         hint = "; it is derived from whole episodes in a store: read with cache='memory' or 'disk'"
+    stored = sorted({*known}.difference(EPISODE_COLUMNS))
     return MissingColumn(
-        f"the filter needs a column {excerpt(name)}; the columns are {', '.join(sorted(known))}{hint}",
+        f"the filter needs a column {excerpt(name)}; the columns are {', '.join(stored)}; derived from whole "
+        f"episodes are {', '.join(EPISODE_COLUMNS)}{hint or did_you_mean(name, [*stored, *EPISODE_COLUMNS])}",
         column=name,
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rlio.errors import StateError, excerpt
+from rlio.query.filters import advice_for
 from rlio.read_options import ReadOptions
 from rlio.schemas.schema import canonical_json
 from rlio.support.states import seed_in, whole_number
@@ -117,7 +118,7 @@ def check_options(saved: Any, ours: Mapping[str, Any], options: ReadOptions, *, 
         shown = [excerpt(name) + (f" ({_SET_BY[name]}=)" if name in _SET_BY else "") for name in unlike]
         raise StateError(
             f"the state was saved with other values of the options {', '.join(shown)}: open the data with "
-            "the options of the saved reader",
+            f"the options of the saved reader{advice_for(saved.get('filter'), ours.get('filter'))}",
             uri=uri,
         )
 

@@ -31,6 +31,7 @@ from rlio.storage.filesystem import Storage
 from rlio.support.described import Described
 from rlio.support.forks import Owner
 from rlio.support.turns import Turns
+from rlio.support.words import counted
 from rlio.writer import OutputWriter, close_after
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class Recording(Described):
         return False
 
     def _describe(self) -> Iterator[str]:
-        yield f"{self._recorder.rows.count} rows wait for {self.writer!r}"
+        yield f"{counted(self._recorder.rows.count, 'row')} waiting for {self.writer!r}"
 
     def _check_state(self) -> None:
         if self._failed:

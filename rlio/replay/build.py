@@ -113,24 +113,23 @@ def _in_stores(leaf: Leaf) -> Leaf:
 
 
 def batches_of(reader: SpanReader, segments: Sequence[StoredSegment]) -> Iterator[Decoded]:
-    """Decode every row group of some segments, in order; None in place of a lost one.
+    """Decode the row groups of some segments, in order, short ones together; None in place of a lost one.
 
     Frame stacks come in parts, because decoding and packing a row of stacks takes over ten times the memory
     that the store keeps of it.
     """
     most = own_size(reader.source)
     for segment in segments:
-        for span in reader.spans(segment):
-            folded = reader.read_folded(segment, span)
+        for spans, folded in reader.runs(segment, reader.spans(segment)):
             if folded is None:
-                yield Decoded(segment, None, len(span.rows))
+                yield Decoded(segment, None, len(spans[0].rows))
             else:
                 for part in folded.parts(most):
                     yield Decoded(segment, unfold([part]), part.batch.agent_steps())
 
 
 class Decoded(NamedTuple):
-    """A row group, or a part of one.
+    """A row group, a part of one, or several.
 
     Attributes:
         segment: The segment of the rows.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import map_structure
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError
 from rlio.query.derived_columns import EPISODE_COLUMNS, MC_RETURN
 from rlio.query.filters import RowFilter
@@ -257,7 +258,7 @@ class PolicyView:
         if missing:
             raise MissingColumn(
                 f"no column {missing[0]!r} in policy {self.name!r}; its columns are "
-                f"{', '.join(sorted(self.policy.columns))}",
+                f"{', '.join(sorted(self.policy.columns))}{did_you_mean(missing[0], self.policy.columns)}",
                 column=missing[0],
             )
         self.policy.check_whole_tuples(draw.columns)

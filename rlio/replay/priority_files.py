@@ -28,6 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import DataNotFound, StateError, excerpt
+from rlio.storage.near import did_you_mean_path
+from rlio.storage.paths import locate
 
 __all__ = ["read_priorities", "write_priorities"]
 
@@ -72,7 +74,10 @@ def read_priorities(path: str | os.PathLike[str], *, slots: int) -> dict[str, An
             kept[_OF] = json.loads(str(arrays.pop(_OF)[()]))
         return {"priorities": arrays, **kept}
     except FileNotFoundError as error:
-        raise DataNotFound("there are no saved priorities: check the path", uri=os.fspath(path)) from error
+        hint = did_you_mean_path(locate(path))
+        raise DataNotFound(
+            f"there are no saved priorities: check the path{hint}", uri=os.fspath(path)
+        ) from error
     # A damaged archive, or the header of an array, may be the cause of any error.
     except Exception as error:
         raise StateError(

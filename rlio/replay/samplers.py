@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
+from rlio.query.filters import advice_for
 from rlio.query.order import UniformDraws
 from rlio.query.positions import check_seed, draw_seed
 from rlio.read_options import ReadOptions
@@ -164,7 +165,9 @@ class _Sampler(InputReader):
         self.interrupt()  # The lock is free while a call waits.
 
     def _endless(self) -> Endless | None:
-        return Endless(0, None)  # With replacement, a batch may have more units than the store.
+        return Endless(
+            0, None, by_epochs=False
+        )  # With replacement, a batch may have more units than the store.
 
     def _next(self) -> Batch:
         return self._take(self.batch_size)
@@ -186,10 +189,12 @@ class _Sampler(InputReader):
         """
         ours = self._state()
         for key in ("draw", "store"):
-            if position.get(key) != ours[key]:
+            saved = position.get(key)
+            if saved != ours[key]:
+                filters = [one.get("filter") if isinstance(one, dict) else None for one in (saved, ours[key])]
                 raise StateError(
-                    f"state['position'][{key!r}] is {excerpt(position.get(key))} but this sampler has "
-                    f"{excerpt(ours[key])}: open the same data with the same options",
+                    f"state['position'][{key!r}] is {excerpt(saved)} but this sampler has "
+                    f"{excerpt(ours[key])}: open the same data with the same options{advice_for(*filters)}",
                     uri=self.store.uri,
                 )
         rows = value_in(position, "rows", dict)

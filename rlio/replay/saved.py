@@ -31,6 +31,8 @@ from rlio.storage import Storage
 from rlio.storage.failures import explained
 from rlio.storage.generations import Generations
 from rlio.storage.local import sync_folder
+from rlio.storage.near import did_you_mean_path
+from rlio.storage.paths import locate
 from rlio.support.states import value_in, whole_number, whole_numbers
 
 __all__ = ["SavedStore", "load_rows", "save_rows"]
@@ -153,7 +155,8 @@ def load_rows(folder: Path, *, arrays: Arrays, priorities: bool = True) -> Saved
         # A save of version 2 may have been killed between its two renames.
         kept = folder.with_name(f".{folder.name}.old")
         if not (kept / _MANIFEST).exists():
-            raise DataNotFound("there is no saved store: check the path", uri=str(folder))
+            hint = did_you_mean_path(locate(folder))
+            raise DataNotFound(f"there is no saved store: check the path{hint}", uri=str(folder))
         folder = kept
     generations = _generations(folder)
 

@@ -54,11 +54,13 @@ from rlio.replay.scratch import ScratchArrays
 from rlio.replay.sequences import Sequences, WholeEpisodes
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
+from rlio.schemas.shown import leaf_table
 from rlio.source.damage import Damage
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import FileSource, Source
 from rlio.source.span_reader import GoneSegments
 from rlio.support.described import Described
+from rlio.support.html import Html
 from rlio.support.options import (
     check_choice,
     check_count,
@@ -66,6 +68,7 @@ from rlio.support.options import (
     default_options,
     refuse_mapped_columns,
 )
+from rlio.support.words import counted
 
 __all__ = ["DrawKeywords", "LiveDrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
@@ -128,7 +131,7 @@ def draw_of(keywords: DrawKeywords | LiveDrawKeywords, *, columns: Sequence[str]
         raise OptionError(f"derive={excerpt(given['derive'])}: expected a list of names")
     derived = list(map(named_column, given["derive"]))
     derive = tuple(dict.fromkeys(name for name, _ in derived))
-    chosen = None if given["filter"] is None else RowFilter.of(given["filter"])
+    chosen = None if given["filter"] is None else RowFilter.of_option(given["filter"])
     if given["split"] is not None:
         chosen = RowFilter.on_side(Split.of(given["split"]), chosen)
     return Draw(
@@ -259,7 +262,7 @@ class ReplayStore(Described):
             mapping: What the columns of a table mean.
             format: Name of the format of another library's files; None: recognise it.
             format_options: Options of that format.
-            spaces: Of RLlib's JSON: see `rlio.JsonReader`.
+            spaces: Of files that do not state them: see `rlio.open_dataset`.
             cache: Where to keep the rows: in "memory", or on "disk", in memory-mapped files of the cache
                 folder.
             cache_folder: The cache folder; None: ``RLIO_CACHE``, or the user's default. See `CacheFolder`.
@@ -513,12 +516,17 @@ class ReplayStore(Described):
             yield "being built"
         elif rows is not None:
             held = rows.tables
-            yield f"{sum(map(len, held.values()))} rows"
-            yield f"{len({leaf.column for table in held.values() for leaf in table.leaves})} columns"
+            yield counted(sum(map(len, held.values())), "row")
+            yield counted(len({leaf.column for table in held.values() for leaf in table.leaves}), "column")
             if len(held) > 1:
-                yield f"{len(held)} policies"
+                yield counted(len(held), "policy")
         if self.live:
             yield f"capacity={self._capacity}"
+
+    def _tables(self) -> Iterator[Html]:
+        rows = self._rows
+        if self.ready and rows is not None:
+            yield leaf_table({policy: table.leaves for policy, table in rows.tables.items()})
 
     @property
     def tables(self) -> Mapping[str, RowTable]:

@@ -32,6 +32,7 @@ from rlio.support.described import Described
 from rlio.support.options import expected
 from rlio.support.states import fitting
 from rlio.support.turns import Turns
+from rlio.support.words import counted
 
 __all__ = ["Runner"]
 
@@ -92,7 +93,7 @@ class Runner(Described, ABC, Generic[EpisodeT]):
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.env_id)
-        yield f"{self.env_steps} env steps"
+        yield counted(self.env_steps, "env step")
 
     @property
     def policies(self) -> Mapping[str, Policy]:

@@ -16,12 +16,13 @@ import numpy as np
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
-from rlio.batch.nested import leaves, map_structure
-from rlio.errors import CorruptData, RlioError, SchemaError, raise_at
+from rlio.batch.nested import Path, leaves, map_structure
+from rlio.errors import CorruptData, RlioError, SchemaError, excerpt, raise_at
 from rlio.schemas.schema import Schema, column_of_name
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Uniform
 from rlio.storage import InputFile
+from rlio.support.spaces import Spaces, pair_of
 
 __all__ = [
     "EpisodeFiles",
@@ -55,9 +56,11 @@ class EpisodeSource(Protocol):
             measures the same episode in all versions.
         spaces: (observation space, action space); None: the format does not say.
 
-    A source may have three more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps;
-    ``notes``, sentences about its data for the report (`rlio.conversion.report`); and ``group_rows``, the
-    most rows to read at once, if not 4096: where files are packed in larger pieces, that many cost as one.
+    A source may have more: ``origin``, the `rlio.formats.sink.Origin` that a conversion keeps; ``notes``,
+    sentences about its data for the report (`rlio.conversion.report`); ``group_rows``, the most rows to read
+    at once, if not 4096: where files are packed in larger pieces, that many cost as one; ``version``, the
+    version of the format that the files state; and ``sizes``, the bytes of all files with rows, if `files`
+    are not all.
     """
 
     uri: str
@@ -132,9 +135,11 @@ class EpisodeFiles(GroupFiles):
         about: Everything besides the files that determines the rows, as JSON values.
         columns: Columns that are asked for. A format may have some that it gives only then.
         on_error: "skip": damage is lost by the episode.
+        spaces: (observation space, action space), for files that do not state them.
 
     Raises:
-        CorruptData, SchemaError: No episode can be read.
+        CorruptData, SchemaError: No episode can be read, or ``spaces`` do not fit the first one.
+        OptionError: ``spaces`` are no spaces, or the files state them.
     """
 
     def __init__(
@@ -144,13 +149,21 @@ class EpisodeFiles(GroupFiles):
         about: Mapping[str, Any],
         columns: Collection[str] = (),
         on_error: Literal["raise", "skip"] = "raise",
+        spaces: Spaces | None = None,
     ) -> None:
         super().__init__(layout.files, about)
         self.layout = layout
+        #: (observation space, action space), as the caller or the files state them; None: neither does.
+        self.pair: tuple[Any, Any] | None = pair_of(spaces, layout.spaces, uri=layout.uri)
+        self._check_fit = spaces is not None
+        self.format = str(about.get("format") or "")
+        self.format_version = getattr(layout, "version", None)
+        self.environment = getattr(getattr(layout, "origin", None), "env", None)
         wished = getattr(layout, "group_rows", _GROUP_ROWS)
         self._most = max(1, min(wished, _GROUP_BYTES // max(1, layout.row_bytes)))
         self._reads_parts = isinstance(layout, PartSource) and layout.reads_parts
-        self._run = _Run(layout, self._most) if isinstance(layout, RunSource) else None
+        self._runs = layout if isinstance(layout, RunSource) else None
+        self.run_rows: int = self._most if self._runs else 0
         self._groups: list[_Group] = []
         for start, stop in _runs(layout, 0 if on_error == "skip" else self._most):
             steps = layout.lengths[start]
@@ -187,15 +200,26 @@ class EpisodeFiles(GroupFiles):
 
     @property
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """The spaces that the files state."""
-        return {} if self.layout.spaces is None else {DEFAULT_POLICY_ID: self.layout.spaces}
+        """The spaces that the files state, or the caller."""
+        return {} if self.pair is None else {DEFAULT_POLICY_ID: self.pair}
+
+    @property
+    def sizes(self) -> Sequence[int | None]:
+        """See `FileSource`."""
+        return getattr(self.layout, "sizes", None) or super().sizes
 
     def uri_of(self, path: str) -> str:
         return self.uri
 
     def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
+        return self._read_group(self._groups[group], columns)
+
+    def _read_run(self, groups: range, columns: frozenset[str] | None) -> SampleBatch:
+        first, last = self._groups[groups[0]], self._groups[groups[-1]]
+        return self._read_group(_Group(first.first, last.stop, 0, sum(self.rows[i] for i in groups)), columns)
+
+    def _read_group(self, found: _Group, columns: frozenset[str] | None) -> SampleBatch:
         wanted = self._all if columns is None else columns
-        found = self._groups[group]
         try:
             batch = self._loaded(found, wanted)
             if wanted is not None:
@@ -211,10 +235,10 @@ class EpisodeFiles(GroupFiles):
     def _loaded(self, group: _Group, wanted: frozenset[str] | None) -> SampleBatch:
         first, stop, start, rows = group
         layout = self.layout
-        if isinstance(layout, PartSource) and rows < layout.lengths[first]:
+        if rows < layout.lengths[first] and isinstance(layout, PartSource):
             batch = layout.load_part(first, start, start + rows, wanted)
-        elif self._run is not None:
-            batch = self._run.load(first, stop, wanted)
+        elif self._runs is not None:
+            batch = self._runs.load_run(first, stop, wanted)
         else:
             batch = layout.load(first, wanted)
         if len(batch) != rows:
@@ -245,6 +269,8 @@ class EpisodeFiles(GroupFiles):
                 failure = failure or error
                 continue
             self._uniform.adopt(batch)
+            if self._check_fit:
+                _check_fit(batch, self.pair, uri=self.uri)
             return Schema.of(batch, is_written=False)
         if isinstance(failure, (CorruptData, SchemaError)):
             raise_at(failure, uri=self.uri, record=0)
@@ -255,51 +281,30 @@ class EpisodeFiles(GroupFiles):
         self.layout.close()
 
 
-class _Run:
-    """Reads runs of episodes. Of single ones in their order, it reads a run, and keeps it for the next ones.
+def _check_fit(rows: SampleBatch, pair: Any, *, uri: str) -> None:
+    """Refuse spaces that the caller states if their values have other parts or shapes than the rows."""
+    for name, space in zip((Columns.OBS, Columns.ACTIONS), pair, strict=True):
+        if name not in rows:
+            continue
+        found = {path: leaf.shape[1:] for path, leaf in leaves(rows[name])}
+        expected = dict(_shapes_of(space, ()))
+        if found != expected and None not in expected.values():
+            raise SchemaError(
+                f"spaces: found rows of the shapes {excerpt(found)}, expected {excerpt(expected)}, those of "
+                f"{excerpt(space)}",
+                uri=uri,
+                column=name,
+            )
 
-    Args:
-        layout: The episodes.
-        most: Rows of a run.
-    """
 
-    def __init__(self, layout: RunSource, most: int) -> None:
-        self._layout, self._most = layout, most
-        self._key: object = None
-        self._episodes = range(0)
-        self._starts: list[int] = []
-        self._batch = SampleBatch()
-        self._next = -1
-        #: No run is read before this episode: one of those up to it is damaged.
-        self._alone = 0
-
-    def load(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
-        """See `RunSource`."""
-        follows, self._next = first == self._next, stop
-        if stop > first + 1:
-            return self._layout.load_run(first, stop, columns)
-        if first not in self._episodes or self._key != columns:
-            self._episodes = range(0)
-            if follows and first >= self._alone:
-                self._read(first, columns)
-        if first not in self._episodes:
-            return self._layout.load_run(first, stop, columns)
-        at = first - self._episodes.start
-        part: SampleBatch = self._batch[self._starts[at] : self._starts[at + 1]]
-        return part.copy()
-
-    def _read(self, first: int, columns: frozenset[str] | None) -> None:
-        starts, lengths = [0], self._layout.lengths
-        while (stop := first + len(starts) - 1) < len(lengths) and starts[-1] + lengths[stop] <= self._most:
-            starts.append(starts[-1] + lengths[stop])
-        if stop <= first + 1:
-            return
-        try:
-            batch = self._layout.load_run(first, stop, columns)
-        except (CorruptData, SchemaError):  # Each episode is then read by itself, and says what it has.
-            self._alone = stop
-            return
-        self._key, self._episodes, self._starts, self._batch = columns, range(first, stop), starts, batch
+def _shapes_of(space: Any, path: Path) -> Iterator[tuple[Path, tuple[int, ...] | None]]:
+    """The shape of each part; None: its values have no fixed shape."""
+    inner = getattr(space, "spaces", None)
+    if inner is None:
+        yield path, space.shape
+        return
+    for key, part in inner.items() if isinstance(inner, Mapping) else enumerate(inner):
+        yield from _shapes_of(part, (*path, key))
 
 
 def _runs(layout: EpisodeSource, most: int) -> Iterator[tuple[int, int]]:

@@ -69,7 +69,10 @@ class GroupFiles(FileSource):
 
     Attributes:
         rows, units: Rows and units of each group.
+        run_rows: Up to how many rows of several groups to read together; 0: each group is read by itself.
     """
+
+    run_rows: int = 0
 
     def __init__(self, files: Sequence[InputFile], about: Mapping[str, Any]) -> None:
         self._files, self._about = files, about
@@ -122,6 +125,11 @@ class GroupFiles(FileSource):
         return self._files[0].uri
 
     @property
+    def sizes(self) -> Sequence[int | None]:
+        """See `FileSource`."""
+        return [file.size for file in self._files if file.path]
+
+    @property
     def schemas(self) -> Mapping[str, Schema]:
         return self._schemas
 
@@ -148,9 +156,10 @@ class GroupFiles(FileSource):
         assert isinstance(segment, _Segment)
         return _Opened(self, next(iter(self._schemas.values())), segment.groups)
 
-    def read(self, group: int, columns: Sequence[str] | None, rows: range | None) -> Batch:
-        """The rows of a group, with only the named columns; see `OpenSegment`."""
-        batch = self._read(group, None if columns is None else self._stored(columns))
+    def read(self, groups: range, columns: Sequence[str] | None, rows: range | None = None) -> Batch:
+        """The rows of a group, or of several, with only the named columns; see `OpenSegment`."""
+        stored = None if columns is None else self._stored(columns)
+        batch = self._read(groups[0], stored) if len(groups) == 1 else self._read_run(groups, stored)
         if isinstance(batch, MultiAgentBatch):
             parts = {policy: named_parts(found, columns) for policy, found in batch.items()}
             return MultiAgentBatch(parts, batch.env_steps())
@@ -176,6 +185,10 @@ class GroupFiles(FileSource):
             CorruptData, SchemaError: The group is damaged.
         """
 
+    def _read_run(self, groups: range, columns: frozenset[str] | None) -> Batch:
+        """The rows of several groups as one batch, where there are `run_rows`; see `_read`."""
+        raise NotImplementedError
+
 
 class _Opened:
     """See `OpenSegment`."""
@@ -185,12 +198,17 @@ class _Opened:
         self._source, self._groups = source, groups
         self.rows: list[int] = list(source.rows[groups.start : groups.stop])
         self.units: list[int] = list(source.units[groups.start : groups.stop])
+        self.run_rows: int = source.run_rows
 
     def read_folded(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
     ) -> Folded:
         """See `OpenSegment`."""
-        return Folded(self._source.read(self._groups[index], columns, rows))
+        return Folded(self._source.read(self._groups[index : index + 1], columns, rows))
+
+    def read_run(self, groups: range, columns: Sequence[str] | None) -> Folded:
+        """See `OpenSegment`."""
+        return Folded(self._source.read(self._groups[groups.start : groups.stop], columns))
 
     def bounds(self, index: int) -> Mapping[str, Bounds]:
         """See `OpenSegment`; not known."""

@@ -39,7 +39,7 @@ from rlio.schemas.json_lines import (
 )
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema
-from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable, Times
+from rlio.schemas.streams import TABLE_COLUMNS, Streams, StreamTable, Times
 from rlio.schemas.zstd_frames import begin, inflate
 from rlio.storage.filesystem import Storage
 
@@ -191,16 +191,18 @@ class JsonShard:
 
     @property
     def streams(self) -> Streams:
-        """See `OpenShard`. Decodes every line, because a JSON shard stores no such table.
+        """See `OpenShard`. Reads every line, because a JSON shard stores no such table; decodes few columns.
 
         Raises:
             CorruptData: A line is damaged.
         """
         table = StreamTable()
+        known = {name for policy in self.schema.policies.values() for name in policy.columns}
+        columns = [name for name in TABLE_COLUMNS if name in known]
         for index in range(len(self._lines)):
             when = written_at(self._line_bytes(self._lines[index]))
-            for pid, part in self.read(index).policies().items():
-                flat = {name: part[name] for name in STREAM_COLUMNS if isinstance(part.get(name), np.ndarray)}
+            for pid, part in self.read(index, columns=columns or None).policies().items():
+                flat = {name: part[name] for name in TABLE_COLUMNS if isinstance(part.get(name), np.ndarray)}
                 table.assign(pid, flat, len(part), times=[(0, Times(when, part.episode_starts))])
         return table.streams
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaConflict
 from rlio.read_options import ReadOptions
 from rlio.reader import Unit
@@ -172,7 +173,8 @@ def common_columns(source: Source, *, missing: str, wanted: list[str] | None) ->
     for column in wanted or ():
         if column not in known:
             raise MissingColumn(
-                f"no column {column!r}; the data set has {', '.join(sorted(known))}",
+                f"no column {column!r}; the data set has {', '.join(sorted(known))}"
+                f"{did_you_mean(column, known)}",
                 uri=source.uri,
                 column=column,
             )

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 from rlio.catalog import listing as listings
 from rlio.catalog.listing import Coverage, Listing, Segment, list_settled
@@ -20,15 +20,19 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.log.spool import Spool, find_logs, spool_of
-from rlio.schemas.schema import Schema, canonical_json
+from rlio.schemas.schema import Leaf, Schema, canonical_json
+from rlio.schemas.shown import leaf_table
+from rlio.schemas.streams import Streams
 from rlio.source.json_shard import schema_lookup
-from rlio.source.live_streams import live_streams
+from rlio.source.live_streams import exact_streams, live_streams
 from rlio.source.shards import OpenShard, open_shard
-from rlio.source.source import EpisodeInfo, HoleCheck, Source, StoredSegment
+from rlio.source.source import EpisodeInfo, HoleCheck, OpenSegment, Source, StoredSegment
 from rlio.storage.filesystem import Storage
 from rlio.support.clock import utc_time
 from rlio.support.described import Described
 from rlio.support.forks import cached_property
+from rlio.support.html import Html
+from rlio.support.words import counted
 
 __all__ = ["DatasetSnapshot", "Snapshot", "rows_waiting"]
 
@@ -125,11 +129,18 @@ class DatasetSnapshot(Described, Source):
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
-        yield f"{len(self)} rows"
-        yield f"{len(self.files())} shards"
-        yield f"{len(self._stops)} writers"
+        yield counted(len(self), "row")
+        yield counted(len(self.segments), "shard")
+        yield counted(len(self._stops), "writer")
         if self.pinned:
             yield "a snapshot"
+
+    def _tables(self) -> Iterator[Html]:
+        policies: dict[str, dict[str, Leaf]] = {}
+        for schema in self.schemas.values():
+            for policy, found in schema.policies.items():
+                policies.setdefault(policy, {}).update({leaf.name: leaf for leaf in found.leaves})
+        yield leaf_table({policy: found.values() for policy, found in policies.items()})
 
     def snapshot(self) -> dict[str, int | list[int]]:
         """Return the version of the data set, as JSON for ``at=``. It makes orders reproducible.
@@ -246,6 +257,11 @@ class DatasetSnapshot(Described, Source):
         assert isinstance(segment, Segment)
         return self.open_shard(segment)
 
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        """See `Source.streams`: from the table in the footer of the shard, if all of its rows are live."""
+        assert isinstance(segment, Segment)
+        return exact_streams(cast(OpenShard, opened), segment)
+
     def check_schema(self, schema: Schema, segment: StoredSegment) -> None:
         """Raise CorruptData unless the root has the schema of an opened shard."""
         if schema.hash not in self.schemas:
@@ -255,19 +271,19 @@ class DatasetSnapshot(Described, Source):
                 uri=self.uri_of(segment.path),
             )
 
-    def episodes(self) -> Iterator[EpisodeInfo]:
-        """Yield the episodes that the tables of the shards list, shard by shard.
+    def episode_parts(self) -> Iterator[EpisodeInfo]:
+        """Yield the parts of episodes that the tables of the shards list, shard by shard.
 
         Reads the footers, and the rows of shards of which a part was trimmed. An episode that spans two
-        shards appears in both.
+        shards appears in both; `Dataset.episodes` has it once.
         """
         for segment in self.segments:
             table = live_streams(self.open_shard(segment), segment)
-            for *values, writer, began, written in zip(*vars(table).values(), strict=True):
+            for *values, writer, began, written, version in zip(*vars(table).values(), strict=True):
                 # In a shard of merged writers, the table names the writer of the episode.
                 named = segment.ref.writer if writer is None else writer
-                times = {"began": utc_time(began), "written": utc_time(written)}
-                yield EpisodeInfo(named, *values, **times)
+                own: list[Any] = [named, *values, utc_time(began), utc_time(written), version]
+                yield EpisodeInfo(*own)
 
     def missing_shards(self) -> list[tuple[str, str, int]]:
         """Return the objects that have a shard's name but cannot be that shard.

@@ -19,13 +19,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from rlio.catalog.listing import HoleCheck, SegmentKey
 from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, SchemaError, excerpt
 from rlio.schemas.folded import Folded
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.spaces import space_from_json
+from rlio.schemas.streams import Streams
+from rlio.source.row_streams import read_streams, without_rewards
 
 if TYPE_CHECKING:
     from rlio.schemas.parquet_statistics import Bounds
@@ -75,8 +77,8 @@ class Source(ABC):
         """Number of rows."""
         return sum(segment.rows for segment in self.segments)
 
-    def episodes(self) -> Iterator[EpisodeInfo] | None:
-        """The episodes, as far as they are known without reading rows; None: only the rows tell."""
+    def episode_parts(self) -> Iterator[EpisodeInfo] | None:
+        """The episodes in each segment, if they are known without reading rows; None: only the rows tell."""
         return None
 
     # ---- reading ----
@@ -89,6 +91,21 @@ class Source(ABC):
             CorruptData: It is damaged as a whole.
             DataNotFound: It is missing.
         """
+
+    def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
+        """The episodes in a segment, with the sums of their rewards: NaN if the rows have none.
+
+        Reads the columns that tell them apart, group by group. Not that of other rows of the file.
+
+        Args:
+            opened: What `open_segment` returned.
+            segment: One of `segments`.
+
+        Raises:
+            CorruptData: Rows are damaged.
+            DataNotFound: The segment is missing.
+        """
+        return without_rewards(opened, read_streams(opened, segment))
 
     @abstractmethod
     def uri_of(self, path: str) -> str:
@@ -158,6 +175,11 @@ class Source(ABC):
             for pid, spaces in stored.items()
         }
 
+    _why_no_spaces: ClassVar[str] = (
+        "the data set has no stored spaces: workers and RecordExperience store them; pass "
+        "spaces={policy_id: (observation_space, action_space)} to a writer of your own"
+    )
+
     @property
     def spaces(self) -> tuple[Any, Any]:
         """(observation space, action space) of the only recorded policy.
@@ -177,16 +199,22 @@ class Source(ABC):
                 uri=self.uri,
             )
         if not found:
-            raise SchemaError(
-                "the data set has no stored spaces: workers and RecordExperience store them; pass "
-                "spaces={policy_id: (observation_space, action_space)} to a writer of your own",
-                uri=self.uri,
-            )
+            raise SchemaError(self._why_no_spaces, uri=self.uri)
         return next(iter(found.values()))
 
 
 class FileSource(Source):
-    """A source that holds files open."""
+    """A source that holds files open, or a table in memory."""
+
+    #: What the files state of themselves: the name of the format, its version, and the environment.
+    format: str = ""
+    format_version: str | None = None
+    environment: str | None = None
+
+    @property
+    def sizes(self) -> Sequence[int | None]:
+        """Bytes of each file that holds rows; None: unknown. (): they are in memory."""
+        return ()
 
     @abstractmethod
     def close(self) -> None:
@@ -222,7 +250,12 @@ class StoredSegment(Protocol):
 
 
 class OpenSegment(Protocol):
-    """An opened file: decodes its rows one group at a time."""
+    """An opened file: decodes its rows one group at a time.
+
+    Where groups that follow each other cost less if they are decoded together, it may have two more:
+    ``run_rows``, up to how many rows, and ``read_run(groups, columns)``, which is `read_folded` of a range of
+    groups. If one of them is damaged, the whole call raises, and the groups are then read one by one.
+    """
 
     schema: Schema
     #: Number of rows of each group.
@@ -262,6 +295,7 @@ class EpisodeInfo:
         reward: Sum of the rewards in this segment.
         began: When the episode began, in UTC by the clock of the writer's machine; None if unknown.
         written: When the first of these rows was written, likewise.
+        version: ``weights_seq_no`` of the first of these rows; None if unknown.
     """
 
     writer: str
@@ -275,3 +309,4 @@ class EpisodeInfo:
     reward: float | None
     began: datetime | None = None
     written: datetime | None = None
+    version: int | None = None

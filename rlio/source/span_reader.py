@@ -6,17 +6,18 @@ A span is the live part of a group. `rlio.readers.group_source`, `rlio.replay.bu
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from rlio.batch import Batch, count_units
 from rlio.batch.columns import is_per_sequence
 from rlio.errors import CorruptData, DataNotFound, HoleError, SchemaError
-from rlio.schemas.folded import Folded, unfold
+from rlio.schemas.folded import Folded, join_folded, unfold
 from rlio.source.damage import Damage
 from rlio.source.selection import Counting, GroupOptions
 from rlio.source.source import OpenSegment, Source, StoredSegment
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 # The footers of this many segments stay parsed; a window of groups seldom spans more.
 _OPEN_SEGMENTS = 16
+# Up to so many rows, and bytes, short groups are read as one: each costs as much as some hundred rows.
+_RUN_ROWS = 4096
+_RUN_BYTES = 16 << 20
 
 
 class Span(NamedTuple):
@@ -244,6 +248,54 @@ class SpanReader:
             self._lose(segment, span.group, self._weigh(segment, span), error)
             return None
         return replace(folded, batch=self.filled(folded.batch))
+
+    def runs(
+        self, segment: StoredSegment, spans: Sequence[Span]
+    ) -> Iterator[tuple[Sequence[Span], Folded | None]]:
+        """Read spans in order: short ones together, if rows are units; a lost one (None) alone."""
+        at = 0
+        while at < len(spans):
+            stop, folded = self.read_run(segment, spans, at)
+            yield spans[at:stop], folded
+            at = stop
+
+    def read_run(self, segment: StoredSegment, spans: Sequence[Span], at: int) -> tuple[int, Folded | None]:
+        """Read the span at index ``at`` and short ones after it, see `runs`; returns the index after them."""
+        opened: Any = self.open(segment)
+        stop = self._end_of_run(spans, at, getattr(opened, "run_rows", 0))
+        if stop > at + 1:
+            groups = range(spans[at].group, spans[stop - 1].group + 1)
+            # If one of them is damaged, each is read by itself, and says what it has.
+            with contextlib.suppress(CorruptData, SchemaError):
+                run = opened.read_run(groups, self._columns(opened))
+                if len(run.batch) == spans[stop - 1].end - spans[at].first:
+                    return stop, replace(run, batch=self.filled(run.batch))
+        first = self.read_folded(segment, spans[at])
+        if first is None or first.frames or self._end_of_run(spans, at, _RUN_ROWS) == at + 1:
+            return at + 1, first
+        row_bytes = max(1, first.batch.size_bytes() // len(spans[at].rows))
+        stop = self._end_of_run(spans, at, min(_RUN_ROWS, _RUN_BYTES // row_bytes))
+        parts = [first]
+        while at + len(parts) < stop:
+            try:
+                part = self.read_folded(segment, spans[at + len(parts)])
+            except Exception:  # It is raised in its turn.
+                break
+            if part is None:
+                break
+            parts.append(part)
+        return at + len(parts), join_folded(parts)
+
+    def _end_of_run(self, spans: Sequence[Span], at: int, most: int) -> int:
+        """Index after the spans from ``at`` on that are whole neighbouring groups of ``most`` rows in all."""
+        stop, rows = at + 1, len(spans[at].rows)
+        while self.counting.by_row and stop < len(spans):
+            before, span = spans[stop - 1], spans[stop]
+            rows += len(span.rows)
+            if rows > most or span.group != before.group + 1 or not (span.whole and before.whole):
+                break
+            stop += 1
+        return stop
 
     def filled(self, batch: Batch) -> Batch:
         """Return the batch with every column known so far, if columns are filled."""

@@ -31,7 +31,7 @@ T = TypeVar("T")
 CONNECTING: Final = frozenset({"sftp", "ssh", "ftp"})
 
 #: Protocols that run in this process and cannot hang.
-_IN_PROCESS = frozenset({"memory"})
+_IN_PROCESS = frozenset({"memory", "zipped"})
 
 #: Most idle connections to keep for later calls; further ones serve concurrent calls and are then closed.
 _MAX_IDLE = 4
@@ -96,7 +96,8 @@ class Clients:
             _INHERITED.extend(self._idle)
             self._idle = []
             self._lock = threading.Lock()
-            if getattr(self._fs, "async_impl", False):
+            if getattr(self._fs, "async_impl", False) or getattr(self._fs, "renewed_in_forks", False):
+                _INHERITED.append(self._fs)
                 self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
             self._pid = os.getpid()
         return self._fs

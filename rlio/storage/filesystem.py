@@ -29,10 +29,11 @@ from typing import Any, Self, TypeVar
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage.call_options import split_options
-from rlio.storage.clients import CONNECTING, within
+from rlio.storage.clients import CONNECTING, protocols_of, within
 from rlio.storage.failures import is_permanent, store_error
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
+from rlio.storage.near import did_you_mean_path
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
 from rlio.storage.remote import RemoteFolder
 from rlio.support.options import check_count, check_number, check_seconds, expected, set_options
@@ -96,6 +97,9 @@ class Retry:
         self.sleep(min(self.first_delay * 2**attempt * spread, self.max_delay))
 
 
+#: The file that makes a folder the root of a data set (`rlio.catalog.names` is above this module).
+_ROOT_MARKER = "_rlio.json"
+
 _ONCE = Retry(attempts=1)
 
 
@@ -123,6 +127,7 @@ class Storage:
     ) -> None:
         timeout = check_number("timeout", timeout, above=0, of="seconds", none="no limit")
         self._location = location
+        self._timeout = timeout
         #: Limits on what data stored here may demand when it is read.
         self.limits: Limits = expected(limits, Limits, "limits")
         self._retry = Retry() if retry is None else retry
@@ -145,6 +150,9 @@ class Storage:
     ) -> Self:
         """Open the folder at ``uri``, which need not exist; reads and creates nothing.
 
+        A file whose name ends in ``.zip`` is opened as a folder that is read only: its root, or the only
+        folder in it.
+
         Args:
             uri: A local path (``~`` is expanded, a relative path made absolute) or a URI, which fsspec gets
                 unchanged. Any text that is not a URI is a path; an `os.PathLike` is always a path.
@@ -160,6 +168,7 @@ class Storage:
             MissingExtra: The filesystem's client is not installed.
             OptionError: ``uri`` is empty or a URI that went through pathlib, or the options do not fit.
             StoreError: A client that connects on opening (SFTP, FTP) could not connect.
+            CorruptData: A zip file is damaged. (UnsafeData: it asks for too much.)
         """
         patient = Retry() if retry is None else retry
         options, ours = split_options(storage_options)
@@ -167,6 +176,8 @@ class Storage:
         if "rlio_retries" in ours:
             patient = replace(patient, attempts=1 + ours["rlio_retries"])
         place = _connect(uri, options, patient, timeout)
+        if place.path.lower().endswith(".zip"):
+            place = _unzipped(place, patient, timeout, limits)
         return cls(place, sync=sync, retry=patient, timeout=timeout, limits=limits)
 
     @classmethod
@@ -184,6 +195,21 @@ class Storage:
         """The folder ``root`` of an fsspec filesystem object; messages call it ``uri``."""
         return cls(locate_on(fs, root, uri=uri), sync=sync, retry=retry, timeout=timeout, limits=limits)
 
+    def below(self, folder: str) -> Self:
+        """The folder ``folder`` below this one, as a root of its own.
+
+        Raises:
+            OptionError: ``folder`` is no path below the root.
+        """
+        check_path(folder, uri=self.uri)
+        path = folder if self.root == "" else f"{self.root.rstrip('/')}/{folder}"
+        place = Location(self._location.fs, path, self.uri_of(folder))
+        return type(self)(place, retry=self._retry, timeout=self._timeout, limits=self.limits)
+
+    def did_you_mean(self) -> str:
+        """What the path of the root may mean, to be appended to a message: see `did_you_mean_path`."""
+        return did_you_mean_path(self._location)
+
     @property
     def uri(self) -> str:
         """The absolute local path, or the URI with secrets masked: for messages, not for reopening."""
@@ -198,6 +224,11 @@ class Storage:
     def is_file(self) -> bool:
         """Whether a file is in place of the folder; always False for remote stores, which are not asked."""
         return self.is_local and os.path.isfile(self.root)
+
+    @property
+    def is_zipped(self) -> bool:
+        """Whether the folder is in a zip file, and therefore read only."""
+        return self._location.fs is not None and "zipped" in protocols_of(self._location.fs)
 
     @property
     def root(self) -> str:
@@ -425,6 +456,18 @@ class Storage:
             # An unknown outcome does not stop us: putting again is always correct.
             logger.warning("could not look at %s: %s", self.uri_of(path), excerpt(repr(error)))
             return False
+
+
+def _unzipped(place: Location, retry: Retry, timeout: float | None, limits: Limits) -> Location:
+    """The folder in a zip file; ``place`` itself, if no file is there."""
+    if place.fs is None and not os.path.isfile(place.path):
+        return place
+    from rlio.storage.zipped import open_zipped
+
+    def found() -> Location | None:
+        return open_zipped(place, marker=_ROOT_MARKER, timeout=timeout, limits=limits)
+
+    return _retried(found, retry, uri=place.uri) or place
 
 
 def _connect(

@@ -38,7 +38,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from rlio.errors import CorruptData, DataNotFound, RlioError, StoreError
+from rlio.errors import CorruptData, DataNotFound, RlioError, StoreError, with_hint
 from rlio.storage.failures import explained
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import make_folders, on_network, remove_unfinished, try_lock
@@ -204,7 +204,10 @@ class Generations:
             DataNotFound: There is no small object.
             CorruptData: Something that it names is absent.
         """
-        content = self._storage.read(self._newest)
+        try:
+            content = self._storage.read(self._newest)
+        except DataNotFound as error:
+            raise with_hint(error, self._storage.did_you_mean()) from error
         for _ in range(_ATTEMPTS):
             try:
                 return load(content)

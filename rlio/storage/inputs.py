@@ -22,6 +22,7 @@ from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
 from rlio.storage.call_options import refuse_call_options
 from rlio.storage.failures import explained
 from rlio.storage.local import warn_of_links
+from rlio.storage.near import did_you_mean_path
 from rlio.storage.paths import Location, StrPath, is_uri, locate
 
 __all__ = ["InputFile", "expand_inputs", "open_input"]
@@ -230,7 +231,8 @@ def _what_was_there(place: Location, suffixes: tuple[str, ...]) -> str:
     )
     expected = f"files ending in {', '.join(suffixes)}" if suffixes and not magic else "files"
     there = f"{excerpt(folder)} holds {shown}" if names else "nothing is there"
-    return f"no {expected} found: {there}; expected a file, a folder of them, a glob or a URI"
+    hint = "" if magic or names else did_you_mean_path(place)
+    return f"no {expected} found: {there}; expected a file, a folder of them, a glob or a URI{hint}"
 
 
 def _names(fs: Any, folder: str) -> list[str]:

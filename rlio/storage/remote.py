@@ -257,6 +257,11 @@ class RemoteFolder:
 
     # ---- inside ----
 
+    def info(self, full: str) -> dict[str, Any]:
+        """What the filesystem tells of a path of its own: ``type``, ``size`` and others."""
+        self._clients.invalidate_cache()
+        return self._info(full)
+
     def _info(self, full: str) -> dict[str, Any]:
         info: dict[str, Any] = self._ask("info", full)
         return info

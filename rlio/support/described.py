@@ -1,4 +1,4 @@
-"""`Described`: a `repr` that says in one line what an object holds.
+"""`Described`: a `repr` that says in one line what an object holds, and the same for notebooks.
 
 Example:
     >>> class Box(Described):
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlio.support.html import Html, lines, panel
+
 __all__ = ["Described"]
 
 # Characters within the parentheses.
@@ -25,6 +27,10 @@ class Described:
 
     def _describe(self) -> Iterator[str]:
         """The parts, the most important first: from plain attributes, with ``!r`` or `excerpt` for texts."""
+        yield from ()
+
+    def _tables(self) -> Iterator[Html]:
+        """What notebooks show below the parts, such as the columns, without a pass over data."""
         yield from ()
 
     def __repr__(self) -> str:
@@ -39,3 +45,15 @@ class Described:
         if getattr(self, "_closed", False):
             text += ", closed" if text else "closed"
         return f"{type(self).__name__}({text})"
+
+    def _repr_html_(self) -> str:
+        parts: list[str] = []
+        tables: list[Html] = []
+        try:
+            parts.extend(self._describe())
+            tables.extend(self._tables())
+        except Exception:  # As in the `repr`; also columns of a data set that is away or damaged.
+            parts.append("...")
+        if getattr(self, "_closed", False):
+            parts.append("closed")
+        return panel(type(self).__name__, lines(parts), *tables)

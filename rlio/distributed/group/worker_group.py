@@ -47,6 +47,7 @@ from rlio.sampling.runners import WorkerPlace
 from rlio.support.options import check_choice, check_count, check_number, checked_keywords
 from rlio.support.states import value_in, whole_number
 from rlio.support.turns import Turns
+from rlio.support.words import counted
 from rlio.worker import RolloutWorker
 
 __all__ = ["WorkerGroup"]
@@ -168,7 +169,7 @@ class WorkerGroup(InputReader):
         _close_at_exit()
 
     def _describe(self) -> Iterator[str]:
-        yield f"{self.num_workers} workers, of which {len(self._pool.alive)} alive"
+        yield f"{counted(self.num_workers, 'worker')}, of which {len(self._pool.alive)} alive"
         yield f"seed={self.seed}"
 
     def _check_open(self) -> None:

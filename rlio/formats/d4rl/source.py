@@ -25,12 +25,13 @@ from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset
 from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_hdf5
-from rlio.formats.place import about_format
+from rlio.formats.place import about_format, closed_on_error
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.source.episodes import EpisodeFiles
 from rlio.storage import InputFile
 from rlio.storage.paths import StrPath
+from rlio.support.spaces import Spaces
 
 __all__ = ["D4rlSource", "open_d4rl"]
 
@@ -355,6 +356,7 @@ class D4rlSource:
 def open_d4rl(
     inputs: StrPath | Sequence[StrPath],
     *,
+    spaces: Spaces | None = None,
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
     on_error: Literal["raise", "skip"],
@@ -363,7 +365,7 @@ def open_d4rl(
     endings = D4RL.marks.endings
     files = find_files(inputs, suffixes=endings, storage_options=storage_options, limits=limits)
     source = D4rlSource(files, ReadOptions(on_error=on_error), limits=limits)
-    return EpisodeFiles(source, about=about_format(D4RL, {}), on_error=on_error)
+    return closed_on_error(source, about_format(D4RL, {}), spaces=spaces, on_error=on_error)
 
 
 def _spec(name: str, dataset: Any, uri: str) -> _Spec:

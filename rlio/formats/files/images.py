@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import CorruptData, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.batch.pictures import encode_png, pillow
+from rlio.errors import CorruptData, RlioError, UnsafeData, excerpt
 from rlio.limits import Limits
-from rlio.support.extras import needs
 
 __all__ = ["decode_images", "encode_png"]
 
 # Channels of the modes of pictures whose bytes are their values.
 _CHANNELS: Final = {"L": None, "RGB": 3, "RGBA": 4}
-_PNG_CHANNELS: Final = ((), (1,), (3,), (4,))
 
 
 def decode_images(
@@ -39,7 +38,7 @@ def decode_images(
         MissingExtra: Pillow is not installed.
         CorruptData: One is not such a picture, or has another shape. (UnsafeData: they are too large.)
     """
-    image = _pillow()
+    image = pillow()
     if format is None:
         format = "PNG" if pictures and pictures[0].startswith(b"\x89PNG") else "JPEG"
     found: NDArray[np.uint8] | None = None
@@ -76,27 +75,3 @@ def _shape_of(opened: Any) -> tuple[int, ...]:
     channels = _CHANNELS[opened.mode]
     size = (opened.height, opened.width)
     return size if channels is None else (*size, channels)
-
-
-def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
-    """Each picture, uint8 of shape (height, width) or (height, width, 1, 3 or 4), as the bytes of a PNG file.
-
-    Raises:
-        MissingExtra: Pillow is not installed.
-        SchemaError: One is not such an array.
-    """
-    image = _pillow()
-    files = []
-    for picture in pictures:
-        if picture.dtype != np.uint8 or picture.ndim < 2 or picture.shape[2:] not in _PNG_CHANNELS:
-            raise SchemaError(f"{picture.dtype} of shape {picture.shape} is not a picture")
-        stream = io.BytesIO()
-        image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture).save(stream, format="PNG")
-        files.append(stream.getvalue())
-    return files
-
-
-def _pillow() -> Any:
-    with needs("Pillow", "images"):
-        from PIL import Image
-    return Image

@@ -17,7 +17,6 @@ import io
 import logging
 import sys
 import zipfile
-import zlib
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, NamedTuple
@@ -25,26 +24,18 @@ from typing import IO, NamedTuple
 from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, open_input
+from rlio.storage.zip_files import MAX_MEMBERS, READ_ERRORS, check_directory, check_member
 
 __all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-#: Errors raised by reading a damaged zip member.
-READ_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError)
-
 _CHUNK = 1 << 20
 _MEMBER_SUFFIXES = (".json", ".jsonl")
-_MAX_MEMBERS = 100_000
-# About 100 bytes a member; and the end of a zip file that may hold its end records: a 64 KiB comment may
-# follow.
-_MAX_DIRECTORY_BYTES = 12 << 20
-_END_BYTES = (64 << 10) + 256
 # Lines that a member may have for each stored byte, and lines that any member may have. A line costs some
 # microseconds and 24 bytes, and 60 million lines pack into 60 KB.
 _LINES_PER_BYTE = 1
 _FREE_LINES = 1000
-_ENCRYPTED = 1
 
 
 class Line(NamedTuple):
@@ -169,13 +160,13 @@ def open_line_files(files: Sequence[InputFile], limits: Limits = DEFAULT_LIMITS)
 def _members(file: InputFile, limits: Limits) -> Iterable[LineFile]:
     with open_input(file) as stream:
         try:
-            _check_directory(stream, file)
+            check_directory(stream, uri=file.uri)
             with zipfile.ZipFile(stream) as archive:
                 infos = archive.infolist()
         except (*READ_ERRORS, NotImplementedError, UnicodeError) as error:
             raise CorruptData(f"damaged zip file: {error}", uri=file.uri) from error
-    if len(infos) > _MAX_MEMBERS:
-        raise UnsafeData(f"{len(infos)} members in one zip file: at most {_MAX_MEMBERS}", uri=file.uri)
+    if len(infos) > MAX_MEMBERS:
+        raise UnsafeData(f"{len(infos)} members in one zip file: at most {MAX_MEMBERS}", uri=file.uri)
     chosen = [info for info in infos if _is_json(info)]
     if not chosen:
         names = ", ".join(excerpt(info.filename, 80) for info in infos[:8]) or "nothing"
@@ -192,31 +183,6 @@ def _members(file: InputFile, limits: Limits) -> Iterable[LineFile]:
     ]
 
 
-def _check_directory(stream: IO[bytes], file: InputFile) -> None:
-    """Refuse a zip file whose directory would take gigabytes of memory, before it is read.
-
-    Source: APPNOTE.TXT, 4.3.14 to 4.3.16: the end record, and the zip64 record before it, hold its size.
-    """
-    size = stream.seek(0, io.SEEK_END)
-    stream.seek(max(0, size - _END_BYTES))
-    tail = stream.read(_END_BYTES)
-    found = [0]
-    for magic, offset, width in ((b"PK\x05\x06", 12, 4), (b"PK\x06\x06", 40, 8)):
-        at = tail.find(magic)
-        while at >= 0:  # Check each possible record: which one counts depends on the zip reader.
-            found.append(int.from_bytes(tail[at + offset : at + offset + width], "little"))
-            at = tail.find(magic, at + 1)
-    # A claim beyond the file's size is damage, which the zip reader finds.
-    largest = max((claim for claim in found if claim <= size), default=0)
-    if largest > _MAX_DIRECTORY_BYTES:
-        raise UnsafeData(
-            f"a zip file with a directory of {largest} bytes: expected at most {_MAX_DIRECTORY_BYTES}; split "
-            "it",
-            uri=file.uri,
-        )
-    stream.seek(0)
-
-
 def _is_json(info: zipfile.ZipInfo) -> bool:
     base = info.filename.rsplit("/", 1)[-1]
     # File managers add names such as "__MACOSX/._x.json".
@@ -224,18 +190,9 @@ def _is_json(info: zipfile.ZipInfo) -> bool:
 
 
 def _check_member(info: zipfile.ZipInfo, file: InputFile, limits: Limits) -> str:
-    """The URI of a readable member. zipfile yields no more bytes than the member declares."""
+    """The URI of a readable member."""
     uri = f"{file.uri}!{excerpt(info.filename)[1:-1]}"
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise UnsafeData(
-            f"compression method {info.compress_type}: expected a stored or deflated member", uri=uri
-        )
-    if info.flag_bits & _ENCRYPTED:
-        raise UnsafeData("an encrypted member: decrypt it first", uri=uri)
-    try:
-        limits.check_inflation(info.compress_size, info.file_size, "a zip member")
-    except UnsafeData as error:
-        raise UnsafeData(str(error), uri=uri) from error
+    check_member(info, limits, uri=uri)
     return uri
 
 

@@ -118,7 +118,7 @@ class ParquetFiles:
             raise UnsafeData(f"a row group of {found} rows, more than {limits.group_rows}")
         columns = [name for name in file.arrow.schema_arrow.names if names is None or name in names]
         widest = file.widest(group, columns, limits=limits)
-        most = max(1, min(_BATCH_ROWS, min(_BATCH_BYTES, limits.group_bytes) // widest))
+        most = max(1, min(_BATCH_ROWS, stop - start, min(_BATCH_BYTES, limits.group_bytes) // widest))
         batches, held = [], 0
         if (number, group) in self._inflated:  # Its other parts are not decoded only to be refused too.
             limits.check_inflation(*self._inflated[number, group], "a row group")

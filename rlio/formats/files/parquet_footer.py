@@ -37,6 +37,9 @@ _NAME: Final = b"rlio-:extension:name"
 _PARAMETERS: Final = b"ARROW:extension:metadata"
 # Bytes of a value in memory, by physical type; for FIXED_LEN_BYTE_ARRAY, the column's length.
 _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+# Arrow reads a column of a row group whole. Of larger groups, it reads pieces; each may be a request.
+_LARGE_GROUP: Final = 64 << 20
+_BUFFER: Final = 8 << 20
 
 
 class Extension(NamedTuple):
@@ -134,6 +137,9 @@ def _open(stream: IO[bytes], limits: Limits) -> ForeignFile:
     # With this option on, Parquet's own logical types would become extension types too.
     if "arrow_extensions_enabled" in inspect.signature(pq.ParquetFile.__init__).parameters:
         options["arrow_extensions_enabled"] = False
+    groups = (metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    if max(groups, default=0) > _LARGE_GROUP:
+        options |= {"pre_buffer": False, "buffer_size": _BUFFER}
     written = (metadata.metadata or {}).get(ARROW_SCHEMA)
     extensions = {} if written is None else plain_schema(written, is_base64=True)[1]
     return ForeignFile(pq.ParquetFile(stream, metadata=metadata, **options), extensions)

@@ -18,33 +18,15 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
-from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.errors import SchemaError, excerpt
+from rlio.support.spaces import Spaces
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["Spaces", "check_spaces", "fit_space", "space_of"]
+__all__ = ["fit_space", "space_of"]
 
 Array: TypeAlias = NDArray[Any]
-#: (observation space, action space), or policy id -> such a pair.
-Spaces: TypeAlias = (
-    "tuple[gym.Space[Any], gym.Space[Any]] | Mapping[str, tuple[gym.Space[Any], gym.Space[Any]]]"
-)
-
-
-def check_spaces(spaces: Spaces | None) -> None:
-    """Raise OptionError unless ``spaces`` has the form that readers take."""
-    if spaces is None:
-        return
-    import gymnasium as gym
-
-    pairs = list(spaces.values()) if isinstance(spaces, Mapping) else [spaces]
-    for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(s, gym.Space) for s in pair)):
-            raise OptionError(
-                f"spaces={excerpt(spaces)}: expected (observation_space, action_space), or a dict from "
-                "policy id to such a pair"
-            )
 
 
 def space_of(spaces: Spaces | None, policy: str) -> dict[str, gym.Space[Any]]:

@@ -13,32 +13,13 @@ from collections.abc import Collection
 from typing import Final
 
 from rlio.batch.columns import Columns
+from rlio.batch.other_names import MEANT
 from rlio.errors import UnknownLayout, excerpt
 
 __all__ = ["check_other_names", "check_step_columns"]
 
 #: A table of steps has one or more of these columns.
 _STEP_COLUMNS: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
-_ENDS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
-# The names that other libraries use for the columns that give a row its meaning or end an episode. Each may
-# mean the columns listed before it. If one of those is absent, rows would be read wrong without it.
-_OTHER_NAMES: Final = (
-    ((Columns.OBS,), ("observation", "observations", "state", "states")),
-    ((Columns.NEXT_OBS,), ("next_obs", "next_observation", "next_observations", "next_state", "next_states")),
-    ((Columns.NEXT_OBS,), ("obs_next",)),
-    ((Columns.ACTIONS,), ("action",)),
-    ((Columns.REWARDS,), ("reward", "next.reward")),
-    ((Columns.TERMINATEDS,), ("terminal", "terminals", "terminated", "termination", "terminations")),
-    ((Columns.TERMINATEDS,), ("is_terminal",)),
-    (
-        (Columns.TRUNCATEDS,),
-        ("timeout", "timeouts", "truncated", "truncation", "truncations", "is_truncated"),
-    ),
-    (_ENDS, ("done", "next.done", "is_last", "episode_end", "episode_ends", "episode_terminals")),
-    ((Columns.EPS_ID,), ("episode", "episode_id", "episode_idx", "episode_index", "ep_id", "is_first")),
-    ((Columns.EPS_ID,), ("traj_id", "trajectory", "trajectory_id")),
-)
-_MEANT: Final = {name: meant for meant, names in _OTHER_NAMES for name in names}
 
 
 def check_step_columns(names: Collection[str], *, uri: str | None = None) -> None:
@@ -77,7 +58,7 @@ def check_other_names(names: Collection[str], *, uri: str | None = None) -> None
     if Columns.DONES in found:
         found.add(Columns.TERMINATEDS)  # DONES marks the end of an episode, but not its cause.
     for name in names:
-        absent = [meant for meant in _MEANT.get(name, ()) if meant not in found]
+        absent = [meant for meant in MEANT.get(name, ()) if meant not in found]
         if absent:
             raise UnknownLayout(
                 f"the column {name!r} may be the column {' or '.join(absent)}, which is absent: rename it in "

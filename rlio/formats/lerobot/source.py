@@ -94,6 +94,8 @@ class LeRobotSource:
         videos: ``"decode"`` frames (PyAV, extra ``video``), or ``"skip"`` the features that are videos.
 
     Attributes:
+        version: That of the format.
+        sizes: Bytes of the files with rows, and of the videos.
         origin: The tasks and the frames a second, as ``extra``.
         notes: What is not read or not known.
     """
@@ -111,6 +113,7 @@ class LeRobotSource:
         version = self._info.get("codebase_version")
         if not isinstance(version, str) or not re.fullmatch(r"v[23]\.\d+", version):
             raise UnknownLayout(f"found version {excerpt(version)}, expected v2 or v3", uri=self._where)
+        self.version: str = version
         self._is_v3 = version.startswith("v3")
         self._sizes = {entry.path: entry.size for entry in storage.list(limit=limits.listed_names)}
         self._features = self._read_features()
@@ -139,6 +142,8 @@ class LeRobotSource:
         self._file_rows = list(rows.values())
         self._numbers = {path: number for number, path in enumerate(rows)}
         self.files: Sequence[InputFile] = [place.file(path, self._sizes[path]) for path in rows]
+        videos_read = {path for path in self._sizes if path.startswith("videos/") and self._videos}
+        self.sizes: list[int | None] = [self._sizes[path] for path in (*rows, *sorted(videos_read))]
         self._parquet = ParquetFiles(self.files, limits)
         self._task_texts = self._tasks()
         self.origin: Origin = Origin(

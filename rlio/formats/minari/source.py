@@ -86,6 +86,7 @@ class MinariSource:
 
     Attributes:
         origin: Spaces, the JSON of the environment's spec, and the fields `KEPT` of the metadata.
+        version: That of Minari, if the metadata state it.
         notes: What is not read, and, once such an episode was read, that steps follow the end of one.
     """
 
@@ -107,6 +108,8 @@ class MinariSource:
         except (CorruptData, SchemaError) as error:
             raise_at(error, uri=where)
         self.spaces: tuple[Any, Any] | None = (found[0], found[1]) if None not in found else None
+        stated = metadata.get("minari_version")
+        self.version: str | None = stated if isinstance(stated, str) else None
         spec = metadata.get("env_spec")
         self.origin: Origin = Origin(
             uri=self.uri,

@@ -21,8 +21,9 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.formats.files.space_arrays import Spaces, space_of
+from rlio.formats.files.space_arrays import space_of
 from rlio.support.options import check_choice, refuse_unknown
+from rlio.support.spaces import Spaces
 
 __all__ = [
     "INFO_COLUMNS",

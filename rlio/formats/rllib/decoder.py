@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -37,10 +37,11 @@ from rlio.batch.columns import (
     with_possible_validity,
 )
 from rlio.batch.nested import leaves, map_structure
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.inputs import in_column
 from rlio.formats.files.packed import Allowance, is_packed, unpack
-from rlio.formats.files.space_arrays import Spaces, check_spaces, fit_space, space_of
+from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.files.value_arrays import FLOATS, stack_rows, standard_dtype, text_extent
 from rlio.formats.format import format_of_json
@@ -55,6 +56,7 @@ from rlio.formats.rllib.columns import (
 from rlio.formats.rllib.json_arrays import parse_arrays
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import check_containers
+from rlio.support.spaces import Spaces, check_spaces
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -215,16 +217,21 @@ class RllibDecoder:
             SchemaError: Its columns do not fit each other or ``spaces``. (MissingColumn: one is absent.)
             UnknownLayout: Another library wrote the line, or a column may stand for an absent one.
         """
+        (known, record), self._parsed = self._parsed, (b"", {})  # The caller gets its arrays.
+        if known != line:
+            record = self._parse(line)
+        following = None if next_line is None else partial(self._parse_next, next_line)
+        return self.decode_record(record, infinite=b"Infinity" in line, following=following)
+
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        """The record in a line; lists of numbers are arrays already where that is certain."""
         # Lists may be parts of a space, as well as rows.
-        found = parse_arrays(line, self._limits) if self._spaces is None else None
+        found = parse_arrays(line, self._limits, objects=_INFOS) if self._spaces is None else None
         if found is None or any(
             type(v) is str and k != "type" and not is_packed(v) for k, v in found.items()
         ):
-            known, parsed = self._parsed
-            record = parsed if known == line and known else parse_line(line, self._limits)
-            following = None if next_line is None else partial(self._parse_next, next_line)
-            return self.decode_record(record, infinite=b"Infinity" in line, following=following)
-        return self.decode_record(found, infinite=False)
+            return parse_line(line, self._limits)
+        return found
 
     def _parse_next(self, next_line: NextLine) -> Mapping[str, Any] | None:
         """The next record, if it has infos; it is kept for the call that decodes it."""
@@ -232,7 +239,7 @@ class RllibDecoder:
         if not line or not _has_infos(line):
             return None
         if self._parsed[0] != line:
-            self._parsed = line, parse_line(line, self._limits)
+            self._parsed = line, self._parse(line)
         return self._parsed[1]
 
     def decode_record(
@@ -296,7 +303,7 @@ class RllibDecoder:
         self._settle_infos(arrays, policy, context, following)
         self.flags.settle(arrays)
         self.scaling.scale(arrays, policy)
-        check_asked(self._asked, arrays)
+        check_asked(self._asked, arrays, columns)
         rows = _check_rows(arrays)
         if rows > self._limits.group_rows:
             raise UnsafeData(f"a record of {rows} rows, more than {self._limits.group_rows}")
@@ -487,14 +494,18 @@ def _check_floats(rows: list[Any], array: Array, context: _Record) -> Array:
 # ---- the batch ----
 
 
-def check_asked(asked: list[str] | None, columns: Mapping[str, Any]) -> None:
-    """Raise MissingColumn unless ``columns`` has all requested columns."""
+def check_asked(asked: list[str] | None, columns: Mapping[str, Any], known: Collection[str] = ()) -> None:
+    """Raise MissingColumn unless ``columns`` has all requested columns; ``known``: those of the record."""
     for name in asked or ():
         found = name in columns or (
             name == Columns.DONES and bool({Columns.TERMINATEDS, Columns.TRUNCATEDS} & columns.keys())
         )
         if not found:
-            raise MissingColumn("a requested column is missing", column=name)
+            there = sorted({*columns, *known})
+            raise MissingColumn(
+                f"a requested column is missing; the record has {excerpt(there)}{did_you_mean(name, there)}",
+                column=name,
+            )
 
 
 def _check_rows(arrays: Mapping[str, Any]) -> int:

@@ -33,6 +33,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import concat_leaves, to_numpy, zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
+from rlio.batch.other_names import did_you_mean
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -143,7 +144,8 @@ class MappedSource:
                 if (top := ".".join(parts[:end])) in self._table.names:
                     return (top, *parts[end:])
             lacks = "only some of the files have" if name in self._table.uneven else "the table has no"
-            raise MissingColumn(f"{option}: {lacks} column {excerpt(name)}", column=name)
+            hint = did_you_mean(name, self._table.names)
+            raise MissingColumn(f"{option}: {lacks} column {excerpt(name)}{hint}", column=name)
         raise OptionError(f"{option}={excerpt(name)}: expected the name of a column")
 
     def _resolved(self, spec: Any, name: str) -> Any:

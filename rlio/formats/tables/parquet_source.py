@@ -38,7 +38,7 @@ from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
 from rlio.formats.files.packed import Allowance
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions
-from rlio.formats.files.space_arrays import Spaces, fit_space, space_of
+from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_columns
 from rlio.formats.rllib.decoder import STEP_NUMBERS, RllibDecoder, wanted_columns
@@ -50,6 +50,7 @@ from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
+from rlio.support.spaces import Spaces
 
 __all__ = ["SUFFIXES", "BatchRows", "RowGroups", "StepRows", "check_infos_stay", "open_rows"]
 
@@ -402,13 +403,17 @@ class StepRows(GroupFiles):
     def _first_of(self, group: int) -> SampleBatch:
         """The first rows of a row group, with the columns that can be read."""
         rows = min(self._row_groups.rows[group], _SAMPLE_ROWS)
-        if self._asked is None:
-            return self._batch(group, 0, rows, None)
+        names = self._row_groups.names(self._row_groups.places[group][0])
+        if self._asked is not None:
+            names = [name for name in names if name not in RESERVED or name in self._asked]
+        try:
+            return self._batch(group, 0, rows, frozenset(names))
+        except (CorruptData, SchemaError):
+            if self._asked is None:
+                raise
         found: dict[str, Any] = {}
         use = partial(self._decoded, group=group, start=0)
-        for name in self._row_groups.names(self._row_groups.places[group][0]):
-            if name in RESERVED and name not in self._asked:
-                continue
+        for name in names:
             try:
                 found |= self._row_groups.read(group, 0, rows, frozenset([name]), use)
             except (CorruptData, SchemaError) as error:

@@ -14,7 +14,7 @@ from rlio.batch.arrays import is_table
 from rlio.catalog.names import HEADER
 from rlio.errors import OptionError, UnknownLayout, excerpt
 from rlio.formats.format import Format, Marks, by_name, formats
-from rlio.formats.place import Place, about_format, locate_format, open_place
+from rlio.formats.place import Place, about_format, closed_on_error, locate_format, open_place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Table, table_in_memory
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -24,8 +24,9 @@ from rlio.storage import expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath
 from rlio.support.options import expected
+from rlio.support.spaces import Spaces
 
-__all__ = ["IN_MEMORY", "details_of", "mapped_source", "open_table", "open_table_files"]
+__all__ = ["IN_MEMORY", "details_of", "mapped_source", "open_table", "open_table_files", "spaces_of"]
 
 IN_MEMORY: Final = Format(name="table", title="a table in memory", marks=Marks())
 
@@ -60,6 +61,7 @@ def open_table_files(
     mapping: Mapping | None = None,
     format: str | None = None,
     format_options: abc.Mapping[str, Any] | None = None,
+    spaces: Spaces | None = None,
     limits: Limits = DEFAULT_LIMITS,
     storage_options: abc.Mapping[str, Any] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
@@ -73,12 +75,25 @@ def open_table_files(
         limits=limits,
         storage_options=storage_options,
     )
-    return EpisodeFiles(layout, about=about_format(found, own), on_error=on_error)
+    about = about_format(found, own)
+    return closed_on_error(layout, about, spaces=spaces_of(mapping, spaces), on_error=on_error)
 
 
 def mapped_source(table: Table, mapping: Mapping | None) -> MappedSource:
     """The episodes of a table, which are closed with it."""
     return by_own_names(table) if mapping is None else MappedSource(table, mapping)
+
+
+def spaces_of(mapping: Mapping | None, spaces: Spaces | None) -> Spaces | None:
+    """The spaces that the option states, or the mapping.
+
+    Raises:
+        OptionError: Both do.
+    """
+    stated = None if mapping is None else mapping.spaces
+    if spaces is not None and stated is not None:
+        raise OptionError("spaces= and rlio.Mapping(spaces=...) are one option: pass one of them")
+    return stated if spaces is None else spaces
 
 
 def details_of(mapping: Mapping | None) -> dict[str, Any]:
