@@ -31,9 +31,11 @@ def pytest_collection(session: pytest.Session) -> None:
     Each begins to import at a part of its own, and finds what others have compiled in the meantime. Pytest
     compiles the files of this checkout, with their assertions, in half a minute.
     """
-    gc.disable()  # Until all is collected: what is imported and made by then stays.
     worker = getattr(session.config, "workerinput", None)
-    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+    if worker is None:
+        return
+    gc.disable()  # Until all is collected: what is imported and made by then stays.
+    if session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
     names = sorted(file.stem for file in (ROOT / "tests").glob("test_*.py"))
     start = len(names) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
