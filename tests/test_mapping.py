@@ -984,3 +984,72 @@ def test_the_command_converts_a_table(tmp_path: Path) -> None:
     assert rows["part"].tolist() == [[x] for x in log()["x"]]
     command = ["convert", str(source), str(tmp_path / "two"), "--map", "obs", "--episode", "trip"]
     assert CliRunner().invoke(app, command).exit_code == 2
+
+
+# ---- what would be wrong in silence ----
+
+
+def as_column_vectors(columns: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The named columns in the shape (N, 1)."""
+    return {name: [[v] for v in values] if name in names else values for name, values in columns.items()}
+
+
+def test_rewards_flags_and_ids_of_the_shape_n_1_are_one_value_a_row(tmp_path: Path) -> None:
+    for names in (("r",), ("r", "done"), ("r", "done", "trip", "x", "y", "step")):
+        nested = as_column_vectors(log(), *names)
+        for write in (write_jsonl, write_parquet, write_feather, write_stream):
+            check(rows_of(write(nested, tmp_path / "log"), mapping=MAPPING))
+        arrays = {name: np.array(values) for name, values in nested.items()}
+        check(rows_of(write_npz(arrays, tmp_path / "log"), mapping=MAPPING))
+        short = {**FIELDS["dtypes"], "rewards": "float64"}
+        check(all_rows(rlio.from_arrays(arrays, mapping=mapped(dtypes=short), epochs=1)))
+
+
+def test_rewards_of_the_shape_n_1_are_one_number_a_row_without_a_mapping(tmp_path: Path) -> None:
+    columns = as_column_vectors(own(), "rewards", "terminateds", "t")
+    columns["obs"] = [list(pair) for pair in zip(columns.pop("obs_0"), columns.pop("obs_1"), strict=True)]
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    for source in (
+        write_parquet(columns, tmp_path / "own"),
+        write_jsonl(columns, tmp_path / "own"),
+        write_stream(columns, tmp_path / "own"),
+        write_npz(arrays, tmp_path / "own"),
+    ):
+        rows = rows_of(source)
+        assert rows["rewards"].shape == rows["terminateds"].shape == rows["t"].shape == (9,), source
+        assert rows["rewards"].tolist() == log()["r"]
+
+
+def test_rewards_of_several_objectives_keep_their_axis(tmp_path: Path) -> None:
+    rewards = [[1.0, 2.0]] * 9
+    rows = rows_of(write_parquet({**log(), "r": rewards}, tmp_path / "log"), mapping=MAPPING)
+    assert rows["rewards"].tolist() == rewards
+
+
+@pytest.mark.parametrize("words", [("False", "True"), ("0", "1"), ("no", "YES"), ("f", " t")])
+@pytest.mark.each_value_once
+def test_flags_that_are_text_are_parsed_by_their_value(words: tuple[str, str], tmp_path: Path) -> None:
+    columns = {**log(), "done": [words[flag] for flag in log()["done"]]}
+    for source in (*sources(tmp_path, columns), pd.DataFrame(columns).astype({"done": "category"})):
+        check(rows_of(source, mapping=MAPPING))
+    named = {**own(), "terminateds": columns["done"], "truncateds": [words[0]] * 9}
+    named["obs"] = [[x] for x in named.pop("obs_0")]
+    del named["obs_1"]
+    for source in (write_parquet(named, tmp_path / "own"), write_jsonl(named, tmp_path / "own")):
+        rows = rows_of(source)
+        assert rows["terminateds"].dtype == np.bool_
+        assert rows["terminateds"].tolist() == log()["done"]
+        assert rows["dones"].tolist() == log()["done"]
+
+
+@pytest.mark.parametrize("word", ["maybe", "", "2", None])
+@pytest.mark.each_value_once
+def test_flags_that_are_text_of_another_meaning_are_refused(word: str | None, tmp_path: Path) -> None:
+    flags = ["True" if flag else "False" for flag in log()["done"]]
+    columns = {**log(), "done": [word, *flags[1:]]}
+    for write in (write_parquet, write_jsonl, write_feather):
+        with pytest.raises(SchemaError, match="expected true and false"):
+            rows_of(write(columns, tmp_path / "log"), mapping=MAPPING)
+    named = {**own(), "obs": [[x] for x in log()["x"]], "terminateds": columns["done"]}
+    with pytest.raises(SchemaError, match="expected true and false"):
+        rows_of(write_parquet(named, tmp_path / "own"))

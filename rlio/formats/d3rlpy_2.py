@@ -19,6 +19,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, MissingColumn, UnknownLayout, excerpt
+from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink, array_of
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
@@ -81,7 +82,7 @@ class D3rlpySource(Hdf5Source):
             for name in names
         }
         rewards = flat(found.pop("rewards"))
-        terminated = bool(self._dataset(number, f"terminated_{key}")[()])
+        terminated = bool(flags_in("terminated", self._dataset(number, f"terminated_{key}")[()]))
         return SampleBatch(
             {
                 **without_final_obs(found.pop("observations"), len(rows)),

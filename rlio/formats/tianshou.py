@@ -27,6 +27,7 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import Hdf5Source, cut_ranges, flags_of, flat, one_more, ranges_of, rows_at
 from rlio.source.episodes import without_final_obs
@@ -62,7 +63,7 @@ class TianshouSource(Hdf5Source):
         self._check_frames(number)
         self._check_rows(number, [f"_meta/{name}" for name in ("act", *_FLAGS)], rows)
         terminated, truncated = (
-            np.asarray(self._dataset(number, f"_meta/{name}")[()]).astype(np.bool_) for name in _FLAGS
+            flags_in(name, self._dataset(number, f"_meta/{name}")[()]) for name in _FLAGS
         )
         if terminated.ndim != 1 or truncated.ndim != 1:
             raise UnknownLayout(

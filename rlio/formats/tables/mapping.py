@@ -46,7 +46,7 @@ from rlio.errors import (
 )
 from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.step_columns import check_other_names
-from rlio.formats.files.value_arrays import standard_dtype
+from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
 from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import DERIVE, Mapping, dotted, nested
 from rlio.storage import InputFile
@@ -242,6 +242,7 @@ class MappedSource:
         own = name.replace(Columns.NEXT_OBS, Columns.OBS, 1) if name.startswith(Columns.NEXT_OBS) else name
         dtypes = {dotted(key): dtype for key, dtype in (self._map.dtypes or {}).items()}
         wanted = next((dtypes[key] for key in (name, own, own.partition(".")[0]) if key in dtypes), None)
+        array = one_a_row(name, array)
         if wanted is None:
             try:
                 return standard_dtype(name, array.copy())
@@ -355,6 +356,7 @@ class MappedSource:
 
     def _id_column(self, values: Any, path: tuple[str, ...]) -> NDArray[Any]:
         name = ".".join(path)
+        values = one_a_row(Columns.EPS_ID, values) if isinstance(values, np.ndarray) else values
         if not isinstance(values, np.ndarray) or values.ndim != 1:
             raise SchemaError("an id must be one value a row", column=name)
         is_text = values.dtype.kind in "OU"
@@ -434,7 +436,7 @@ class MappedSource:
         steps = np.array(self.lengths[first:stop], np.int64)
         starts = np.cumsum(steps) - steps
         if not self._numbers_ids:
-            values = self._read(start, end, self._ids, keep=keep)[self._ids[0]]
+            values = one_a_row(Columns.EPS_ID, self._read(start, end, self._ids, keep=keep)[self._ids[0]])
             found[Columns.EPS_ID] = values.astype(np.int64) if values.dtype.kind == "u" else values
         elif Columns.EPS_ID not in self._specs:
             found[Columns.EPS_ID] = np.repeat(np.arange(first, stop), steps)
@@ -534,9 +536,9 @@ def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = Fal
     name = ".".join(path)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}", column=name)
-    if is_flat and value.ndim != 1:
+    if is_flat and value.size != len(value):
         raise SchemaError(f"columns side by side have one number a row, found {value.shape[1:]}", column=name)
-    return value
+    return value.reshape(len(value)) if is_flat else value
 
 
 def _kind_of(value: Any) -> str:
@@ -545,13 +547,15 @@ def _kind_of(value: Any) -> str:
 
 
 def _flag(value: Any, path: tuple[str, ...], *, fills: bool) -> NDArray[np.bool_]:
-    array = _numbers(value, path, "a flag", is_flat=True)
-    if array.dtype.kind == "f" and fills:
-        array = np.nan_to_num(array, nan=0.0)  # A final row has no flag.
-    try:
-        return np.array(standard_dtype(Columns.TERMINATEDS, array), np.bool_)
-    except SchemaError as error:
-        raise SchemaError(str(error), column=".".join(path)) from error
+    name = ".".join(path)
+    if not isinstance(value, np.ndarray) or value.size != len(value):
+        found = f"rows of the shape {value.shape[1:]}" if isinstance(value, np.ndarray) else _kind_of(value)
+        raise SchemaError(f"a flag is one value a row, found {found}", column=name)
+    if fills and value.dtype.kind == "f":  # A final row has no flag.
+        value = np.nan_to_num(value, nan=0.0)
+    elif fills and value.dtype.kind in "OU":
+        value = np.array([one if one not in ("", None) else False for one in value.tolist()], object)
+    return np.array(flags_in(name, value), np.bool_)
 
 
 def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
