@@ -40,8 +40,7 @@ class D3rlpy1Source(Hdf5Source):
         rows = self._dataset(number, "rewards").shape[0]
         self._check_rows(number, [*_COLUMNS, "terminals", "episode_terminals"], rows)
         terminals, ends = (
-            flags_in(name, self._dataset(number, name)[()])
-            for name in ("terminals", "episode_terminals")
+            flags_in(name, self._dataset(number, name)[()]) for name in ("terminals", "episode_terminals")
         )
         if (terminals & ~ends).any():
             raise CorruptData(

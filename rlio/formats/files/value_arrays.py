@@ -113,9 +113,7 @@ def _flags(array: Array) -> Array:
         wrong = ~np.isin(array, (0, 1)).reshape(-1) if is_number else np.ones(array.size, np.bool_)
         values = array
     if wrong.any():
-        raise SchemaError(
-            f"expected true and false, found {excerpt(array.reshape(-1)[wrong][:4].tolist())}"
-        )
+        raise SchemaError(f"expected true and false, found {excerpt(array.reshape(-1)[wrong][:4].tolist())}")
     return np.array(values, np.bool_).reshape(array.shape)
 
 
