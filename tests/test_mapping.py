@@ -321,6 +321,7 @@ def test_flags_alone_end_episodes_and_an_unfinished_tail_stays_unfinished(tmp_pa
     columns = log((2, 3, 4))
     columns["done"] = [False, True, False, False, False, False, False, False, False]
     columns["stop"] = [False] * 4 + [True] + [False] * 4
+    del columns["step"]  # It would show that an end is missing.
     for source in sources(tmp_path, columns):
         ends = rlio.Mapping(COLUMNS, terminated="done", truncated="stop", next_obs="derive")
         rows = rows_of(source, mapping=ends)
@@ -1053,3 +1054,149 @@ def test_flags_that_are_text_of_another_meaning_are_refused(word: str | None, tm
     named = {**own(), "obs": [[x] for x in log()["x"]], "terminateds": columns["done"]}
     with pytest.raises(SchemaError, match="expected true and false"):
         rows_of(write_parquet(named, tmp_path / "own"))
+
+
+def sequences(lengths: tuple[int, ...] = (7, 5, 9)) -> dict[str, Any]:
+    """A table without ids, whose ends are marked in every way that other libraries have."""
+    firsts = [t == 0 for steps in lengths for t in range(steps)]
+    lasts = [t == steps - 1 for steps in lengths for t in range(steps)]
+    x = [100.0 * e + t for e, steps in enumerate(lengths) for t in range(steps)]
+    return {
+        "x": x,
+        "x2": [value + 1 for value in x],
+        "a": [0] * len(x),
+        "r": [1.0] * len(x),
+        "ep": [e for e, steps in enumerate(lengths) for _ in range(steps)],
+        "done": lasts,
+        "episode_starts": firsts,
+        "is_first": np.array(firsts, np.float32).tolist(),
+        "new": [int(first) for first in firsts],
+        "masks": [float(not last) for last in lasts],
+        "discount": [float(not last) for last in lasts],
+        "not_done": [not last for last in lasts],
+    }
+
+
+OTHER_FLAGS = ["episode_starts", "is_first", "new", "masks", "discount", "not_done"]
+
+
+@pytest.mark.parametrize("flag", OTHER_FLAGS)
+@pytest.mark.parametrize("option", ["terminated", "truncated"])
+def test_a_flag_of_first_rows_or_of_rows_that_go_on_is_refused_with_the_right_spelling(
+    flag: str, option: str
+) -> None:
+    columns = {"obs": ["x"], "actions": "a", "rewards": "r"}
+    spelling = r"\.cumsum\(\)" if flag in OTHER_FLAGS[:3] else f"'{flag}'.*== 0"
+    for more in ({"next_obs": "derive"}, {"next_obs": ["x2"]}, {}, {"episode": "ep"}, {"per_file": True}):
+        fields = {**more, option: flag}
+        with pytest.raises(SchemaError, match=spelling) as caught:
+            rlio.read(pd.DataFrame(sequences()), mapping=rlio.Mapping(columns, **fields))
+        assert caught.value.column in (flag, None)
+        assert "row" in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", OTHER_FLAGS)
+def test_a_flag_that_marks_no_end_is_seen_by_new_obs_if_the_first_row_has_none(flag: str) -> None:
+    table = pd.DataFrame(sequences())
+    # The first row of the table is the last of its episode, so both kinds of flag are false there.
+    table = table[6 if flag in OTHER_FLAGS[3:] else 1 :].reset_index(drop=True)
+    given = rlio.Mapping({"obs": ["x"], "actions": "a", "rewards": "r"}, terminated=flag, next_obs=["x2"])
+    with pytest.raises(SchemaError, match="new_obs is the obs of row"):
+        rlio.read(table, mapping=given)
+
+
+def test_flags_of_last_rows_are_read_whatever_new_obs_and_lengths_are() -> None:
+    columns = {"obs": ["x"], "actions": "a", "rewards": "r"}
+    for lengths in ((7, 5, 9), (1, 3, 4), (3, 1, 1, 4), (2, 2)):
+        for more in ({"next_obs": "derive"}, {"next_obs": ["x2"]}, {}):
+            given = rlio.Mapping(columns, terminated="done", **more)
+            rows = rows_of(pd.DataFrame(sequences(lengths)), mapping=given)
+            assert np.bincount(rows["eps_id"]).tolist() == list(lengths)
+    alone = sequences((1, 1, 1))
+    given = rlio.Mapping(columns, terminated="done", episode="ep", next_obs=["x2"])
+    assert rows_of(pd.DataFrame(alone), mapping=given)["terminateds"].all()
+    # An environment whose observation never changes.
+    still = pd.DataFrame({**sequences(), "x": 0.0, "x2": 0.0})
+    rows = rows_of(still, mapping=rlio.Mapping(columns, terminated="done", next_obs=["x2"]))
+    assert np.bincount(rows["eps_id"]).tolist() == [7, 5, 9]
+    # After an end, new_obs is the first observation of the next episode.
+    reset = sequences()
+    reset["x2"] = [*reset["x"][1:], 0.0]
+    given = rlio.Mapping(columns, terminated="done", next_obs=["x2"])
+    rows = rows_of(pd.DataFrame(reset), mapping=given)
+    assert np.bincount(rows["eps_id"]).tolist() == [7, 5, 9]
+
+
+def sessions() -> dict[str, Any]:
+    """Two sessions with five episodes."""
+    steps = [1, 2, 3, 1, 2, 1, 2, 1, 2]
+    return {
+        "session": ["a"] * 5 + ["b"] * 4,
+        "step": steps,
+        "x": [10.0 * n for n in range(9)],
+        "x2": [10.0 * n + 1 for n in range(9)],
+        "a": [0] * 9,
+        "part": np.cumsum([0, *(np.diff(steps) < 0)]).tolist(),
+        "left": [5, 4, 3, 2, 1, 4, 3, 2, 1],
+    }
+
+
+@pytest.mark.parametrize("name", ["step", "t", "Timestep", "frame_index", "step_idx"])
+@pytest.mark.each_value_once
+def test_a_step_number_that_begins_again_within_an_id_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapping, "_SCAN_ROWS", 2)
+    table = sessions()
+    table[name] = table.pop("step")
+    columns = {"obs": ["x"], "actions": "a"}
+    for shown in ({}, {"t": name}, {name: name}):
+        if name == "t" and shown:
+            continue
+        for next_obs in ("derive", ["x2"], None):
+            given = rlio.Mapping({**columns, **shown}, episode="session", next_obs=next_obs)
+            with pytest.raises(SchemaError, match=rf"row 3: '{name}' goes back from 3 to 1.*cumsum"):
+                rlio.read(write_csv(table, tmp_path / "log"), mapping=given)
+    given = rlio.Mapping(columns, episode=["session", "part"], next_obs="derive")
+    rows = rows_of(write_csv(table, tmp_path / "log"), mapping=given)
+    assert np.bincount(rows["eps_id"]).tolist() == [3, 2, 2, 2]
+    # A column that counts something else.
+    given = rlio.Mapping({**columns, "phase": name}, episode="session", next_obs="derive")
+    assert len(rows_of(write_csv(table, tmp_path / "log"), mapping=given)) == 9
+
+
+def test_a_step_number_that_counts_down_or_is_missing_in_the_final_row_is_read() -> None:
+    table = sessions()
+    table["step"] = table.pop("left")
+    given = rlio.Mapping({"obs": ["x"], "actions": "a"}, episode="session", next_obs="derive")
+    assert len(rows_of(pd.DataFrame(table), mapping=given)) == 9
+    final = {**table, "step": pd.array([0, 1, 2, 3, None, 0, 1, 2, None], dtype="Int64")}
+    given = rlio.Mapping({"obs": ["x"], "actions": "a"}, episode="session", next_obs="derive", final_row=True)
+    assert len(rows_of(pa.table(final), mapping=given)) == 7
+
+
+def test_a_row_that_is_a_whole_episode_is_refused_with_the_right_spelling(tmp_path: Path) -> None:
+    shapes = {"x": (3, 4, 2), "a": (3, 4), "r": (3, 4)}
+    arrays: dict[str, Any] = {name: np.zeros(shape) for name, shape in shapes.items()}
+    arrays |= {
+        "ep": np.arange(3),
+        "flat": np.zeros((3, 4)),
+        "all": np.zeros((3, 5, 2)),
+        "b": np.zeros((3, 4, 2)),
+    }
+    listed = {name: values.tolist() for name, values in arrays.items()}
+    for source in (write_npz(arrays, tmp_path / "log"), write_parquet(listed, tmp_path / "log")):
+        for columns in (
+            {"obs": "x", "actions": "a", "rewards": "r"},
+            {"obs": "x", "actions": "a"},
+            {"obs": "all", "actions": "b", "rewards": "r"},
+            {"obs": "flat", "actions": "a", "rewards": "r"},
+            {"obs": {"one": "x", "two": "flat"}, "actions": "a", "rewards": "r"},
+        ):
+            for more in ({"per_file": True}, {"episode": "ep"}):
+                with pytest.raises(SchemaError, match=r"episode of 4 steps.*from_episodes"):
+                    rlio.read(source, mapping=rlio.Mapping(columns, **more))
+    # Pictures, and rewards of several objectives.
+    few: dict[str, Any] = {"x": np.zeros((3, 4, 4)), "a": np.zeros(3), "r": np.zeros((3, 2)), "ep": [1, 1, 1]}
+    given = rlio.Mapping({"obs": "x", "actions": "a", "rewards": "r"}, episode="ep")
+    assert all_rows(rlio.from_arrays(few, mapping=given, epochs=1))["obs"].shape == (3, 4, 4)

@@ -82,7 +82,7 @@ class D3rlpySource(Hdf5Source):
             for name in names
         }
         rewards = flat(found.pop("rewards"))
-        terminated = bool(flags_in("terminated", self._dataset(number, f"terminated_{key}")[()]))
+        terminated = bool(flags_in("terminated", [self._dataset(number, f"terminated_{key}")[()]])[0])
         return SampleBatch(
             {
                 **without_final_obs(found.pop("observations"), len(rows)),

@@ -146,7 +146,7 @@ class RobomimicSource(Hdf5Source):
         columns[Columns.ACTIONS] = self._read(number, f"{root}/actions", rows, steps)
         if "rewards" in group:
             columns[Columns.REWARDS] = flat(self._read(number, f"{root}/rewards", rows, steps))
-        done = "dones" in group and bool(flags_in("dones", self._dataset(number, f"{root}/dones")[-1]))
+        done = "dones" in group and bool(flags_in("dones", self._dataset(number, f"{root}/dones")[-1:])[0])
         columns[Columns.TERMINATEDS] = flags_of(rows, steps, terminated=done, truncated=False)[
             Columns.TERMINATEDS
         ]  # Whether an episode was truncated is not stored.

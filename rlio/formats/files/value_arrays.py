@@ -85,8 +85,10 @@ def standard_dtype(name: str, array: Array) -> Array:
         SchemaError: Flags other than 0 and 1, true and false.
     """
     array = one_a_row(name, array)
-    if name in _FLAGS and array.dtype != np.bool_:
-        return _flags(array)
+    if name in _FLAGS:
+        if array.ndim != 1:
+            raise SchemaError(f"a flag is one value a row, found rows of the shape {array.shape[1:]}")
+        return array if array.dtype == np.bool_ else _flags(array)
     if name in FLOATS and array.dtype.kind in "iu":
         return array.astype(np.float64)
     return array
@@ -106,15 +108,16 @@ def flags_in(name: str, values: Any) -> Array:
 
 def _flags(array: Array) -> Array:
     if array.dtype.kind in "OUS":
-        values = [_flag(value) for value in array.reshape(-1).tolist()]
-        wrong = np.array([value is None for value in values], np.bool_)
+        found = [_flag(value) for value in array.tolist()]
+        wrong = np.array([value is None for value in found], np.bool_)
+        values: Array = np.array(found, object)
     else:
         is_number = array.dtype.kind in "iuf"
-        wrong = ~np.isin(array, (0, 1)).reshape(-1) if is_number else np.ones(array.size, np.bool_)
+        wrong = ~np.isin(array, (0, 1)) if is_number else np.ones(len(array), np.bool_)
         values = array
     if wrong.any():
-        raise SchemaError(f"expected true and false, found {excerpt(array.reshape(-1)[wrong][:4].tolist())}")
-    return np.array(values, np.bool_).reshape(array.shape)
+        raise SchemaError(f"expected true and false, found {excerpt(array[wrong][:4].tolist())}")
+    return values.astype(np.bool_)
 
 
 def _flag(value: Any) -> bool | None:
