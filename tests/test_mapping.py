@@ -1200,3 +1200,81 @@ def test_a_row_that_is_a_whole_episode_is_refused_with_the_right_spelling(tmp_pa
     few: dict[str, Any] = {"x": np.zeros((3, 4, 4)), "a": np.zeros(3), "r": np.zeros((3, 2)), "ep": [1, 1, 1]}
     given = rlio.Mapping({"obs": "x", "actions": "a", "rewards": "r"}, episode="ep")
     assert all_rows(rlio.from_arrays(few, mapping=given, epochs=1))["obs"].shape == (3, 4, 4)
+
+
+def in_partitions(
+    write: Callable[[dict[str, Any], Path], Path], table: dict[str, Any], root: Path, name: str
+) -> Path:
+    """A folder of files; those of each value of a column are in a folder of its name, and lack the column."""
+    for value in dict.fromkeys(table[name]):
+        rows = [row for row, one in enumerate(table[name]) if one == value]
+        folder = root / f"{name}={value}"
+        folder.mkdir(parents=True)
+        rest = {key: [column[row] for row in rows] for key, column in table.items() if key != name}
+        write(rest, folder / "part")
+    return root
+
+
+@pytest.mark.parametrize("write", [write_csv, write_jsonl, write_parquet, write_feather, write_npz])
+def test_the_column_in_the_names_of_folders_is_a_column_by_a_mapping(
+    write: Callable[[dict[str, Any], Path], Path], tmp_path: Path
+) -> None:
+    table = log()
+    if write is write_npz:
+        table.pop("note")
+    root = in_partitions(write, table, tmp_path / "in", "trip")
+    for source in (root, str(root / "*" / "*"), [*root.rglob("part*")]):
+        check(rows_of(source, mapping=mapped(per_file=False)))
+    only = rows_of(root, mapping=mapped(per_file=False), columns=["eps_id"])
+    assert only["eps_id"].tolist() == log()["trip"]
+    again = rows_of(root, mapping=mapped(columns={**COLUMNS, "trip": "trip"}, per_file=False))
+    assert again["trip"].tolist() == log()["trip"]
+
+
+def test_folders_may_be_nested_and_state_text_and_the_column_may_be_in_the_file_too(tmp_path: Path) -> None:
+    table = {**log(), "trip": ["a b", "a b", "a b", "c", *["d/e"] * 5]}
+    for n, value in enumerate(["a b", "c", "d/e"]):
+        rows = [row for row, one in enumerate(table["trip"]) if one == value]
+        folder = tmp_path / "in" / f"day={n}" / f"trip={value.replace(' ', '%20').replace('/', '%2F')}"
+        folder.mkdir(parents=True)
+        write_csv({key: [column[row] for row in rows] for key, column in log().items()}, folder / "part")
+    given = mapped(columns={**COLUMNS, "day": "day"}, per_file=False)
+    rows = rows_of(tmp_path / "in", mapping=given)
+    check(rows)  # The files' own column.
+    assert rows["day"].tolist() == [0] * 3 + [1] + [2] * 5
+    for file in (tmp_path / "in").rglob("*.csv"):
+        file.write_text("\n".join(line.partition(",")[2] for line in file.read_text().splitlines()))
+    rows = rows_of(tmp_path / "in", mapping=given)
+    assert rows["eps_id"].tolist() == [0] * 3 + [1] + [2] * 5
+    assert rows["obs"].tolist() == rows_of(pd.DataFrame(log()), mapping=MAPPING)["obs"].tolist()
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet, write_feather, write_npz])
+@pytest.mark.parametrize("name", ["eps_id", "speed"])
+def test_the_column_in_the_names_of_folders_is_a_column_without_a_mapping(
+    write: Callable[[dict[str, Any], Path], Path], name: str, tmp_path: Path
+) -> None:
+    table = {**own(), "obs": [[x] for x in log()["x"]], "truncateds": [False] * 9}
+    if write is write_csv:
+        table["obs"] = log()["x"]
+    del table["obs_0"], table["obs_1"]
+    table["speed"] = [7] * 9
+    root = in_partitions(write, table, tmp_path / "in", name)
+    rows = rows_of(root)
+    assert rows[name].tolist() == table[name]
+    assert rows["rewards"].tolist() == table["rewards"]
+    assert rows_of(root, columns=[name])[name].tolist() == table[name]
+    assert rlio.convert(root, tmp_path / "out").episodes == 3
+
+
+def test_a_column_of_ids_in_the_names_of_some_folders_is_refused_and_so_is_one_that_a_reader_ignores(
+    tmp_path: Path,
+) -> None:
+    table = {**own(), "obs": [[x] for x in log()["x"]]}
+    root = in_partitions(write_parquet, table, tmp_path / "in", "eps_id")
+    write_parquet({key: column for key, column in table.items() if key != "eps_id"}, root / "more")
+    with pytest.raises(SchemaError, match="only some of the files"):
+        rlio.read(root)
+    root = in_partitions(write_jsonl, table, tmp_path / "lines", "eps_id")
+    with pytest.raises(UnknownLayout, match=r"eps_id=\.\.\."):
+        rlio.JsonReader(root)
