@@ -1278,3 +1278,22 @@ def test_a_column_of_ids_in_the_names_of_some_folders_is_refused_and_so_is_one_t
     root = in_partitions(write_jsonl, table, tmp_path / "lines", "eps_id")
     with pytest.raises(UnknownLayout, match=r"eps_id=\.\.\."):
         rlio.JsonReader(root)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-" + "9" * 310, "1e999"])
+def test_a_number_beyond_float64_is_refused_and_does_not_become_infinity(number: str, tmp_path: Path) -> None:
+    lines = tmp_path / "log.jsonl"
+    given = rlio.Mapping({"obs": ["x"], "actions": "a"}, episode="e")
+    for value in (number, f"[{number}]"):
+        lines.write_text(f'{{"e": 1, "a": 0, "x": {value}}}\n{{"e": 1, "a": 0, "x": {value}}}\n')
+        with pytest.raises(CorruptData, match=r"float64|too big"):
+            rlio.read(lines, mapping=given)
+    path = tmp_path / "log.csv"
+    path.write_text(f"e,a,x\n1,0,{number}\n1,0,2\n")
+    with pytest.raises(CorruptData, match="float64"):
+        rlio.read(path, mapping=given)
+    # Infinity that is spelled, and digits that are text.
+    path.write_text(f'e,a,x,note\n1,0,inf,"{number}"\n1,0,2,b\n')
+    assert rows_of(path, mapping=given)["obs"][:, 0].tolist() == [np.inf, 2]
+    lines.write_text('{"e": 1, "a": 0, "x": Infinity}\n{"e": 1, "a": 0, "x": 1e308}\n')
+    assert rows_of(lines, mapping=given)["obs"][:, 0].tolist() == [np.inf, 1e308]
