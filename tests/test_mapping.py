@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -1297,3 +1298,18 @@ def test_a_number_beyond_float64_is_refused_and_does_not_become_infinity(number:
     assert rows_of(path, mapping=given)["obs"][:, 0].tolist() == [np.inf, 2]
     lines.write_text('{"e": 1, "a": 0, "x": Infinity}\n{"e": 1, "a": 0, "x": 1e308}\n')
     assert rows_of(lines, mapping=given)["obs"][:, 0].tolist() == [np.inf, 1e308]
+
+
+def test_flags_that_are_text_in_hdf5_are_parsed_by_their_value(tmp_path: Path) -> None:
+    path = tmp_path / "log.h5"
+    with h5py.File(path, "w") as file:
+        file["observations"], file["actions"] = np.zeros((4, 2)), np.zeros((4, 1))
+        file["rewards"], file["version"], file["discrete_action"] = np.zeros((4, 1)), "1.0", False
+        ends = np.array(["False", "True"] * 2, object)
+        file.create_dataset("episode_terminals", data=ends, dtype=h5py.string_dtype())
+        ends[1] = "no"
+        file.create_dataset("terminals", data=ends, dtype=h5py.string_dtype())
+    rows = rows_of(path)
+    assert rows["eps_id"].tolist() == [0, 0, 1, 1]
+    assert rows["terminateds"].tolist() == [False, False, False, True]
+    assert rows["truncateds"].tolist() == [False, True, False, False]

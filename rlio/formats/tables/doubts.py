@@ -69,7 +69,7 @@ def check_flagged(flagged: NDArray[np.int64], rows: int, names: Sequence[str]) -
     if not is_most and flagged[-1] == rows - 1:
         return
     shown = " or ".join(map(excerpt, names))
-    found = f"in {len(flagged)} of {rows} rows" if is_most else "and not in the last row"
+    found = f"and in {len(flagged)} of {rows} rows" if is_most else "and not in the last row"
     raise SchemaError(
         f"{shown} is true in row 0 {found}: expected a flag of the last row of each episode; "
         f"{advice_of_flags(names, is_inverted=is_most)}; if the first episode has one row, name the column "
