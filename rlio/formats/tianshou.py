@@ -62,14 +62,15 @@ class TianshouSource(Hdf5Source):
         rows = self._dataset(number, "_meta/rew").shape[0]
         self._check_frames(number)
         self._check_rows(number, [f"_meta/{name}" for name in ("act", *_FLAGS)], rows)
+        shapes = [self._dataset(number, f"_meta/{name}").shape[1:] for name in _FLAGS]
+        if any(shape not in ((), (1,)) for shape in shapes):
+            raise UnknownLayout(
+                f"found flags of the shapes {excerpt(shapes)} a row, expected one a row",
+                uri=self.files[number].uri,
+            )
         terminated, truncated = (
             flags_in(name, self._dataset(number, f"_meta/{name}")[()]) for name in _FLAGS
         )
-        if terminated.ndim != 1 or truncated.ndim != 1:
-            raise UnknownLayout(
-                f"found flags of the shapes {terminated.shape} and {truncated.shape}, expected one a row",
-                uri=self.files[number].uri,
-            )
         for first, size, valid, begin in self._rings(number, rows):
             order = first + (begin + np.arange(valid)) % size
             ends = np.flatnonzero((terminated | truncated)[order]) + 1
