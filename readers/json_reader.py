@@ -24,6 +24,7 @@ from typing import Any, Unpack
 
 from rlio.formats.files.inputs import find_files
 from rlio.formats.files.line_files import open_line_files
+from rlio.formats.files.partitions import refuse_partitions
 from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.formats.rllib.json_records import SUFFIXES, JsonRecords, refuse_data_sets
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -97,6 +98,7 @@ class JsonReader(RecordReader):
         asked = Asked.of(keywords)  # Raises before anything is opened.
         found = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
         refuse_data_sets(found)
+        refuse_partitions(found)
         self._serve(
             JsonRecords(open_line_files(found, limits), limits.line_bytes, asked.options.on_error),
             found,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -321,6 +322,7 @@ def test_flags_alone_end_episodes_and_an_unfinished_tail_stays_unfinished(tmp_pa
     columns = log((2, 3, 4))
     columns["done"] = [False, True, False, False, False, False, False, False, False]
     columns["stop"] = [False] * 4 + [True] + [False] * 4
+    del columns["step"]  # It would show that an end is missing.
     for source in sources(tmp_path, columns):
         ends = rlio.Mapping(COLUMNS, terminated="done", truncated="stop", next_obs="derive")
         rows = rows_of(source, mapping=ends)
@@ -984,3 +986,330 @@ def test_the_command_converts_a_table(tmp_path: Path) -> None:
     assert rows["part"].tolist() == [[x] for x in log()["x"]]
     command = ["convert", str(source), str(tmp_path / "two"), "--map", "obs", "--episode", "trip"]
     assert CliRunner().invoke(app, command).exit_code == 2
+
+
+# ---- what would be wrong in silence ----
+
+
+def as_column_vectors(columns: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The named columns in the shape (N, 1)."""
+    return {name: [[v] for v in values] if name in names else values for name, values in columns.items()}
+
+
+def test_rewards_flags_and_ids_of_the_shape_n_1_are_one_value_a_row(tmp_path: Path) -> None:
+    for names in (("r",), ("r", "done"), ("r", "done", "trip", "x", "y", "step")):
+        nested = as_column_vectors(log(), *names)
+        for write in (write_jsonl, write_parquet, write_feather, write_stream):
+            check(rows_of(write(nested, tmp_path / "log"), mapping=MAPPING))
+        arrays = {name: np.array(values) for name, values in nested.items()}
+        check(rows_of(write_npz(arrays, tmp_path / "log"), mapping=MAPPING))
+        short = {**FIELDS["dtypes"], "rewards": "float64"}
+        check(all_rows(rlio.from_arrays(arrays, mapping=mapped(dtypes=short), epochs=1)))
+
+
+def test_rewards_of_the_shape_n_1_are_one_number_a_row_without_a_mapping(tmp_path: Path) -> None:
+    columns = as_column_vectors(own(), "rewards", "terminateds", "t")
+    columns["obs"] = [list(pair) for pair in zip(columns.pop("obs_0"), columns.pop("obs_1"), strict=True)]
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    for source in (
+        write_parquet(columns, tmp_path / "own"),
+        write_jsonl(columns, tmp_path / "own"),
+        write_stream(columns, tmp_path / "own"),
+        write_npz(arrays, tmp_path / "own"),
+    ):
+        rows = rows_of(source)
+        assert rows["rewards"].shape == rows["terminateds"].shape == rows["t"].shape == (9,), source
+        assert rows["rewards"].tolist() == log()["r"]
+
+
+def test_rewards_of_several_objectives_keep_their_axis(tmp_path: Path) -> None:
+    rewards = [[1.0, 2.0]] * 9
+    rows = rows_of(write_parquet({**log(), "r": rewards}, tmp_path / "log"), mapping=MAPPING)
+    assert rows["rewards"].tolist() == rewards
+
+
+@pytest.mark.parametrize("words", [("False", "True"), ("0", "1"), ("no", "YES"), ("f", " t")])
+@pytest.mark.each_value_once
+def test_flags_that_are_text_are_parsed_by_their_value(words: tuple[str, str], tmp_path: Path) -> None:
+    columns = {**log(), "done": [words[flag] for flag in log()["done"]]}
+    for source in (*sources(tmp_path, columns), pd.DataFrame(columns).astype({"done": "category"})):
+        check(rows_of(source, mapping=MAPPING))
+    named = {**own(), "terminateds": columns["done"], "truncateds": [words[0]] * 9}
+    named["obs"] = [[x] for x in named.pop("obs_0")]
+    del named["obs_1"]
+    for source in (write_parquet(named, tmp_path / "own"), write_jsonl(named, tmp_path / "own")):
+        rows = rows_of(source)
+        assert rows["terminateds"].dtype == np.bool_
+        assert rows["terminateds"].tolist() == log()["done"]
+        assert rows["dones"].tolist() == log()["done"]
+
+
+@pytest.mark.parametrize("word", ["maybe", "", "2", None])
+@pytest.mark.each_value_once
+def test_flags_that_are_text_of_another_meaning_are_refused(word: str | None, tmp_path: Path) -> None:
+    flags = ["True" if flag else "False" for flag in log()["done"]]
+    columns = {**log(), "done": [word, *flags[1:]]}
+    for write in (write_parquet, write_jsonl, write_feather):
+        with pytest.raises(SchemaError, match="expected true and false"):
+            rows_of(write(columns, tmp_path / "log"), mapping=MAPPING)
+    named = {**own(), "obs": [[x] for x in log()["x"]], "terminateds": columns["done"]}
+    with pytest.raises(SchemaError, match="expected true and false"):
+        rows_of(write_parquet(named, tmp_path / "own"))
+
+
+def sequences(lengths: tuple[int, ...] = (7, 5, 9)) -> dict[str, Any]:
+    """A table without ids, whose ends are marked in every way that other libraries have."""
+    firsts = [t == 0 for steps in lengths for t in range(steps)]
+    lasts = [t == steps - 1 for steps in lengths for t in range(steps)]
+    x = [100.0 * e + t for e, steps in enumerate(lengths) for t in range(steps)]
+    return {
+        "x": x,
+        "x2": [value + 1 for value in x],
+        "a": [0] * len(x),
+        "r": [1.0] * len(x),
+        "ep": [e for e, steps in enumerate(lengths) for _ in range(steps)],
+        "done": lasts,
+        "episode_starts": firsts,
+        "is_first": np.array(firsts, np.float32).tolist(),
+        "new": [int(first) for first in firsts],
+        "masks": [float(not last) for last in lasts],
+        "discount": [float(not last) for last in lasts],
+        "not_done": [not last for last in lasts],
+    }
+
+
+OTHER_FLAGS = ["episode_starts", "is_first", "new", "masks", "discount", "not_done"]
+
+
+@pytest.mark.parametrize("flag", OTHER_FLAGS)
+@pytest.mark.parametrize("option", ["terminated", "truncated"])
+def test_a_flag_of_first_rows_or_of_rows_that_go_on_is_refused_with_the_right_spelling(
+    flag: str, option: str
+) -> None:
+    columns = {"obs": ["x"], "actions": "a", "rewards": "r"}
+    spelling = r"\.cumsum\(\)" if flag in OTHER_FLAGS[:3] else f"'{flag}'.*== 0"
+    for more in ({"next_obs": "derive"}, {"next_obs": ["x2"]}, {}, {"episode": "ep"}, {"per_file": True}):
+        fields = {**more, option: flag}
+        with pytest.raises(SchemaError, match=spelling) as caught:
+            rlio.read(pd.DataFrame(sequences()), mapping=rlio.Mapping(columns, **fields))
+        assert caught.value.column in (flag, None)
+        assert "row" in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", OTHER_FLAGS)
+def test_a_flag_that_marks_no_end_is_seen_by_new_obs_if_the_first_row_has_none(flag: str) -> None:
+    table = pd.DataFrame(sequences())
+    # The first row of the table is the last of its episode, so both kinds of flag are false there.
+    table = table[6 if flag in OTHER_FLAGS[3:] else 1 :].reset_index(drop=True)
+    given = rlio.Mapping({"obs": ["x"], "actions": "a", "rewards": "r"}, terminated=flag, next_obs=["x2"])
+    with pytest.raises(SchemaError, match="new_obs is the obs of row"):
+        rlio.read(table, mapping=given)
+
+
+def test_flags_of_last_rows_are_read_whatever_new_obs_and_lengths_are() -> None:
+    columns = {"obs": ["x"], "actions": "a", "rewards": "r"}
+    for lengths in ((7, 5, 9), (1, 3, 4), (3, 1, 1, 4), (2, 2)):
+        for more in ({"next_obs": "derive"}, {"next_obs": ["x2"]}, {}):
+            given = rlio.Mapping(columns, terminated="done", **more)
+            rows = rows_of(pd.DataFrame(sequences(lengths)), mapping=given)
+            assert np.bincount(rows["eps_id"]).tolist() == list(lengths)
+    alone = sequences((1, 1, 1))
+    given = rlio.Mapping(columns, terminated="done", episode="ep", next_obs=["x2"])
+    assert rows_of(pd.DataFrame(alone), mapping=given)["terminateds"].all()
+    # An environment whose observation never changes.
+    still = pd.DataFrame({**sequences(), "x": 0.0, "x2": 0.0})
+    rows = rows_of(still, mapping=rlio.Mapping(columns, terminated="done", next_obs=["x2"]))
+    assert np.bincount(rows["eps_id"]).tolist() == [7, 5, 9]
+    # After an end, new_obs is the first observation of the next episode.
+    reset = sequences()
+    reset["x2"] = [*reset["x"][1:], 0.0]
+    given = rlio.Mapping(columns, terminated="done", next_obs=["x2"])
+    rows = rows_of(pd.DataFrame(reset), mapping=given)
+    assert np.bincount(rows["eps_id"]).tolist() == [7, 5, 9]
+
+
+def sessions() -> dict[str, Any]:
+    """Two sessions with five episodes."""
+    steps = [1, 2, 3, 1, 2, 1, 2, 1, 2]
+    return {
+        "session": ["a"] * 5 + ["b"] * 4,
+        "step": steps,
+        "x": [10.0 * n for n in range(9)],
+        "x2": [10.0 * n + 1 for n in range(9)],
+        "a": [0] * 9,
+        "part": np.cumsum([0, *(np.diff(steps) < 0)]).tolist(),
+        "left": [5, 4, 3, 2, 1, 4, 3, 2, 1],
+    }
+
+
+@pytest.mark.parametrize("name", ["step", "t", "Timestep", "frame_index", "step_idx"])
+@pytest.mark.each_value_once
+def test_a_step_number_that_begins_again_within_an_id_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapping, "_SCAN_ROWS", 2)
+    table = sessions()
+    table[name] = table.pop("step")
+    columns = {"obs": ["x"], "actions": "a"}
+    for shown in ({}, {"t": name}, {name: name}):
+        if name == "t" and shown:
+            continue
+        for next_obs in ("derive", ["x2"], None):
+            given = rlio.Mapping({**columns, **shown}, episode="session", next_obs=next_obs)
+            with pytest.raises(SchemaError, match=rf"row 3: '{name}' goes back from 3 to 1.*cumsum"):
+                rlio.read(write_csv(table, tmp_path / "log"), mapping=given)
+    given = rlio.Mapping(columns, episode=["session", "part"], next_obs="derive")
+    rows = rows_of(write_csv(table, tmp_path / "log"), mapping=given)
+    assert np.bincount(rows["eps_id"]).tolist() == [3, 2, 2, 2]
+    # A column that counts something else.
+    given = rlio.Mapping({**columns, "phase": name}, episode="session", next_obs="derive")
+    assert len(rows_of(write_csv(table, tmp_path / "log"), mapping=given)) == 9
+
+
+def test_a_step_number_that_counts_down_or_is_missing_in_the_final_row_is_read() -> None:
+    table = sessions()
+    table["step"] = table.pop("left")
+    given = rlio.Mapping({"obs": ["x"], "actions": "a"}, episode="session", next_obs="derive")
+    assert len(rows_of(pd.DataFrame(table), mapping=given)) == 9
+    final = {**table, "step": pd.array([0, 1, 2, 3, None, 0, 1, 2, None], dtype="Int64")}
+    given = rlio.Mapping({"obs": ["x"], "actions": "a"}, episode="session", next_obs="derive", final_row=True)
+    assert len(rows_of(pa.table(final), mapping=given)) == 7
+
+
+def test_a_row_that_is_a_whole_episode_is_refused_with_the_right_spelling(tmp_path: Path) -> None:
+    shapes = {"x": (3, 4, 2), "a": (3, 4), "r": (3, 4)}
+    arrays: dict[str, Any] = {name: np.zeros(shape) for name, shape in shapes.items()}
+    arrays |= {
+        "ep": np.arange(3),
+        "flat": np.zeros((3, 4)),
+        "all": np.zeros((3, 5, 2)),
+        "b": np.zeros((3, 4, 2)),
+    }
+    listed = {name: values.tolist() for name, values in arrays.items()}
+    for source in (write_npz(arrays, tmp_path / "log"), write_parquet(listed, tmp_path / "log")):
+        for columns in (
+            {"obs": "x", "actions": "a", "rewards": "r"},
+            {"obs": "x", "actions": "a"},
+            {"obs": "all", "actions": "b", "rewards": "r"},
+            {"obs": "flat", "actions": "a", "rewards": "r"},
+            {"obs": {"one": "x", "two": "flat"}, "actions": "a", "rewards": "r"},
+        ):
+            for more in ({"per_file": True}, {"episode": "ep"}):
+                with pytest.raises(SchemaError, match=r"episode of 4 steps.*from_episodes"):
+                    rlio.read(source, mapping=rlio.Mapping(columns, **more))
+    # Pictures, and rewards of several objectives.
+    few: dict[str, Any] = {"x": np.zeros((3, 4, 4)), "a": np.zeros(3), "r": np.zeros((3, 2)), "ep": [1, 1, 1]}
+    given = rlio.Mapping({"obs": "x", "actions": "a", "rewards": "r"}, episode="ep")
+    assert all_rows(rlio.from_arrays(few, mapping=given, epochs=1))["obs"].shape == (3, 4, 4)
+
+
+def in_partitions(
+    write: Callable[[dict[str, Any], Path], Path], table: dict[str, Any], root: Path, name: str
+) -> Path:
+    """A folder of files; those of each value of a column are in a folder of its name, and lack the column."""
+    for value in dict.fromkeys(table[name]):
+        rows = [row for row, one in enumerate(table[name]) if one == value]
+        folder = root / f"{name}={value}"
+        folder.mkdir(parents=True)
+        rest = {key: [column[row] for row in rows] for key, column in table.items() if key != name}
+        write(rest, folder / "part")
+    return root
+
+
+@pytest.mark.parametrize("write", [write_csv, write_jsonl, write_parquet, write_feather, write_npz])
+def test_the_column_in_the_names_of_folders_is_a_column_by_a_mapping(
+    write: Callable[[dict[str, Any], Path], Path], tmp_path: Path
+) -> None:
+    table = log()
+    if write is write_npz:
+        table.pop("note")
+    root = in_partitions(write, table, tmp_path / "in", "trip")
+    for source in (root, str(root / "*" / "*"), [*root.rglob("part*")]):
+        check(rows_of(source, mapping=mapped(per_file=False)))
+    only = rows_of(root, mapping=mapped(per_file=False), columns=["eps_id"])
+    assert only["eps_id"].tolist() == log()["trip"]
+    again = rows_of(root, mapping=mapped(columns={**COLUMNS, "trip": "trip"}, per_file=False))
+    assert again["trip"].tolist() == log()["trip"]
+
+
+def test_folders_may_be_nested_and_state_text_and_the_column_may_be_in_the_file_too(tmp_path: Path) -> None:
+    table = {**log(), "trip": ["a b", "a b", "a b", "c", *["d/e"] * 5]}
+    for n, value in enumerate(["a b", "c", "d/e"]):
+        rows = [row for row, one in enumerate(table["trip"]) if one == value]
+        folder = tmp_path / "in" / f"day={n}" / f"trip={value.replace(' ', '%20').replace('/', '%2F')}"
+        folder.mkdir(parents=True)
+        write_csv({key: [column[row] for row in rows] for key, column in log().items()}, folder / "part")
+    given = mapped(columns={**COLUMNS, "day": "day"}, per_file=False)
+    rows = rows_of(tmp_path / "in", mapping=given)
+    check(rows)  # The files' own column.
+    assert rows["day"].tolist() == [0] * 3 + [1] + [2] * 5
+    for file in (tmp_path / "in").rglob("*.csv"):
+        file.write_text("\n".join(line.partition(",")[2] for line in file.read_text().splitlines()))
+    rows = rows_of(tmp_path / "in", mapping=given)
+    assert rows["eps_id"].tolist() == [0] * 3 + [1] + [2] * 5
+    assert rows["obs"].tolist() == rows_of(pd.DataFrame(log()), mapping=MAPPING)["obs"].tolist()
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet, write_feather, write_npz])
+@pytest.mark.parametrize("name", ["eps_id", "speed"])
+def test_the_column_in_the_names_of_folders_is_a_column_without_a_mapping(
+    write: Callable[[dict[str, Any], Path], Path], name: str, tmp_path: Path
+) -> None:
+    table = {**own(), "obs": [[x] for x in log()["x"]], "truncateds": [False] * 9}
+    if write is write_csv:
+        table["obs"] = log()["x"]
+    del table["obs_0"], table["obs_1"]
+    table["speed"] = [7] * 9
+    root = in_partitions(write, table, tmp_path / "in", name)
+    rows = rows_of(root)
+    assert rows[name].tolist() == table[name]
+    assert rows["rewards"].tolist() == table["rewards"]
+    assert rows_of(root, columns=[name])[name].tolist() == table[name]
+    assert rlio.convert(root, tmp_path / "out").episodes == 3
+
+
+def test_a_column_of_ids_in_the_names_of_some_folders_is_refused_and_so_is_one_that_a_reader_ignores(
+    tmp_path: Path,
+) -> None:
+    table = {**own(), "obs": [[x] for x in log()["x"]]}
+    root = in_partitions(write_parquet, table, tmp_path / "in", "eps_id")
+    write_parquet({key: column for key, column in table.items() if key != "eps_id"}, root / "more")
+    with pytest.raises(SchemaError, match="only some of the files"):
+        rlio.read(root)
+    root = in_partitions(write_jsonl, table, tmp_path / "lines", "eps_id")
+    with pytest.raises(UnknownLayout, match=r"eps_id=\.\.\."):
+        rlio.JsonReader(root)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-" + "9" * 310, "1e999"])
+def test_a_number_beyond_float64_is_refused_and_does_not_become_infinity(number: str, tmp_path: Path) -> None:
+    lines = tmp_path / "log.jsonl"
+    given = rlio.Mapping({"obs": ["x"], "actions": "a"}, episode="e")
+    for value in (number, f"[{number}]"):
+        lines.write_text(f'{{"e": 1, "a": 0, "x": {value}}}\n{{"e": 1, "a": 0, "x": {value}}}\n')
+        with pytest.raises(CorruptData, match=r"float64|too big"):
+            rlio.read(lines, mapping=given)
+    path = tmp_path / "log.csv"
+    path.write_text(f"e,a,x\n1,0,{number}\n1,0,2\n")
+    with pytest.raises(CorruptData, match="float64"):
+        rlio.read(path, mapping=given)
+    # Infinity that is spelled, and digits that are text.
+    path.write_text(f'e,a,x,note\n1,0,inf,"{number}"\n1,0,2,b\n')
+    assert rows_of(path, mapping=given)["obs"][:, 0].tolist() == [np.inf, 2]
+    lines.write_text('{"e": 1, "a": 0, "x": Infinity}\n{"e": 1, "a": 0, "x": 1e308}\n')
+    assert rows_of(lines, mapping=given)["obs"][:, 0].tolist() == [np.inf, 1e308]
+
+
+def test_flags_that_are_text_in_hdf5_are_parsed_by_their_value(tmp_path: Path) -> None:
+    path = tmp_path / "log.h5"
+    with h5py.File(path, "w") as file:
+        file["observations"], file["actions"] = np.zeros((4, 2)), np.zeros((4, 1))
+        file["rewards"], file["version"], file["discrete_action"] = np.zeros((4, 1)), "1.0", False
+        ends = np.array(["False", "True"] * 2, object)
+        file.create_dataset("episode_terminals", data=ends, dtype=h5py.string_dtype())
+        ends[1] = "no"
+        file.create_dataset("terminals", data=ends, dtype=h5py.string_dtype())
+    rows = rows_of(path)
+    assert rows["eps_id"].tolist() == [0, 0, 1, 1]
+    assert rows["terminateds"].tolist() == [False, False, False, True]
+    assert rows["truncateds"].tolist() == [False, True, False, False]

@@ -497,3 +497,21 @@ def test_other_folders_are_not_taken_for_it(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps(content))
         found = recognise(tmp_path)
         assert found is None or found.format.name != "rlds", name
+
+
+def test_a_data_set_that_was_never_ended_is_refused_unless_its_last_steps_are_said_to_be_rows(
+    tmp_path: Path,
+) -> None:
+    open_ended = {"is_last": np.zeros(3, int), "is_terminal": np.zeros(3, int)}
+    root = write(tmp_path / "never", *[wrong(**open_ended)] * 2)
+    with pytest.raises(UnknownLayout, match=r"2 episodes of which none ends.*'last_step': 'action'"):
+        all_rows(root)
+    rows = all_rows(root, format_options={"last_step": "action"})
+    assert rows["actions"].tolist() == [0, 1, 2] * 2
+    assert not rows["terminateds"].any()
+    assert not rows["truncateds"].any()
+    assert rows["new_obs_valid"].tolist() == [True, True, False] * 2
+    # One episode of a data set may go on.
+    rows = all_rows(write(tmp_path / "some", wrong(**open_ended), wrong()))
+    assert rows["actions"].tolist() == [0, 1, 2, 0, 1]
+    assert rows["terminateds"].tolist() == [False] * 4 + [True]

@@ -226,3 +226,80 @@ def test_pickles_in_a_dump_are_never_loaded(tmp_path: Path) -> None:
     change(tmp_path / "x/note/meta.json", _type="<class 'tensordict.tensorclass.NonTensorData'>", data=None)
     assert len(all_rows(tmp_path / "x")) == 6
     assert not (tmp_path / "harm").exists()
+
+
+# ---- rows without the ids of trajectories ----
+
+
+def dump(root: Path, rows: list[tuple[int, int, bool]]) -> Path:
+    """A TensorDict of rows (environment, step, terminated) without ids; row t of environment e observes
+    100 e + t.
+    """
+
+    def write(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+        folder.mkdir(parents=True)
+        about: dict[str, Any] = {
+            "shape": [len(rows)],
+            "device": "cpu",
+            "_type": "<class 'tensordict._td.TensorDict'>",
+        }
+        for name, values in tensors.items():
+            (folder / f"{name}.memmap").write_bytes(values.tobytes())
+            about[name] = {"device": "cpu", "shape": list(values.shape), "dtype": f"torch.{values.dtype}"}
+        (folder / "meta.json").write_text(json.dumps(about))
+
+    obs = np.array([[100.0 * env + step] for env, step, _ in rows], np.float32)
+    ends = np.array([[end] for _, _, end in rows])
+    write(root, {"observation": obs, "action": obs * 10})
+    after = {"observation": obs + 1, "reward": obs, "terminated": ends, "done": ends}
+    write(root / "next", after)
+    meta = json.loads((root / "meta.json").read_text())
+    (root / "meta.json").write_text(json.dumps({**meta, "next": {"type": "TensorDict"}}))
+    return root
+
+
+def pieces(root: Path) -> list[list[float]]:
+    """The observations of each episode."""
+    rows = all_rows(root)
+    found: dict[int, list[float]] = {}
+    for id_, value in zip(rows["eps_id"].tolist(), rows["obs"][:, 0].tolist(), strict=True):
+        found.setdefault(id_, []).append(value)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("environments", [1, 2, 3])
+def test_rows_of_environments_that_take_turns_are_put_together_without_ids(
+    environments: int, tmp_path: Path
+) -> None:
+    rows = [(env, step, step == 3 + env) for step in range(6) for env in range(environments)]
+    rows = [(env + 10 * (step > 3 + env), step % (4 + env), end) for env, step, end in rows]
+    found = pieces(dump(tmp_path / "dump", rows))
+    expected = []
+    for env in range(environments):
+        mine = [100.0 * e + step for e, step, _ in rows if e % 10 == env]
+        expected += [one for one in (mine[: 4 + env], mine[4 + env :]) if one]
+    assert found == expected
+
+
+def test_an_episode_is_cut_where_next_is_not_followed_by_its_row(tmp_path: Path) -> None:
+    rows = [(0, 0, False), (0, 1, False), (1, 0, False), (1, 1, True), (2, 0, False), (2, 7, False)]
+    root = dump(tmp_path / "dump", rows)
+    assert pieces(root) == [[0, 1], [100, 101], [200], [207]]
+    with EpisodeReader(root, epochs=1) as reader:
+        (note,) = reader.source.notes  # type: ignore[attr-defined]
+        assert "2 rows without a flag are the last of their episode" in note
+    flags = all_rows(root)
+    assert flags["terminateds"].tolist() == [False, False, False, True, False, False]
+    assert not flags["truncateds"].any()
+
+
+def test_steps_of_one_environment_alone_sum_up_to_its_return(tmp_path: Path) -> None:
+    rows = [(env, step, step == 3) for step in range(4) for env in range(2)]
+    report = rlio.convert(dump(tmp_path / "dump", rows), tmp_path / "run")
+    assert report.episodes == 2
+    with rlio.ReplayStore.open(tmp_path / "run") as store:
+        draw = rlio.NStep(3, gamma=1.0)
+        draws = store.epochs(batch_size=100, seed=0, draw=draw, epochs=1).sample()
+    (row,) = np.flatnonzero(draws["obs"][:, 0] == 0)
+    assert draws["new_obs"][row, 0] == 3
+    assert draws["rewards"][row] == 0 + 1 + 2

@@ -16,6 +16,7 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
+from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
 from rlio.source.episodes import without_final_obs
@@ -39,8 +40,7 @@ class D3rlpy1Source(Hdf5Source):
         rows = self._dataset(number, "rewards").shape[0]
         self._check_rows(number, [*_COLUMNS, "terminals", "episode_terminals"], rows)
         terminals, ends = (
-            flat(self._dataset(number, name)[()]).astype(np.bool_)
-            for name in ("terminals", "episode_terminals")
+            flags_in(name, self._dataset(number, name)[()]) for name in ("terminals", "episode_terminals")
         )
         if (terminals & ~ends).any():
             raise CorruptData(

@@ -16,6 +16,7 @@ from typing import Any
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, UnknownLayout, excerpt
+from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
@@ -90,7 +91,7 @@ class D3rlpySource(Hdf5Source):
             for name in names
         }
         rewards = flat(found.pop("rewards"))
-        terminated = bool(self._dataset(number, f"terminated_{key}")[()])
+        terminated = bool(flags_in("terminated", [self._dataset(number, f"terminated_{key}")[()]])[0])
         return SampleBatch(
             {
                 **without_final_obs(found.pop("observations"), len(rows)),

@@ -141,10 +141,13 @@ class RldsSource:
         self._headless: set[int] = set()
         self._empty = 0
         self._has_all_finals = True
+        # Whether an episode ends, or is so damaged that it is not known.
+        self._some_end = False
         self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
         try:
             for number, (_, _, records) in enumerate(counts):
                 guarded(self.files[number], None, partial(self._index, number, records), format="RLDS")
+            self._check_ended()
         except BaseException:
             self.close()
             raise
@@ -276,7 +279,9 @@ class RldsSource:
                 if not steps:  # No `load` follows, which would see that the flags are damaged.
                     file.read(start, size)
                 self._has_all_finals &= steps < max(1, len(last))
+                self._some_end |= bool(last[-1:].any()) or self._is_terminal(file.glance(start, size))
             except CorruptData:
+                self._some_end = True
                 steps = 1  # `load` raises it, so that it can be skipped.
             if steps:
                 self._places.append((number, start, size))
@@ -284,6 +289,21 @@ class RldsSource:
             self._empty += not steps
         if records != expected:
             raise CorruptData(f"{_INFO} says {expected} records, but the file has {records}")
+
+    def _is_terminal(self, example: Example) -> bool:
+        """Whether the last step of an episode is terminal."""
+        feature = self._steps.get((_TERMINAL,))
+        return feature is not None and bool(self._column(example, (_STEPS, _TERMINAL), feature)[-1:].any())
+
+    def _check_ended(self) -> None:
+        """Refuse data whose writer never said which step is the last: is it a row, or a final observation?"""
+        if self.lengths and not self._some_end and not self._ends_in_action:
+            raise UnknownLayout(
+                f"found {len(self.lengths)} episodes of which none ends: is_last is false in all their "
+                "steps, expected it in the last step of each; format_options={'last_step': 'action'} reads "
+                "them as episodes that have not ended, if the actions of their last steps were taken",
+                uri=self.uri,
+            )
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""

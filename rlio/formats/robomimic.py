@@ -27,6 +27,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, MissingColumn, OptionError, excerpt
+from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink
 from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
@@ -170,7 +171,7 @@ class RobomimicSource(Hdf5Source):
         columns[Columns.ACTIONS] = self._read(number, f"{root}/actions", rows, steps)
         if "rewards" in group:
             columns[Columns.REWARDS] = flat(self._read(number, f"{root}/rewards", rows, steps))
-        done = "dones" in group and bool(self._dataset(number, f"{root}/dones")[-1])
+        done = "dones" in group and bool(flags_in("dones", self._dataset(number, f"{root}/dones")[-1:])[0])
         columns[Columns.TERMINATEDS] = flags_of(rows, steps, terminated=done, truncated=False)[
             Columns.TERMINATEDS
         ]  # Whether an episode was truncated is not stored.

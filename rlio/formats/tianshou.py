@@ -27,6 +27,7 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Marks
 from rlio.formats.hdf5_source import Hdf5Source, cut_ranges, flags_of, flat, one_more, ranges_of, rows_at
 from rlio.source.episodes import without_final_obs
@@ -61,14 +62,15 @@ class TianshouSource(Hdf5Source):
         rows = self._dataset(number, "_meta/rew").shape[0]
         self._check_frames(number)
         self._check_rows(number, [f"_meta/{name}" for name in ("act", *_FLAGS)], rows)
-        terminated, truncated = (
-            np.asarray(self._dataset(number, f"_meta/{name}")[()]).astype(np.bool_) for name in _FLAGS
-        )
-        if terminated.ndim != 1 or truncated.ndim != 1:
+        shapes = [self._dataset(number, f"_meta/{name}").shape[1:] for name in _FLAGS]
+        if any(shape not in ((), (1,)) for shape in shapes):
             raise UnknownLayout(
-                f"found flags of the shapes {terminated.shape} and {truncated.shape}, expected one a row",
+                f"found flags of the shapes {excerpt(shapes)} a row, expected one a row",
                 uri=self.files[number].uri,
             )
+        terminated, truncated = (
+            flags_in(name, self._dataset(number, f"_meta/{name}")[()]) for name in _FLAGS
+        )
         for first, size, valid, begin in self._rings(number, rows):
             order = first + (begin + np.arange(valid)) % size
             ends = np.flatnonzero((terminated | truncated)[order]) + 1

@@ -10,6 +10,10 @@ cursor says where the oldest row is. Rows are read from the oldest to the newest
 collector's trajectories (``traj_ids``) together. The oldest episode may lack its first steps, and the newest
 its last. Of a TensorDict of several dimensions, the last one is time.
 
+Without ``traj_ids``, ``next`` shows which row follows: rows of environments that take turns are put together,
+and an episode is also cut where the next row has another observation; no flag marks such a cut. If no row
+continues another one, the flags alone end episodes.
+
 Refused are a full buffer without a cursor, a buffer of several dimensions (``ndim``, or trajectories as
 items), and writers other than the round-robin ones, such as ``TensorDictMaxValueWriter``: it replaces the row
 of the lowest rank, so the order of the rows means nothing.
@@ -62,6 +66,11 @@ _OWN: Final = frozenset((_NEXT, "collector", "index", "reward", *_FLAGS))
 #: Keys that transforms put beside observations, before and after the action.
 _COUNTERS: Final = frozenset(("is_init", "step_count", "reward_sum", "episode_reward", "time_step"))
 _OPEN_FILES = 32
+#: Environments whose rows may take turns, and rows in which they are looked for.
+_MOST_ENVIRONMENTS: Final = 1024
+_LOOKED_AT: Final = 4096
+_FIRST_LOOK: Final = 8
+_COMPARED_BYTES: Final = 8 << 20
 
 _Path = tuple[str, ...]
 
@@ -219,11 +228,77 @@ class TorchrlSource:
             order, new, number = order[together], new[together], number[together]
             new[1:] |= number[1:] != number[:-1]
         ends = np.logical_or(*self._ends(ranges_of(order), len(order)))
+        if ids is None:
+            order, ends, breaks = self._by_next(order, ends)
+            new[1:] |= breaks
         new[1:] |= ends[:-1]
         new[:1] = True
         for start, stop in pairwise([*np.flatnonzero(new).tolist(), len(order)]):
             self._ranges.append(ranges_of(order[start:stop]))
             self.lengths.append(stop - start)
+
+    def _by_next(
+        self, order: NDArray[np.int64], ends: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """The rows with those of each environment together, their ends, and whether each but the first does
+        not go on from the one before.
+        """
+        distance = 1 if len(self._batch) > 1 else self._distance(order, ends)
+        if distance > 1:
+            together = np.argsort(np.arange(len(order)) % distance, kind="stable")
+            order, ends = order[together], ends[together]
+            self.notes.append(
+                f"Without collector/traj_ids, rows of {distance} environments take turns, as next shows: "
+                "they are put together."
+            )
+        follows = self._follows(order, 1)
+        breaks = ~follows & ~ends[:-1]
+        if not follows.any():
+            breaks[:] = False
+        elif count := int(breaks.sum()) - (distance - 1):
+            self.notes.append(
+                f"Without collector/traj_ids, {count} rows without a flag are the last of their episode: "
+                "next has another observation than the row after them."
+            )
+        return order, ends, breaks
+
+    def _distance(self, order: NDArray[np.int64], ends: NDArray[np.bool_]) -> int:
+        """How many rows after a row the next one of its environment is, for most rows."""
+        order, ends = order[:_LOOKED_AT], ends[:_LOOKED_AT]
+        found = {}
+        for distance in range(1, min(_MOST_ENVIRONMENTS, len(order) - 1) + 1):
+            # The first rows rule most distances out.
+            some = min(len(order), distance + _FIRST_LOOK)
+            if distance > 1 and not (self._follows(order[:some], distance) & ~ends[: some - distance]).any():
+                continue
+            going_on = ~ends[:-distance]
+            found[distance] = (
+                float(self._follows(order, distance)[going_on].mean()) if going_on.any() else 1.0
+            )
+            if found[distance] == 1:
+                break
+        return max(found, key=lambda distance: (found[distance], -distance), default=1)
+
+    def _follows(self, order: NDArray[np.int64], distance: int) -> NDArray[np.bool_]:
+        """Whether the observation after each row is that of the row ``distance`` after it, byte by byte."""
+        rows = max(0, len(order) - distance)
+        found = np.ones(rows, np.bool_)
+        step = max(1, _COMPARED_BYTES // self.row_bytes)
+        leaves_of = {
+            name: {path[1:]: leaf for path, leaf in self._columns if path[0] == name and _row_bytes(leaf)}
+            for name in (Columns.OBS, Columns.NEXT_OBS)
+        }
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            for path, leaf in leaves_of[Columns.OBS].items():
+                after = self._read(leaves_of[Columns.NEXT_OBS][path], ranges_of(order[start:stop]))
+                now = self._read(leaf, ranges_of(order[start + distance : stop + distance]))
+                if after.dtype != now.dtype or after.shape != now.shape:
+                    found[start:stop] = False
+                    continue
+                one, other = (values.view(np.uint8).reshape(stop - start, -1) for values in (after, now))
+                found[start:stop] &= (one == other).all(axis=1)
+        return found
 
     def _order(self) -> NDArray[np.int64]:
         """The rows that are valid, the oldest first."""

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -91,14 +92,21 @@ def _to_column(
         return standard_dtype(name, _shaped(_from_lists(values), extensions.get(path)))
     if is_pickled(extensions.get(path)):
         objects = [load_pickled(value, allowance) for value in values.to_pylist()]
-        return object_column(objects) if name == Columns.INFOS else stack_rows(objects, allowance)
+        if name == Columns.INFOS:
+            return object_column(objects)
+        return _standard(name, stack_rows(objects, allowance))
     if types.is_string(kind) or types.is_large_string(kind):
-        return _from_text(values, allowance)
+        return _standard(name, _from_text(values, allowance))
     if _is_number(kind):
         return standard_dtype(name, _from_numbers(values))
     if types.is_decimal(kind):
         raise SchemaError(f"decimal numbers ({kind}) have no NumPy dtype: cast the column to float64")
-    return object_column(values.to_pylist())
+    return standard_dtype(name, object_column(values.to_pylist()))
+
+
+def _standard(name: str, column: Any) -> Any:
+    """A column that may be nested; the parts of one have no standard dtype."""
+    return standard_dtype(name, column) if isinstance(column, np.ndarray) else column
 
 
 def _is_list(kind: Any) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from rlio.errors import (
     CorruptData,
@@ -21,6 +21,7 @@ from rlio.errors import (
     excerpt,
     raise_at,
 )
+from rlio.formats.files.partitions import has_partitions
 from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.damage import SkippedRecord
@@ -93,8 +94,13 @@ def find_files(
         DataNotFound: ``inputs`` hold no such files.
     """
     try:
+        is_lone = isinstance(inputs, (str, os.PathLike))
         return expand_inputs(
-            inputs, suffixes=suffixes, storage_options=storage_options, limit=limits.listed_names
+            inputs,
+            suffixes=suffixes,
+            recursive=is_lone and has_partitions(cast("StrPath", inputs), storage_options),
+            storage_options=storage_options,
+            limit=limits.listed_names,
         )
     except DataNotFound as error:
         values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)

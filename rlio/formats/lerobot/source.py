@@ -34,6 +34,7 @@ from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import parse_json, read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
+from rlio.formats.files.value_arrays import flags_in, one_a_row
 from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
@@ -393,7 +394,7 @@ class LeRobotSource:
         if actions := _parts(found, "action"):
             rows[Columns.ACTIONS] = next(iter(actions.values())) if list(actions) == [""] else actions
         if REWARD in found:
-            rows[Columns.REWARDS] = found[REWARD]
+            rows[Columns.REWARDS] = one_a_row(Columns.REWARDS, found[REWARD])
         rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(found, episode, part)
         rows[Columns.T] = np.arange(part.start, part.stop)
         rows |= {name: column for name, column in found.items() if not _is_part(name) and name not in _NAMED}
@@ -402,7 +403,7 @@ class LeRobotSource:
     def _ends(self, found: dict[str, Any], episode: int, part: range) -> tuple[np.ndarray, np.ndarray]:
         """The flags terminateds and truncateds of a part of an episode."""
         none = np.zeros(len(part), np.bool_)
-        terminated, truncated, done = (found.get(name, none).astype(np.bool_) for name in _FLAGS)
+        terminated, truncated, done = (flags_in(name, found.get(name, none)).copy() for name in _FLAGS)
         #: The last row of the episode, if it is one of the part.
         last = slice(self.lengths[episode] - 1 - part.start, None)
         if TERMINATED not in found:

@@ -35,6 +35,7 @@ from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.space_arrays import children_of, fit_space
+from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.minari.spaces import space_of_minari
 from rlio.formats.place import Place
@@ -222,7 +223,7 @@ class MinariSource:
                     )
         if part is None:
             self._check_rewards(episode, found[_REWARDS])
-        terminated, truncated = (found[name].astype(np.bool_, copy=False) for name in _ENDS)
+        terminated, truncated = (flags_in(name, found[name]) for name in _ENDS)
         last = -1 if part is None or part.stop == self.lengths[episode] else None
         if not self._has_warned and (terminated[:last].any() or truncated[:last].any()):
             self._has_warned = True

@@ -23,6 +23,7 @@ from rlio.catalog.names import HEADER, ShardName
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
 from rlio.formats.files.inputs import Failures, find_files, raise_at
 from rlio.formats.files.line_files import READ_ERRORS, Line, LineFile, line_of, open_line_files
+from rlio.formats.files.partitions import refuse_partitions
 from rlio.formats.rllib.decoder import STEP_NUMBERS, NextLine, RllibDecoder
 from rlio.formats.rllib.record_source import RecordFiles
 from rlio.limits import Limits
@@ -265,6 +266,7 @@ def open_json(
 ) -> RecordFiles:
     """RLlib's JSON files as a source, as `JsonReader` reads them without options."""
     files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
+    refuse_partitions(files)
     records = JsonRecords(open_line_files(files, limits), limits.line_bytes, on_error)
     decoder_of = partial(
         RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri

@@ -177,7 +177,7 @@ def read_arrow_file(file: InputFile, *, limits: Limits) -> Any:
             raise UnsafeData("found Arrow extension types, expected plain columns", uri=file.uri)
         batches, left = [], limits.group_bytes
         for piece in range(len(table.pieces(0))):
-            batches.append(table.decode(0, piece, table.names))
+            batches.append(table.decode(0, piece, table.schema(0).names))
             left -= batches[-1].get_total_buffer_size()
             if left < 0:
                 raise UnsafeData(

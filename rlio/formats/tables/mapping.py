@@ -46,7 +46,15 @@ from rlio.errors import (
 )
 from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.step_columns import check_other_names
-from rlio.formats.files.value_arrays import standard_dtype
+from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
+from rlio.formats.tables.doubts import (
+    STEP_NAMES,
+    Restarts,
+    advice_of_flags,
+    check_flagged,
+    check_followed,
+    check_one_step,
+)
 from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import DERIVE, Mapping, dotted, nested
 from rlio.storage import InputFile
@@ -55,6 +63,9 @@ __all__ = ["MappedSource", "by_own_names", "own_map"]
 
 _SCAN_ROWS: Final = 65_536
 _SHOWN_COLUMNS: Final = 30
+# Rows whose obs and new_obs are compared.
+_COMPARED_ROWS: Final = 4096
+_COMPARED_BYTES: Final = 16 << 20
 _NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
 _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
 
@@ -111,6 +122,7 @@ class MappedSource:
             self.lengths: Sequence[int] = [count - 1 for count in steps] if mapping.final_row else steps
             table.together = frozenset(path[0] for path in self._paths())
             self.row_bytes: int = self._try()
+            self._check_doubts()
             self.files: Sequence[InputFile] = table.files or (self._in_memory(),)
         except BaseException as error:
             try:
@@ -188,6 +200,7 @@ class MappedSource:
                 f"found rows of the shapes {excerpt(after)}, expected {excerpt(now)} as in obs",
                 column=Columns.NEXT_OBS,
             )
+        check_one_step(columns, has_flags=any(self._flags))
         size = sum(to_numpy(leaf).nbytes for column in columns.values() for _, leaf in leaves(column))
         return max(1, size // max(1, rows))
 
@@ -242,6 +255,7 @@ class MappedSource:
         own = name.replace(Columns.NEXT_OBS, Columns.OBS, 1) if name.startswith(Columns.NEXT_OBS) else name
         dtypes = {dotted(key): dtype for key, dtype in (self._map.dtypes or {}).items()}
         wanted = next((dtypes[key] for key in (name, own, own.partition(".")[0]) if key in dtypes), None)
+        array = one_a_row(name, array)
         if wanted is None:
             try:
                 return standard_dtype(name, array.copy())
@@ -275,7 +289,10 @@ class MappedSource:
         self._is_closed = bool(ids or forced)
         if not ids and not any(self._flags):
             return [int(row) for row in begin_rows if row < self._rows]
-        starts, flagged = self._scan(begin_rows, cuts=not (ids or own_lengths or mapping.final_row))
+        cuts = not (ids or own_lengths or mapping.final_row)
+        starts, flagged = self._scan(begin_rows, cuts=cuts)
+        if cuts and not isinstance(mapping, _OwnNames):
+            check_flagged(flagged, self._rows, self._flag_names())
         if not self._is_closed:
             self._is_closed = bool(len(flagged)) and int(flagged[-1]) == self._rows - 1
         # No flag in the middle of an episode.
@@ -284,7 +301,8 @@ class MappedSource:
         if wrong.any():
             raise SchemaError(
                 f"row {int(flagged[wrong.argmax()])} ends an episode, and more rows of it follow: expected "
-                "a flag on the last row of each; leave out episode= if the flags alone say where episodes end"
+                "a flag on the last row of each; leave out episode= if the flags alone say where episodes "
+                f"end; {advice_of_flags(self._flag_names())}"
             )
         if ids and self._numbers_ids:
             names = ", ".join(self._id_names)
@@ -332,6 +350,62 @@ class MappedSource:
             before, ended = tuple(values.item(-1) for values in ids), bool(end[-1])
         return np.concatenate(starts), np.concatenate(flagged)
 
+    def _flag_names(self) -> list[str]:
+        return [".".join(path) for path in self._flags if path is not None]
+
+    def _check_doubts(self) -> None:
+        """Refuse what says that the mapping means something else than the table."""
+        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs and any(self._flags):
+            self._check_next_obs()
+        for path, is_needed in self._step_paths():
+            self._check_restarts(path, is_needed=is_needed)
+
+    def _check_next_obs(self) -> None:
+        """Compare the obs of some rows, from the first end on, with the new_obs of the rows before."""
+        ends = np.array(self._starts[1:], np.int64) - 1
+        start = int(ends[0])
+        rows = max(2, min(_COMPARED_ROWS, _COMPARED_BYTES // self.row_bytes))
+        stop = min(start + rows, next(row for row in self._file_starts if row > start))
+        if stop - start < 2 or Columns.OBS not in self._specs:
+            return
+        now, after = (self._built(name, start, stop) for name in (Columns.OBS, Columns.NEXT_OBS))
+        check_followed(
+            now,
+            after,
+            np.isin(np.arange(start, stop), ends),
+            self._flag_names(),
+            cuts=not self._ids and self._table.lengths is None,
+            row=start,
+        )
+
+    def _step_paths(self) -> Iterator[tuple[tuple[str, ...], bool]]:
+        """Columns that count steps, and whether they are mapped."""
+        mapped = {path: name for name, spec in self._specs.items() for path in _paths_of(spec)}
+        for path, name in mapped.items():
+            if name == Columns.T or {name.lower(), path[-1].lower()} <= STEP_NAMES:
+                yield path, True
+        for name in self._table.names:
+            if name.lower() in STEP_NAMES and (name,) not in {*mapped, *self._ids, *self._flags}:
+                yield (name,), False
+
+    def _check_restarts(self, path: tuple[str, ...], *, is_needed: bool) -> None:
+        final = self._map.final_row
+        in_order = self._map.next_obs == DERIVE
+        starts = np.array(self._starts, np.int64)
+        restarts = Restarts(".".join(path), starts, in_order=in_order, skips_last=final)
+        for start, stop in _stretches(self._file_starts):
+            try:
+                values = self._read(start, stop, [path], fills=final)[path]
+            except RlioError:
+                if is_needed:
+                    raise
+                return  # A column that nobody asked for may be anything.
+            if isinstance(values, np.ndarray):
+                values = one_a_row(Columns.T, values)
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iuf":
+                return
+            restarts.look(start, values)
+
     def _refuse_boundary(self, row: int) -> None:
         """Refuse an episode that may continue in the next file, unless an option states whether it does."""
         if self._table.continues or self._map.per_file is False:
@@ -355,6 +429,7 @@ class MappedSource:
 
     def _id_column(self, values: Any, path: tuple[str, ...]) -> NDArray[Any]:
         name = ".".join(path)
+        values = one_a_row(Columns.EPS_ID, values) if isinstance(values, np.ndarray) else values
         if not isinstance(values, np.ndarray) or values.ndim != 1:
             raise SchemaError("an id must be one value a row", column=name)
         is_text = values.dtype.kind in "OU"
@@ -434,7 +509,7 @@ class MappedSource:
         steps = np.array(self.lengths[first:stop], np.int64)
         starts = np.cumsum(steps) - steps
         if not self._numbers_ids:
-            values = self._read(start, end, self._ids, keep=keep)[self._ids[0]]
+            values = one_a_row(Columns.EPS_ID, self._read(start, end, self._ids, keep=keep)[self._ids[0]])
             found[Columns.EPS_ID] = values.astype(np.int64) if values.dtype.kind == "u" else values
         elif Columns.EPS_ID not in self._specs:
             found[Columns.EPS_ID] = np.repeat(np.arange(first, stop), steps)
@@ -534,9 +609,9 @@ def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = Fal
     name = ".".join(path)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}", column=name)
-    if is_flat and value.ndim != 1:
+    if is_flat and value.size != len(value):
         raise SchemaError(f"columns side by side have one number a row, found {value.shape[1:]}", column=name)
-    return value
+    return value.reshape(len(value)) if is_flat else value
 
 
 def _kind_of(value: Any) -> str:
@@ -545,13 +620,15 @@ def _kind_of(value: Any) -> str:
 
 
 def _flag(value: Any, path: tuple[str, ...], *, fills: bool) -> NDArray[np.bool_]:
-    array = _numbers(value, path, "a flag", is_flat=True)
-    if array.dtype.kind == "f" and fills:
-        array = np.nan_to_num(array, nan=0.0)  # A final row has no flag.
-    try:
-        return np.array(standard_dtype(Columns.TERMINATEDS, array), np.bool_)
-    except SchemaError as error:
-        raise SchemaError(str(error), column=".".join(path)) from error
+    name = ".".join(path)
+    if not isinstance(value, np.ndarray):
+        raise SchemaError(f"a flag is one value a row, found {_kind_of(value)}", column=name)
+    value = one_a_row(Columns.TERMINATEDS, value)
+    if fills and value.dtype.kind == "f":  # A final row has no flag.
+        value = np.nan_to_num(value, nan=0.0)
+    elif fills and value.dtype.kind in "OU":
+        value = np.array([one if one not in ("", None) else False for one in value.tolist()], object)
+    return np.array(flags_in(name, value), np.bool_)
 
 
 def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:

@@ -140,8 +140,12 @@ class NpzTable(Table):
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
-        arrays = self._arrays(rows.file, names)
+        stated = self.partitions[rows.file]
+        stored = [name for name in names if name not in stated]
+        arrays = dict(self._arrays(rows.file, stored))
         for name in names:
+            if name in stated:
+                arrays[name] = np.full(self.rows[rows.file], stated[name])
             self._check_rows(rows.file, name, len(arrays[name]))
         kept = slice(None) if rows.keep is None else rows.keep
         return {name: arrays[name][rows.start : rows.stop][kept] for name in names}

@@ -38,6 +38,7 @@ from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
 from rlio.formats.files.packed import Allowance
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions
+from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_columns
@@ -134,6 +135,8 @@ class RowGroups:
         self._refuse = refuse
         self._mapped = mapped
         self.rows_are_batches: bool = False
+        #: Of each file: the columns in the names of its folders. A mapped table adds them by itself.
+        self._partitions: list[dict[str, Any]] = [{} for _ in files] if mapped else partitions_of(files)
         #: (file, row group in it, number of the group's first row in the file).
         self.places: list[tuple[int, int, int]] = []
         self.rows: list[int] = []
@@ -175,7 +178,12 @@ class RowGroups:
         found = None if self._mapped else format_of_columns(schema.names)
         if found is not None and found.name != "rllib-parquet":
             raise found.refusal(uri=self.files[number].uri)
-        first, columns = 0, (tuple(schema.names), tuple(map(str, schema.types)))
+        if not self._mapped:  # A column that the file itself has is read there.
+            own = set(schema.names)
+            stated = {name: value for name, value in self._partitions[number].items() if name not in own}
+            self._partitions[number] = stated
+        names = tuple(self.names(number))
+        first, columns = 0, (names, tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
             info = metadata.row_group(group)
             if info.num_rows:
@@ -188,13 +196,12 @@ class RowGroups:
             return False
         rows_are_batches = _rows_are_batches(schema)
         if not rows_are_batches and self._asked is None:
-            check_step_columns(schema.names, uri=self.files[number].uri)
+            check_step_columns(names, uri=self.files[number].uri)
         return rows_are_batches
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
-        names: list[str] = self._parquet.file(number).arrow.schema_arrow.names
-        return names
+        return [*self._parquet.file(number).arrow.schema_arrow.names, *self._partitions[number]]
 
     def _check_extensions(self, extensions: Mapping[str, Extension]) -> None:
         if not self._refuse or not extensions:
@@ -214,7 +221,16 @@ class RowGroups:
     ) -> T:
         """Apply ``use`` to the Arrow table of some rows of a group; errors name the file and group."""
         number, index, _ = self.places[group]
-        rows = partial(self._parquet.rows, number, index, start, stop, columns)
+        stated = self._partitions[number]
+        mine = {name: value for name, value in stated.items() if columns is None or name in columns}
+        stored = None if columns is None else columns - mine.keys()
+
+        def rows() -> Any:
+            if mine and stored is not None and not stored.intersection(self.names(number)):
+                return with_partitions(None, mine, stop - start)
+            table = self._parquet.rows(number, index, start, stop, stored)
+            return with_partitions(table, mine, stop - start) if mine else table
+
         return self.guarded(group, lambda: use(rows()))
 
     def whole(self, group: int) -> Any:

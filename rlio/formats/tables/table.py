@@ -23,6 +23,7 @@ from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, OptionError, SchemaError, excerpt
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.parquet_footer import Extension, plain_schema
+from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.storage import InputFile
 
 __all__ = ["ArrayTable", "Pieces", "Rows", "Table", "table_in_memory"]
@@ -74,12 +75,18 @@ class Table:
         self.names: Sequence[str] = ()
         self.uneven: frozenset[str] = frozenset()
         self.rows: Sequence[int] = []
+        #: Of each file: the columns in the names of its folders, with their value.
+        self.partitions: list[Mapping[str, Any]] = [*partitions_of(files)]
 
     def add_file(self, names: Sequence[str], rows: int) -> None:
         """Take in the next file: its columns, and its rows."""
         if len(set(names)) < len(names):
             twice = next(name for name in names if list(names).count(name) > 1)
             raise SchemaError(f"found two columns {excerpt(twice)}: expected each name once", column=twice)
+        if self.files and names:  # A column that the file itself has is read there.
+            number, stored = len(self.rows), set(names)
+            stated = {key: one for key, one in self.partitions[number].items() if key not in stored}
+            self.partitions[number], names = stated, [*names, *stated]
         if not (self.names or self.uneven):
             self.names = list(names)
         elif names:  # An empty file names no column.
@@ -208,12 +215,23 @@ class Pieces(Table):
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        table = self.decode(file, piece, sorted(asked))
+        table = self._decoded_piece(file, piece, asked)
         self._kept[key] = table
         self._bytes += table.get_total_buffer_size()
         while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
             self._bytes -= self._kept.popitem(last=False)[1].get_total_buffer_size()
         return table
+
+    def _decoded_piece(self, file: int, piece: int, names: frozenset[str]) -> Any:
+        stated = self.partitions[file] if self.files else {}
+        mine, starts = {name: stated[name] for name in names if name in stated}, self._starts[file]
+        stored = sorted(names - mine.keys())
+        table = self.decode(file, piece, stored) if stored or not mine else None
+        if not mine:
+            return table
+        return with_partitions(
+            table, mine, starts[piece + 1] - starts[piece] if table is None else len(table)
+        )
 
     def close(self) -> None:
         """Drop the decoded pieces."""

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from rlio.batch.arrays import is_table
 from rlio.catalog.names import HEADER
 from rlio.errors import OptionError, UnknownLayout, excerpt
+from rlio.formats.files.partitions import has_partitions
 from rlio.formats.format import Format, Marks, by_name, formats
 from rlio.formats.place import Place, about_format, closed_on_error, locate_format, open_place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
@@ -119,7 +120,11 @@ def _locate(
         return locate_format(inputs, format=chosen.name, storage_options=storage_options, limits=limits)
     endings = tuple(ending for one in (known if chosen is None else [chosen]) for ending in one.marks.endings)
     files = expand_inputs(
-        values, suffixes=endings, storage_options=storage_options, limit=limits.listed_names
+        values,
+        suffixes=endings,
+        recursive=len(values) == 1 and has_partitions(values[0], storage_options),
+        storage_options=storage_options,
+        limit=limits.listed_names,
     )
     if chosen is None:
         kinds = {_kind(file.path, known) for file in files}

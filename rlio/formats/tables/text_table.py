@@ -6,11 +6,15 @@ block, and the parsed blocks that `Pieces` keeps.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, Final
 
-from rlio.errors import CorruptData, UnsafeData
+import numpy as np
+
+from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.formats.files.inputs import guarded
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
@@ -22,6 +26,11 @@ __all__ = ["TextTable"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _OPEN_FILES: Final = 4
+#: Numbers that may be beyond float64: of more than 308 digits, or with an exponent of three.
+_NUMBER: Final = re.compile(
+    rb"(?<![\w.])[-+]?[0-9]{309,}(?:\.[0-9]*)?|(?<![\w.])[-+]?[0-9]+(?:\.[0-9]*)?[eE]\+?[0-9]{3,}"
+)
+_INFINITY: Final = re.compile(rb"\binf(?:inity)?\b", re.IGNORECASE)
 
 
 class TextTable(Pieces):
@@ -77,6 +86,7 @@ class TextTable(Pieces):
                 if not text.strip():
                     continue
                 table = self.parse(text, number, None, None)
+                _check_finite(table, text)
                 if len(table):
                     blocks.append((start, len(text)))
                     rows.append(len(table))
@@ -104,6 +114,34 @@ class TextTable(Pieces):
         """Close all files."""
         super().close()
         self._open.close()
+
+
+def _check_finite(table: Any, text: bytes) -> None:
+    """Refuse a number beyond float64, which pyarrow parses as infinity."""
+    found = {name: sum(map(_infinities, table.column(name).chunks)) for name in table.column_names}
+    count = sum(found.values())
+    if not count or count <= len(_INFINITY.findall(text)):
+        return
+    spelled = [one for one in _NUMBER.findall(text) if math.isinf(float(one))]
+    if spelled:
+        raise CorruptData(
+            f"found {excerpt(spelled[0].decode(), 40)}, expected numbers that float64 holds: write inf if "
+            "you mean it, or text",
+            column=next(name for name, infinite in found.items() if infinite),
+        )
+
+
+def _infinities(values: Any) -> int:
+    """How many values are infinite."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(values.type):
+        return sum(_infinities(values.field(part)) for part in range(values.type.num_fields))
+    if pa.types.is_list(values.type):
+        return _infinities(values.values)
+    if not pa.types.is_floating(values.type):
+        return 0
+    return int(np.count_nonzero(np.isinf(values.to_numpy(zero_copy_only=False))))
 
 
 def _blocks(stream: IO[bytes], most: int, is_open: Callable[[bytes], bool]) -> Iterator[tuple[int, bytes]]:

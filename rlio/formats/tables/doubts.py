@@ -1,0 +1,195 @@
+"""Signs that a mapping means something else than the table: each would give wrong rows without an error.
+
+A flag that marks the first row of an episode, or all but its last; a step number that begins again within an
+episode; a row that is a whole episode.
+
+Example:
+    >>> check_flagged(np.array([0, 3]), 6, ["episode_starts"])
+    Traceback (most recent call last):
+    ...
+    rlio.errors.SchemaError: 'episode_starts' is true in row 0 and not in the last row: ...
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves
+from rlio.errors import SchemaError, excerpt
+
+__all__ = ["STEP_NAMES", "Restarts", "advice_of_flags", "check_flagged", "check_followed", "check_one_step"]
+
+#: Names of columns that count the steps of an episode, in lower case.
+STEP_NAMES: Final = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("", "episode_", "env_")
+    for name in ("t", "step", "steps", "timestep", "time_step", "step_id", "step_idx", "step_index")
+) | {"frame_index", "step_num", "step_number", "step_count", "timesteps"}
+
+_STARTS: Final = re.compile(r"start|first|begin|reset|is_init|(^|_)new(_|$)", re.IGNORECASE)
+
+
+def advice_of_flags(names: Sequence[str], *, is_inverted: bool | None = None) -> str:
+    """How a flag of first rows, or of rows that go on, is spelled; None: the name decides which it is."""
+    name = next((name for name in names if _STARTS.search(name)), names[0])
+    shown = excerpt(name)
+    if is_inverted is None:
+        is_inverted = _STARTS.search(name) is None
+    if is_inverted:
+        return (
+            f"if {shown} is 0 where an episode ends (a mask, a discount, not_done), add a column of ends, "
+            f"such as log['end'] = log[{shown}] == 0, and name it instead"
+        )
+    return (
+        f"if {shown} marks the first row of each episode, number the episodes, such as log['number'] = "
+        f"log[{shown}].cumsum(), and pass episode='number' without that flag"
+    )
+
+
+def check_flagged(flagged: NDArray[np.int64], rows: int, names: Sequence[str]) -> None:
+    """Refuse flags, of which alone episodes are made, that do not mark last rows.
+
+    Args:
+        flagged: The rows with a flag.
+        rows: Rows of the table.
+        names: The columns of the flags.
+
+    Raises:
+        SchemaError: The first row has a flag, and the last one has none, or most rows have one.
+    """
+    if rows < 2 or not len(flagged) or flagged[0] != 0:
+        return
+    is_most = 2 * len(flagged) > rows
+    if not is_most and flagged[-1] == rows - 1:
+        return
+    shown = " or ".join(map(excerpt, names))
+    found = f"and in {len(flagged)} of {rows} rows" if is_most else "and not in the last row"
+    raise SchemaError(
+        f"{shown} is true in row 0 {found}: expected a flag of the last row of each episode; "
+        f"{advice_of_flags(names, is_inverted=is_most)}; if the first episode has one row, name the column "
+        "of its id in episode=",
+        column=names[0],
+    )
+
+
+def check_followed(
+    now: Any, after: Any, ends: NDArray[np.bool_], names: Sequence[str], *, cuts: bool, row: int
+) -> None:
+    """Refuse flags in rows whose ``new_obs`` is the ``obs`` of the row after them, if other rows break off.
+
+    Args:
+        now: ``obs`` of some rows.
+        after: ``new_obs`` of these rows.
+        ends: Whether each is the last of its episode.
+        names: The columns of the flags.
+        cuts: Whether flags alone say where episodes end.
+        row: Number of the first of these rows.
+    """
+    pairs = [(leaf, dict(leaves(after)).get(path)) for path, leaf in leaves(now)]
+    goes_on, changes = np.ones(len(ends) - 1, np.bool_), np.zeros(len(ends) - 1, np.bool_)
+    for one, other in pairs:
+        if other is None or one.shape != other.shape or one.dtype.kind not in "biuf":
+            return
+        axes = tuple(range(1, one.ndim))
+        goes_on &= ((other[:-1] == one[1:]) | ((other[:-1] != other[:-1]) & (one[1:] != one[1:]))).all(
+            axis=axes
+        )
+        changes |= (one[:-1] != one[1:]).any(axis=axes)
+    flagged = ends[:-1]
+    if not flagged.any() or not changes.any():
+        return
+    elsewhere = bool(goes_on[flagged].all() and (~goes_on & ~flagged).any())
+    mostly = bool(cuts and flagged.mean() > 0.5 and goes_on[flagged].mean() > 0.5)
+    if elsewhere or mostly:
+        at = int((flagged & goes_on).argmax())
+        raise SchemaError(
+            f"row {row + at} ends an episode by {' or '.join(map(excerpt, names))}, but its new_obs is the "
+            f"obs of row {row + at + 1}: expected a flag of the last row of each episode; "
+            + advice_of_flags(names, is_inverted=mostly),
+            column=names[0],
+        )
+
+
+class Restarts:
+    """Looks for a step number that begins again within an episode, over stretches of rows in their order.
+
+    Args:
+        name: The column of step numbers.
+        starts: First row of each episode, and the number of rows.
+        in_order: Whether a row goes on from the row before it, so that steps must not go back.
+        skips_last: Whether the last row of an episode has no step.
+    """
+
+    def __init__(self, name: str, starts: NDArray[np.int64], *, in_order: bool, skips_last: bool) -> None:
+        self._name, self._starts, self._in_order, self._skips = name, starts, in_order, skips_last
+        self._first: Any = None
+        self._before: Any = None
+
+    def look(self, start: int, values: NDArray[Any]) -> None:
+        """Take in the next rows, from row ``start``.
+
+        Raises:
+            SchemaError: A step is the first of its episode again; or goes back, if rows must go on.
+        """
+        if not len(values):
+            return
+        rows = np.arange(start, start + len(values))
+        episode = np.searchsorted(self._starts, rows, side="right") - 1
+        is_first = rows == self._starts[episode]
+        low = int(episode[0])
+        first = np.full(int(episode[-1]) - low + 1, values[0] if self._first is None else self._first)
+        first[episode[is_first] - low] = values[is_first]
+        before = np.concatenate([values[:1] if self._before is None else self._before, values[:-1]])
+        back = (values < before) & ~is_first
+        wrong = back & (values == first[episode - low])
+        if self._in_order:
+            wrong |= back & (values + 1 < before)
+        if self._skips:
+            wrong &= ~np.isin(rows + 1, self._starts)
+        self._first, self._before = first[-1], values[-1:]
+        if wrong.any():
+            at, name = int(wrong.argmax()), excerpt(self._name)
+            raise SchemaError(
+                f"row {start + at}: {name} goes back from {before[at]} to {values[at]} within an episode: "
+                "expected one that goes on; name a further column in episode=[...] that changes there, such "
+                f"as log['part'] = (log[{name}].diff() < 0).cumsum(), or sort the table; if it is no step "
+                f"number, map it under a name of your own: columns={{'phase': {name}}}",
+                column=self._name,
+            )
+
+
+def check_one_step(columns: Mapping[str, Any], *, has_flags: bool) -> None:
+    """Refuse rows that are whole episodes: obs, actions and rewards all have an axis of steps.
+
+    Args:
+        columns: Columns of rlio, of some rows.
+        has_flags: Whether there is a flag for each row.
+    """
+    obs = [leaf for _, leaf in leaves(columns.get(Columns.OBS, {}))]
+    names = [name for name in (Columns.ACTIONS, Columns.REWARDS) if name in columns]
+    others = [leaf for name in names for _, leaf in leaves(columns[name])]
+    if not obs or not others or any(leaf.ndim < 2 for leaf in (*obs, *others)):
+        return
+    steps = others[0].shape[1]
+    is_deep = any(leaf.ndim > 2 for leaf in obs)
+    if (
+        steps < 2
+        or any(leaf.shape[1] != steps for leaf in others)
+        or any(leaf.shape[1] not in (steps, steps + 1) for leaf in obs)
+        or columns.get(Columns.REWARDS, others[0]).ndim != 2
+        or not (is_deep or (Columns.REWARDS in names and len(names) == 2 and not has_flags))
+    ):
+        return
+    shapes = {name: leaves(columns[name])[0][1].shape[1:] for name in (Columns.OBS, *names)}
+    raise SchemaError(
+        f"found rows of the shapes {excerpt(shapes)}: each seems to be an episode of {steps} steps, expected "
+        "one step a row; pass rlio.from_episodes a list of dicts of arrays, one an episode, such as "
+        "[{'obs': obs[i], 'actions': actions[i], 'rewards': rewards[i]} for i in range(len(obs))]",
+        column=Columns.OBS,
+    )
