@@ -10,6 +10,7 @@ from rlio.errors import CorruptData, excerpt
 from rlio.formats.files.inputs import raise_at
 from rlio.limits import Limits
 from rlio.storage import Storage
+from rlio.storage.inputs import refuse_pointer
 
 __all__ = ["NUMBERS", "OURS", "parse_json", "read_object", "whole_number"]
 
@@ -28,8 +29,10 @@ def parse_json(text: bytes | str, what: str, *, uri: str, limits: Limits) -> Any
     """The value of a JSON text.
 
     Raises:
+        UnknownLayout: It is a pointer of Git LFS.
         CorruptData: It is not JSON. (UnsafeData: it is too large.)
     """
+    refuse_pointer(text if isinstance(text, bytes) else text[:100].encode(), uri=uri)
     try:
         limits.check_json(text, what)
         return json.loads(text)

@@ -53,7 +53,7 @@ class LeRobotSink:
 
     Args:
         storage: The folder.
-        origin: ``extra`` may have ``fps`` and ``tasks``, as those of `LeRobotSource` have.
+        origin: ``extra`` may have ``fps``, ``tasks`` and ``task_numbers``, as those of `LeRobotSource` have.
         fps: Frames a second; None: the origin's, or else 1, so that seconds are steps.
         task: The task of the episodes in words, if the origin states none.
         final_obs: Whether ``next.observation.final`` keeps the observation after the last step of each
@@ -75,7 +75,12 @@ class LeRobotSink:
         given = origin.extra.get("fps") if fps is None else fps
         self._fps = check_number("fps", 1 if given is None else given, above=0)
         tasks = origin.extra.get("tasks")
-        self._tasks: list[str] = tasks if isinstance(tasks, list) and tasks else [task]
+        if not isinstance(tasks, list) or not tasks:
+            tasks = [task]
+        #: What each ``task_index`` stands for.
+        self._tasks: dict[int, str] = dict(
+            zip(origin.extra.get("task_numbers") or range(len(tasks)), tasks, strict=True)
+        )
         self.episodes: int = 0
         self._frames = 0
         self._storage, self._has_final = storage, final_obs
@@ -181,9 +186,9 @@ class LeRobotSink:
         columns[FRAME] = frames
         columns[EPISODE] = np.full(steps, self.episodes)
         columns[INDEX] = self._frames + frames
-        columns[_TASK] = np.zeros(steps, np.int64) if tasks is None else to_numpy(tasks)
-        if steps and not 0 <= columns[_TASK].min() <= columns[_TASK].max() < len(self._tasks):
-            raise SchemaError(f"found no task for {columns[_TASK].max()}: pass data with tasks", column=_TASK)
+        columns[_TASK] = np.full(steps, min(self._tasks)) if tasks is None else to_numpy(tasks)
+        if unknown := set(columns[_TASK].tolist()).difference(self._tasks):
+            raise SchemaError(f"found no task for {max(unknown)}: pass data with tasks", column=_TASK)
         return columns
 
     def _end_file(self) -> None:
@@ -303,14 +308,15 @@ def _parquet(table: Any) -> bytes:
     return stream.getvalue()
 
 
-def _task_table(tasks: list[str]) -> Any:
+def _task_table(tasks: Mapping[int, str]) -> Any:
     """The tasks as pandas stores a frame whose index they are, which is how LeRobot reads them."""
     import pyarrow as pa
 
     index = "__index_level_0__"
     text = {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object"}
     about = {"index_columns": [index], "columns": [text], "column_indexes": [], "pandas_version": "2.0.0"}
-    table = pa.table({_TASK: np.arange(len(tasks)), index: pa.array(tasks, pa.string())})
+    numbers = np.array(list(tasks), np.int64)
+    table = pa.table({_TASK: numbers, index: pa.array(list(tasks.values()), pa.string())})
     return table.replace_schema_metadata({"pandas": json.dumps(about)})
 
 

@@ -22,6 +22,7 @@ from rlio.mapping import Mapping
 from rlio.source.episodes import EpisodeFiles
 from rlio.storage import expand_inputs
 from rlio.storage.filesystem import Storage
+from rlio.storage.inputs import is_glob
 from rlio.storage.paths import StrPath
 from rlio.support.options import expected
 from rlio.support.spaces import Spaces
@@ -110,8 +111,8 @@ def _locate(
     chosen = None if format is None else by_name(format)
     if format is not None and chosen not in known:
         raise OptionError(f"format={excerpt(format)}: a mapping reads {', '.join(one.name for one in known)}")
-    if chosen is None and len(values) == 1 and not set("*?[").intersection(os.fspath(values[0])):
-        storage = Storage.open(values[0], storage_options=storage_options)
+    if chosen is None and len(values) == 1 and not is_glob(values[0], storage_options):
+        storage = Storage.open(values[0], storage_options=storage_options).of_others()
         if storage.exists(HEADER):
             raise OptionError("found a data set of rlio, whose columns need no mapping", uri=storage.uri)
         chosen = next((one for one in known if any(map(storage.exists, one.root))), None)
