@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import fsspec
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -15,6 +16,7 @@ import pytest
 
 import rlio
 from rlio.errors import UnknownLayout, UnsafeData
+from rlio.formats.format import formats
 
 GOLDEN = Path(__file__).with_name("golden") / "formats"
 #: Formats that rlio writes.
@@ -129,17 +131,12 @@ def _rows(place: object, kind: str, **options: object) -> int:
     total = 0
     if kind == "huggingface":
         options["format_options"] = {"split": "train"}
-    with rlio.read(
-        place, epochs=1, batch_size=1000, shuffle=False, mapping=_mapping(kind), **options
-    ) as reader:
+    options = {"mapping": MAPPED.get(kind), **options}
+    with rlio.read(place, epochs=1, batch_size=1000, shuffle=False, **options) as reader:
         for batch in reader:
             total += len(batch)
     assert total
     return total
-
-
-def _mapping(kind: str) -> rlio.Mapping | None:
-    return MAPPED.get(kind)
 
 
 def _put(root: Path, to: str) -> None:
@@ -300,3 +297,117 @@ def test_a_single_task_of_lerobot_may_have_any_number(folders: dict[str, Path], 
     rlio.convert(root, tmp_path / "again", to="lerobot", prove=True)
     again = pq.read_table(tmp_path / "again" / "meta" / "tasks.parquet").to_pydict()
     assert again == {"task_index": [1], "__index_level_0__": ["lift"]}
+
+
+# ---- refusals ----
+
+#: Ending of a name -> what the refusal has.
+REFUSED = {
+    ".pkl": "a pickle.*from_arrays.*from_episodes",
+    ".pickle": "a pickle",
+    ".joblib": "a pickle",
+    ".npy": "NumPy's .npy.*from_arrays",
+    ".pt": "torch.save.*weights_only.*from_arrays",
+    ".pth": "torch.save",
+    ".gz": "compressed.*gunzip",
+    ".pkl.gz": "compressed",
+    ".mcap": "ROS.*mcap.*from_arrays",
+    ".bag": "ROS",
+    ".demo": "ML-Agents.*from_episodes",
+    ".mat": "MATLAB.*loadmat.*from_arrays",
+    ".lance": "Lance.*to_table",
+    ".xlsx": "spreadsheet.*read_excel",
+}
+
+
+@pytest.mark.parametrize("ending", REFUSED)
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("mapping", [None, MAPPING])
+def test_a_kind_of_file_that_is_not_read_is_refused_by_name(
+    ending: str, is_folder: bool, mapping: rlio.Mapping | None, tmp_path: Path
+) -> None:
+    (tmp_path / f"run{ending}").write_bytes(b"\x80\4data")
+    place = tmp_path if is_folder else tmp_path / f"run{ending}"
+    for opens in (rlio.read, rlio.open_dataset):
+        with pytest.raises(UnknownLayout, match=REFUSED[ending]):
+            opens(place, mapping=mapping, on_error="skip", **({"epochs": 1} if opens is rlio.read else {}))
+
+
+def test_files_that_are_not_read_beside_those_that_are_change_nothing(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for kind in ("npz", "csv", "minari", "lerobot", "d3rlpy", "rllib-json", "jsonl", "csv-mapped"):
+        root = _copied(folders, kind, tmp_path / kind)
+        for name in ("model.pkl", "a.npy", "weights.pt", "log.gz"):
+            (root / name).write_bytes(b"other")
+        assert _rows(root, kind) == ROWS
+
+
+@pytest.mark.parametrize("mapping", [None, MAPPING])
+def test_the_csv_of_a_monitor_is_refused_by_name(mapping: rlio.Mapping | None, tmp_path: Path) -> None:
+    text = '#{"t_start": 1.0, "env_id": "CartPole-v1"}\nr,l,t\n1.0,5,0.1\n'
+    (tmp_path / "0.monitor.csv").write_text(text)
+    with pytest.raises(UnknownLayout, match=r"Monitor.*no steps"):
+        rlio.read(tmp_path / "0.monitor.csv", epochs=1, mapping=mapping, on_error="skip")
+
+
+def test_hdf5_of_an_unknown_layout_shows_the_tree_of_its_names(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "run.hdf5", "w") as file:
+        file["traj_0/obs/state"], file["traj_0/actions"] = np.zeros((3, 2)), np.zeros((3, 1), np.float32)
+        file["traj_0/circle"] = file["traj_0"]
+    for on_error in ("raise", "skip"):
+        with pytest.raises(UnknownLayout) as caught:
+            rlio.read(tmp_path / "run.hdf5", epochs=1, on_error=on_error)
+        text = str(caught.value)
+        assert "traj_0/obs/state (float64 (3, 2))" in text
+        assert "traj_0/actions (float32 (3, 1))" in text
+        assert "Robomimic" in text  # One of the layouts of HDF5 that are known.
+        assert "rlio.from_arrays" in text
+
+
+def test_a_list_of_records_in_json_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    records = [{"state": [1.0], "act": 0, "rew": 1.0, "traj": 0}] * 2
+    for indent, mapping in ((None, None), (None, MAPPING), (2, MAPPING)):
+        (tmp_path / "run.json").write_text(json.dumps(records, indent=indent))
+        with pytest.raises(UnknownLayout, match=r"list of records.*jq.*'obs': 'state'.*episode='traj'"):
+            _rows(tmp_path / "run.json", "", mapping=mapping, on_error="skip")
+
+
+def test_a_lerobot_data_set_without_a_version_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    root = _copied(folders, "lerobot", tmp_path / "data")
+    path = root / "meta" / "info.json"
+    about = json.loads(path.read_text())
+    del about["codebase_version"]
+    path.write_text(json.dumps(about))
+    with pytest.raises(UnknownLayout, match=r"codebase_version is missing.*v3\.0.*meta/info.json"):
+        rlio.read(root, epochs=1)
+
+
+def test_an_unknown_kind_of_file_lists_the_kinds_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "run.nothing").write_bytes(b"x")
+    with pytest.raises(UnknownLayout) as caught:
+        rlio.read(tmp_path / "run.nothing", epochs=1)
+    assert all(one.title in str(caught.value) for one in formats() if one.is_read)
+    assert "mapping=rlio.Mapping(columns=" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz", "jsonl", "parquet", "arrow"])
+def test_a_table_that_needs_a_mapping_shows_it_with_its_own_names(kind: str, tmp_path: Path) -> None:
+    columns = {"state": [1.0, 2.0], "act": [0, 1], "rew": [1.0, 1.0], "traj": [0, 0]}
+    table, path = pa.table(columns), tmp_path / f"run.{kind}"
+    if kind == "csv":
+        pa.csv.write_csv(table, path)
+    elif kind == "npz":
+        np.savez(path, **columns)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    elif kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    shown = "rlio.Mapping(columns={'obs': 'state', 'actions': 'act', 'rewards': 'rew'}, episode='traj')"
+    with pytest.raises(UnknownLayout) as caught:
+        _rows(path, "")
+    assert f"mapping={shown}" in str(caught.value)
+    assert _rows(path, "", mapping=eval(shown, {"rlio": rlio})) == 2  # What it shows is right.

@@ -54,6 +54,7 @@ __all__ = [
     "recognise",
     "recognise_file",
     "refuse_known",
+    "titles_of_read",
     "with_all_of",
 ]
 
@@ -186,7 +187,10 @@ class Format:
     def refusal(self, *, uri: str | None = None) -> UnknownLayout:
         """The error of a reader that was given this format and does not read it."""
         return UnknownLayout(
-            f"found {self.title}'s layout, expected one that this reader knows: {self.advice}", uri=uri
+            f"found {self.title}, which rlio does not read: {self.advice}"
+            if not self.is_read
+            else f"found {self.title}'s layout, expected one that this reader knows: {self.advice}",
+            uri=uri,
         )
 
 
@@ -198,13 +202,23 @@ def load(place: str) -> Any:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """All formats that rlio knows: the ``FORMAT`` of each module below `rlio.formats`, by name."""
+    """All formats that rlio knows, by name: ``FORMAT`` or ``FORMATS`` of the modules of `rlio.formats`."""
     package = import_module("rlio.formats")
     names = (info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
     modules = map(import_module, names)
     # A module may import the format of another.
-    found = dict.fromkeys(module.FORMAT for module in modules if hasattr(module, "FORMAT"))
+    found: dict[Format, None] = {}
+    for module in modules:
+        found |= dict.fromkeys(
+            [module.FORMAT] if hasattr(module, "FORMAT") else getattr(module, "FORMATS", ())
+        )
     return tuple(sorted(found, key=lambda format: format.name))
+
+
+def titles_of_read(*, hdf5: bool = False) -> str:
+    """The formats that rlio reads, for a message; ``hdf5``: those of them that are HDF5."""
+    read = [one for one in formats() if one.is_read and not (hdf5 and one.marks.hdf5 is _never)]
+    return ", ".join(sorted({one.title for one in read}))
 
 
 def by_name(name: str) -> Format | None:
@@ -322,8 +336,10 @@ def refuse_known(
 def _best(look: Look, folder: str) -> Found | None:
     # The surest first: data files are opened only where there is no marker.
     ways = ((BY_MARKER, Format.has_marker), (BY_CONTENT, Format.has_content), (BY_ENDING, Format.has_ending))
+    # What rlio reads, beside which files of other kinds may lie, comes first.
+    known = sorted(formats(), key=lambda format: not format.is_read)
     for confidence, is_there in ways:
-        for format in formats():
+        for format in known:
             if is_there(format, look):
                 return Found(format, folder, confidence)
     return None

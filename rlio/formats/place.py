@@ -17,7 +17,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
-from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
+from rlio.formats.format import (
+    Format,
+    Found,
+    by_name,
+    file_in,
+    formats,
+    load,
+    recognise,
+    recognise_file,
+    titles_of_read,
+)
 from rlio.formats.tables.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
@@ -97,9 +107,8 @@ def locate_format(
     if chosen is None:
         expand_inputs(values, storage_options=storage_options, limit=limits.listed_names)
         raise UnknownLayout(
-            "found no format that rlio knows, expected one of "
-            + ", ".join(known.title for known in formats())
-            + ": pass format= if you know it, or mapping= for a table of steps",
+            f"found no format that rlio knows, expected one of {titles_of_read()}: pass format= if you know "
+            "it, or mapping=rlio.Mapping(columns=...) for a table of steps (docs/mapping.md)",
             uri=os.fspath(values[0]),
         )
     if chosen.source is None:

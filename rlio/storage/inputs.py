@@ -233,7 +233,7 @@ def _glob_of(place: Location) -> tuple[str, str] | None:
 def _local(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:
     path, root = place.path, place.path
     if os.path.isdir(path):
-        found = _files_below(path) if recursive else (child.name for child in os.scandir(path))
+        found = _files_below(path) if recursive else os.listdir(path)
         names = [os.path.join(path, name) for name in found if _wanted(name, suffixes)]
     elif os.path.exists(path):
         # The user named it: it may be a link, or a pipe (which has no size).
@@ -269,7 +269,9 @@ def _files_below(root: str) -> list[str]:
     seen, pending = {os.path.realpath(root)}, [""]
     while pending:
         folder = pending.pop()
-        for child in os.scandir(os.path.join(root, folder)):
+        with os.scandir(os.path.join(root, folder)) as scanned:
+            children = list(scanned)
+        for child in children:
             path = os.path.join(folder, child.name)
             if is_litter(child.name):
                 continue

@@ -48,6 +48,7 @@ FORMAT = Format(
     marks=Marks(
         json=with_all_of(
             {"codebase_version", "features", "total_episodes"},
+            {"fps", "features", "total_episodes"},  # Its version is missing, which is said when it is opened.
             {"episode_index", "tasks", "length"},
             {"episode_index", "stats"},
         ),
@@ -111,6 +112,12 @@ class LeRobotSource:
         self._info = read_object(storage, INFO, limits=limits)
         self._where = storage.uri_of(INFO)
         version = self._info.get("codebase_version")
+        if version is None:
+            raise UnknownLayout(
+                'codebase_version is missing, expected v2 or v3: add "codebase_version": "v2.1" to the file '
+                'if meta/episodes.jsonl is there, or "v3.0" if meta/episodes/ is',
+                uri=self._where,
+            )
         if not isinstance(version, str) or not re.fullmatch(r"v[23]\.\d+", version):
             raise UnknownLayout(f"found version {excerpt(version)}, expected v2 or v3", uri=self._where)
         self.version: str = version
