@@ -223,7 +223,7 @@ def test_a_doubtful_dataset_of_a_file_like_d4rls_is_refused_by_its_name(tmp_path
 def test_the_page_has_every_layout_and_every_doubtful_column(checkout: Path) -> None:
     page = (checkout / "docs/foreign.md").read_text(encoding="utf-8")
     assert [name for name in UNREAD if name not in page] == []
-    assert [name for name in step_columns.MEANT if f"`{name}`" not in page] == []
+    assert [name for name in step_columns._MEANT if f"`{name}`" not in page] == []
 
 
 # ---- what a look costs ----

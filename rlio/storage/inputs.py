@@ -19,22 +19,21 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
-from rlio.errors import DataNotFound, OptionError, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS
 from rlio.storage.call_options import refuse_call_options
 from rlio.storage.failures import explained
 from rlio.storage.near import did_you_mean_path
 from rlio.storage.others import inside
 from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
+from rlio.storage.pointers import POINTER_BYTES, refuse_pointer
 
-__all__ = ["InputFile", "expand_inputs", "is_glob", "open_input", "refuse_pointer"]
+__all__ = ["InputFile", "expand_inputs", "is_glob", "is_zip", "open_input"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
 # Bytes to read at a time: each request passes through Python.
 _BUFFER_BYTES = 1 << 18
-# The specification of Git LFS: a pointer begins with this line, and has less than 1024 bytes.
-_POINTER = b"version https://git-lfs.github.com/spec/v1"
-_POINTER_BYTES = 1024
 
 
 class InputFile(NamedTuple):
@@ -70,7 +69,8 @@ def expand_inputs(
     named is followed anywhere.
 
     Args:
-        inputs: A file, folder or glob (``**`` crosses folders), as a path or URI, or a list of those.
+        inputs: A file, folder or glob (``**`` crosses folders), as a path or URI, or a list of those. A zip
+            file stands for its members with the suffixes, if there are suffixes other than its own.
         suffixes: Endings of the files to take from folders; () for all. Files and globs are taken as named.
         recursive: Search folders to the bottom.
         storage_options: Keywords of the fsspec filesystems; only for URIs, and none of `CallOptions`.
@@ -96,7 +96,7 @@ def expand_inputs(
         place = locate(value, storage_options if uses_options else None)
         with explained(place.uri):
             find = _local if place.fs is None else _remote
-            files = find(place, suffixes, recursive)
+            files = _members(place, suffixes) or find(place, suffixes, recursive)
             if not files:
                 raise DataNotFound(_what_was_there(place, suffixes), uri=place.uri)
         for file in files:
@@ -123,7 +123,7 @@ def open_input(file: InputFile) -> IO[bytes]:
             raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
         try:
             if _may_be_pointer(file, stream):
-                start = stream.read(_POINTER_BYTES)
+                start = stream.read(POINTER_BYTES)
                 stream.seek(0)
                 refuse_pointer(start, uri=file.uri)
         except BaseException:
@@ -136,23 +136,9 @@ def _may_be_pointer(file: InputFile, stream: Any) -> bool:
     """Whether a file is so small: others are not looked into, which would be a request more."""
     if file.fs is None:
         status = os.fstat(stream.fileno())
-        return stat.S_ISREG(status.st_mode) and status.st_size < _POINTER_BYTES
+        return stat.S_ISREG(status.st_mode) and status.st_size < POINTER_BYTES
     size = file.size if file.size is not None else getattr(stream, "size", None)
-    return size is not None and size < _POINTER_BYTES and stream.seekable()
-
-
-def refuse_pointer(start: bytes, *, uri: str) -> None:
-    """Raise if the beginning of a file is that of a pointer of Git LFS, which `git clone` leaves without LFS.
-
-    Raises:
-        UnknownLayout: It is. The data are elsewhere, and not damaged: ``on_error="skip"`` skips no pointer.
-    """
-    if start.startswith(_POINTER):
-        raise UnknownLayout(
-            "found a pointer of Git LFS, expected the file that it stands for: run  git lfs install && "
-            "git lfs pull  in the checkout, which fetches the files",
-            uri=uri,
-        )
+    return size is not None and size < POINTER_BYTES and stream.seekable()
 
 
 class _Stream(io.RawIOBase):
@@ -228,6 +214,32 @@ def _glob_of(place: Location) -> tuple[str, str] | None:
             return folder + rest[:start], rest[start:]
         folder, rest = folder + rest[: end + 1], rest[end + 1 :]
     return None
+
+
+def is_zip(name: str) -> bool:
+    """Whether a name is that of a zip file."""
+    return name.lower().endswith(".zip")
+
+
+def _members(place: Location, suffixes: tuple[str, ...]) -> list[InputFile]:
+    """The members of a zip file with the suffixes; [] for other files, and if zip files are asked for."""
+    if not is_zip(place.path) or not suffixes or ".zip" in suffixes:
+        return []
+    from rlio.storage.zipped import open_zipped
+
+    found = open_zipped(place, marker="", timeout=None, limits=DEFAULT_LIMITS)
+    if found is None:
+        return []
+    members = [child for child in found.fs.find("", detail=True).values() if _wanted(child["name"], suffixes)]
+    if not members:
+        names = sorted(found.fs.find(""))
+        raise DataNotFound(
+            f"no files ending in {', '.join(suffixes)} found: the zip file holds {excerpt(names[:8])}",
+            uri=place.uri,
+        )
+    return [
+        InputFile(found.fs, child["name"], f"{place.uri}/{child['name']}", child["size"]) for child in members
+    ]
 
 
 def _local(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:

@@ -15,9 +15,9 @@ from fsspec.implementations.zip import ZipFileSystem
 
 from rlio.errors import CorruptData, OptionError, RlioError, UnsafeData, excerpt
 from rlio.limits import Limits
-from rlio.storage.inputs import refuse_pointer
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Location
+from rlio.storage.pointers import refuse_pointer
 from rlio.storage.remote import RemoteFolder
 from rlio.storage.zip_files import MAX_MEMBERS, READ_ERRORS, check_directory, check_member
 

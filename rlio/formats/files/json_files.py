@@ -12,7 +12,7 @@ from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.limits import Limits
 from rlio.storage import Storage
-from rlio.storage.inputs import refuse_pointer
+from rlio.storage.pointers import refuse_pointer
 
 __all__ = ["NUMBERS", "OURS", "list_of_records", "parse_json", "read_object", "whole_number"]
 

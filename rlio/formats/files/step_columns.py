@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Final
 
 from rlio.batch.columns import Columns
-from rlio.batch.other_names import MEANT
+from rlio.batch.other_names import MEANT as _MEANT
 from rlio.errors import UnknownLayout, excerpt
 
 __all__ = ["check_other_names", "check_step_columns", "suggested_mapping"]
@@ -37,10 +37,10 @@ def suggested_mapping(names: Collection[str]) -> str:
         >>> suggested_mapping(["x_obs", "act", "rew", "traj"])
         "mapping=rlio.Mapping(columns={'obs': 'x_obs', 'actions': 'act', 'rewards': 'rew'}, episode='traj')"
     """
-    left = [name for name in names if Columns.NEXT_OBS not in MEANT.get(name, ()) and "next_" not in name]
+    left = [name for name in names if Columns.NEXT_OBS not in _MEANT.get(name, ()) and "next_" not in name]
     found: dict[str, str] = {}
     for column, hints in _HINTS:
-        meant = [name for name in left if name == column or column in MEANT.get(name.lower(), ())]
+        meant = [name for name in left if name == column or column in _MEANT.get(name.lower(), ())]
         meant += [name for name in left if any(hint in name.lower() for hint in hints)]
         if meant:
             left.remove(meant[0])
@@ -88,7 +88,7 @@ def check_other_names(names: Collection[str], *, uri: str | None = None) -> None
     if Columns.DONES in found:
         found.add(Columns.TERMINATEDS)  # DONES marks the end of an episode, but not its cause.
     for name in names:
-        absent = [meant for meant in MEANT.get(name, ()) if meant not in found]
+        absent = [meant for meant in _MEANT.get(name, ()) if meant not in found]
         if absent:
             raise UnknownLayout(
                 f"the column {name!r} may be the column {' or '.join(absent)}, which is absent: say what "
