@@ -298,6 +298,8 @@ def open_files(
     found = known or recognise_any(inputs, storage_options)
     if found is None and "format" not in given:
         return None
+    if found is not None and not found.format.is_read and "format" not in given:
+        raise found.format.refusal(uri=excerpt(inputs))
     format = found.format if found is not None and "format" not in given else None
     if format is None or format.rows is None:
         if format is not None and format.source is None:

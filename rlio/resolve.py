@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 from rlio.batch.arrays import is_table, refuse_columns
-from rlio.errors import DataNotFound, OptionError, excerpt
+from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.reader import InputReader
 from rlio.storage.paths import mask_secrets
@@ -618,10 +618,12 @@ def _is_dataset(
     none is looked at: that would be a request each.
     """
     from rlio.storage.filesystem import Storage
+    from rlio.storage.inputs import is_glob
 
     text = os.fspath(value)
+    # A folder or a zip file may have such a name, and be the root of a data set.
     is_like_file = text.endswith(tuple(suffix for suffixes in _READERS.values() for suffix in suffixes))
-    if is_like_file and (not alone or any(letter in text for letter in "*?[")):
+    if is_like_file and (not alone or is_glob(value, storage_options)):
         return False
     return Storage.open(value, storage_options=storage_options).exists(_HEADER)
 
@@ -646,7 +648,7 @@ def _reader_of(
 
     The format decides, where the content is recognised; otherwise the endings of the names do.
     """
-    from rlio.formats.format import refuse_known
+    from rlio.formats.format import refuse_known, titles_of_read
     from rlio.formats.place import recognise_inputs
     from rlio.storage.filesystem import Storage
     from rlio.storage.inputs import expand_inputs
@@ -683,11 +685,11 @@ def _reader_of(
     if len(found) == 1:
         return found[0], values
     names = [file.uri.rpartition("/")[2] for file in files]
-    endings = ", ".join(suffix for suffixes in _READERS.values() for suffix in suffixes)
-    unknown = OptionError(
+    unknown = UnknownLayout(
         f"{excerpt([os.fspath(value) for value in values])} holds {len(files)} files, "
-        f"{what or 'of no kind that is known'} ({excerpt(names[:10])}): expected a data set ({_HEADER}) "
-        f"or files of one kind ({endings}); pass a glob that matches one kind, or pass a reader"
+        f"{what or 'of no kind that is known'} ({excerpt(names[:10])}): expected a data set ({_HEADER}) or "
+        f"files of one kind ({titles_of_read()}); pass a glob that matches one kind, or pass a reader; a "
+        "table of steps is read by mapping=rlio.Mapping(columns=...) (docs/mapping.md)"
     )
     refuse_known(values, storage_options, unknown)
     raise unknown

@@ -83,7 +83,7 @@ def test_a_layout_is_named_by_whatever_is_pointed_at_its_folder(
         for reader in (JsonReader, ForeignParquetReader, D4RLReader):
             with pytest.raises(UnknownLayout, match=name):
                 reader(folder, epochs=1, on_error="skip").sample()
-        with pytest.raises(DataNotFound, match=name):
+        with pytest.raises(UnknownLayout, match=name):
             rlio.open_dataset(folder)
         with pytest.raises(DataNotFound, match=name):
             rlio.DatasetReader(folder)

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rlio.catalog.names import HEADER
-from rlio.errors import RlioError, UnknownLayout
+from rlio.errors import RlioError, UnknownLayout, UnsafeData
 from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.parquet_metadata import read_metadata
 from rlio.storage.filesystem import InputFile, Storage, StrPath, open_input
@@ -55,6 +55,7 @@ __all__ = [
     "recognise",
     "recognise_file",
     "refuse_known",
+    "titles_of_read",
     "with_all_of",
 ]
 
@@ -283,7 +284,10 @@ class Format:
     def refusal(self, *, uri: str | None = None) -> UnknownLayout:
         """The error of a reader that was given this format and does not read it."""
         return UnknownLayout(
-            f"found {self.title}'s layout, expected one that this reader knows: {self.advice}", uri=uri
+            f"found {self.title}, which rlio does not read: {self.advice}"
+            if not self.is_read
+            else f"found {self.title}'s layout, expected one that this reader knows: {self.advice}",
+            uri=uri,
         )
 
 
@@ -295,13 +299,23 @@ def load(place: str) -> Any:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """All formats that rlio knows: the ``FORMAT`` of each module below `rlio.formats`, by name."""
+    """All formats that rlio knows, by name: ``FORMAT`` or ``FORMATS`` of the modules of `rlio.formats`."""
     package = import_module("rlio.formats")
     names = (info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
     modules = map(import_module, names)
     # A module may import the format of another.
-    found = dict.fromkeys(module.FORMAT for module in modules if hasattr(module, "FORMAT"))
+    found: dict[Format, None] = {}
+    for module in modules:
+        found |= dict.fromkeys(
+            [module.FORMAT] if hasattr(module, "FORMAT") else getattr(module, "FORMATS", ())
+        )
     return tuple(sorted(found, key=lambda format: format.name))
+
+
+def titles_of_read(*, hdf5: bool = False) -> str:
+    """The formats that rlio reads, for a message; ``hdf5``: those of them that are HDF5."""
+    read = [one for one in formats() if one.is_read and not (hdf5 and one.marks.hdf5 is _never)]
+    return ", ".join(sorted({one.title for one in read}))
 
 
 def by_name(name: str) -> Format | None:
@@ -375,6 +389,8 @@ def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | 
 
     Raises:
         OptionError: ``place`` is not a path, or its filesystem is not known.
+        UnknownLayout: A file that would say it is a pointer of Git LFS.
+        UnsafeData: Nothing was found but a link that leads out of the folder.
     """
     if not isinstance(place, Storage):
         location = locate(place, storage_options)
@@ -383,9 +399,16 @@ def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | 
         if found is not None and not (found.confidence == BY_ENDING and file.path.lower().endswith(".zip")):
             return found
         place = Storage.open(place, storage_options=storage_options)
-        if found is not None:  # The ending of a zip file does not say what is in it.
-            return (_search(place, "", _DEPTH, []) if place.is_zipped else None) or found
-    return _search(place, "", _DEPTH, [])
+        if found is not None and not place.is_zipped:
+            return found
+        # The ending of a zip file does not say what is in it.
+    else:
+        found = None
+    refused: list[UnsafeData] = []
+    below = _search(place.of_others(), "", _DEPTH, [], refused)
+    if below is None and found is None and refused:
+        raise refused[0]  # A link that leads out: rows may be behind it.
+    return below or found
 
 
 def recognise_file(file: InputFile) -> Found | None:
@@ -410,41 +433,54 @@ def refuse_known(
 def _best(look: Look, folder: str) -> Found | None:
     # The surest first: data files are opened only where there is no marker.
     ways = ((BY_MARKER, Format.has_marker), (BY_CONTENT, Format.has_content), (BY_ENDING, Format.has_ending))
+    # What rlio reads, beside which files of other kinds may lie, comes first.
+    known = sorted(formats(), key=lambda format: not format.is_read)
     for confidence, is_there in ways:
-        for format in formats():
+        for format in known:
             if is_there(format, look):
                 return Found(format, folder, confidence)
     return None
 
 
-def _search(storage: Storage, folder: str, depth: int, seen: list[str]) -> Found | None:
+def _search(
+    storage: Storage, folder: str, depth: int, seen: list[str], refused: list[UnsafeData]
+) -> Found | None:
     """What a folder holds; a folder whose names alone say it gives way to one further down."""
     if len(seen) == _FOLDERS:
         return None
     seen.append(folder)
     try:
         children = storage.children(folder, most=_NAMES)
+    except UnsafeData as error:
+        refused.append(error)
+        return None
     except (RlioError, OSError):  # It cannot be listed: nothing is known of it.
         return None
-    files = [name for name, is_folder in children if not is_folder and not name.startswith(".")]
+    files = [name for name, is_folder in children if not is_folder]
     if HEADER in files:
         return None
     prefix = f"{folder}/" if folder else ""
-    found = _best(Look(files, lambda name: file_in(storage, prefix + name)), folder)
+    look = Look(files, lambda name: file_in(storage, prefix + name))
+    found = _best(look, folder)
+    refused += look.refused
     if found is not None and found.confidence > BY_ENDING:
         return found
-    below = [name for name, is_folder in children if is_folder and not name.startswith((".", "_"))]
+    below = [name for name, is_folder in children if is_folder and not name.startswith("_")]
     below.sort(key=lambda name: (name not in _FOLDERS_FIRST, name))
     for name in below if depth else ():
-        if deeper := _search(storage, prefix + name, depth - 1, seen):
+        if deeper := _search(storage, prefix + name, depth - 1, seen, refused):
             return deeper
     return found
 
 
 def file_in(storage: Storage, path: str, size: int | None = None) -> InputFile:
-    """A file below a folder, to be opened with `rlio.storage.open_input`."""
-    full = f"{storage.root.rstrip('/')}/{path}"
-    return InputFile(None if storage.is_local else storage.fs, full, storage.uri_of(path), size)
+    """A file below a folder, to be opened with `rlio.storage.open_input`.
+
+    Raises:
+        UnsafeData: It is a link that leads out of the folder, or to nothing.
+    """
+    fs = None if storage.is_local else storage.fs
+    return InputFile(fs, storage.real(path), storage.uri_of(path), size)
 
 
 class Look:
@@ -468,6 +504,8 @@ class Look:
         self.files = files
         self._file_of = file_of
         self._seen: dict[tuple[str, ...], list[Any]] = {}
+        #: Errors of links that lead out of the folder.
+        self.refused: list[UnsafeData] = []
 
     def markers(self) -> list[Mapping[str, Any]]:
         """The JSON objects in the marker files of the folder."""
@@ -503,16 +541,22 @@ class Look:
 
     def _each(self, key: tuple[str, ...], names: list[str], look: Callable[[IO[bytes]], T]) -> list[T]:
         if key not in self._seen:
-            found = [self._at(self._file_of(name), look) for name in names]
+            found = [self._at(name, look) for name in names]
             self._seen[key] = [one for one in found if one is not None]
         return self._seen[key]
 
-    @staticmethod
-    def _at(file: InputFile, look: Callable[[IO[bytes]], T]) -> T | None:
+    def _at(self, name: str, look: Callable[[IO[bytes]], T]) -> T | None:
         """What ``look`` reads from a file; None: it cannot be opened, or is not of that kind."""
+        try:
+            file = self._file_of(name)
+        except UnsafeData as error:
+            self.refused.append(error)
+            return None
         try:
             with open_input(file) as stream:
                 return look(stream)
+        except UnknownLayout:  # A pointer of Git LFS.
+            raise
         except (RlioError, OSError, ValueError, RecursionError, KeyError, RuntimeError, ImportError):
             # Damaged, gone, a folder, or h5py is not installed: nothing is known of it, which is the answer.
             return None

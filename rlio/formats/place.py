@@ -17,12 +17,23 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
-from rlio.formats.format import Format, Found, by_name, file_in, formats, load, recognise, recognise_file
+from rlio.formats.format import (
+    Format,
+    Found,
+    by_name,
+    file_in,
+    formats,
+    load,
+    recognise,
+    recognise_file,
+    titles_of_read,
+)
 from rlio.formats.tables.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
+from rlio.storage.inputs import is_glob
 from rlio.storage.paths import StrPath, is_uri
 from rlio.support.options import option_names, refuse_unknown
 from rlio.support.spaces import Spaces
@@ -37,8 +48,6 @@ __all__ = [
     "open_source",
     "recognise_inputs",
 ]
-
-_MAGIC = frozenset("*?[")
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ def locate_format(
     if format is not None and chosen is None:
         names = ", ".join(known.name for known in formats())
         raise OptionError(f"format={excerpt(format)}: no such format; the formats are {names}")
-    alone = len(values) == 1 and not _MAGIC.intersection(os.fspath(values[0]))
+    alone = len(values) == 1 and not is_glob(values[0], storage_options)
     found = recognise_inputs(values, storage_options)
     values = [_found_by_id(value) or value for value in values]
     if chosen is None and found is not None:
@@ -98,9 +107,8 @@ def locate_format(
     if chosen is None:
         expand_inputs(values, storage_options=storage_options, limit=limits.listed_names)
         raise UnknownLayout(
-            "found no format that rlio knows, expected one of "
-            + ", ".join(known.title for known in formats())
-            + ": pass format= if you know it, or mapping= for a table of steps",
+            f"found no format that rlio knows, expected one of {titles_of_read()}: pass format= if you know "
+            "it, or mapping=rlio.Mapping(columns=...) for a table of steps (docs/mapping.md)",
             uri=os.fspath(values[0]),
         )
     if chosen.source is None:
@@ -126,7 +134,7 @@ def locate_format(
 def recognise_inputs(values: Sequence[StrPath], storage_options: Mapping[str, Any] | None) -> Found | None:
     """What `recognise` finds at a lone path, or in the first file of a glob or list; None: nothing known."""
     value = _found_by_id(values[0]) or values[0]
-    if len(values) > 1 or _MAGIC.intersection(os.fspath(value)):
+    if len(values) > 1 or is_glob(value, storage_options):
         try:
             return recognise_file(expand_inputs(values, storage_options=storage_options)[0])
         except DataNotFound:
@@ -152,7 +160,7 @@ def _folder(
     value: StrPath, format: Format, found: Found | None, storage_options: Mapping[str, Any] | None
 ) -> Place:
     """The root of the data set at or below ``value``."""
-    storage = Storage.open(value, storage_options=storage_options)
+    storage = Storage.open(value, storage_options=storage_options).of_others()
     parts = found.folder.split("/") if found is not None and found.folder else []
     for depth in range(len(parts) + 1):
         folder = "/".join(parts[:depth])

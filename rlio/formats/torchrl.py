@@ -165,12 +165,14 @@ class TorchrlSource:
         name = f"{self._folder}{'/'.join(path)}.memmap"
         if name not in self._sizes:
             raise CorruptData(f"the file {excerpt(name)} is absent", uri=self.uri)
+        file = self._place.file(name, self._sizes[name])
         if self._sizes[name] != math.prod(shape) * dtype.itemsize:
+            open_input(file).close()  # It may be a pointer of Git LFS, which is another error.
             raise CorruptData(
                 f"the file has {self._sizes[name]} bytes, expected {dtype} of shape {shape}",
                 uri=self._place.root().uri_of(name),
             )
-        return _Leaf(self._place.file(name, self._sizes[name]), shape[len(self._batch) :], dtype)
+        return _Leaf(file, shape[len(self._batch) :], dtype)
 
     def _map(self, observations: Sequence[str] | None) -> list[tuple[_Path, _Leaf]]:
         """(column, and keys in it; tensor) of what is read, but for the flags."""

@@ -34,7 +34,18 @@ from rlio.storage.failures import is_permanent, store_error
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.near import did_you_mean_path
-from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
+from rlio.storage.others import OthersFolder
+from rlio.storage.paths import (
+    Entry,
+    Location,
+    StrPath,
+    check_path,
+    is_litter,
+    is_uri,
+    locate,
+    locate_on,
+    mask_secrets,
+)
 from rlio.storage.remote import RemoteFolder
 from rlio.support.options import check_count, check_number, check_seconds, expected, set_options
 
@@ -114,6 +125,7 @@ class Storage:
         retry: How to retry failed operations.
         timeout: Seconds for one attempt, plus the time for its bytes at 256 KiB/s; None: no limit. Local
             folders have no time limit: a disk that hangs stops every process that uses it.
+        bound: Of a folder of another library: the folder that was named, see `of_others`; None: it is rlio's.
     """
 
     def __init__(
@@ -124,6 +136,7 @@ class Storage:
         retry: Retry | None = None,
         timeout: float | None = TIMEOUT,
         limits: Limits = DEFAULT_LIMITS,
+        bound: str | None = None,
     ) -> None:
         timeout = check_number("timeout", timeout, above=0, of="seconds", none="no limit")
         self._location = location
@@ -131,11 +144,14 @@ class Storage:
         #: Limits on what data stored here may demand when it is read.
         self.limits: Limits = expected(limits, Limits, "limits")
         self._retry = Retry() if retry is None else retry
-        self._backend: LocalFolder | RemoteFolder = (
-            LocalFolder(location.path, sync=sync)
-            if location.fs is None
-            else RemoteFolder(location.fs, location.path, timeout=timeout)
-        )
+        self._bound = bound
+        self._backend: LocalFolder | RemoteFolder
+        if location.fs is not None:
+            self._backend = RemoteFolder(location.fs, location.path, timeout=timeout)
+        elif bound is not None:
+            self._backend = OthersFolder(location.path, bound)
+        else:
+            self._backend = LocalFolder(location.path, sync=sync)
 
     @classmethod
     def open(
@@ -204,7 +220,28 @@ class Storage:
         check_path(folder, uri=self.uri)
         path = folder if self.root == "" else f"{self.root.rstrip('/')}/{folder}"
         place = Location(self._location.fs, path, self.uri_of(folder))
-        return type(self)(place, retry=self._retry, timeout=self._timeout, limits=self.limits)
+        return self._at(place, self._bound)
+
+    def of_others(self) -> Self:
+        """The same folder as one of another library, to be read.
+
+        Names that begin with a dot are not listed. Links are followed, but not out of the folder: such a link
+        raises UnsafeData. In a folder of rlio itself, no link is followed.
+        """
+        return self if self._bound is not None else self._at(self._location, self.root)
+
+    def _at(self, place: Location, bound: str | None) -> Self:
+        return type(self)(place, retry=self._retry, timeout=self._timeout, limits=self.limits, bound=bound)
+
+    def real(self, path: str) -> str:
+        """Where the object at ``path`` lies, within `fs` or as an absolute local path; see `of_others`.
+
+        Raises:
+            UnsafeData: A link leads out of the folder of another library, or to nothing.
+        """
+        if isinstance(self._backend, OthersFolder):
+            return self._backend.real(path)
+        return f"{self.root.rstrip('/')}/{path}"
 
     def did_you_mean(self) -> str:
         """What the path of the root may mean, to be appended to a message: see `did_you_mean_path`."""
@@ -358,6 +395,8 @@ class Storage:
             check_path(prefix, uri=self.uri)
         most = self.limits.listed_names if limit is None else limit
         found = self._attempt(prefix, lambda: self._backend.entries(prefix, most, times=times))
+        if self._bound is not None:
+            found = [entry for entry in found if not is_litter(entry.path)]
         # Paths are unique; comparing strings is several times faster than comparing entries.
         found.sort(key=_path_of)
         return found
@@ -427,7 +466,8 @@ class Storage:
         """
         if folder:
             check_path(folder, uri=self.uri)
-        return sorted(self._attempt(folder, lambda: self._backend.children(folder, most)))
+        found = self._attempt(folder, lambda: self._backend.children(folder, most))
+        return sorted(one for one in found if self._bound is None or not is_litter(one[0]))
 
     # ---- inside ----
 

@@ -15,6 +15,7 @@ import glob
 import io
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
@@ -22,11 +23,12 @@ from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS
 from rlio.storage.call_options import refuse_call_options
 from rlio.storage.failures import explained
-from rlio.storage.local import warn_of_links
 from rlio.storage.near import did_you_mean_path
-from rlio.storage.paths import Location, StrPath, is_uri, locate
+from rlio.storage.others import inside
+from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
+from rlio.storage.pointers import POINTER_BYTES, refuse_pointer
 
-__all__ = ["InputFile", "expand_inputs", "is_zip", "open_input"]
+__all__ = ["InputFile", "expand_inputs", "is_glob", "is_zip", "open_input"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
@@ -61,9 +63,10 @@ def expand_inputs(
 ) -> list[InputFile]:
     """The files that ``inputs`` name, each once; numbers within names sort numerically.
 
-    A name that exists is taken literally, even if it contains ``*?[``. Links are followed only if they are
-    named one by one, never in folders and globs, because a stranger's folder must not lead to the user's own
-    files.
+    A name that exists is taken literally, even if it contains ``*?[``, and so is each folder at the beginning
+    of a glob. In folders and globs, names that begin with a dot are left out, and links are followed to files
+    of the same folder only, because a stranger's folder must not lead to the user's own files. A link that is
+    named is followed anywhere.
 
     Args:
         inputs: A file, folder or glob (``**`` crosses folders), as a path or URI, or a list of those. A zip
@@ -76,7 +79,7 @@ def expand_inputs(
     Raises:
         DataNotFound: One of ``inputs`` names no file; the message lists what was found instead.
         OptionError: ``inputs`` is empty, or is not a path.
-        UnsafeData: There are more than ``limit`` files.
+        UnsafeData: There are more than ``limit`` files, or a link leads out of its folder.
         UnknownName: No known filesystem has the scheme of a URI.
         MissingExtra: The filesystem's client is not installed.
         StoreError: A filesystem failed.
@@ -110,6 +113,7 @@ def open_input(file: InputFile) -> IO[bytes]:
 
     Raises:
         DataNotFound: The file no longer exists.
+        UnknownLayout: It is a pointer of Git LFS, not the file itself.
         StoreError: The file could not be opened.
     """
     with explained(file.uri):
@@ -117,7 +121,24 @@ def open_input(file: InputFile) -> IO[bytes]:
             stream = io.FileIO(file.path) if file.fs is None else file.fs.open(file.path, "rb")
         except FileNotFoundError as error:
             raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
+        try:
+            if _may_be_pointer(file, stream):
+                start = stream.read(POINTER_BYTES)
+                stream.seek(0)
+                refuse_pointer(start, uri=file.uri)
+        except BaseException:
+            stream.close()
+            raise
     return io.BufferedReader(_Stream(stream, file.uri), _BUFFER_BYTES)
+
+
+def _may_be_pointer(file: InputFile, stream: Any) -> bool:
+    """Whether a file is so small: others are not looked into, which would be a request more."""
+    if file.fs is None:
+        status = os.fstat(stream.fileno())
+        return stat.S_ISREG(status.st_mode) and status.st_size < POINTER_BYTES
+    size = file.size if file.size is not None else getattr(stream, "size", None)
+    return size is not None and size < POINTER_BYTES and stream.seekable()
 
 
 class _Stream(io.RawIOBase):
@@ -161,9 +182,38 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def _wanted(path: str, suffixes: tuple[str, ...]) -> bool:
-    name = path.rsplit("/", 1)[-1]
-    # Tools and file managers leave hidden files ("._run.json").
-    return not name.startswith(".") and (not suffixes or name.lower().endswith(suffixes))
+    """Whether a file is one to take from a folder; ``path`` is relative to the folder."""
+    return not is_litter(path) and (not suffixes or path.lower().endswith(suffixes))
+
+
+def is_glob(value: StrPath, storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Whether ``value`` is a glob: it has one of ``*?[``, and nothing has this very name.
+
+    Raises:
+        OptionError, UnknownName, MissingExtra, StoreError: As `expand_inputs`.
+    """
+    if not _MAGIC.search(os.fspath(value)):
+        return False
+    place = locate(value, storage_options if is_uri(os.fspath(value)) else None)
+    with explained(place.uri):
+        return bool(_MAGIC.search(place.path)) and not _is_there(place.fs, place.path)
+
+
+def _is_there(fs: Any, path: str) -> bool:
+    return os.path.lexists(path) if fs is None else _info(fs, path) is not None
+
+
+def _glob_of(place: Location) -> tuple[str, str] | None:
+    """The folder in which a glob begins, and the rest of the glob; None: it is no glob."""
+    folder, rest = "", place.path
+    while rest and (found := _MAGIC.search(rest)):
+        # The folders before the first one with such a character are literal; it is too, if it exists.
+        start = rest.rfind("/", 0, found.start()) + 1
+        end = rest.find("/", found.end())
+        if end < 0 or not _is_there(place.fs, folder + rest[:end]):
+            return folder + rest[:start], rest[start:]
+        folder, rest = folder + rest[: end + 1], rest[end + 1 :]
+    return None
 
 
 def is_zip(name: str) -> bool:
@@ -193,29 +243,62 @@ def _members(place: Location, suffixes: tuple[str, ...]) -> list[InputFile]:
 
 
 def _local(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:
-    path = place.path
+    path, root = place.path, place.path
     if os.path.isdir(path):
-        inside = glob.escape(path)
-        pattern = os.path.join(inside, "**", "*") if recursive else os.path.join(inside, "*")
-        names = [p for p in glob.iglob(pattern, recursive=recursive) if _wanted(p, suffixes)]
+        found = _files_below(path) if recursive else os.listdir(path)
+        names = [os.path.join(path, name) for name in found if _wanted(name, suffixes)]
     elif os.path.exists(path):
         # The user named it: it may be a link, or a pipe (which has no size).
         size = os.path.getsize(path) if os.path.isfile(path) else None
         return [InputFile(None, path, path, size)]
+    elif (pattern := _glob_of(place)) is not None:
+        root = pattern[0].rstrip(os.sep) or os.sep
+        names = list(glob.iglob(os.path.join(glob.escape(root), pattern[1]), recursive=True))
     else:
-        names = list(glob.iglob(path, recursive=True)) if _MAGIC.search(path) else []
-    links = [name for name in names if os.path.islink(name)]
-    warn_of_links(links, path)
-    skipped = set(links)
-    return [
-        InputFile(None, name, name, os.path.getsize(name))
-        for name in names
-        if name not in skipped and os.path.isfile(name)
-    ]
+        names = []
+    names = [name for name in names if not os.path.isdir(name)]
+    linked = [name for name in names if _is_linked(name, root)]
+    if linked:
+        # Links and the file that they lead to are one file, whose own name it keeps.
+        reals = {inside(name, root): name for name in sorted(linked, reverse=True)}
+        reals |= {os.path.realpath(name): name for name in set(names).difference(linked)}
+        names = list(reals.values())
+    return [InputFile(None, name, name, os.path.getsize(name)) for name in names if os.path.isfile(name)]
+
+
+def _is_linked(name: str, root: str) -> bool:
+    """Whether ``name``, or a folder between it and ``root``, is a link."""
+    while len(name) > len(root):
+        if os.path.islink(name):
+            return True
+        name = os.path.dirname(name)
+    return False
+
+
+def _files_below(root: str) -> list[str]:
+    """Paths of the files below ``root`` relative to it; each folder once, where links lead to it too."""
+    found: list[str] = []
+    seen, pending = {os.path.realpath(root)}, [""]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(os.path.join(root, folder)) as scanned:
+            children = list(scanned)
+        for child in children:
+            path = os.path.join(folder, child.name)
+            if is_litter(child.name):
+                continue
+            if not child.is_dir():
+                found.append(path)
+                continue
+            real = inside(child.path, root) if child.is_symlink() else os.path.realpath(child.path)
+            if real not in seen:
+                seen.add(real)
+                pending.append(path)
+    return found
 
 
 def _remote(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:
-    fs = place.fs
+    fs, root = place.fs, place.path
     fs.invalidate_cache()
     info = _info(fs, place.path)
     if info is not None and info["type"] == "file":
@@ -223,9 +306,12 @@ def _remote(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list
     infos: Iterable[dict[str, Any]]
     if info is not None:
         children = fs.find(place.path, detail=True).values() if recursive else fs.ls(place.path, detail=True)
-        infos = [child for child in children if _wanted(child["name"], suffixes)]
-    elif _MAGIC.search(place.path):
-        infos = fs.glob(place.path, detail=True).values()
+        infos = [child for child in children if _wanted(_below(child["name"], root), suffixes)]
+    elif (pattern := _glob_of(place)) is not None:
+        root = pattern[0]
+        infos = fs.glob(glob.escape(root) + pattern[1], detail=True).values()
+        if not is_litter(pattern[1]):  # As locally, where `*` does not mean hidden names.
+            infos = [child for child in infos if not is_litter(_below(child["name"], root))]
     else:
         infos = []
     return [
@@ -233,6 +319,11 @@ def _remote(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list
         for child in infos
         if child["type"] == "file" and not child["name"].endswith("/")
     ]
+
+
+def _below(path: str, root: str) -> str:
+    """``path`` of a remote store, relative to the folder ``root``."""
+    return path.strip("/").removeprefix(root.strip("/")).lstrip("/")
 
 
 def _info(fs: Any, path: str) -> dict[str, Any] | None:
@@ -245,9 +336,9 @@ def _info(fs: Any, path: str) -> dict[str, Any] | None:
 def _what_was_there(place: Location, suffixes: tuple[str, ...]) -> str:
     """The message for inputs without files: lists the nearest folder that exists."""
     folder = place.path
-    magic = _MAGIC.search(folder)
-    if magic:
-        folder = folder[: magic.start()].rpartition("/")[0]
+    magic = _glob_of(place)
+    if magic is not None:
+        folder = magic[0].rstrip("/")
     names: list[str] = []
     for _ in range(2):
         names = _names(place.fs, folder)

@@ -23,6 +23,7 @@ __all__ = [
     "Location",
     "StrPath",
     "check_path",
+    "is_litter",
     "is_uri",
     "locate",
     "locate_on",
@@ -90,6 +91,16 @@ class Location(NamedTuple):
 def is_uri(text: str) -> bool:
     """Whether ``text`` is a URI for fsspec; any other text is a path."""
     return _URI.match(text) is not None
+
+
+def is_litter(path: str) -> bool:
+    """Whether a name in a relative ``path`` begins with a dot: what tools and file managers leave is no data.
+
+    Such are ``._run.csv``, ``.DS_Store`` and ``.ipynb_checkpoints/run.csv``.
+    """
+    return any(
+        name.startswith(".") and name not in (".", "..") for name in path.replace(os.sep, "/").split("/")
+    )
 
 
 def mask_secrets(uri: str) -> str:

@@ -13,10 +13,11 @@ from typing import Any, Final, NoReturn
 
 from fsspec.implementations.zip import ZipFileSystem
 
-from rlio.errors import CorruptData, OptionError, UnsafeData, excerpt
+from rlio.errors import CorruptData, OptionError, RlioError, UnsafeData, excerpt
 from rlio.limits import Limits
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Location
+from rlio.storage.pointers import refuse_pointer
 from rlio.storage.remote import RemoteFolder
 from rlio.storage.zip_files import MAX_MEMBERS, READ_ERRORS, check_directory, check_member
 
@@ -150,13 +151,14 @@ class ZippedFolder(ZipFileSystem):  # type: ignore[misc]  # fsspec has no types.
         self._limits = limits
         try:
             file = _File(place, size, timeout)
+            refuse_pointer(file.read(64) or b"", uri=uri)
             check_directory(file, uri=uri)
             super().__init__(file)
             members = self.zip.infolist()
             if len(members) > min(MAX_MEMBERS, limits.listed_names):
                 raise UnsafeData(f"{len(members)} members in one zip file: at most {MAX_MEMBERS}", uri=uri)
         except (*READ_ERRORS, NotImplementedError, UnicodeError, ValueError) as error:
-            if isinstance(error, CorruptData):
+            if isinstance(error, RlioError):
                 raise
             raise CorruptData(f"damaged zip file: {excerpt(str(error))}", uri=uri) from error
 

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import Columns, is_per_sequence
-from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.d4rl.sink import FORMAT as D4RL
-from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset
+from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset, tree_of
 from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.files.step_columns import check_step_columns
-from rlio.formats.format import format_of_hdf5
+from rlio.formats.format import format_of_hdf5, titles_of_read
 from rlio.formats.place import about_format, closed_on_error
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
@@ -183,9 +183,11 @@ class D4rlSource:
         found = self._datasets(group, "", uri)
         missing = [name for name in _NEEDED if name not in found]
         if missing:
-            there = ", ".join(excerpt(name, 40) for name in list(group)[:8]) or "nothing"
-            raise MissingColumn(
-                f"not in D4RL's layout: found {there}; expected observations, actions, rewards and terminals",
+            raise UnknownLayout(
+                "not in D4RL's layout, which has observations, actions, rewards and terminals: found "
+                f"{tree_of(group)}. The layouts of HDF5 that rlio reads are {titles_of_read(hdf5=True)}. "
+                "Read any other with h5py, and pass its arrays to rlio.from_arrays(arrays, "
+                "mapping=rlio.Mapping(columns=...)), or its episodes to rlio.from_episodes(episodes)",
                 uri=uri,
                 column=missing[0],
             )

@@ -33,7 +33,7 @@ from rlio.storage import InputFile, open_input
 from rlio.storage.open_files import OpenFiles
 from rlio.support.extras import needs
 
-__all__ = ["Hdf5Files", "check_dataset"]
+__all__ = ["Hdf5Files", "check_dataset", "tree_of"]
 
 T = TypeVar("T")
 
@@ -45,6 +45,9 @@ _PART = 4
 _FILTERS: Final = frozenset((1, 2, 3, 4, 5, 6, 32000))
 # HDF5's numbers of layouts.
 _CHUNKED: Final = 2
+# Names of a file that a message shows, and how deep.
+_SHOWN: Final = 20
+_SHOWN_DEPTH: Final = 4
 _VIRTUAL: Final = 3
 
 
@@ -102,6 +105,28 @@ def _close_both(pair: tuple[Any, IO[bytes]]) -> None:
         file.close()
     finally:
         stream.close()
+
+
+def tree_of(group: Any) -> str:
+    """The names in an HDF5 file with dtypes and shapes, for a message: 20 of them, 4 levels deep."""
+    import h5py
+
+    found: list[str] = []
+    pending = [("", group, 0)]
+    while pending and len(found) <= _SHOWN:
+        path, item, depth = pending.pop()
+        if isinstance(item, h5py.Dataset):
+            found.append(f"{excerpt(path, 80)[1:-1]} ({item.dtype} {item.shape})")
+        elif not isinstance(item, h5py.Group) or (path and (depth == _SHOWN_DEPTH or not len(item))):
+            found.append(f"{excerpt(path, 80)[1:-1]}/")
+        else:
+            names = [name for _, name in zip(range(_SHOWN + 1), item, strict=False)]
+            for name in reversed(names):  # What a link leads to is not opened.
+                is_link = not isinstance(item.get(name, getlink=True), h5py.HardLink)
+                below = f"{path}/{name}".lstrip("/")
+                pending.append((below, None if is_link else item[name], depth + 1))
+    more = ", ..." if len(found) > _SHOWN or pending else ""
+    return ", ".join(found[:_SHOWN]) + more or "nothing"
 
 
 def check_dataset(dataset: Any, path: str, uri: str, limits: Limits) -> tuple[tuple[int, ...], np.dtype[Any]]:

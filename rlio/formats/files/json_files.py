@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any, Final
 
 from rlio.batch.columns import Columns
-from rlio.errors import CorruptData, excerpt
+from rlio.errors import CorruptData, UnknownLayout, excerpt
 from rlio.formats.files.inputs import raise_at
+from rlio.formats.files.step_columns import suggested_mapping
 from rlio.limits import Limits
 from rlio.storage import Storage
+from rlio.storage.pointers import refuse_pointer
 
-__all__ = ["NUMBERS", "OURS", "parse_json", "read_object", "whole_number"]
+__all__ = ["NUMBERS", "OURS", "list_of_records", "parse_json", "read_object", "whole_number"]
 
 #: Names of the dtypes of numbers in descriptions, and names that mean a column of rlio.
 NUMBERS: Final = frozenset(
@@ -24,12 +27,22 @@ NUMBERS: Final = frozenset(
 OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
 
 
+def list_of_records(names: Collection[str]) -> UnknownLayout:
+    """The error of a JSON file that is one list of objects with these names, where objects are expected."""
+    return UnknownLayout(
+        "found a list of records in one JSON value, expected one object a line: write them so (jq -c '.[]'), "
+        f"or pass rlio.read(pandas.read_json(path), {suggested_mapping(names)})"
+    )
+
+
 def parse_json(text: bytes | str, what: str, *, uri: str, limits: Limits) -> Any:
     """The value of a JSON text.
 
     Raises:
+        UnknownLayout: It is a pointer of Git LFS.
         CorruptData: It is not JSON. (UnsafeData: it is too large.)
     """
+    refuse_pointer(text if isinstance(text, bytes) else text[:100].encode(), uri=uri)
     try:
         limits.check_json(text, what)
         return json.loads(text)

@@ -16,10 +16,40 @@ from rlio.batch.columns import Columns
 from rlio.batch.other_names import MEANT as _MEANT
 from rlio.errors import UnknownLayout, excerpt
 
-__all__ = ["check_other_names", "check_step_columns"]
+__all__ = ["check_other_names", "check_step_columns", "suggested_mapping"]
 
 #: A table of steps has one or more of these columns.
 _STEP_COLUMNS: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+#: Parts of names by which `suggested_mapping` guesses; what it guesses is only shown.
+_HINTS: Final = (
+    (Columns.OBS, ("obs", "state", "pixels", "image")),
+    (Columns.ACTIONS, ("act",)),
+    (Columns.REWARDS, ("rew",)),
+    (Columns.EPS_ID, ("episode", "traj", "eps", "ep_")),
+    (Columns.TERMINATEDS, ("terminal", "terminated", "done", "end")),
+)
+
+
+def suggested_mapping(names: Collection[str]) -> str:
+    """The mapping that a table with these columns may need, as code for a message; ``...`` where none fits.
+
+    Example:
+        >>> suggested_mapping(["x_obs", "act", "rew", "traj"])
+        "mapping=rlio.Mapping(columns={'obs': 'x_obs', 'actions': 'act', 'rewards': 'rew'}, episode='traj')"
+    """
+    left = [name for name in names if Columns.NEXT_OBS not in _MEANT.get(name, ()) and "next_" not in name]
+    found: dict[str, str] = {}
+    for column, hints in _HINTS:
+        meant = [name for name in left if name == column or column in _MEANT.get(name.lower(), ())]
+        meant += [name for name in left if any(hint in name.lower() for hint in hints)]
+        if meant:
+            left.remove(meant[0])
+        found[column] = excerpt(meant[0], 60) if meant else "..."
+    columns = ", ".join(f"{column!r}: {found[column]}" for column in _STEP_COLUMNS)
+    end = found[Columns.TERMINATEDS]
+    is_flag = found[Columns.EPS_ID] == "..." and end != "..."
+    ends = f"terminated={end}" if is_flag else f"episode={found[Columns.EPS_ID]}"
+    return f"mapping=rlio.Mapping(columns={{{columns}}}, {ends})"
 
 
 def check_step_columns(names: Collection[str], *, uri: str | None = None) -> None:
@@ -36,8 +66,8 @@ def check_step_columns(names: Collection[str], *, uri: str | None = None) -> Non
     if not set(names).intersection(_STEP_COLUMNS):
         raise UnknownLayout(
             f"found the columns {excerpt(sorted(names))}, expected one row per step with "
-            f"{', '.join(_STEP_COLUMNS)} or some of them: rename the columns in the file, or name those to "
-            "read: columns=[...]",
+            f"{', '.join(_STEP_COLUMNS)} or some of them: say what they mean, "
+            f"{suggested_mapping(names)} (docs/mapping.md); or name those to read: columns=[...]",
             uri=uri,
         )
 
@@ -61,8 +91,9 @@ def check_other_names(names: Collection[str], *, uri: str | None = None) -> None
         absent = [meant for meant in _MEANT.get(name, ()) if meant not in found]
         if absent:
             raise UnknownLayout(
-                f"the column {name!r} may be the column {' or '.join(absent)}, which is absent: rename it in "
-                "the file; or, if it is something else, name the columns to read: columns=[...]",
+                f"the column {name!r} may be the column {' or '.join(absent)}, which is absent: say what "
+                f"the columns mean, {suggested_mapping(names)} (docs/mapping.md); or, if it is something "
+                "else, name the columns to read: columns=[...]",
                 uri=uri,
                 column=name,
             )

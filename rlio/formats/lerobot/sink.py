@@ -50,7 +50,7 @@ class LeRobotSink:
 
     Args:
         storage: The folder.
-        origin: ``extra`` may have ``fps`` and ``tasks``, as those of `LeRobotSource` have.
+        origin: ``extra`` may have ``fps``, ``tasks`` and ``task_numbers``, as those of `LeRobotSource` have.
         fps: Frames a second; None: the origin's, or else 1, so that seconds are steps.
         task: The task of the episodes in words, if the origin states none.
 
@@ -69,7 +69,12 @@ class LeRobotSink:
         given = origin.extra.get("fps") if fps is None else fps
         self._fps = check_number("fps", 1 if given is None else given, above=0)
         tasks = origin.extra.get("tasks")
-        self._tasks: list[str] = tasks if isinstance(tasks, list) and tasks else [task]
+        if not isinstance(tasks, list) or not tasks:
+            tasks = [task]
+        #: What each ``task_index`` stands for.
+        self._tasks: dict[int, str] = dict(
+            zip(origin.extra.get("task_numbers") or range(len(tasks)), tasks, strict=True)
+        )
         self.episodes: int = 0
         self._frames = 0
         self._storage = storage
@@ -84,7 +89,7 @@ class LeRobotSink:
     def takes(self, name: str, column: np.ndarray) -> bool:
         """Whether a column is the feature of LeRobot that has its name; see `EpisodeSink`."""
         if name == _TASK and len(self._tasks) > 1:
-            return column.dtype == np.int64 and 0 <= column.min() <= column.max() < len(self._tasks)
+            return column.dtype == np.int64 and self._tasks.keys() >= set(column.tolist())
         times = np.arange(len(column)) / self._fps
         return name == _TIME and column.dtype == np.float32 and bool((abs(column - times) < _TOLERANCE).all())
 
@@ -143,7 +148,7 @@ class LeRobotSink:
         return {
             **columns,
             _TIME: (frames / self._fps).astype(np.float32),
-            _TASK: np.zeros(steps, np.int64),
+            _TASK: np.full(steps, min(self._tasks)),
             **episode.extra_outputs,
             FRAME: frames,
             EPISODE: np.full(steps, self.episodes),
@@ -253,14 +258,15 @@ def _parquet(table: Any) -> bytes:
     return stream.getvalue()
 
 
-def _task_table(tasks: list[str]) -> Any:
+def _task_table(tasks: Mapping[int, str]) -> Any:
     """The tasks as pandas stores a frame whose index they are, which is how LeRobot reads them."""
     import pyarrow as pa
 
     index = "__index_level_0__"
     text = {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object"}
     about = {"index_columns": [index], "columns": [text], "column_indexes": [], "pandas_version": "2.0.0"}
-    table = pa.table({_TASK: np.arange(len(tasks)), index: pa.array(tasks, pa.string())})
+    numbers = np.array(list(tasks), np.int64)
+    table = pa.table({_TASK: numbers, index: pa.array(list(tasks.values()), pa.string())})
     return table.replace_schema_metadata({"pandas": json.dumps(about)})
 
 

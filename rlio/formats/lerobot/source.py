@@ -63,6 +63,7 @@ FORMAT = Format(
     marks=Marks(
         json=with_all_of(
             {"codebase_version", "features", "total_episodes"},
+            {"fps", "features", "total_episodes"},  # Its version is missing, which is said when it is opened.
             {"episode_index", "tasks", "length"},
             {"episode_index", "stats"},
         ),
@@ -123,7 +124,7 @@ class LeRobotSource:
     Attributes:
         version: That of the format.
         sizes: Bytes of the files with rows, and of the videos.
-        origin: The tasks and the frames a second, as ``extra``.
+        origin: The tasks, their numbers unless these are 0, 1, ..., and the frames a second, as ``extra``.
         notes: What is not read or not known.
     """
 
@@ -138,6 +139,12 @@ class LeRobotSource:
         self._info = read_object(storage, INFO, limits=limits)
         self._where = storage.uri_of(INFO)
         version = self._info.get("codebase_version")
+        if version is None:
+            raise UnknownLayout(
+                'codebase_version is missing, expected v2 or v3: add "codebase_version": "v2.1" to the file '
+                'if meta/episodes.jsonl is there, or "v3.0" if meta/episodes/ is',
+                uri=self._where,
+            )
         if not isinstance(version, str) or not re.fullmatch(r"v[23]\.\d+", version):
             raise UnknownLayout(f"found version {excerpt(version)}, expected v2 or v3", uri=self._where)
         self.version: str = version
@@ -175,10 +182,12 @@ class LeRobotSource:
         videos_read = {path for path in self._sizes if path.startswith("videos/") and self._videos}
         self.sizes: list[int | None] = [self._sizes[path] for path in (*rows, *sorted(videos_read))]
         self._parquet = ParquetFiles(self.files, limits)
+        #: What each ``task_index`` stands for; the numbers need not be 0, 1, ...
         self._task_texts = self._tasks()
-        self.origin: Origin = Origin(
-            uri=self.uri, extra={"fps": self._info.get("fps"), "tasks": self._task_texts}
-        )
+        about = {"fps": self._info.get("fps"), "tasks": list(self._task_texts.values())}
+        if list(self._task_texts) != list(range(len(self._task_texts))):
+            about["task_numbers"] = list(self._task_texts)
+        self.origin: Origin = Origin(uri=self.uri, extra=about)
         self._note_absences()
         shortest = min(filter(None, self.lengths), default=0)
         try:
@@ -286,20 +295,23 @@ class LeRobotSource:
         with closing(file):
             return file.guarded(0, None, read)
 
-    def _tasks(self) -> list[str]:
-        """What ``task_index`` stands for; nothing if the file is absent."""
+    def _tasks(self) -> dict[int, str]:
+        """What ``task_index`` stands for, in the order of the numbers; nothing if the file is absent."""
         path = "meta/tasks.parquet" if self._is_v3 else "meta/tasks.jsonl"
         if path not in self._sizes:
-            return []
+            return {}
         file = self._place.file(path, self._sizes[path])
 
-        def read() -> list[str]:
+        def read() -> dict[int, str]:
             found = self._records(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
-            if [row["task_index"] for row in found] != list(range(len(found))):
-                raise CorruptData("the tasks are not numbered 0, 1, ...")
-            texts = [next(value for name, value in row.items() if name != "task_index") for row in found]
-            if not all(isinstance(text, str) for text in texts):
+            texts = {
+                row["task_index"]: next(value for name, value in row.items() if name != "task_index")
+                for row in found
+            }
+            if len(texts) < len(found):
+                raise CorruptData("found two tasks of one number")
+            if not all(isinstance(text, str) for text in texts.values()):
                 raise CorruptData("found a task that is not text")
             return texts
 

@@ -40,6 +40,7 @@ from rlio.batch.nested import leaves, map_structure
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.inputs import in_column
+from rlio.formats.files.json_files import list_of_records
 from rlio.formats.files.packed import Allowance, is_packed, unpack
 from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_other_names
@@ -113,6 +114,8 @@ def parse_line(line: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
         raise UnsafeData("JSON nested too deeply to be a record") from error
     except ValueError as error:
         raise CorruptData(f"not a JSON record: {excerpt(str(error))}; found {excerpt(line, 80)}") from error
+    if isinstance(record, list) and record and all(isinstance(one, dict) for one in record):
+        raise list_of_records(record[0])
     if not isinstance(record, dict):
         raise CorruptData(f"expected a JSON object of columns, found a {type(record).__name__}")
     return record

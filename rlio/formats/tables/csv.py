@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import IO, Any
 
-from rlio.errors import CorruptData, OptionError, UnsafeData, excerpt
+from rlio.errors import CorruptData, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.formats.tables.text_table import TextTable
@@ -50,6 +50,12 @@ class CsvTable(TextTable):
     def header(self, stream: IO[bytes]) -> list[str]:
         """See `TextTable`."""
         line = stream.readline(self.limits.line_bytes)
+        if line.startswith(b"#{") and b'"t_start"' in line:
+            raise UnknownLayout(
+                "found the CSV of Stable-Baselines3's Monitor, which has the return and the length of each "
+                "episode, and no steps: record steps with rlio.RecordExperience; for the returns, "
+                "pandas.read_csv(path, skiprows=1)"
+            )
         if not line.strip():
             raise CorruptData("the first line is empty, expected the names of the columns")
         if line.count(self._parse_options(len(self._names)).delimiter.encode()) >= self.limits.columns:

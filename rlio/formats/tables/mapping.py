@@ -45,7 +45,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.formats.files.inputs import raise_at
-from rlio.formats.files.step_columns import check_other_names
+from rlio.formats.files.step_columns import check_other_names, suggested_mapping
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
 from rlio.formats.tables.doubts import (
     STEP_NAMES,
@@ -686,10 +686,10 @@ def own_map(table: Table) -> Mapping:
         return _OwnNames(columns, episode=ids, terminated=flags[0], truncated=flags[1])
     except RlioError as error:
         found, shown = str(error).partition(":")[0], describe(table)
+        names = list(table.names)
         table.close()
         raise UnknownLayout(
-            f"{found}; say what the columns mean: mapping=rlio.Mapping(columns={{'obs': [...], 'actions': "
-            f"..., 'rewards': ...}}, episode=...) (docs/mapping.md); {shown}",
+            f"{found}; say what the columns mean: {suggested_mapping(names)} (docs/mapping.md); {shown}",
             uri=table.uri,
         ) from error
 

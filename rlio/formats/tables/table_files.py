@@ -13,16 +13,16 @@ from typing import Any, Final, Literal
 from rlio.batch.arrays import is_table
 from rlio.catalog.names import HEADER
 from rlio.errors import OptionError, UnknownLayout, excerpt
-from rlio.formats.files.partitions import has_partitions
-from rlio.formats.format import Format, Marks, by_name, formats
+from rlio.formats.files.inputs import find_files
+from rlio.formats.format import Format, Marks, by_name, formats, recognise_file
 from rlio.formats.place import Place, about_format, closed_on_error, locate_format, open_place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Table, table_in_memory
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping
 from rlio.source.episodes import EpisodeFiles
-from rlio.storage import expand_inputs
 from rlio.storage.filesystem import Storage
+from rlio.storage.inputs import is_glob
 from rlio.storage.paths import StrPath
 from rlio.support.options import expected
 from rlio.support.spaces import Spaces
@@ -111,28 +111,33 @@ def _locate(
     chosen = None if format is None else by_name(format)
     if format is not None and chosen not in known:
         raise OptionError(f"format={excerpt(format)}: a mapping reads {', '.join(one.name for one in known)}")
-    if chosen is None and len(values) == 1 and not set("*?[").intersection(os.fspath(values[0])):
-        storage = Storage.open(values[0], storage_options=storage_options)
+    if chosen is None and len(values) == 1 and not is_glob(values[0], storage_options):
+        storage = Storage.open(values[0], storage_options=storage_options).of_others()
         if storage.exists(HEADER):
             raise OptionError("found a data set of rlio, whose columns need no mapping", uri=storage.uri)
         chosen = next((one for one in known if any(map(storage.exists, one.root))), None)
     if chosen is not None and chosen.root:
         return locate_format(inputs, format=chosen.name, storage_options=storage_options, limits=limits)
     endings = tuple(ending for one in (known if chosen is None else [chosen]) for ending in one.marks.endings)
-    files = expand_inputs(
-        values,
+    files = find_files(
+        values[0] if len(values) == 1 else values,
         suffixes=endings,
-        recursive=len(values) == 1 and has_partitions(values[0], storage_options),
         storage_options=storage_options,
-        limit=limits.listed_names,
+        limits=limits,
     )
     if chosen is None:
         kinds = {_kind(file.path, known) for file in files}
         chosen = kinds.pop()
+        if chosen is None and not kinds:
+            other = recognise_file(files[0])
+            if other is not None and not other.format.is_read:
+                raise other.format.refusal(uri=files[0].uri)
         if kinds or chosen is None:
+            name = excerpt(files[0].path.rpartition("/")[2])
+            found = f"files of {len(kinds) + 1} kinds" if kinds else f"{name}, which a mapping does not read"
             raise UnknownLayout(
-                f"found files of {len(kinds) + 1} kinds, or of one that a mapping does not read, expected "
-                f"one of {', '.join(one.name for one in known)}: pass a glob, or format=",
+                f"found {found}, expected files of one of {', '.join(one.name for one in known)}: pass a "
+                "glob, or format=; or load the file, and pass its arrays to rlio.from_arrays",
                 uri=files[0].uri,
             )
     return chosen, Place(files[0].uri, None, tuple(files))
