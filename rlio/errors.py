@@ -63,7 +63,6 @@ __all__ = [
     "WorkerLost",
     "excerpt",
     "raise_at",
-    "with_hint",
 ]
 
 
@@ -245,11 +244,6 @@ class MissingExtra(RlioError, ImportError):
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
         return type(self), self._parts  # For pickling to other processes: `args` holds only the message.
-
-
-def with_hint(error: DataNotFound, hint: str) -> DataNotFound:
-    """The same error with ``hint`` at the end of its message."""
-    return DataNotFound(str(error).removesuffix(f" [in {error.uri}]") + hint, uri=error.uri)
 
 
 def raise_at(error: RlioError, *, uri: str | None, record: int | None = None) -> NoReturn:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from rlio.batch.arrays import is_table, refuse_columns
 from rlio.catalog.commit import read_header
 from rlio.catalog.names import HEADER
-from rlio.errors import DataNotFound, OptionError, excerpt, with_hint
+from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.formats.format import Found, load, recognise
 from rlio.formats.place import open_episode_files, recognise_inputs
 from rlio.formats.tables.table_files import open_table_files
@@ -21,6 +21,8 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.source.source import FileSource
 from rlio.storage.filesystem import Storage
+from rlio.storage.inputs import is_zip
+from rlio.storage.near import with_hint
 from rlio.support.options import check_choice, option_names, refuse_unknown
 
 __all__ = [
@@ -301,7 +303,8 @@ def open_files(
         if format is not None and format.source is None:
             return None
         return _opened(open_episode_files, inputs, given, options, of="these files")
-    if found is not None and found.folder and isinstance(inputs, (str, os.PathLike)):
+    is_path = isinstance(inputs, (str, os.PathLike))
+    if found is not None and found.folder and is_path and not is_zip(os.fspath(inputs)):
         # Folders of runs, one level or two below, as RLlib leaves them.
         inputs = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}"
     opened = _opened(load(format.rows), inputs, given, options, of=f"the format {format.name}")

@@ -121,8 +121,9 @@ T = TypeVar("T")
 _HEADER = "_rlio.json"
 # The reader class for each kind of file, by name, because only the class that is used is imported.
 _DATASET_READER = "rlio.readers.dataset_reader:DatasetReader"
+_JSON_READER = "rlio.readers.json_reader:JsonReader"
 _READERS = {
-    "rlio.readers.json_reader:JsonReader": (".json", ".jsonl", ".zip"),
+    _JSON_READER: (".json", ".jsonl", ".zip"),
     "rlio.readers.d4rl_reader:D4RLReader": (".hdf5", ".h5"),
     "rlio.readers.foreign_parquet:ForeignParquetReader": (".parquet",),
 }
@@ -625,6 +626,19 @@ def _is_dataset(
     return Storage.open(value, storage_options=storage_options).exists(_HEADER)
 
 
+def _counts(paths: list[str]) -> dict[str, int]:
+    """How many of the files each reader class reads, by their endings."""
+    return {
+        place: sum(path.lower().endswith(suffixes) for path in paths) for place, suffixes in _READERS.items()
+    }
+
+
+def _is_zip(values: list[str | os.PathLike[str]]) -> bool:
+    from rlio.storage.inputs import is_zip
+
+    return len(values) == 1 and is_zip(os.fspath(values[0]))
+
+
 def _reader_of(
     values: list[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None
 ) -> tuple[str, list[str | os.PathLike[str]]]:
@@ -634,11 +648,14 @@ def _reader_of(
     """
     from rlio.formats.format import refuse_known
     from rlio.formats.place import recognise_inputs
+    from rlio.storage.filesystem import Storage
     from rlio.storage.inputs import expand_inputs
 
     known = recognise_inputs(values, storage_options)
     if known is not None and known.format.source is not None:
         return _EPISODE_READER, values
+    if known is not None and known.format.reader is not None and _is_zip(values):
+        return known.format.reader, values
     if known is not None and known.format.reader is not None and known.folder:
         # Folders of runs, one level or two below, as RLlib leaves them.
         ending = known.format.marks.endings[0]
@@ -654,10 +671,13 @@ def _reader_of(
                 + (instead or f"the names are {', '.join(_inputs.names())}")
             ) from error
         raise
-    counts = {
-        place: sum(file.path.lower().endswith(suffixes) for file in files)
-        for place, suffixes in _READERS.items()
-    }
+    counts = _counts([file.path for file in files])
+    if _is_zip(values):
+        # JSON in zip files is read by its reader, whatever lies beside it; it also says what else is there.
+        inside = _counts(
+            [entry.path for entry in Storage.open(values[0], storage_options=storage_options).list()]
+        )
+        counts = inside if any(inside.values()) and not inside[_JSON_READER] else counts
     found = [place for place, count in counts.items() if count]
     what = ", ".join(f"{counts[place]} for {place.rpartition(':')[2]}" for place in found)
     if len(found) == 1:

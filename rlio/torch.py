@@ -134,7 +134,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         root: Folder of the data set, a path or fsspec URL, or an open `rlio.Dataset`.
         batch_size: Units (rows, sequences, joint steps) of a batch, for each rank.
         transform: Called with each `rlio.SampleBatch` or `rlio.MultiAgentBatch`, in the worker that read it;
-            its result is delivered. None: ``batch.to_torch()``.
+            its result is delivered, such as ``batch.to_torch(dtype=...)``. None: ``batch.to_torch()``.
         rank: Index of this process among those that share the data set; given together with ``world``.
         world: Number of those processes. None: from torch.distributed, or else rank 0 of 1.
         options: Options of `rlio.DatasetReader`, except ``shard`` (pass ``rank`` and ``world``). For a data

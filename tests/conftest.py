@@ -1,9 +1,12 @@
 """Fixtures for more than one test file, the order of tests, and how many real servers ran."""
 
 import contextlib
+import ctypes
 import gc
+import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -22,6 +25,27 @@ if hasattr(os, "register_at_fork"):
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Test processes of a new checkout compile a part of the test files each, instead of all of them.
+
+    Each begins to import at a part of its own, and finds what others have compiled in the meantime. Pytest
+    compiles the files of this checkout, with their assertions, in half a minute.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    gc.disable()  # Until all is collected: what is imported and made by then stays.
+    if session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    names = sorted(file.stem for file in (ROOT / "tests").glob("test_*.py"))
+    start = len(names) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for name in names[start:] + names[:start]:
+        # Collection comes to each file again, and reports what fails or is skipped.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Groups begin first, Ray's before all: what one process must do alone is not left for the end."""
     leave_permutations(items)
@@ -34,6 +58,39 @@ def pytest_collection_finish() -> None:
     """Hide items and imported modules from the garbage collector, which would scan them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+# Linux's number of it, which Python 3.11 does not name.
+_MADV_COLLAPSE = 25
+_HUGE_PAGE = 2 << 20
+_GROWTH = 256 << 20
+_resident = 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _huge_pages(request: pytest.FixtureRequest) -> None:
+    """Keep what a test process holds in pages of 2 MiB, where Linux can (6.1 and later).
+
+    A fork copies an entry for each page of the process. Of 1 GiB in pages of 4 KiB, it takes the parent and
+    the child 45 ms each; in huge pages, 2 ms.
+    """
+    global _resident
+    if not hasattr(request.config, "workerinput") or sys.platform != "linux":
+        return
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resident < _resident + _GROWTH:
+        return
+    _resident = resident
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, mode, _, _, _, *name = line.split(maxsplit=5)
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        begin = -(-begin // _HUGE_PAGE) * _HUGE_PAGE
+        if mode == "rw-p" and name in ([], ["[heap]"]) and end - begin >= _HUGE_PAGE:
+            # What fails stays as it is.
+            madvise(begin, (end - begin) // _HUGE_PAGE * _HUGE_PAGE, _MADV_COLLAPSE)
 
 
 def _turn(item: pytest.Item) -> int:

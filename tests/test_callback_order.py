@@ -175,6 +175,7 @@ class Loop(ExternalEnv):
                 self.end_episode(episode, np.full(3, 5, np.float32))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("kind", ["one agent", "several agents", "external"])
 @pytest.mark.parametrize("by", ["callback", "policy"])

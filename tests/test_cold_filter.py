@@ -69,6 +69,7 @@ class TestRecorded(ReaderTests):
         return rewards(ROWS)[np.array(PASSING)]
 
 
+@pytest.mark.further  # A shuffled order that is filtered resumes below, too.
 class TestShuffled(TestRecorded):
     ordered = False
     sizes = (None, 3)

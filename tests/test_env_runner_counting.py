@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counting_env import CountingEnv, CountingVectorEnv, action_for, check_stream
+from further import first
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlio.policies.policy import Policy
@@ -83,7 +84,7 @@ def test_environments_that_the_runner_makes(kind: Any, restarts: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", first(1, MODES), ids=lambda mode: mode.name)
 def test_whole_episodes_leave_no_episode_out(mode: AutoresetMode) -> None:
     envs = CountingVectorEnv(32, mode, truncates=True)
     config = RolloutConfig(batch_mode="complete_episodes", rollout_fragment_length=29)

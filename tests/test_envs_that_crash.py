@@ -400,6 +400,7 @@ def assert_whole(batch: SampleBatch) -> None:
         assert (rows["terminateds"] == (rows["t"] == LENGTH - 1)).all()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize(
     ("mode", "t"),

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from further import further
 from test_convert import episode, record, rows_of
 
 import rlio
@@ -158,7 +159,8 @@ def write_d3rlpy_1(path: Path, terminals: list[int], ends: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["d3rlpy", "d3rlpy-1", "robomimic", "robomimic without next_obs", "ring", "without_next"]
+    "name",
+    ["d3rlpy", "d3rlpy-1", "robomimic without next_obs", "ring", "without_next", *further("robomimic")],
 )
 def test_parts_of_an_episode_of_hdf5_are_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
     """A long episode was read as a whole."""

@@ -725,6 +725,7 @@ class TestShuffled(JsonReaderSuite):
     options: ClassVar[dict[str, Any]] = {"epochs": 1, "shuffle": True, "seed": 5, "columns": ["obs", "t"]}
 
 
+@pytest.mark.further  # The engine shuffles any source: test_dataset_reader, test_every_option.
 class TestShuffledBatches(JsonReaderSuite):
     ordered = False
     options: ClassVar[dict[str, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -80,13 +81,20 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 @cache
-def parsed(file: Path) -> ast.Module:
-    """The tests of this file parse each module once."""
-    return ast.parse(file.read_text(encoding="utf-8"))
+def imports_of(file: Path, known: frozenset[str]) -> tuple[tuple[int, str], ...]:
+    """Line and name of each rlio module that a file imports at run time, or that a string in it names.
+
+    The tests of this file parse each module once.
+    """
+    text = file.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    # A look at each expression takes as long as parsing; few files have a string that begins so.
+    strings = names_in_strings(tree, known) if re.search(r"[\"']rlio\.", text) else ()
+    return (*imported(tree, known), *strings)
 
 
-def imports_of(tree: ast.AST, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Line and name of each rlio module that ``tree`` imports at run time, or that a string in it names."""
+def imported(tree: ast.AST, known: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of each module that ``tree`` imports at run time."""
     for node in runtime_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -96,10 +104,9 @@ def imports_of(tree: ast.AST, known: set[str]) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 member = f"{node.module}.{alias.name}"
                 yield node.lineno, member if member in known or member == VERSION else str(node.module)
-    yield from names_in_strings(tree, known)
 
 
-def names_in_strings(tree: ast.AST, known: set[str]) -> Iterator[tuple[int, str]]:
+def names_in_strings(tree: ast.AST, known: frozenset[str]) -> Iterator[tuple[int, str]]:
     """Line and name of each rlio module that a string names, alone or as ``module:object``.
 
     Left out is the registry of formats: the keywords of `rlio.formats.format.Format`.
@@ -153,7 +160,7 @@ def steps_back(root: Path) -> list[str]:
         if own is None:
             wrong.append(f"{module} is in no layer: give it one in LAYERS")
             continue
-        for line, target in imports_of(parsed(file), set(modules)):
+        for line, target in imports_of(file, frozenset(modules)):
             if target.split(".")[0] != "rlio" or target == VERSION:
                 continue
             # `import rlio` reaches every layer, so only the top may.
@@ -190,7 +197,7 @@ def test_the_engine_knows_no_layout_of_stored_rows(checkout: Path) -> None:
         (module, target)
         for module, file in modules.items()
         if module.startswith(ENGINE)
-        for _, target in imports_of(parsed(file), set(modules))
+        for _, target in imports_of(file, frozenset(modules))
         if target.startswith(LAYOUTS)
     }
     assert found == {("rlio.query.order", "rlio.catalog.names")}  # What ids of writers mean.
@@ -253,12 +260,11 @@ def order_of(root: Path) -> list[str]:
         CycleError: Some import each other in a circle; it names them.
     """
     modules = modules_of(root)
-    known = set(modules) - {"rlio"}
+    names = frozenset(modules)
     graph = {
-        module: {
-            target for _, target in imports_of(parsed(modules[module]), known) if target in known - {module}
-        }
-        for module in known
+        module: {target for _, target in imports_of(file, names) if target in names - {module, "rlio"}}
+        for module, file in modules.items()
+        if module != "rlio"
     }
     return list(TopologicalSorter(graph).static_order())
 

@@ -93,6 +93,19 @@ def test_commands_suggest_siblings(runs: Path, command: list[str], tmp_path: Pat
     assert f"did you mean {str(runs / 'cartpole')!r}?" in result.output
 
 
+def test_a_reader_that_waits_for_a_wrong_path_says_so_once(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "rlio")
+    with (
+        rlio.FollowReader(runs / "cartpol", idle_timeout=0.05, poll_seconds=0.01) as reader,
+        pytest.raises(rlio.EndOfData),
+    ):
+        reader.sample()
+    (text,) = [r.getMessage() for r in caplog.records if "did you mean" in r.getMessage()]
+    assert str(runs / "cartpole") in text
+
+
 def test_a_path_that_exists_and_one_without_neighbours_suggest_nothing(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "emptyy").mkdir()

@@ -136,6 +136,7 @@ def test_columns_share_one_allowance() -> None:
         unpack(text, allowance=allowance)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("rows", [1, 1_000, 10_000, 1_000_000])
 @pytest.mark.parametrize(
     "options", [{}, {"store_size": False}, {"content_checksum": True}, {"block_size": 6}]

@@ -422,6 +422,7 @@ def test_a_wrong_list_of_row_groups_is_refused_by_the_footer_alone(groups: Calla
     "text",
     ["", "{}", "[]", "null", "nonsense", '{"format": 1}', '{"format": "0"}', "[" * 100_000, "1" * 5000],
 )
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("key", ["rlio.schema", "rlio.provenance", "rlio.streams"])
 def test_footer_entries_that_are_no_such_thing_are_refused(key: str, text: str) -> None:
     forger = Forger()

@@ -157,6 +157,7 @@ KEYS = ["eps_id", "t"]
 # ---- the flag of missing final observations ----
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_columns_with_new_obs_bring_the_flag_of_missing_ones(
     root: str, read: Callable[[str, list[str]], SampleBatch]
@@ -263,6 +264,7 @@ def test_arrays_and_episodes_in_memory_bring_the_flag() -> None:
 # ---- parts of nested columns ----
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_columns_name_parts_of_nested_columns(
     root: str, read: Callable[[str, list[str]], SampleBatch]

@@ -168,7 +168,7 @@ def test_every_error_is_public_and_has_a_line_in_the_tree() -> None:
         for name, value in vars(errors).items()
         if inspect.isclass(value) and issubclass(value, Exception)
     }
-    assert tree == set(errors.__all__) - {"excerpt", "raise_at", "with_hint"}
+    assert tree == set(errors.__all__) - {"excerpt", "raise_at"}
     assert all(name in str(errors.__doc__) for name in tree)
 
 

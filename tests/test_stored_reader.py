@@ -34,8 +34,9 @@ def drained(reader: DatasetReader) -> list[SampleBatch]:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"draw": rlio.NStep(3, gamma=0.9)}, {"draw": rlio.Sequences(5)},
-        *further({"draw": rlio.WholeEpisodes()}, {"filter": "t > 2"}, {"columns": ["t", "obs"]}),
+        {}, {"draw": rlio.Sequences(5)},
+        *further({"draw": rlio.NStep(3, gamma=0.9)}, {"draw": rlio.WholeEpisodes()}, {"filter": "t > 2"}),
+        *further({"columns": ["t", "obs"]}),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -46,7 +46,7 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("name", first(4, EXITS))
+@pytest.mark.parametrize("name", first(3, EXITS))
 def test_exit_codes_tell_errors_and_with_strict_warnings(name: str) -> None:
     kind, plant, _, _ = DAMAGE[name]
     root = recorded(kind)

@@ -15,6 +15,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import rlio
@@ -154,6 +155,70 @@ def test_a_zip_of_rllibs_json_is_read_as_before(tmp_path: Path) -> None:
         archive.write(record, "inside/log.json")
     found = rows_of(rlio.read(str(tmp_path / "log.zip"), epochs=1))
     assert found.equals(rows_of(rlio.read(str(record), epochs=1)))
+
+
+def test_a_zip_of_rllibs_json_in_folders_is_read_as_before(tmp_path: Path) -> None:
+    record = FORMATS / "rllib-2019/output-2019-10-28_00-00-00_worker-0_0.json"
+    with zipfile.ZipFile(tmp_path / "log.zip", "w") as archive:
+        archive.write(record, "a/log.json")
+        archive.write(record, "b/log.json")
+    alone = len(rows_of(rlio.read(str(record), epochs=1)))
+    assert len(rows_of(rlio.read(str(tmp_path / "log.zip"), epochs=1))) == 2 * alone
+    assert len(rlio.open_dataset(str(tmp_path / "log.zip"))) == 2 * alone
+
+
+@pytest.mark.parametrize("inside", ["", "deep/er/"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "d3rlpy/buffer.h5",
+        "tianshou/ring.hdf5",
+        "d4rl.hdf5",
+        "rows.parquet",
+        "rllib-dataset/one-agent.parquet",
+    ],
+)
+def test_a_zip_of_another_librarys_file_opens_by_its_path(
+    folder: Path, file: str, inside: str, tmp_path: Path
+) -> None:
+    source = FORMATS / file
+    if file == "d4rl.hdf5":
+        source = tmp_path / file
+        rlio.convert(folder, source, to="d4rl", options={"next_observations": False})
+    elif file == "rows.parquet":
+        source = tmp_path / file
+        pq.write_table(
+            rlio.open_dataset(folder).to_arrow(columns=["actions", "rewards", "t", "eps_id"]), source
+        )
+    with zipfile.ZipFile(tmp_path / "data.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(source, f"{inside}{source.name}")
+    path = str(tmp_path / "data.zip")
+    wanted = rows_of(rlio.read(str(source), epochs=1))
+    assert rows_of(rlio.read(path, epochs=1)).equals(wanted)
+    if file != "rows.parquet":  # Which is no format that is known by its content.
+        data = rlio.open_dataset(path)
+        assert data.take(np.arange(len(data)))["rewards"].tolist() == wanted["rewards"].tolist()
+
+
+def test_a_zip_of_a_table_is_read_by_a_mapping(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "log.csv.zip", "w") as archive:
+        archive.writestr("log.csv", "x,a,r,over\n1,0,1,0\n2,1,1,1\n")
+        archive.writestr("notes.txt", "no rows")
+    mapping = rlio.Mapping({"obs": ["x"], "actions": "a", "rewards": "r"}, terminated="over")
+    for source in (
+        str(tmp_path / "log.csv.zip"),
+        rlio.open_dataset(tmp_path / "log.csv.zip", mapping=mapping),
+    ):
+        options = {"mapping": mapping} if isinstance(source, str) else {}
+        assert rows_of(rlio.read(source, epochs=1, **options))["rewards"].tolist() == [1.0, 1.0]
+
+
+def test_a_zip_without_data_says_what_it_holds(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("notes.txt", "no rows")
+    for opens in (lambda path: rlio.read(path), lambda path: rlio.D4RLReader(path)):
+        with pytest.raises(DataNotFound, match=r"notes\.txt"):
+            opens(str(tmp_path / "x.zip"))
 
 
 def test_a_folder_and_nothing_of_that_name_are_no_zip(folder: Path, tmp_path: Path) -> None:

@@ -185,6 +185,8 @@ class FollowPass:
         self._spans_of: tuple[Segment, list[Span]] | None = None
         #: Rows lost to damage and holes.
         self.skipped: int = 0
+        # Whether the log has the path that an absent root may mean.
+        self._said_absent = False
         self._over = False
         self._closing = threading.Event()
         self._begin()
@@ -543,6 +545,11 @@ class FollowPass:
         except DataNotFound:
             if self.listing.shards or self._storage.is_file:
                 raise  # Rows without a header, which is written first: it is lost. Or the root is a file.
+            if not self._said_absent:
+                self._said_absent = True
+                # A path that is spelled wrong would be waited for without an end.
+                if hint := self._storage.did_you_mean():
+                    logger.warning("no data set is at %s, and a reader waits%s", self._storage.uri, hint)
             return False
         dataset = Dataset(self._storage, self.listing)
         if not dataset.schemas and not self.listing.shards:

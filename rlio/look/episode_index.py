@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from rlio.errors import CorruptData, DataNotFound
 from rlio.schemas.streams import Streams
@@ -25,6 +26,14 @@ __all__ = ["EpisodeIndex", "Seen", "join_episodes", "read_episodes"]
 
 #: What looks at the segments while they are open.
 Seen: TypeAlias = Callable[[OpenSegment, Streams], None]
+# A bar on a terminal, for what takes more than a second.
+_BAR: Final[dict[str, Any]] = {
+    "unit": " rows",
+    "unit_scale": True,
+    "delay": 1.0,
+    "disable": None,
+    "leave": False,
+}
 
 
 @dataclass
@@ -119,7 +128,7 @@ class EpisodeIndex:
 
 
 def join_episodes(source: Source, streams_of: Callable[[int], Streams]) -> EpisodeIndex:
-    """Join the streams of all segments.
+    """Join the streams of all segments. On a terminal, a bar shows the progress after a second.
 
     Args:
         source: The source, without missing rows.
@@ -129,14 +138,16 @@ def join_episodes(source: Source, streams_of: Callable[[int], Streams]) -> Episo
         CorruptData: A segment has other rows than its table of streams says.
     """
     found, open_ = EpisodeIndex(), dict[Hashable, dict[Hashable, int]]()
-    for index, segment in enumerate(source.segments):
-        streams = streams_of(index)
-        if sum(streams.rows) != segment.rows:
-            raise CorruptData(
-                f"the table of streams has {sum(streams.rows)} rows, and the segment has {segment.rows}",
-                uri=source.uri_of(segment.path),
-            )
-        found.add(segment.writer, streams, open_)
+    with tqdm(total=len(source), desc=f"rlio: episodes of {source.uri}", **_BAR) as bar:
+        for index, segment in enumerate(source.segments):
+            streams = streams_of(index)
+            if sum(streams.rows) != segment.rows:
+                raise CorruptData(
+                    f"the table of streams has {sum(streams.rows)} rows, and the segment has {segment.rows}",
+                    uri=source.uri_of(segment.path),
+                )
+            found.add(segment.writer, streams, open_)
+            bar.update(segment.rows)
     return found
 
 

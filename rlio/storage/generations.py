@@ -38,10 +38,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from rlio.errors import CorruptData, DataNotFound, RlioError, StoreError, with_hint
+from rlio.errors import CorruptData, DataNotFound, RlioError, StoreError
 from rlio.storage.failures import explained
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import make_folders, on_network, remove_unfinished, try_lock
+from rlio.storage.near import with_hint
 from rlio.support.forks import cached_property
 
 __all__ = ["Generations"]

@@ -19,13 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
 from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS
 from rlio.storage.call_options import refuse_call_options
 from rlio.storage.failures import explained
 from rlio.storage.local import warn_of_links
 from rlio.storage.near import did_you_mean_path
 from rlio.storage.paths import Location, StrPath, is_uri, locate
 
-__all__ = ["InputFile", "expand_inputs", "open_input"]
+__all__ = ["InputFile", "expand_inputs", "is_zip", "open_input"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
@@ -65,7 +66,8 @@ def expand_inputs(
     files.
 
     Args:
-        inputs: A file, folder or glob (``**`` crosses folders), as a path or URI, or a list of those.
+        inputs: A file, folder or glob (``**`` crosses folders), as a path or URI, or a list of those. A zip
+            file stands for its members with the suffixes, if there are suffixes other than its own.
         suffixes: Endings of the files to take from folders; () for all. Files and globs are taken as named.
         recursive: Search folders to the bottom.
         storage_options: Keywords of the fsspec filesystems; only for URIs, and none of `CallOptions`.
@@ -91,7 +93,7 @@ def expand_inputs(
         place = locate(value, storage_options if uses_options else None)
         with explained(place.uri):
             find = _local if place.fs is None else _remote
-            files = find(place, suffixes, recursive)
+            files = _members(place, suffixes) or find(place, suffixes, recursive)
             if not files:
                 raise DataNotFound(_what_was_there(place, suffixes), uri=place.uri)
         for file in files:
@@ -162,6 +164,32 @@ def _wanted(path: str, suffixes: tuple[str, ...]) -> bool:
     name = path.rsplit("/", 1)[-1]
     # Tools and file managers leave hidden files ("._run.json").
     return not name.startswith(".") and (not suffixes or name.lower().endswith(suffixes))
+
+
+def is_zip(name: str) -> bool:
+    """Whether a name is that of a zip file."""
+    return name.lower().endswith(".zip")
+
+
+def _members(place: Location, suffixes: tuple[str, ...]) -> list[InputFile]:
+    """The members of a zip file with the suffixes; [] for other files, and if zip files are asked for."""
+    if not is_zip(place.path) or not suffixes or ".zip" in suffixes:
+        return []
+    from rlio.storage.zipped import open_zipped
+
+    found = open_zipped(place, marker="", timeout=None, limits=DEFAULT_LIMITS)
+    if found is None:
+        return []
+    members = [child for child in found.fs.find("", detail=True).values() if _wanted(child["name"], suffixes)]
+    if not members:
+        names = sorted(found.fs.find(""))
+        raise DataNotFound(
+            f"no files ending in {', '.join(suffixes)} found: the zip file holds {excerpt(names[:8])}",
+            uri=place.uri,
+        )
+    return [
+        InputFile(found.fs, child["name"], f"{place.uri}/{child['name']}", child["size"]) for child in members
+    ]
 
 
 def _local(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:

@@ -15,11 +15,11 @@ import os
 from itertools import islice
 from typing import Final
 
-from rlio.errors import excerpt
+from rlio.errors import DataNotFound, excerpt
 from rlio.storage.paths import Location
 from rlio.storage.remote import RemoteFolder
 
-__all__ = ["did_you_mean_path"]
+__all__ = ["did_you_mean_path", "with_hint"]
 
 #: Names of a folder that are compared, and how many are named.
 _NAMES: Final = 2000
@@ -35,6 +35,11 @@ def did_you_mean_path(place: Location) -> str:
     """
     found = _local(place.path) if place.fs is None else _remote(place)
     return f": did you mean {' or '.join(excerpt(one, 200) for one in found)}?" if found else ""
+
+
+def with_hint(error: DataNotFound, hint: str) -> DataNotFound:
+    """The same error with ``hint`` at the end of its message."""
+    return DataNotFound(str(error).removesuffix(f" [in {error.uri}]") + hint, uri=error.uri)
 
 
 def _local(path: str) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Final
 
 from rlio.batch.columns import Columns
-from rlio.batch.other_names import MEANT
+from rlio.batch.other_names import MEANT as _MEANT
 from rlio.errors import UnknownLayout, excerpt
 
 __all__ = ["check_other_names", "check_step_columns"]
@@ -58,7 +58,7 @@ def check_other_names(names: Collection[str], *, uri: str | None = None) -> None
     if Columns.DONES in found:
         found.add(Columns.TERMINATEDS)  # DONES marks the end of an episode, but not its cause.
     for name in names:
-        absent = [meant for meant in MEANT.get(name, ()) if meant not in found]
+        absent = [meant for meant in _MEANT.get(name, ()) if meant not in found]
         if absent:
             raise UnknownLayout(
                 f"the column {name!r} may be the column {' or '.join(absent)}, which is absent: rename it in "
