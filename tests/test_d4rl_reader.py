@@ -492,8 +492,40 @@ def test_closing_closes_the_files(tmp_path: Path) -> None:
     save(tmp_path / "a.hdf5", datasets(40))
     reader = D4RLReader(tmp_path)
     reader.sample()
-    ((file, stream),) = reader.source._handles._open
+    ((file, stream, kept),) = reader.source._handles._open
+    assert kept
     reader.close()
     assert not file
+    assert not kept
     assert stream.closed
     assert isinstance(stream, io.BufferedReader)
+
+
+def test_datasets_stay_open_while_what_they_cache_is_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group of rows opened each dataset again, which took longer than reading the rows."""
+    opened: list[str] = []
+    real = h5py.Group.__getitem__
+
+    def counted(self: Any, name: Any) -> Any:
+        opened.append(name)
+        return real(self, name)
+
+    save(tmp_path / "a.hdf5", datasets(40))
+    with h5py.File(tmp_path / "b.hdf5", "w") as file:
+        for name, values in datasets(40).items():
+            file.create_dataset(name, data=values, chunks=(4, *values.shape[1:]))
+    monkeypatch.setattr(d4rl_source, "_MIN_GROUP_ROWS", 4)
+    monkeypatch.setattr(h5py.Group, "__getitem__", counted)
+    found = {}
+    for name, most in (("a", 0), ("b", 1 << 20), ("b", 1)):
+        monkeypatch.setattr("rlio.formats.files.hdf5_files._CACHE_BYTES", most)
+        options: Any = {"epochs": 1, "shuffle": False, "cache": "none", "columns": ["rewards"]}
+        with D4RLReader(tmp_path / f"{name}.hdf5", **options) as reader:
+            opened.clear()
+            assert sum(map(len, reader)) == 40
+        found[name, most] = opened.count("/rewards")
+    assert found["a", 0] <= 1
+    assert found["b", 1 << 20] <= 1
+    assert found["b", 1] >= 5

@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 from sinks import write_episodes
@@ -23,11 +24,14 @@ from sinks import write_episodes
 import rlio
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
+from rlio.formats.files import parquet_files
+from rlio.formats.minari import source as minari_source
 from rlio.formats.minari.sink import MinariSink
 from rlio.formats.minari.source import MinariSource
 from rlio.formats.minari.spaces import space_of_minari
 from rlio.formats.place import locate_format
 from rlio.formats.sink import Origin, PreparedEpisode
+from rlio.formats.tables.arrow import ArrowTable
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.storage import Storage
@@ -86,6 +90,69 @@ def test_spaces_env_spec_and_metadata_are_those_of_the_data_set() -> None:
     assert json.loads(source.origin.env or "")["id"] == "CartPole-v1"
     assert source.origin.extra["author"] == ["rlio"]
     source.close()
+
+
+@pytest.mark.parametrize(
+    "root", [*NESTED, *(GOLDEN / f"images/{n}-v0" for n in ("jpeg", "jpeg-arrow", "raw"))]
+)
+def test_parts_of_an_episode_are_the_rows_of_the_whole(root: Path) -> None:
+    """A long episode of Arrow or Parquet was read as a whole."""
+    source = open_source(root)
+    assert source.reads_parts
+    for number, steps in enumerate(source.lengths):
+        whole = source.load(number, None)
+        for size in (1, 2):
+            parts = [
+                source.load_part(number, at, min(at + size, steps), None) for at in range(0, steps, size)
+            ]
+            assert rlio.concat_samples(parts).equals(whole)
+    source.close()
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_part_of_a_long_episode_decodes_its_own_pictures_and_reads_each_piece_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pictures of a long episode were decoded at once."""
+    shutil.copytree(GOLDEN / "images/jpeg-arrow-v0", tmp_path / "a")
+    old = tmp_path / "a/data/0/part-0.arrow"
+    with pa.OSFile(str(old)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    steps = 40
+    rows = table.take([n % (len(table) - 1) for n in range(steps + 1)])
+    shutil.rmtree(tmp_path / "a/data/1")
+    change_json(total_episodes=1, total_steps=steps, data_format=kind)(tmp_path / "a")
+    about = tmp_path / "a/data/0/metadata.json"
+    about.write_text(json.dumps({"total_steps": steps}))
+    if kind == "arrow":
+        with pa.OSFile(str(old), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+            writer.write_table(rows, max_chunksize=15)
+    else:
+        old.unlink()
+        pq.write_table(rows, old.with_suffix(".parquet"), row_group_size=25)
+    expected = all_rows(tmp_path / "a", shuffle=False)
+    decoded, scans, batches = list[int](), list[int](), list[int]()
+
+    def counted(real: Any, found: list[int], measure: Callable[..., int]) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            found.append(measure(*args))
+            return real(*args, **options)
+
+        return call
+
+    decode, decode_arrow = minari_source.decode_images, ArrowTable.decode
+    monkeypatch.setattr(minari_source, "decode_images", counted(decode, decoded, lambda rows, *_: len(rows)))
+    monkeypatch.setattr(
+        ArrowTable, "decode", counted(decode_arrow, batches, lambda _, file, piece, *__: piece)
+    )
+    monkeypatch.setattr(parquet_files, "_Scan", counted(parquet_files._Scan, scans, lambda key, _: key[1]))
+    monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 4)
+    found = all_rows(tmp_path / "a", shuffle=False, cache="none")
+    assert found.equals(expected)
+    assert max(decoded[1:]) == 5  # The steps of a part, and the observation after them; at first, a sample.
+    # Three batches: a sample of all, the sum of the rewards, and each once more for its parts.
+    assert len(batches) == (9 if kind == "arrow" else 0)
+    assert len(scans) <= 8
 
 
 @pytest.mark.parametrize("name", ["jpeg-v0", "jpeg-arrow-v0", "raw-v0"])

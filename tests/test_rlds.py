@@ -31,7 +31,9 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
 )
-from rlio.formats.files.tf_records import Example
+from rlio.formats import rlds
+from rlio.formats.files.images import encode_png
+from rlio.formats.files.tf_records import Example, RecordFile
 from rlio.formats.format import recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.episode_reader import EpisodeReader
@@ -238,6 +240,100 @@ def test_what_the_tests_write_is_what_is_read(tmp_path: Path) -> None:
     assert rows["actions"].tolist() == [0, 1, *(np.arange(299) % 200)]
     assert rows["actions"].dtype == np.uint8
     assert rows["new_obs"][-1].tolist() == [598.0, 599.0]
+
+
+def parts_of(source: Any, number: int, size: int) -> rlio.SampleBatch:
+    steps = source.lengths[number]
+    parts = [source.load_part(number, at, min(at + size, steps), None) for at in range(0, steps, size)]
+    return rlio.concat_samples(parts)
+
+
+@pytest.mark.parametrize("root", [COUNTS, PARTS])
+@pytest.mark.parametrize("last_step", ["observation", "action"])
+def test_parts_of_an_episode_are_the_rows_of_the_whole(root: Path, last_step: str) -> None:
+    """A long episode was read as a whole."""
+    with rlio.read(root, epochs=1, format_options={"last_step": last_step}) as reader:
+        source: Any = reader.source  # type: ignore[attr-defined]  # An EpisodeReader.
+        assert source.reads_parts
+        for number in range(len(source.lengths)):
+            whole = source.load(number, None)
+            for size in (1, 2):
+                assert parts_of(source, number, size).equals(whole)
+
+
+def test_parts_of_whole_numbers_and_of_lists_in_pieces_are_cut_where_a_step_ends(tmp_path: Path) -> None:
+    numbers = np.array([0, 127, 128, -1, 2**40, 300, 5, -(2**63)] * 3)  # From one to ten bytes.
+    features = {
+        "action": {"tensor": {"dtype": "int64", "encoding": "none", "shape": {"dimensions": [2]}}},
+        "note": {"text": {}},
+        "split": {"tensor": {"dtype": "float32", "encoding": "none", "shape": {}}},
+    }
+    texts = [str(n).encode() * (n % 5) for n in range(12)]
+    split = np.arange(12, dtype=np.float32)
+    in_two = field(2, field(1, split[:5].tobytes()) + field(1, split[5:].tobytes()))
+    record = example(an_episode(12, action=numbers, note=texts))
+    record += field(1, field(1, field(1, b"steps/split") + field(2, in_two)))
+    root = write(tmp_path, record, features=features)
+    with rlio.read(root, epochs=1) as reader:
+        source: Any = reader.source  # type: ignore[attr-defined]  # An EpisodeReader.
+        whole = source.load(0, None)
+        assert whole["actions"].tolist() == numbers.reshape(12, 2)[:-1].tolist()
+        assert whole["split"].tolist() == list(range(11))
+        for size in (1, 4, 10):
+            assert parts_of(source, 0, size).equals(whole)
+
+
+def test_a_part_of_a_long_episode_reads_and_decodes_its_own_steps_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pictures of a long episode were decoded at once."""
+    steps, decoded, read = 40, list[int](), list[int]()
+    shape = {"dimensions": ["-1", "-1", "3"]}
+    features = {"observation": {"image": {"dtype": "uint8", "shape": shape}}}
+    pictures = encode_png(
+        np.arange(steps, dtype=np.uint8)[:, None, None, None].repeat(20, 1).repeat(10, 2).repeat(3, 3)
+    )
+    noise = np.random.default_rng(0).standard_normal(steps * 100)
+    features["noise"] = {"tensor": {"dtype": "float32", "encoding": "none", "shape": {"dimensions": [100]}}}
+    root = write(tmp_path, example(an_episode(steps, observation=pictures, noise=noise)), features=features)
+    expected = all_rows(root)
+    real, real_read = rlds.decode_images, RecordFile._read
+
+    def counted(pictures: Any, *args: Any, **options: Any) -> Any:
+        decoded.append(len(pictures))
+        return real(pictures, *args, **options)
+
+    def counted_read(self: Any, start: int, size: int) -> bytes:
+        read.append(size)
+        return real_read(self, start, size)
+
+    monkeypatch.setattr(rlds, "decode_images", counted)
+    monkeypatch.setattr(RecordFile, "_read", counted_read)
+    monkeypatch.setattr("rlio.formats.files.tf_records._BLOCK", 512)
+    # The size of the pictures is not described: that of the first one is measured.
+    monkeypatch.setattr("rlio.source.episodes._GROUP_BYTES", 10 * (2 * 600 + 413))
+    rows = all_rows(root, cache="none", shuffle=False)
+    assert rows.equals(expected)
+    assert max(decoded) == 11  # The steps of a part, and the observation after them.
+    assert max(read) == 11 * 400
+    decoded.clear()
+    all_rows(root, cache="none", columns=["actions"])
+    assert decoded == [1, 11]  # As it is measured, and for the schema.
+
+
+def test_a_long_episode_whose_sum_is_wrong_gives_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write(tmp_path, example(an_episode(30)), example(an_episode(3)))
+    (file,) = root.glob("*.tfrecord*")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"steps/reward") + 30] ^= 1
+    file.write_bytes(data)
+    monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 4)
+    monkeypatch.setattr("rlio.formats.files.tf_records._BLOCK", 16)
+    assert len(all_rows(root, on_error="skip")) == 2
+    with pytest.raises(CorruptData, match="checksum"):
+        all_rows(root)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])

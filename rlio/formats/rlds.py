@@ -14,10 +14,11 @@ reads it as a row without a final observation.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
-from rlio.batch.nested import leaves, map_structure, unflatten
+from rlio.batch.nested import map_structure, unflatten
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -38,7 +39,7 @@ from rlio.errors import (
 from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, in_column
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object
-from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, floats_of, ints_of
+from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, Values, floats_of, ints_of
 from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.hdf5_source import flags_of, flat
 from rlio.formats.place import Place
@@ -73,6 +74,7 @@ _OPEN_FILES = 4
 _TEXT_BYTES = 64
 
 _Path = tuple[str, ...]
+_Bounds = dict[_Path, NDArray[np.int64] | None]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,10 @@ _FLAG = _Feature((), np.dtype(np.bool_))
 
 
 class RldsSource:
-    """The episodes of one data set; an `EpisodeSource`.
+    """The episodes of one data set; an `EpisodeSource` that reads parts.
+
+    A record is one episode with one checksum. So a long episode is read once as it is opened, in blocks, to
+    compare the sum; its parts then decode the bytes of their own steps.
 
     Opening it reads the places of the features and the ends of each episode, and no other values.
 
@@ -107,6 +112,7 @@ class RldsSource:
     """
 
     spaces = None
+    reads_parts = True
 
     def __init__(
         self,
@@ -130,8 +136,6 @@ class RldsSource:
         fields = {"name": "name", "version": "version", "config": "configName"}
         extra = {ours: self._info[theirs] for ours, theirs in fields.items() if theirs in self._info}
         self.origin: Origin = Origin(uri=self.uri, extra=extra)
-        wide = sum((1 + (path[0] == "observation")) * _row_bytes(f) for path, f in self._steps.items())
-        self.row_bytes: int = max(1, wide)
         counts = self._files(split)
         self.files: list[InputFile] = [place.file(name, size) for name, size, _ in counts]
         #: Of each episode: file, place, and whether its last step is a final observation.
@@ -143,11 +147,15 @@ class RldsSource:
         self._has_all_finals = True
         # Whether an episode ends, or is so damaged that it is not known.
         self._some_end = False
+        #: Episodes of which parts were read, and the last one: its features, and the bounds of its steps.
+        self._checked: set[int] = set()
+        self._held: tuple[int, Example, _Bounds] | None = None
         self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
         try:
             for number, (_, _, records) in enumerate(counts):
                 guarded(self.files[number], None, partial(self._index, number, records), format="RLDS")
             self._check_ended()
+            self.row_bytes: int = self._measured()
         except BaseException:
             self.close()
             raise
@@ -305,97 +313,162 @@ class RldsSource:
                 uri=self.uri,
             )
 
+    def _measured(self) -> int:
+        """Bytes of a row. Pictures whose size is not described have that of the first one."""
+        wide = 0
+        for path, feature in self._steps.items():
+            if -1 in feature.shape and self.lengths:
+                number, *place = self._places[0]
+                with contextlib.suppress(CorruptData):  # `load` raises it.
+                    example = self._file(number).glance(*place)
+                    shown = self._part(example, {}, path, feature, range(1))
+                    feature = replace(feature, shape=shown.shape[1:])
+            wide += (1 + (path[0] == "observation")) * _row_bytes(feature)
+        return max(1, wide)
+
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
         number, start, size = self._places[episode]
-        return guarded(
-            self.files[number],
-            episode,
-            lambda: self._rows(
-                episode, Example.of(self._file(number).read(start, size), self._limits), columns
-            ),
-            format="RLDS",
-            also=(zlib.error,),
+
+        def rows() -> SampleBatch:
+            example = Example.of(self._file(number).read(start, size), self._limits)
+            return self._rows(episode, example, {}, range(self.lengths[episode]), columns)
+
+        return self._guarded(episode, rows)
+
+    def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read some steps of an episode; see `PartSource`."""
+        return self._guarded(
+            episode, lambda: self._rows(episode, *self._found(episode), range(start, stop), columns)
         )
 
-    def _rows(self, episode: int, example: Example, columns: frozenset[str] | None) -> SampleBatch:
+    def _guarded(self, episode: int, action: Callable[[], SampleBatch]) -> SampleBatch:
+        file = self.files[self._places[episode][0]]
+        return guarded(file, episode, action, format="RLDS", also=(zlib.error,))
+
+    def _found(self, episode: int) -> tuple[Example, _Bounds]:
+        """The features of an episode, whose values stay in the file, and what is known of their places."""
+        if self._held is None or self._held[0] != episode:
+            number, start, size = self._places[episode]
+            file = self._file(number)
+            if episode not in self._checked:
+                file.check(start, size)
+                self._checked.add(episode)
+            self._held = episode, file.glance(start, size), {}
+        return self._held[1:]
+
+    def _rows(
+        self, episode: int, example: Example, bounds: _Bounds, part: range, columns: frozenset[str] | None
+    ) -> SampleBatch:
+        ends = self._ends(example)
+        total, is_over, is_terminal = len(ends[_LAST]), bool(ends[_LAST][-1]), bool(ends[_TERMINAL][-1])
+        has_final = is_over and not self._ends_in_action
+        steps = total - has_final
+        if steps != self.lengths[episode]:
+            raise CorruptData(f"the episode has {steps} steps, expected {self.lengths[episode]}")
+        # One step more, which has the next observation of the last row.
+        shown = range(part.start, min(part.stop + 1, total))
         parts: dict[_Path, NDArray[Any]] = {}
         room = self._limits.group_bytes
         for path, feature in self._steps.items():
-            if _is_wanted(path[0], columns):
+            if path[0] in ends or not _is_wanted(path[0], columns):
+                continue
+            if len(shown) < total:
+                parts[path] = self._part(example, bounds, path, feature, shown, total)
+            else:
                 parts[path] = self._column(example, (_STEPS, *path), feature)
-                room -= parts[path].nbytes
-                if room < 0:
-                    raise UnsafeData(f"an episode takes more than {self._limits.group_bytes} bytes")
+                _check_steps(path, len(parts[path]), total)
+            room -= parts[path].nbytes
+            if room < 0:
+                raise UnsafeData(f"an episode takes more than {self._limits.group_bytes} bytes")
         found: dict[str, Any] = unflatten(parts, parts.values())
-        last = found.pop(_LAST)
-        terminal = found.pop(_TERMINAL, np.zeros_like(last))
-        self._check_ends(last, terminal, found)
-        is_over, steps = bool(last[-1]), len(last)
-        has_final = is_over and not self._ends_in_action
-        steps -= has_final
         rows: dict[str, Any] = {}
         if "observation" in found:
-            rows |= (with_next_obs if has_final else without_final_obs)(found.pop("observation"))
+            goes_on = len(shown) > len(part)
+            rows |= (with_next_obs if goes_on else without_final_obs)(found.pop("observation"))
             if not self._has_all_finals:  # All episodes have the same columns.
-                rows.setdefault(Columns.NEXT_OBS_VALID, np.ones(steps, np.bool_))
-        if not found.get(_FIRST, [True])[0]:
-            self._headless.add(episode)
-        if columns is None or _FIRST not in columns:
-            found.pop(_FIRST, None)
-        if has_final and "reward" in found and flat(found["reward"])[-1:].any():
+                rows.setdefault(Columns.NEXT_OBS_VALID, np.ones(len(part), np.bool_))
+        if _FIRST in ends:
+            if not ends[_FIRST][0]:
+                self._headless.add(episode)
+            if columns is not None and _FIRST in columns:
+                rows[_FIRST] = ends[_FIRST][part.start : part.stop]
+        is_last = has_final and part.stop == steps
+        if is_last and "reward" in found and flat(found["reward"])[-1:].any():
             self._doubtful.add(episode)
         for name, values in found.items():
-            cut = map_structure(lambda leaf: leaf[:steps], values)
+            cut = map_structure(lambda leaf: leaf[: len(part)], values)
             rows[_COLUMNS.get(name, name)] = flat(cut) if name == "reward" else cut
-        terminated = bool(terminal[-1])
-        rows |= flags_of(steps, terminated=terminated, truncated=is_over and not terminated)
+        rows |= flags_of(part, steps, terminated=is_terminal, truncated=is_over and not is_terminal)
         for path, feature in self._about.items():
             name = "/".join(path)
             if columns is None or name in columns:
                 (value,) = self._column(example, path, feature)
-                rows[name] = np.full(steps, value)
+                rows[name] = np.full(len(part), value)
         return SampleBatch(rows)
 
-    @staticmethod
-    def _check_ends(last: NDArray[Any], terminal: NDArray[Any], found: Mapping[str, Any]) -> None:
-        """Raise unless the features have as many steps, and only the last of them ends the episode."""
+    def _ends(self, example: Example) -> dict[str, NDArray[Any]]:
+        """The flags of all steps, of which only the first may begin the episode and the last may end it."""
+        found = {
+            name: self._column(example, (_STEPS, name), feature)
+            for name in (_FIRST, _LAST, _TERMINAL)
+            if (feature := self._steps.get((name,))) is not None
+        }
+        last = found[_LAST]
         if not len(last):
             raise CorruptData("an episode without steps")
-        for name, values in [*found.items(), (_TERMINAL, terminal)]:
-            lengths = {len(leaf) for _, leaf in leaves(values)}
-            if lengths != {len(last)}:
-                raise CorruptData(f"steps/{name} has {sorted(lengths)} steps, but steps/is_last {len(last)}")
-        for name, flags in ((_LAST, last), (_TERMINAL, terminal)):
-            if flags[:-1].any():
+        for name, flags in found.items():
+            _check_steps((name,), len(flags), len(last))
+            if name != _FIRST and flags[:-1].any():
                 raise CorruptData(f"{name} is true in step {int(flags.argmax())} of {len(flags)}")
+        terminal = found.setdefault(_TERMINAL, np.zeros_like(last))
         if terminal[-1] and not last[-1]:
             raise CorruptData("the last step is_terminal, but not is_last")
         first = found.get(_FIRST)
         if first is not None and first[1:].any():
             raise CorruptData(f"is_first is true in step {1 + int(first[1:].argmax())}")
+        return found
+
+    def _part(
+        self,
+        example: Example,
+        bounds: _Bounds,
+        path: _Path,
+        feature: _Feature,
+        rows: range,
+        steps: int | None = None,
+    ) -> NDArray[Any]:
+        """The values of some steps of a feature, which must have ``steps`` if they are given."""
+        values = _values(example, (_STEPS, *path), feature)
+        with in_column("/".join((_STEPS, *path))):
+            if path not in bounds:
+                is_one = values.kind == BYTES and feature.dtype.kind != "O"
+                bounds[path] = example.bounds(values, 1 if is_one else math.prod(feature.shape))
+            if (found := bounds[path]) is None:
+                array = self._array(example.pieces(values), feature)
+                _check_steps(path, len(array), steps)
+                return array[rows.start : rows.stop]
+            _check_steps(path, len(found) - 1, steps)
+            start, stop = (int(found[min(row, len(found) - 1)]) for row in (rows.start, rows.stop))
+            return self._array(example.some(values, start, stop), feature)
 
     def _column(self, example: Example, path: _Path, feature: _Feature) -> NDArray[Any]:
         """The values of a feature: a row a step; of a feature of episodes, one row."""
-        name = "/".join(path)
-        values = example.features.get(name)
-        if values is None:
-            raise CorruptData("the feature is absent", column=name)
-        kind = feature.dtype.kind
-        as_bytes = kind == "O" or feature.encoding != "none"
-        expected = BYTES if as_bytes else FLOATS if kind == "f" else INTS
-        if values.kind != expected:
-            raise CorruptData(f"found a list of the kind {values.kind}, expected {expected}", column=name)
-        pieces = example.pieces(values)
-        with in_column(name):
-            if as_bytes:
-                return self._decoded(pieces, feature)
-            size = math.prod(feature.shape)
-            flat_values = floats_of(pieces) if kind == "f" else ints_of(pieces, feature.dtype)
-            rows, rest = divmod(flat_values.size, max(1, size))
-            if rest or not size:
-                raise CorruptData(f"{flat_values.size} values, expected rows of shape {feature.shape}")
-            return flat_values.reshape(rows, *feature.shape).astype(feature.dtype, copy=False)
+        pieces = example.pieces(_values(example, path, feature))
+        with in_column("/".join(path)):
+            return self._array(pieces, feature)
+
+    def _array(self, pieces: list[bytes], feature: _Feature) -> NDArray[Any]:
+        """The rows that lie in pieces of a list."""
+        if _kind(feature) == BYTES:
+            return self._decoded(pieces, feature)
+        size = math.prod(feature.shape)
+        is_real = _kind(feature) == FLOATS
+        flat_values = floats_of(pieces) if is_real else ints_of(pieces, feature.dtype)
+        rows, rest = divmod(flat_values.size, max(1, size))
+        if rest or not size:
+            raise CorruptData(f"{flat_values.size} values, expected rows of shape {feature.shape}")
+        return flat_values.reshape(rows, *feature.shape).astype(feature.dtype, copy=False)
 
     def _decoded(self, pieces: list[bytes], feature: _Feature) -> NDArray[Any]:
         shape, dtype, encoding = feature.shape, feature.dtype, feature.encoding
@@ -489,6 +562,29 @@ def _count(value: object, uri: str) -> int:
     if not isinstance(value, (str, int)) or not str(value).isdecimal():
         raise CorruptData(f"shardLengths has {excerpt(value)}, expected a whole number", uri=uri)
     return int(value)
+
+
+def _kind(feature: _Feature) -> int:
+    """The kind of the list that a feature is stored as."""
+    if feature.dtype.kind == "O" or feature.encoding != "none":
+        return BYTES
+    return FLOATS if feature.dtype.kind == "f" else INTS
+
+
+def _values(example: Example, path: _Path, feature: _Feature) -> Values:
+    """The list of a feature."""
+    name = "/".join(path)
+    values = example.features.get(name)
+    if values is None:
+        raise CorruptData("the feature is absent", column=name)
+    if values.kind != _kind(feature):
+        raise CorruptData(f"found a list of the kind {values.kind}, expected {_kind(feature)}", column=name)
+    return values
+
+
+def _check_steps(path: _Path, found: int, steps: int | None) -> None:
+    if steps is not None and found != steps:
+        raise CorruptData(f"steps/{'/'.join(path)} has {found} steps, but steps/is_last {steps}")
 
 
 def _row_bytes(feature: _Feature) -> int:

@@ -245,9 +245,9 @@ class EpisodeFiles(GroupFiles):
             batch = layout.load(first, wanted)
         if len(batch) != rows:
             raise CorruptData(f"episode {first} has {len(batch)} steps, expected {rows}")
-        if Columns.EPS_ID not in batch:
+        if Columns.EPS_ID not in batch and (wanted is None or Columns.EPS_ID in wanted):
             batch[Columns.EPS_ID] = np.full(rows, first, np.int64)
-        if Columns.T not in batch:
+        if Columns.T not in batch and (wanted is None or Columns.T in wanted):
             batch[Columns.T] = np.arange(start, start + rows)
         return batch
 

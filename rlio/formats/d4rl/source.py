@@ -311,38 +311,38 @@ class D4rlSource:
 
     def _read_rows(self, number: int, first: int, stop: int, wanted: frozenset[str] | None) -> SampleBatch:
         part = self._parts[number]
-        file = self._handles.file(part.file)
 
         def wants(name: str) -> bool:
             return wanted is None or name in wanted
+
+        def read(name: str, stop: int = stop) -> Array:
+            return _read(name, self._handles.dataset(part.file, part.paths[name]), first, stop)
 
         derives = Columns.NEXT_OBS not in part.paths and (
             wants(Columns.NEXT_OBS) or wants(Columns.NEXT_OBS_VALID)
         )
         columns: dict[str, Array] = {
-            name: _read(name, file[path], first, stop)
-            for name, path in part.paths.items()
-            if wants(name) and not (derives and name == Columns.OBS)
+            name: read(name) for name in part.paths if wants(name) and not (derives and name == Columns.OBS)
         }
-        rows = np.arange(first, stop)
-        starts = part.starts
-        episode = np.searchsorted(starts, rows, side="right") - 1
-        steps = rows - starts[episode]
-        last = rows + 1 == starts[episode + 1]
-        if self._max_steps is not None and wants(Columns.TRUNCATEDS):
-            terminated = _read(Columns.TERMINATEDS, file[part.paths[Columns.TERMINATEDS]], first, stop)
-            columns[Columns.TRUNCATEDS] = (steps + 1 == self._max_steps) & ~terminated
-        if derives:
-            known = _read(Columns.OBS, file[part.paths[Columns.OBS]], first, min(stop + 1, part.rows))
-            follow = np.zeros((stop - first, *known.shape[1:]), known.dtype)
-            follow[: len(known) - 1] = known[1:]
-            follow[last] = 0
-            columns |= {
-                Columns.OBS: known[: stop - first],
-                Columns.NEXT_OBS: follow,
-                Columns.NEXT_OBS_VALID: ~last,
-            }
-        columns |= {Columns.EPS_ID: episode + self._firsts[number], Columns.T: steps}
+        cuts = self._max_steps is not None and wants(Columns.TRUNCATEDS)
+        if cuts or derives or wants(Columns.EPS_ID) or wants(Columns.T) or not columns:
+            rows, starts = np.arange(first, stop), part.starts
+            episode = np.searchsorted(starts, rows, side="right") - 1
+            steps = rows - starts[episode]
+            columns |= {Columns.EPS_ID: episode + self._firsts[number], Columns.T: steps}
+            if cuts:
+                columns[Columns.TRUNCATEDS] = (steps + 1 == self._max_steps) & ~read(Columns.TERMINATEDS)
+            if derives:
+                last = rows + 1 == starts[episode + 1]
+                known = read(Columns.OBS, min(stop + 1, part.rows))
+                follow = np.zeros((stop - first, *known.shape[1:]), known.dtype)
+                follow[: len(known) - 1] = known[1:]
+                follow[last] = 0
+                columns |= {
+                    Columns.OBS: known[: stop - first],
+                    Columns.NEXT_OBS: follow,
+                    Columns.NEXT_OBS_VALID: ~last,
+                }
         for name in part.specs.keys() - columns.keys():  # Columns that the file lacks, and others have.
             if wants(name):
                 dtype, shape = part.specs[name]

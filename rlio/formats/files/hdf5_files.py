@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 _OPEN_FILES = 4
 _CACHE_BYTES = 64 << 20
+# Datasets of a file that stay open: opening one takes as long as reading ten thousand rows of ten numbers.
+_OPEN_DATASETS: Final = 64
 # A row, or an HDF5 chunk (inflated as a whole), may take this fraction of a row group's limit.
 _PART = 4
 # gzip, shuffle, fletcher32, szip, nbit, scaleoffset and lzf come with h5py; other filters are plug-ins.
@@ -59,13 +61,28 @@ class Hdf5Files:
             import h5py
         self._h5py = h5py
         self.files = files
-        self._open: OpenFiles[int, tuple[Any, IO[bytes]]] = OpenFiles(_OPEN_FILES, close=_close_both)
+        self._open: OpenFiles[int, _Opened] = OpenFiles(_OPEN_FILES, close=_Opened.close)
 
     def file(self, number: int) -> Any:
         """The h5py file."""
-        return (self._open.get(number) or self._open.add(number, self._opened(number)))[0]
+        return self._of(number).file
 
-    def _opened(self, number: int) -> tuple[Any, IO[bytes]]:
+    def dataset(self, number: int, path: str) -> Any:
+        """A dataset of a file, whose path was checked. It stays open if its cache of chunks is small."""
+        opened = self._of(number)
+        if path in opened.datasets:
+            return opened.datasets[path][0]
+        found = opened.file[path]
+        caches = min(found.nbytes, _CACHE_BYTES) if found.chunks else 0
+        kept = sum(size for _, size in opened.datasets.values())
+        if len(opened.datasets) < _OPEN_DATASETS and kept + caches <= _CACHE_BYTES:
+            opened.datasets[path] = found, caches
+        return found
+
+    def _of(self, number: int) -> _Opened:
+        return self._open.get(number) or self._open.add(number, self._opened(number))
+
+    def _opened(self, number: int) -> _Opened:
         stream = open_input(self.files[number])
         # HDF5 itself reads local files in half the time that reads through Python take.
         place = stream if self.files[number].fs is not None else self.files[number].path
@@ -76,7 +93,7 @@ class Hdf5Files:
         except BaseException:
             stream.close()
             raise
-        return file, stream
+        return _Opened(file, stream, {})
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.formats.files.inputs.guarded`."""
@@ -99,12 +116,19 @@ class Hdf5Files:
         self._open.close()
 
 
-def _close_both(pair: tuple[Any, IO[bytes]]) -> None:
-    file, stream = pair
-    try:
-        file.close()
-    finally:
-        stream.close()
+class _Opened(NamedTuple):
+    """An open file, and the datasets that stay open: each with the bytes of chunks that it may cache."""
+
+    file: Any
+    stream: IO[bytes]
+    datasets: dict[str, tuple[Any, int]]
+
+    def close(self) -> None:
+        self.datasets.clear()
+        try:
+            self.file.close()
+        finally:
+            self.stream.close()
 
 
 def tree_of(group: Any) -> str:

@@ -146,8 +146,8 @@ class ParquetFiles:
                     )
                 batch.validate(full=True)
                 batches.append(batch.slice(low, high - low))
-            if high < batch.num_rows:
-                scan.rest = batch
+            if scan.at + batch.num_rows >= stop:
+                scan.rest = batch  # Also if it ends here: the next part may begin with its last row.
                 break
             scan.rest, scan.at = None, scan.at + batch.num_rows
         if stop < found:

@@ -40,7 +40,9 @@ class RecordFile:
 
     def __init__(self, file: InputFile, limits: Limits) -> None:
         with needs("google-crc32c", "rlds"):
-            self._crc: Callable[[bytes], int] = import_module("google_crc32c").value
+            library = import_module("google_crc32c")
+        self._crc: Callable[[bytes], int] = library.value
+        self._extend: Callable[[int, bytes], int] = library.extend
         self._stream, self._limits = open_input(file), limits
 
     def places(self) -> Iterator[tuple[int, int]]:
@@ -54,7 +56,7 @@ class RecordFile:
         at = number = 0
         while at < end:
             head = self._read(at, 12)
-            if len(head) < 12 or self._masked(head[:8]) != int.from_bytes(head[8:], "little"):
+            if len(head) < 12 or _masked(self._crc(head[:8])) != int.from_bytes(head[8:], "little"):
                 raise CorruptData(f"the length of record {number} at byte {at} is damaged or cut")
             size = int.from_bytes(head[:8], "little")
             if size > end - at - 16:
@@ -75,9 +77,15 @@ class RecordFile:
         """
         found = self._read(start, size + 4)
         data = found[:size]
-        if len(found) < size + 4 or self._masked(data) != int.from_bytes(found[size:], "little"):
-            raise CorruptData(f"the checksum of the record at byte {start - 12} is not that of its bytes")
+        self._compare(self._crc(data), found[size:], start)
         return data
+
+    def check(self, start: int, size: int) -> None:
+        """Raise `CorruptData` unless the sum of a record is right, of which one block is kept at a time."""
+        crc = 0
+        for at in range(start, start + size, _BLOCK):
+            crc = self._extend(crc, self._read(at, min(_BLOCK, start + size - at)))
+        self._compare(crc, self._read(start + size, 4), start)
 
     def glance(self, start: int, size: int) -> Example:
         """The names and lists of a record, of which only the places are read. Nothing is checked by a sum."""
@@ -87,13 +95,18 @@ class RecordFile:
         """Close the file."""
         self._stream.close()
 
-    def _masked(self, data: bytes) -> int:
-        crc = self._crc(data)
-        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    @staticmethod
+    def _compare(crc: int, stated: bytes, start: int) -> None:
+        if len(stated) < 4 or _masked(crc) != int.from_bytes(stated, "little"):
+            raise CorruptData(f"the checksum of the record at byte {start - 12} is not that of its bytes")
 
     def _read(self, start: int, size: int) -> bytes:
         self._stream.seek(start)
         return self._stream.read(size)
+
+
+def _masked(crc: int) -> int:
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 class Values(NamedTuple):
@@ -148,6 +161,47 @@ class Example:
     def pieces(self, values: Values) -> list[bytes]:
         """The items of a list of `BYTES`; of a list of numbers, its packed pieces, mostly one."""
         return [self.bytes_at(start, stop) for _, start, stop in self._fields(*values[1:], known=(1,))]
+
+    def bounds(self, values: Values, size: int) -> NDArray[np.int64] | None:
+        """Where the rows of a list lie that has ``size`` items a row, to read some of them (`some`).
+
+        Returns:
+            The first byte of each row, and the one after the last. None: the numbers are not in one piece.
+
+        Raises:
+            CorruptData: The last row is not whole.
+        """
+        found = [place for _, *place in self._fields(*values[1:], known=(1,))]
+        if values.kind == BYTES:
+            bounds = np.array([values.start, *(stop for _, stop in found)], np.int64)[:: max(1, size)]
+            stop = values.stop
+        elif len(found) != 1:
+            return None
+        else:
+            ((start, stop),) = found
+            if values.kind == FLOATS:
+                bounds = np.arange(start, stop + 1, 4 * max(1, size))
+            else:
+                bounds = np.append(start, self._ends(start, stop, max(1, size)))
+        if not size or bounds[-1] != stop:
+            raise CorruptData(f"a list of {values.stop - values.start} bytes, expected rows of {size} items")
+        return bounds
+
+    def some(self, values: Values, start: int, stop: int) -> list[bytes]:
+        """The `pieces` of some rows of a list, from one of its `bounds` to another."""
+        if values.kind == BYTES:
+            return self.pieces(Values(BYTES, start, stop))
+        return [self.bytes_at(start, stop)]
+
+    def _ends(self, start: int, stop: int, size: int) -> NDArray[np.int64]:
+        """The ends of each ``size`` whole numbers, of which one block is kept at a time."""
+        found, count = [np.empty(0, np.int64)], 0
+        for at in range(start, stop, _BLOCK):
+            block = np.frombuffer(self.bytes_at(at, min(at + _BLOCK, stop)), np.uint8)
+            ends = np.flatnonzero(block < 0x80) + (at + 1)
+            found.append(ends[(size - 1 - count) % size :: size])
+            count += ends.size
+        return np.concatenate(found)
 
     def _fields(self, start: int, stop: int, *, known: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
         """(number, start, stop) of the fields of a message, which all are messages, texts or packed."""

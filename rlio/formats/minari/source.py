@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.minari.spaces import space_of_minari
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
-from rlio.formats.tables.arrow import read_arrow_file
+from rlio.formats.tables.arrow import ARROW_DAMAGE, ArrowTable, open_plain_arrow, read_arrow_file
 from rlio.limits import Limits
 from rlio.source.episodes import measure_row, with_next_obs
 from rlio.storage import InputFile
@@ -81,6 +81,8 @@ FORMAT = Format(
     about="All observations, spaces, seeds and the environment's spec are read, infos and options are not.",
 )
 
+T = TypeVar("T")
+
 logger: logging.Logger = logging.getLogger("rlio")
 
 _METADATA: Final = "metadata.json"
@@ -95,13 +97,15 @@ _REWARDS, _ENDS = "rewards", ("terminations", "truncations")
 
 
 class MinariSource:
-    """The episodes of one data set; an `EpisodeSource`.
+    """The episodes of one data set; an `EpisodeSource` that reads parts.
 
     Attributes:
         origin: Spaces, the JSON of the environment's spec, and the fields `KEPT` of the metadata.
         version: That of Minari, if the metadata state it.
         notes: What is not read, and, once such an episode was read, that steps follow the end of one.
     """
+
+    reads_parts = True
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         storage = place.root()
@@ -157,10 +161,9 @@ class MinariSource:
             longest = max(self.lengths, default=0)
             self.row_bytes: int = 1
             if longest:
-                episode, read = self.lengths.index(longest), self.load
-                if self.reads_parts:  # The longest one need not fit into memory.
-                    read = partial(self._load, part=range(min(longest, _SAMPLE_ROWS)))
-                self.row_bytes = measure_row(read(episode, columns=None))
+                # The longest one need not fit into memory.
+                part = range(min(longest, _SAMPLE_ROWS))
+                self.row_bytes = measure_row(self._load(self.lengths.index(longest), part, None))
         except BaseException:
             self._store.close()
             raise
@@ -188,11 +191,6 @@ class MinariSource:
         """Read one episode; see `EpisodeSource`."""
         return self._load(episode, None, columns)
 
-    @property
-    def reads_parts(self) -> bool:
-        """Whether the file gives a part of an episode without reading all of it."""
-        return isinstance(self._store, _Hdf5Store)
-
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`. The sum of its rewards is checked first."""
         if episode != self._summed:
@@ -208,7 +206,7 @@ class MinariSource:
         names += ["observations"] * wants(Columns.OBS, Columns.NEXT_OBS)
         names += ["actions"] * wants(Columns.ACTIONS)
         steps = self.lengths[episode]
-        if part is None or not isinstance(self._store, _Hdf5Store):
+        if part is None:
             found = self._store.read(episode, names)
         else:
             found = self._store.read_part(episode, names, part, steps)
@@ -494,23 +492,73 @@ class _ArrowStore:
             self.episodes.append(read_object(storage, f"{folder}{episode}/{_METADATA}", limits=limits))
         self.files: Sequence[InputFile] = files
         self._parquet = ParquetFiles(files, limits) if kind == "parquet" else None
+        #: Of Arrow: the file of which parts were read last, and its last record batch.
+        self._open: tuple[int, ArrowTable] | None = None
+        self._held: tuple[int, int, Any] | None = None
 
     def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        kind = "Arrow" if self._parquet is None else "Parquet"
-        return guarded(self.files[episode], episode, lambda: self._read(episode, names), format=kind)
+        """Columns of one episode: N+1 observations, N rows of all else."""
+        return self._guarded(episode, lambda: self._columns(self._all(episode, names), names))
 
-    def _read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        if self._parquet is None:
-            table = read_arrow_file(self.files[episode], limits=self._decode.limits)
+    def read_part(self, episode: int, names: Sequence[str], part: range, steps: int) -> dict[str, Any]:
+        """Columns of some of the ``steps`` steps of an episode; observations have one more."""
+        return self._guarded(episode, lambda: self._columns(self._rows(episode, names, part, steps), names))
+
+    def _guarded(self, episode: int, action: Callable[[], T]) -> T:
+        kind = "Arrow" if self._parquet is None else "Parquet"
+        return guarded(self.files[episode], episode, action, format=kind, also=ARROW_DAMAGE)
+
+    def _all(self, episode: int, names: Sequence[str]) -> Any:
+        if self._parquet is not None:
+            return self._parquet.all(episode, names)
+        return read_arrow_file(self.files[episode], limits=self._decode.limits)
+
+    def _rows(self, episode: int, names: Sequence[str], part: range, steps: int) -> Any:
+        """The rows of a part, and the one after it, as a table. Of Arrow, the last record batch is kept."""
+        import pyarrow as pa
+
+        parquet, at, found = self._parquet, 0, []
+        if parquet is not None:
+            about = parquet.file(episode).arrow.metadata
+            counts = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
         else:
-            table = self._parquet.all(episode, names)
+            counts = self._arrow_file(episode).piece_rows(0)
+        for piece, count in enumerate(counts):
+            low, high = max(part.start - at, 0), min(part.stop + 1 - at, count)
+            at += count
+            if low >= high:
+                continue
+            if parquet is not None:
+                found.append(parquet.rows(episode, piece, low, high, names))
+            else:
+                found.append(pa.Table.from_batches([self._batch(episode, piece).slice(low, high - low)]))
+        if at != steps + 1:
+            raise CorruptData(f"episode {episode} of {steps} steps has {at} rows, expected {steps + 1}")
+        return pa.concat_tables(found)
+
+    def _arrow_file(self, episode: int) -> ArrowTable:
+        if self._open is None or self._open[0] != episode:
+            self._close()
+            self._open = episode, open_plain_arrow(self.files[episode], limits=self._decode.limits)
+        return self._open[1]
+
+    def _batch(self, episode: int, piece: int) -> Any:
+        """A record batch, whose buffers are the bytes of the file: the columns are not decoded."""
+        if self._held is None or self._held[:2] != (episode, piece):
+            self._held = None  # Frees the old one before the next is read.
+            table = self._arrow_file(episode)
+            self._held = episode, piece, table.decode(0, piece, table.names)
+        return self._held[2]
+
+    def _columns(self, table: Any, names: Sequence[str]) -> dict[str, Any]:
         found = {}
         for name in names:
             if name not in table.column_names:
                 raise CorruptData(f"the column {name} is absent")
             values = table.column(name).combine_chunks()
             if name != "observations":
-                values = values.slice(0, max(0, len(values) - 1))  # The last row is padding.
+                # The last row is padding, or that of the next part.
+                values = values.slice(0, max(0, len(values) - 1))
             found[name] = self._value(values, name, self._decode.spaces.get(name))
         return found
 
@@ -534,6 +582,12 @@ class _ArrowStore:
             return array
         return fit_space(array, space, np.asarray)
 
+    def _close(self) -> None:
+        opened, self._open, self._held = self._open, None, None
+        if opened is not None:
+            opened[1].close()
+
     def close(self) -> None:
+        self._close()
         if self._parquet is not None:
             self._parquet.close()

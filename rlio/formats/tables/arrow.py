@@ -37,7 +37,8 @@ FORMAT = Format(
 _MAGIC: Final = b"ARROW1"
 _CONTINUES: Final = 0xFFFFFFFF
 _OPEN_FILES: Final = 4
-_DAMAGE: Final = (struct.error, IndexError, OverflowError)
+#: What reading damaged metadata raises, besides errors of data.
+ARROW_DAMAGE: Final = (struct.error, IndexError, OverflowError)
 # Fields of Arrow's flatbuffers: of a message; of a schema; of a record batch; of a footer (a block has 24
 # bytes).
 _KIND, _HEADER, _BODY_LENGTH = 1, 2, 3
@@ -74,7 +75,7 @@ class ArrowTable(Pieces):
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
         for number, file in enumerate(self.files):
-            guarded(file, None, partial(self._index, number), format="Arrow", also=_DAMAGE)
+            guarded(file, None, partial(self._index, number), format="Arrow", also=ARROW_DAMAGE)
 
     def pieces(self, file: int) -> Sequence[_Batch]:
         """The record batches of a file."""
@@ -119,7 +120,11 @@ class ArrowTable(Pieces):
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
         return guarded(
-            self.files[file], piece, lambda: self._decoded(file, piece, names), format="Arrow", also=_DAMAGE
+            self.files[file],
+            piece,
+            lambda: self._decoded(file, piece, names),
+            format="Arrow",
+            also=ARROW_DAMAGE,
         )
 
     def _decoded(self, file: int, piece: int, names: Sequence[str]) -> Any:
@@ -162,6 +167,20 @@ class ArrowTable(Pieces):
         self._open.close()
 
 
+def open_plain_arrow(file: InputFile, *, limits: Limits) -> ArrowTable:
+    """A file without extension types.
+
+    Raises:
+        CorruptData: The file is damaged. (UnsafeData: it has extension types.)
+        UnknownLayout: It has categories.
+    """
+    table = ArrowTable(Place(file.uri, None, (file,)), limits=limits)
+    if table.extensions(0):
+        table.close()
+        raise UnsafeData("found Arrow extension types, expected plain columns", uri=file.uri)
+    return table
+
+
 def read_arrow_file(file: InputFile, *, limits: Limits) -> Any:
     """The table in a file, validated.
 
@@ -171,10 +190,8 @@ def read_arrow_file(file: InputFile, *, limits: Limits) -> Any:
     """
     import pyarrow as pa
 
-    table = ArrowTable(Place(file.uri, None, (file,)), limits=limits)
+    table = open_plain_arrow(file, limits=limits)
     try:
-        if table.extensions(0):
-            raise UnsafeData("found Arrow extension types, expected plain columns", uri=file.uri)
         batches, left = [], limits.group_bytes
         for piece in range(len(table.pieces(0))):
             batches.append(table.decode(0, piece, table.schema(0).names))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -182,6 +182,10 @@ class Pieces(Table):
         """Take in the next file: its columns, and the rows of its pieces."""
         self._starts.append([0, *accumulate(pieces)])
         self.add_file(names, self._starts[-1][-1])
+
+    def piece_rows(self, file: int) -> list[int]:
+        """The rows of each piece of a file."""
+        return [stop - start for start, stop in pairwise(self._starts[file])]
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """Decode some columns of a piece as a table or record batch of Arrow."""
