@@ -6,6 +6,7 @@ and the engine (`rlio.readers.source_reader`).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, Unpack
 
@@ -145,6 +146,9 @@ class EpisodeReader(SourceReader):
             if not shared:
                 layout.close()
             raise
+        if not shared:
+            # A reader that ended in a loop, and was not closed, leaves no open file.
+            weakref.finalize(self, layout.close)
 
     @property
     def source(self) -> EpisodeSource:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache as cache_calls
 from typing import Any, Final
@@ -83,6 +84,8 @@ class RecordReader(InputReader):
         except BaseException:
             records.close()
             raise
+        # A reader that ended in a loop, and was not closed, leaves no open file.
+        weakref.finalize(self, records.close)
 
     def _serve_rows(
         self,
@@ -183,6 +186,7 @@ class _Rows(SourceReader):
         except BaseException:
             source.close()
             raise
+        weakref.finalize(self, source.close)  # As in `RecordReader._serve`.
 
     @property
     def skipped(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from collections.abc import Callable
@@ -451,3 +452,29 @@ def test_formats_of_files_are_recognised(tmp_path: Path) -> None:
     tianshou = recognise(GOLDEN / "tianshou")
     assert tianshou is not None
     assert tianshou.format.name == "tianshou"
+
+
+@pytest.mark.parametrize("to", ["minari", "d4rl", "d3rlpy", "rllib-json"])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}], ids=["as it is", "by rows"])
+def test_a_reader_that_is_dropped_in_a_loop_leaves_no_open_file(
+    to: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """pytest makes an error of what the garbage collector says of open files."""
+    numbers = np.arange(20)
+    batch = rlio.SampleBatch(
+        obs=numbers[:, None] * 1.0,
+        new_obs=numbers[:, None] + 1.0,
+        actions=numbers,
+        rewards=numbers * 1.0,
+        terminateds=numbers % 5 == 4,
+        eps_id=numbers // 5,
+        t=numbers % 5,
+    )
+    with rlio.ParquetWriter(tmp_path / "own") as writer:
+        writer.write(batch)
+    rlio.convert(tmp_path / "own", tmp_path / "other", to=to)
+    for _ in rlio.read(tmp_path / "other", epochs=1, **options):
+        break
+    for _ in rlio.read(tmp_path / "other", epochs=1, **options):
+        pass
+    gc.collect()

@@ -51,7 +51,9 @@ def episode() -> rlio.Episode:
 
 REPORT = ImportReport(
     source=EVIL, target="b", source_format="csv", target_format=EVIL, episodes=1, rows=1200, written=1,
-    findings=(Finding(kind="note", count=1, unit="a", text=EVIL, first=EVIL, column=EVIL, suspicion=True),),
+    findings=(
+        Finding(kind="note", count=1, unit="a", text=EVIL, places=(EVIL,), column=EVIL, suspicion=True),
+    ),
     proved=True,
 )  # fmt: skip
 

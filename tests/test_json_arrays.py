@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,16 +101,16 @@ def test_recordings_are_read_alike_with_and_without_orjson(
         pytest.skip("the recordings of RLlib's own tests are not there")
     parsed = []
 
-    def parse(line: bytes, limits: Limits) -> object:
-        found = parse_arrays(line, limits)
+    def parse(line: bytes, limits: Limits, **options: Any) -> object:
+        found = parse_arrays(line, limits, **options)
         parsed.append(found is not None)
         return found
 
     monkeypatch.setattr(rllib_json, "parse_arrays", parse)
     with rlio.read(RECORDINGS / name, epochs=1) as reader:
         found = rlio.concat_samples(list(reader))
-    # Objects (infos) are left to json.
-    assert all(parsed) == any(parsed) == (name != "cartpole/small.json")
-    monkeypatch.setattr(rllib_json, "parse_arrays", lambda *_: None)
+    assert parsed
+    assert all(parsed)
+    monkeypatch.setattr(rllib_json, "parse_arrays", lambda *_, **__: None)
     with rlio.read(RECORDINGS / name, epochs=1) as reader:
         assert rlio.concat_samples(list(reader)).equals(found)

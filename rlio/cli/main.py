@@ -118,7 +118,8 @@ for _command in (
 ):
     _name = _command.__name__
     _example = _EXAMPLES.get(_name, f"rlio {_name} runs/cartpole")
-    app.command(_name, cls=Command, epilog=f"Example: {_example}", short_help=_SHORT.get(_name))(_command)
+    # "\b": the example is copied, so it stays on one line.
+    app.command(_name, cls=Command, epilog=f"\b\nExample: {_example}", short_help=_SHORT.get(_name))(_command)
 
 
 def main() -> None:
