@@ -173,23 +173,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-#: Defects that are known: readers of files give rewards of shape (N, 1) as one number a row, and the proof
-#: calls that a difference; a name of another library's column is refused in a mapping that names imply.
-_KNOWN = {
-    ("rewards of one number", "npz"),
-    ("rewards of one number", "parquet"),
-    ("hostile names", "npz"),
-}
-
-
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.each_value_once
 def test_every_kind_of_data_is_proved_in_every_format_or_refused_by_its_column(
     name: str, to: str, recorded: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    if (name, to) in _KNOWN:
-        pytest.xfail("see _KNOWN: the conversion is right, but its proof or its reading is not yet")
     refused = {column for (kind, column), formats in REFUSED.items() if kind == name and to in formats}
     for mode in MODES if "final" in name else ("repeat",):
         target = tmp_path / f"{mode}{ENDINGS.get(to, '')}"

@@ -324,7 +324,7 @@ class StoredEpisodes(Episodes):
             layout=layout,
         )
         if policy is None and not {"filter", "split"} & self.options.keys():
-            self.rows = len(dataset)
+            self.rows: int | None = len(dataset)
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         for number in range(len(self._snapshots)):

@@ -318,12 +318,10 @@ class Preparer:
         if rewards is None:
             return None
         array = self._leaf(Columns.REWARDS, rewards, "rewards")
-        if self._holds.rewards == "numbers":
-            return self._with_floats(Columns.REWARDS, array, note)
-        if array.ndim > 1 and array[:1].size == 1:
+        if array.ndim > 1 and array[:1].size == 1:  # Readers of all formats give one number a row.
             self._once("reshaped", Columns.REWARDS, note)
             array = array.reshape(len(array))
-        if array.ndim > 1:
+        if array.ndim > 1 and self._holds.rewards != "numbers":
             able = [one.name for one in formats() if one.writer and one.holds.rewards == "numbers"]
             raise SchemaError(
                 f"found rewards of shape {array.shape[1:]} a step, and {self._title} has one number a step: "

@@ -192,7 +192,7 @@ def _original(rows: SampleBatch, number: int, decisions: Decisions) -> Digests:
     for path, leaf in found.items():
         if path[0] in decisions.left_out:
             continue
-        if path[0] == Columns.REWARDS and decisions.holds.rewards != "numbers":
+        if path[0] == Columns.REWARDS:
             leaf = leaf.reshape(len(leaf), -1)[:, 0] if leaf[:1].size == 1 else leaf
         if path[0] in decisions.floats and leaf.dtype.kind in "iu":
             floats = leaf.astype(np.float64)

@@ -49,7 +49,7 @@ class FileDataset(OtherFiles, Dataset):
     def __init__(self, inputs: Any, options: Mapping[str, Any], source: FileSource | None = None) -> None:
         # Not that of the base: there is no listing.
         self.inputs = inputs
-        self.options = {name: value for name, value in options.items() if value is not None}
+        self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self._source: FileSource = self.again() if source is None else source
         weakref.finalize(self, self._source.close)
 

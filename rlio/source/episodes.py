@@ -158,9 +158,9 @@ class EpisodeFiles(GroupFiles):
         #: (observation space, action space), as the caller or the files state them; None: neither does.
         self.pair: tuple[Any, Any] | None = pair_of(spaces, layout.spaces, uri=layout.uri)
         self._check_fit = spaces is not None
-        self.format = str(about.get("format") or "")
-        self.format_version = getattr(layout, "version", None)
-        self.environment = getattr(getattr(layout, "origin", None), "env", None)
+        self.format: str = str(about.get("format") or "")
+        self.format_version: str | None = getattr(layout, "version", None)
+        self.environment: str | None = getattr(getattr(layout, "origin", None), "env", None)
         wished = getattr(layout, "group_rows", _GROUP_ROWS)
         self._most = max(1, min(wished, _GROUP_BYTES // max(1, layout.row_bytes)))
         self._reads_parts = isinstance(layout, PartSource) and layout.reads_parts

@@ -147,7 +147,8 @@ class ZippedFolder(ZipFileSystem):  # type: ignore[misc]  # fsspec has no types.
     renewed_in_forks = True
 
     def __init__(self, place: Location, size: int, timeout: float | None, limits: Limits) -> None:
-        uri = self.uri = place.uri
+        self.uri: str = place.uri
+        uri = self.uri
         self._limits = limits
         try:
             file = _File(place, size, timeout)
@@ -180,7 +181,13 @@ class ZippedFolder(ZipFileSystem):  # type: ignore[misc]  # fsspec has no types.
     def _refuse(self, *values: object, **options: object) -> NoReturn:
         raise NotImplementedError(f"{self.uri} is a zip file, which is read only: unpack it first")
 
-    pipe_file = rm_file = rmdir = mkdir = makedirs = touch = mv = _refuse
+    pipe_file: Any = _refuse
+    rm_file: Any = _refuse
+    rmdir: Any = _refuse
+    mkdir: Any = _refuse
+    makedirs: Any = _refuse
+    touch: Any = _refuse
+    mv: Any = _refuse
 
 
 class _Member(io.RawIOBase):

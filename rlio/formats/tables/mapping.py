@@ -76,6 +76,9 @@ class _OwnNames(Mapping):
 
     instead: ClassVar[abc.Mapping[str, str]] = MappingProxyType({})
 
+    def _check_meant(self, name: str, tops: set[str]) -> None:
+        """The file has these names: one that rlio does not know is a further column."""
+
 
 class MappedSource:
     """The episodes of a table; an `EpisodeSource` that reads many short ones at once.

@@ -292,14 +292,16 @@ class BatchRows:
     """Rows that are batches; `Records`."""
 
     def __init__(self, groups: RowGroups, failures: Failures) -> None:
-        self._groups, self.files, self.failures = groups, groups.files, failures
+        self._groups = groups
+        self.files: Sequence[InputFile] = groups.files
+        self.failures: Failures = failures
         self._ends = list(accumulate(groups.rows))
         self.numbers: list[int] = []
         counts = [0] * len(self.files)
         for (file, _, first), rows in zip(groups.places, groups.rows, strict=True):
             self.numbers += range(first, first + rows)
             counts[file] += rows
-        self.ends = list(accumulate(counts))
+        self.ends: list[int] = list(accumulate(counts))
 
     def has(self, index: int) -> bool:
         return index < len(self.numbers)
