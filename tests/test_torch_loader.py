@@ -632,7 +632,7 @@ def threads():
 
 if __name__ == "__main__":
     root, method = sys.argv[1:]
-    dataset = rlio.torch.ReplayDataset(root, batch_size=4)
+    dataset = rlio.torch.ReplayDataset(root, batch_size=4, epochs=1_000_000)
     before, pids = threads(), {str(os.getpid())}
     for killed in (False, True):
         loader = dataset.loader(num_workers=2, multiprocessing_context=method)

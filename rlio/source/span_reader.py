@@ -33,7 +33,7 @@ T = TypeVar("T")
 _OPEN_SEGMENTS = 16
 # Up to so many rows, and bytes, short groups are read as one: each costs as much as some hundred rows.
 _RUN_ROWS = 4096
-_RUN_BYTES = 16 << 20
+_RUN_BYTES = 4 << 20
 
 
 class Span(NamedTuple):
