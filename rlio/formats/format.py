@@ -30,9 +30,10 @@ from types import MappingProxyType
 from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rlio.catalog.names import HEADER
-from rlio.errors import RlioError, UnknownLayout, UnsafeData
+from rlio.errors import CorruptData, RlioError, UnknownLayout, UnsafeData
 from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.parquet_metadata import read_metadata
+from rlio.source.damage import DAMAGE
 from rlio.storage.filesystem import InputFile, Storage, StrPath, open_input
 from rlio.storage.paths import is_uri, locate
 
@@ -557,7 +558,7 @@ class Look:
                 return look(stream)
         except UnknownLayout:  # A pointer of Git LFS.
             raise
-        except (RlioError, OSError, ValueError, RecursionError, KeyError, RuntimeError, ImportError):
+        except (RlioError, ImportError, *DAMAGE):
             # Damaged, gone, a folder, or h5py is not installed: nothing is known of it, which is the answer.
             return None
 
@@ -567,13 +568,15 @@ def _parquet_columns(stream: IO[bytes]) -> frozenset[str]:
 
 
 def _arrow_columns(stream: IO[bytes]) -> frozenset[str]:
-    import pyarrow as pa
+    """By the first message alone, in which no extension type is asked: a file has it after its magic."""
+    from rlio.formats.files.parquet_footer import plain_schema
 
-    if stream.read(6) == b"ARROW1":
-        stream.seek(0)
-        return frozenset(pa.ipc.open_file(stream).schema.names)
-    stream.seek(0)
-    return frozenset(pa.ipc.open_stream(stream).schema.names)
+    stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
+    head = stream.read(8)
+    size = int.from_bytes(head[4:], "little")
+    if head[:4] != b"\xff\xff\xff\xff" or size > DEFAULT_LIMITS.footer_bytes:
+        raise CorruptData("found no message of Arrow")
+    return frozenset(plain_schema(head + stream.read(size))[0].names)
 
 
 def _paths_of_hdf5(stream: IO[bytes]) -> frozenset[str]:

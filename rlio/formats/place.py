@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
+from rlio.errors import DataNotFound, OptionError, UnknownLayout, UnsafeData, excerpt, raise_at
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.format import (
     Format,
     Found,
@@ -197,7 +198,14 @@ def _join(folder: str, name: str) -> str:
 def open_source(format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits) -> Any:
     """The `rlio.source.episodes.EpisodeSource` of a place; see `open_place`."""
     opened = open_place(format, format.source, place, options, limits=limits)
-    return by_own_names(opened) if format.source == format.table else opened
+    if format.source == format.table:
+        return by_own_names(opened)  # A table claims its rows itself.
+    try:
+        Allowance.of(opened.files, limits).claim(sum(opened.lengths))
+    except UnsafeData as error:
+        opened.close()
+        raise_at(error, uri=opened.uri)
+    return opened
 
 
 def open_episode_files(
@@ -243,4 +251,7 @@ def open_place(
     opens = load(target)
     names = [name for name in option_names(opens) or () if name not in ("place", "limits")]
     refuse_unknown(options, names, of=f"the format {format.name}")
-    return opens(place, limits=limits, **options)
+    try:
+        return opens(place, limits=limits, **options)
+    except UnsafeData as error:
+        raise_at(error, uri=place.uri)

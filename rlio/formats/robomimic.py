@@ -108,7 +108,7 @@ class RobomimicSource(Hdf5Source):
             if chosen is not None and name not in chosen:
                 continue
             group = self._handles.child(data, name)
-            steps = self._dataset(number, f"data/{name}/actions").shape[0]
+            steps = self._rows_in(number, f"data/{name}/actions")
             if int(group.attrs.get("num_samples", steps)) != steps:
                 raise CorruptData(
                     f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}"
@@ -126,7 +126,7 @@ class RobomimicSource(Hdf5Source):
                 self._look_beside(number, name, group, steps)
             seen += int(steps > 0)
             if "dones" in group:
-                dones = np.asarray(self._dataset(number, f"data/{name}/dones")[()])
+                dones = self._values(number, f"data/{name}/dones")
                 done_before += int(dones[:-1].any())
                 done_last += int(dones[-1:].any())
             if steps:
@@ -146,7 +146,7 @@ class RobomimicSource(Hdf5Source):
         if self._member(number, f"mask/{mask}") is None:
             known = self._member(number, "mask")
             raise OptionError(f"mask={excerpt(mask)}: expected one of {excerpt(list(known or ()))}")
-        found = self._dataset(number, f"mask/{mask}")[()].tolist()
+        found = self._values(number, f"mask/{mask}").tolist()
         chosen = {name.decode() if isinstance(name, bytes) else str(name) for name in found}
         if absent := sorted(chosen - known_demos):
             raise CorruptData(
@@ -171,13 +171,16 @@ class RobomimicSource(Hdf5Source):
         columns[Columns.ACTIONS] = self._read(number, f"{root}/actions", rows, steps)
         if "rewards" in group:
             columns[Columns.REWARDS] = flat(self._read(number, f"{root}/rewards", rows, steps))
-        done = "dones" in group and bool(flags_in("dones", self._dataset(number, f"{root}/dones")[-1:])[0])
+        done = "dones" in group and self._is_done(number, f"{root}/dones", steps)
         columns[Columns.TERMINATEDS] = flags_of(rows, steps, terminated=done, truncated=False)[
             Columns.TERMINATEDS
         ]  # Whether an episode was truncated is not stored.
         for name in self._beside_names:
             columns[name] = self._nested(number, f"{root}/{name}", rows, steps)
         return SampleBatch(columns)
+
+    def _is_done(self, number: int, path: str, steps: int) -> bool:
+        return bool(flags_in("dones", self._handles.read(self._dataset(number, path), steps - 1, steps))[0])
 
     def _look_beside(self, number: int, demo: str, group: Any, steps: int) -> None:
         """Note what a demonstration has of each step besides the columns that robomimic knows."""

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from rlio.errors import RlioError
 
-__all__ = ["Damage", "SkippedRecord"]
+__all__ = ["DAMAGE", "Damage", "SkippedRecord"]
 
+#: What libraries, and our own code, raise about damaged or forged bytes. `guarded` is the one place where it
+#: becomes CorruptData. Out of memory is not among it.
+DAMAGE: Final = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,  # Also RecursionError and NotImplementedError.
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _KEPT_ERRORS: Final = 1000
 
 

@@ -11,17 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.pictures import encode_png, pillow
-from rlio.errors import CorruptData, RlioError, UnsafeData, excerpt
-from rlio.limits import Limits
+from rlio.errors import CorruptData, RlioError, excerpt
+from rlio.formats.files.allowance import Allowance
 
 __all__ = ["decode_images", "encode_png"]
 
 # Channels of the modes of pictures whose bytes are their values.
 _CHANNELS: Final = {"L": None, "RGB": 3, "RGBA": 4}
+# Bytes of a pixel of the picture that is decoded: Pillow has four, and makes two copies of the bytes.
+_COPIES: Final = 12
 
 
 def decode_images(
-    pictures: Sequence[bytes], shape: tuple[int, ...] | None, *, format: str | None = None, limits: Limits
+    pictures: Sequence[bytes],
+    shape: tuple[int, ...] | None,
+    *,
+    format: str | None = None,
+    allowance: Allowance,
 ) -> NDArray[np.uint8]:
     """Decode pictures of one shape.
 
@@ -29,7 +35,7 @@ def decode_images(
         pictures: The bytes of one file each.
         shape: Of each picture: (height, width) or (height, width, channels); None: that of the first one.
         format: ``"JPEG"`` or ``"PNG"``; no other is decoded. None: the one of them that the first one is.
-        limits: What all of them may take in memory.
+        allowance: What all of them may take in memory, with the copies of one that Pillow makes.
 
     Returns:
         Fresh array of shape (pictures, *shape).
@@ -51,22 +57,15 @@ def decode_images(
                 if size != (shape[:2] if shape[2:] == (1,) else shape):
                     raise CorruptData(f"picture {number} has the shape {size}, expected {shape}")
                 if found is None:
-                    found = _room(len(pictures), shape, limits)
+                    pixels = opened.height * opened.width
+                    allowance.spend(len(pictures) * math.prod(shape) + _COPIES * pixels)
+                    found = np.empty((len(pictures), *shape), np.uint8)
                 found[number] = np.asarray(opened).reshape(shape)
         except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
             if isinstance(error, RlioError):
                 raise
             raise CorruptData(f"picture {number} is not a {format}: {excerpt(str(error))}") from error
     return np.empty((0, *(shape or ())), np.uint8) if found is None else found
-
-
-def _room(count: int, shape: tuple[int, ...], limits: Limits) -> NDArray[np.uint8]:
-    if count * math.prod(shape) > limits.group_bytes:
-        raise UnsafeData(
-            f"{count} pictures of shape {shape} take more than {limits.group_bytes} bytes: raise "
-            "Limits.group_bytes if the data are yours"
-        )
-    return np.empty((count, *shape), np.uint8)
 
 
 def _shape_of(opened: Any) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from rlio.errors import (
 from rlio.formats.files.partitions import has_partitions
 from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.source.damage import SkippedRecord
+from rlio.source.damage import DAMAGE, SkippedRecord
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 
@@ -52,7 +52,6 @@ def guarded(
     action: Callable[[], T],
     *,
     format: str,
-    also: tuple[type[Exception], ...] = (),
 ) -> T:
     """Call ``action``; turn a library's errors about damage into CorruptData with the place.
 
@@ -61,21 +60,21 @@ def guarded(
         record: Number of the record or row group; None: the file as a whole.
         action: Reads the file or record.
         format: Name of the format, for the message.
-        also: Exceptions of the library besides OSError, KeyError, ValueError and TypeError.
     """
-    damage: tuple[type[Exception], ...] = (OSError, KeyError, ValueError, TypeError, *also)
     try:
         return action()
     except (SchemaError, CorruptData, UnknownLayout) as error:
         raise_at(error, uri=file.uri, record=record)
     except RlioError:
         raise
-    except damage as error:
+    except DAMAGE as error:
         # Errors of the library have no errno, unlike errors of the filesystem.
         if getattr(error, "errno", None) is not None:
             raise
         raise CorruptData(
-            f"not readable as {format}: {excerpt(str(error))}", uri=file.uri, record=record
+            f"not readable as {format}: {excerpt(str(error) or type(error).__name__)}",
+            uri=file.uri,
+            record=record,
         ) from error
 
 

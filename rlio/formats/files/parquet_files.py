@@ -84,7 +84,7 @@ class ParquetFiles:
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.formats.files.inputs.guarded`."""
-        return guarded(self.files[number], record, action, format="Parquet", also=(NotImplementedError,))
+        return guarded(self.files[number], record, action, format="Parquet")
 
     def group(self, number: int, group: int, names: Collection[str] | None = None) -> Any:
         """A row group as an Arrow table. The last one is kept: many records may be in one."""

@@ -28,6 +28,7 @@ from rlio.formats.rllib.decoder import STEP_NUMBERS, NextLine, RllibDecoder
 from rlio.formats.rllib.record_source import RecordFiles
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
+from rlio.schemas.json_columns import check_containers
 from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
@@ -145,8 +146,9 @@ class JsonRecords:
         if data is not None and (counted := _counted(data)):
             return counted
         try:
+            check_containers(data or b"")
             record = None if data is None else orjson.loads(data)
-        except orjson.JSONDecodeError:
+        except (orjson.JSONDecodeError, UnsafeData):
             return None
         if not isinstance(record, dict) or record.get("type", "SampleBatch") != "SampleBatch":
             return None
