@@ -31,6 +31,7 @@ from rlio.formats.format import (
 )
 from rlio.formats.tables.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.source.damage import damage_named
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
@@ -252,6 +253,7 @@ def open_place(
     names = [name for name in option_names(opens) or () if name not in ("place", "limits")]
     refuse_unknown(options, names, of=f"the format {format.name}")
     try:
-        return opens(place, limits=limits, **options)
+        with damage_named(format.title, uri=place.uri):
+            return opens(place, limits=limits, **options)
     except UnsafeData as error:
         raise_at(error, uri=place.uri)

@@ -15,16 +15,14 @@ from typing import Any, Literal, TypeVar, cast
 from rlio.errors import (
     CorruptData,
     DataNotFound,
-    RlioError,
     SchemaError,
     UnknownLayout,
-    excerpt,
     raise_at,
 )
 from rlio.formats.files.partitions import has_partitions
 from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.source.damage import DAMAGE, SkippedRecord
+from rlio.source.damage import SkippedRecord, damage_named
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 
@@ -62,20 +60,10 @@ def guarded(
         format: Name of the format, for the message.
     """
     try:
-        return action()
+        with damage_named(format, uri=file.uri, record=record):
+            return action()
     except (SchemaError, CorruptData, UnknownLayout) as error:
         raise_at(error, uri=file.uri, record=record)
-    except RlioError:
-        raise
-    except DAMAGE as error:
-        # Errors of the library have no errno, unlike errors of the filesystem.
-        if getattr(error, "errno", None) is not None:
-            raise
-        raise CorruptData(
-            f"not readable as {format}: {excerpt(str(error) or type(error).__name__)}",
-            uri=file.uri,
-            record=record,
-        ) from error
 
 
 def find_files(

@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import sys
@@ -88,9 +87,7 @@ class LineFile:
             return _Member(archive, archive.open(self.member), stream)
         except BaseException as error:
             stream.close()
-            # EINVAL: the zip file refers to bytes before the file's first.
-            is_damage = isinstance(error, OSError) and error.errno == errno.EINVAL
-            if is_damage or isinstance(error, (*READ_ERRORS, RuntimeError, LookupError, ValueError)):
+            if isinstance(error, (*READ_ERRORS, RuntimeError, LookupError, ValueError)):
                 raise CorruptData(f"damaged zip file: {excerpt(str(error))}", uri=self.uri) from error
             raise
 

@@ -307,8 +307,8 @@ class LeRobotSource:
         def read() -> dict[int, str]:
             found = self._records(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
-            texts = {
-                row["task_index"]: next(value for name, value in row.items() if name != "task_index")
+            texts: dict[int, Any] = {
+                row["task_index"]: next((value for name, value in row.items() if name != "task_index"), None)
                 for row in found
             }
             if len(texts) < len(found):

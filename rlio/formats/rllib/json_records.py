@@ -30,6 +30,7 @@ from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.schemas.json_columns import check_containers
 from rlio.schemas.json_lines import is_provenance, parse_head
+from rlio.source.damage import damage_named
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles
@@ -188,7 +189,8 @@ class JsonRecords:
                     "set with rlio.DatasetReader",
                     uri=self.files[file].uri,
                 )
-            return decoder.decode(line.data, next_line)
+            with damage_named("RLlib's JSON", uri=self.files[file].uri, record=line.number):
+                return decoder.decode(line.data, next_line)
         except (CorruptData, SchemaError, UnknownLayout) as error:
             raise_at(error, uri=self.files[file].uri, record=line.number)
 
