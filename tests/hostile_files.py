@@ -6,6 +6,7 @@ Each is a case of `hostile_corpus.CASES`, beside those of rlio's own files.
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import zipfile
 import zlib
@@ -666,3 +667,69 @@ def _arrow_of_nothing(folder: Path) -> None:
     table = pa.table({"x": _run_ends(1.0, rows), "y": pa.nulls(rows)})
     with pa.ipc.new_stream(folder / "a.arrow", table.schema) as writer:
         writer.write_table(table)
+
+
+def _union() -> Any:
+    """Rows that all are the one text of their child."""
+    kinds, offsets = np.zeros(50_000, np.int8), np.zeros(50_000, np.int32)
+    return pa.UnionArray.from_dense(pa.array(kinds), pa.array(offsets), [pa.array([_TEXT])])
+
+
+_arrow("a union of one text", 50_000, _union)
+
+
+# ---- Parquet ----
+
+
+@case("Parquet: 15 million rows of one value", mapping=_BESIDE)
+def _parquet_of_one_value(folder: Path) -> None:
+    rows = 5_000_000
+    table = pa.table({"x": np.zeros(rows), "y": np.zeros(rows, np.bool_)})
+    with pq.ParquetWriter(folder / "a.parquet", table.schema, compression="zstd") as writer:
+        for _ in range(3):
+            writer.write_table(table, row_group_size=rows)
+
+
+# ---- metadata that claims ----
+
+
+@case("Minari: an episode of 10^12 steps")
+def _minari_of_steps(folder: Path) -> None:
+    with _minari(folder, 10**12) as file:
+        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+            file["episode_0"].create_dataset(name, (10**12 + (name == "observations"), 0), np.bool_)
+
+
+@case("Minari: a space of 10^9 numbers")
+def _minari_of_a_space(folder: Path) -> None:
+    with _minari(folder, 3) as file:
+        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+            file["episode_0"][name] = np.zeros(3 + (name == "observations"))
+    space = {"type": "Box", "dtype": "float32", "shape": [10**9], "low": [0.0], "high": [1.0]}
+    about = json.loads((folder / "data/metadata.json").read_text())
+    about |= {
+        "observation_space": json.dumps(space),
+        "action_space": json.dumps({"type": "MultiBinary", "n": 10**10}),
+    }
+    (folder / "data/metadata.json").write_text(json.dumps(about))
+
+
+@case("LeRobot: an episode of 10^12 frames")
+def _lerobot_of_frames(folder: Path) -> None:
+    shutil.copytree(GOLDEN / "lerobot/v2.1", folder, dirs_exist_ok=True)
+    text = (folder / "meta/episodes.jsonl").read_text().splitlines()
+    first = json.loads(text[0])
+    more = 10**12 - first["length"]
+    (folder / "meta/episodes.jsonl").write_text(
+        "\n".join([json.dumps(first | {"length": 10**12}), *text[1:]])
+    )
+    info = json.loads((folder / "meta/info.json").read_text())
+    (folder / "meta/info.json").write_text(json.dumps(info | {"total_frames": info["total_frames"] + more}))
+
+
+@case("RLlib: a space of 10^9 numbers", harmless=True)
+def _rllib_of_a_space(folder: Path) -> None:
+    item = pq.read_table(GOLDEN / "rllib/chunks/episodes.parquet")["item"][0].as_py()
+    state = msgpack.unpackb(item, strict_map_key=False)
+    state["_action_space"] = {"space": "multi-binary", "n": 10**10}
+    pq.write_table(pa.table({"item": pa.array([msgpack.packb(state)], pa.binary())}), folder / "a.parquet")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -226,6 +227,21 @@ def parent() -> Iterator[subprocess.Popen[str]]:
         yield process
         assert process.stdin is not None
         process.stdin.close()
+
+
+def test_each_promise_of_the_security_page_names_tests_that_exist() -> None:
+    here = Path(__file__).parent
+    page = (here.parent / "docs/security.md").read_text("utf-8")
+    promises = re.findall(r"^\| .* \| .* \| (.*) \|$", page.partition("## Bounds")[0], re.MULTILINE)[1:]
+    assert len(promises) == 8
+    known = {
+        name
+        for path in here.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    for promise in promises:
+        assert re.findall(r"`(\w+)`", promise)
+    assert {*re.findall(r"`(test_\w+)`", page)} <= known
 
 
 def test_the_corpus_is_as_large_as_it_should_be() -> None:

@@ -199,8 +199,9 @@ def _join(folder: str, name: str) -> str:
 def open_source(format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits) -> Any:
     """The `rlio.source.episodes.EpisodeSource` of a place; see `open_place`."""
     opened = open_place(format, format.source, place, options, limits=limits)
-    if format.source == format.table:
-        return by_own_names(opened)  # A table claims its rows itself.
+    if format.source == format.table:  # A table claims its rows itself.
+        with damage_named(format.title, uri=place.uri):
+            return by_own_names(opened)
     try:
         Allowance.of(opened.files, limits).claim(sum(opened.lengths))
     except UnsafeData as error:

@@ -116,8 +116,10 @@ def _objects(values: Any, allowance: Allowance) -> list[Any]:
 
 def _values_in(values: Any) -> int:
     """How many values an array has on all levels. Lists of nothing may have many, and no byte."""
-    if pa.types.is_run_end_encoded(values.type) or _is_list_view(values.type):
-        raise SchemaError(f"found {values.type}, which may repeat values: write plain lists and values")
+    kind = values.type
+    is_dense = pa.types.is_union(kind) and kind.mode == "dense"
+    if is_dense or pa.types.is_run_end_encoded(kind) or _is_list_view(kind):
+        raise SchemaError(f"found {kind}, which may repeat values: write plain lists and values")
     if _is_list(values.type):
         return len(values) + _values_in(values.flatten())
     if pa.types.is_struct(values.type):

@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlio.errors import CorruptData, UnsafeData
+from rlio.errors import CorruptData, UnsafeData, raise_at
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.parquet_footer import ForeignFile, open_parquet
 from rlio.limits import Limits
@@ -64,11 +65,16 @@ class ParquetFiles:
     Args:
         files: The files.
         limits: What they may ask for.
+
+    Attributes:
+        allowance: That of the files: each claims its rows when it is first opened.
     """
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
         self.files: Sequence[InputFile] = files
         self._limits = limits
+        self.allowance: Allowance = Allowance.of(files, limits)
+        self._claimed: set[int] = set()
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
         self._held: tuple[object, Any] = (None, None)
         #: Where a row group is read in parts: the next part goes on there.
@@ -78,9 +84,17 @@ class ParquetFiles:
 
     def file(self, number: int) -> ForeignFile:
         """The open file."""
-        return self._open.get(number) or self._open.add(
-            number, open_parquet(open_input(self.files[number]), limits=self._limits)
-        )
+        if (found := self._open.get(number)) is not None:
+            return found
+        opened = open_parquet(open_input(self.files[number]), limits=self._limits)
+        if number not in self._claimed:  # A row group of a few bytes may claim any number of rows.
+            self._claimed.add(number)
+            try:
+                self.allowance.claim(opened.arrow.metadata.num_rows)
+            except UnsafeData as error:
+                opened.close()
+                raise_at(error, uri=self.files[number].uri)
+        return self._open.add(number, opened)
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.formats.files.inputs.guarded`."""

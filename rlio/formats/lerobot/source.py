@@ -112,6 +112,8 @@ _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
 _PLAIN = ("", "state", "image")
 # Bytes of a decoded frame of a video, a pixel.
 _RGB = 3
+# Frames that a decoder keeps besides.
+_DECODER_FRAMES: Final = 8
 
 
 class LeRobotSource:
@@ -546,7 +548,7 @@ def _frames(stream: Any, count: int, begin: float, fps: float, allowance: Allowa
     try:
         with av.open(stream, format="mp4") as container:
             video = container.streams.video[0]
-            allowance.spend(count * video.height * video.width * _RGB)
+            allowance.spend((count + _DECODER_FRAMES) * video.height * video.width * _RGB)
             found = np.empty((count, video.height, video.width, _RGB), np.uint8)
             container.seek(int(begin / video.time_base), stream=video, backward=True)
             for frame in container.decode(video):
