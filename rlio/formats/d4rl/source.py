@@ -118,10 +118,7 @@ class D4rlSource:
                 self._bring_together()
             self._warn_of_joined_episodes()
             self.row_bytes: int = max([1, *(_row_bytes(part.specs) for part in self._parts)])
-            if self.row_bytes > limits.group_bytes:
-                raise UnsafeData(
-                    f"rows of {self.row_bytes} bytes: expected {limits.group_bytes}", uri=self.uri
-                )
+            self._handles.allowance.piece().spend(self.row_bytes)
         except BaseException:
             self.close()
             raise

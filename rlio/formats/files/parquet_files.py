@@ -133,7 +133,7 @@ class ParquetFiles:
         columns = [name for name in file.arrow.schema_arrow.names if names is None or name in names]
         widest = file.widest(group, columns, limits=limits)
         most = max(1, min(_BATCH_ROWS, stop - start, min(_BATCH_BYTES, limits.group_bytes) // widest))
-        batches, held = [], 0
+        batches, piece = [], self.allowance.piece()
         if (number, group) in self._inflated:  # Its other parts are not decoded only to be refused too.
             limits.check_inflation(*self._inflated[number, group], "a row group")
         scan, self._scan = self._scan, None  # After an error, the next call begins again.
@@ -152,12 +152,7 @@ class ParquetFiles:
                 limits.check_inflation(stored, scan.held, "a row group")
             low, high = max(start - scan.at, 0), min(stop - scan.at, batch.num_rows)
             if low < high:
-                held += batch.nbytes
-                if held > limits.group_bytes:
-                    raise UnsafeData(
-                        f"a row group takes more than {limits.group_bytes} bytes in memory: raise "
-                        "Limits.group_bytes if you trust the file"
-                    )
+                piece.spend(batch.nbytes)
                 batch.validate(full=True)
                 batches.append(batch.slice(low, high - low))
             if scan.at + batch.num_rows >= stop:
@@ -176,14 +171,10 @@ class ParquetFiles:
         """
         import pyarrow as pa
 
-        tables, held = [], 0
+        tables, piece = [], self.allowance.piece()
         for group in range(self.file(number).arrow.num_row_groups):
             tables.append(self.group(number, group, names))
-            held += tables[-1].nbytes
-            if held > self._limits.group_bytes:
-                raise UnsafeData(
-                    f"the rows take more than {self._limits.group_bytes} bytes: raise Limits.group_bytes"
-                )
+            piece.spend(tables[-1].nbytes)
         return pa.concat_tables(tables) if tables else self.file(number).arrow.schema_arrow.empty_table()
 
     def close(self) -> None:

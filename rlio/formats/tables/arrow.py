@@ -185,14 +185,10 @@ def read_arrow_file(file: InputFile, *, limits: Limits) -> Any:
 
     table = open_plain_arrow(file, limits=limits)
     try:
-        batches, left = [], limits.group_bytes
+        batches, allowance = [], table.allowance.piece()
         for piece in range(len(table.pieces(0))):
             batches.append(table.decode(0, piece, table.schema(0).names))
-            left -= batches[-1].get_total_buffer_size()
-            if left < 0:
-                raise UnsafeData(
-                    f"more than {limits.group_bytes} bytes: raise Limits.group_bytes", uri=file.uri
-                )
+            allowance.spend(batches[-1].get_total_buffer_size())
         return pa.Table.from_batches(batches, table.schema(0))
     finally:
         table.close()
