@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
-from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch import Batch, MultiAgentBatch
+from rlio.schemas.batches import pictures_decoded
 from rlio.schemas.folded import Folded
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema, canonical_json, column_of_name
@@ -165,8 +166,10 @@ class GroupFiles(FileSource):
         if isinstance(batch, MultiAgentBatch):
             parts = {policy: named_parts(found, columns) for policy, found in batch.items()}
             return MultiAgentBatch(parts, batch.env_steps())
-        found: SampleBatch = named_parts(batch, columns)
-        return found if rows is None else found[rows.start : rows.stop]
+        found = named_parts(batch, columns)
+        if rows is not None:
+            found = found[rows.start : rows.stop]
+        return found if self.keeps_pictures else pictures_decoded(found, self.uri, groups[0])
 
     def _stored(self, names: Sequence[str]) -> frozenset[str]:
         """The columns of ``names``, which may be parts of nested ones (``obs/camera``).
