@@ -24,6 +24,7 @@ from typing import Any, Literal
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
+from rlio.batch.picture_codecs import decode_batch
 from rlio.catalog.commit import read_header
 from rlio.catalog.listing import list_shards
 from rlio.catalog.markers import seal
@@ -51,6 +52,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
 from rlio.support.options import check_choice, option_names, refuse_unknown
 from rlio.support.spaces import Spaces
+from rlio.writers.dataset_writer import checked_pictures
 from rlio.writers.ended_episodes import EpisodeComesAgain
 from rlio.writers.parquet_writer import ParquetWriter
 from rlio.writers.roll import Roll
@@ -136,6 +138,7 @@ def convert(
         src,
         policy=policy,
         keeps_batches=format is None,
+        keeps_pictures=True,
         read_options=_with_options(read_options, mapping=mapping, spaces=spaces),
         storage_options=storage_options,
     ) as source:
@@ -248,6 +251,7 @@ def _prove(
         return open_episodes(
             dst,
             keeps_batches=format is None,
+            keeps_pictures=True,
             layout="whole" if format is not None or source.layout == "whole" else "runs",
             read_options=None if columns is None else {"columns": columns},
             storage_options=storage_options,
@@ -303,9 +307,9 @@ def _open_target(
     declares_final: bool | None = None,
 ) -> _DatasetTarget | _SinkTarget:
     if format is None:
-        refuse_unknown(options, (), of="a data set of rlio")
+        refuse_unknown(options, ("pictures",), of="a data set of rlio")
         return _DatasetTarget(
-            Storage.open(dst, storage_options=storage_options), source, dst, storage_options
+            Storage.open(dst, storage_options=storage_options), source, dst, storage_options, **options
         )
     assert format.writer is not None
     sink = load(format.writer)
@@ -357,8 +361,18 @@ class _DatasetTarget:
     decisions: Decisions | None = None
 
     def __init__(
-        self, storage: Storage, source: Episodes, root: StrPath, storage_options: Mapping[str, Any] | None
+        self,
+        storage: Storage,
+        source: Episodes,
+        root: StrPath,
+        storage_options: Mapping[str, Any] | None,
+        *,
+        pictures: Literal["keep", "frames"] | Mapping[str, Literal["png"]] = "keep",
     ) -> None:
+        if isinstance(pictures, str):
+            check_choice("options={'pictures': ...}", pictures, ("keep", "frames"))
+        self._as_frames = pictures == "frames"
+        self._pictures = None if isinstance(pictures, str) else checked_pictures(pictures)
         self.uri = storage.uri
         self.written = 0
         self._root, self._options = root, dict(storage_options) if storage_options is not None else None
@@ -407,6 +421,8 @@ class _DatasetTarget:
 
     def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> DigestsOf | None:
         """Add rows; gives what makes their digests."""
+        if self._as_frames:
+            rows = decode_batch(rows)
         self._add(part, rows)
         return partial(digests_of_rows, rows) if isinstance(rows, SampleBatch) else None
 
@@ -472,6 +488,7 @@ class _DatasetTarget:
             roll=Roll(max_bytes=room, max_seconds=None),
             spool=None,
             spaces=part.spaces or None,
+            pictures=self._pictures,
             provenance=provenance,
             storage_options=self._options,
         )

@@ -81,6 +81,8 @@ class EpisodeSource(Protocol):
 
         Returns:
             Columns by rlio's names, without ``eps_id`` and ``t``, which are added if they are absent.
+            Pictures that are stored as PNG or JPEG stay so (`rlio.batch.picture_codecs.encoded_column`): the
+            engine decodes them.
 
         Raises:
             CorruptData: The episode is damaged.

@@ -28,9 +28,9 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import map_structure
+from rlio.batch.picture_codecs import encoded_column
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import parse_json, read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
@@ -85,6 +85,7 @@ FORMAT = Format(
         lone_keys=frozenset(("state", "image")),
         rewards="numbers",
         needs_rewards=False,
+        pictures=frozenset(("png", "jpeg")),
         final_obs="declared",
         ids="none",
         start=False,
@@ -491,7 +492,7 @@ class LeRobotSource:
         if len(rows) < len(values):
             raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
         # A file of one channel has no axis for it. Other shapes in the metadata may have the channels first.
-        return decode_images(rows, shape if shape[2:] == (1,) else None, limits=self._limits)
+        return encoded_column(rows, shape if shape[2:] == (1,) else None, limits=self._limits)
 
     def _video(self, name: str, episode: int, frames: range) -> np.ndarray:
         """Some frames of an episode."""
