@@ -39,6 +39,7 @@ from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
+from rlio.schemas.schema import leaf_name
 from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
 from rlio.storage import InputFile, open_input
 from rlio.support.extras import needs
@@ -164,6 +165,7 @@ class LeRobotSource:
             self._videos = []
         if self._videos:
             _av(self._videos)
+            self._notes.append(self._about_videos())
         self._episodes = self._read_episodes()
         self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
         self._check_totals()
@@ -213,6 +215,19 @@ class LeRobotSource:
         ]
 
     # ---- what describes the whole ----
+
+    def _about_videos(self) -> str:
+        """What a conversion makes of videos, whose frames are not files."""
+        parts = list(_parts(self._features, "observation"))
+        keys = [name.removeprefix("observation").removeprefix(".") for name in self._videos]
+        is_one = len(parts) == 1 and parts[0] in _PLAIN
+        shown = {
+            Columns.OBS if is_one else leaf_name(Columns.OBS, (key,)): "png" for key in keys if key in parts
+        }
+        return (
+            "Frames of videos are decoded. A conversion into a data set of rlio stores them raw; as PNG with "
+            f"options={{'pictures': {shown}}}."
+        )
 
     def _note_absences(self) -> None:
         data = {path for path in self._sizes if path.startswith("data/") and path.endswith(".parquet")}
