@@ -293,6 +293,7 @@ def test_a_picture_that_is_larger_than_its_column_is_refused_before_it_is_decode
     ],
 )
 def test_descriptions_of_pictures_that_are_illegal_are_refused(changed: dict[str, Any]) -> None:
+    """Rule 2.11 of docs/format.md."""
     legal = ColumnSpec.of(frames_of(2), codec="png").to_json()
     assert ColumnSpec.from_json(legal, column="x") == ColumnSpec.of(encode_column(frames_of(2)))
     with pytest.raises(CorruptData):
