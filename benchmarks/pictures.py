@@ -42,6 +42,7 @@ def frames_of(episode: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def batches(shape: tuple[int, ...]) -> list[rlio.SampleBatch]:
+    """A batch an episode."""
     found = []
     for episode in range(EPISODES):
         frames = frames_of(episode, shape)
@@ -61,6 +62,7 @@ def batches(shape: tuple[int, ...]) -> list[rlio.SampleBatch]:
 
 
 def write(root: Path, rows: list[rlio.SampleBatch], pictures: Any) -> None:
+    """Write a data set again."""
     shutil.rmtree(root, ignore_errors=True)
     with rlio.ParquetWriter(root, pictures=pictures, spool=None) as writer:
         for batch in rows:
@@ -68,13 +70,15 @@ def write(root: Path, rows: list[rlio.SampleBatch], pictures: Any) -> None:
 
 
 def read(root: Path, **options: Any) -> None:
+    """Read all rows."""
     with rlio.read(root, epochs=1, batch_size=32, **options) as reader:
         for _ in reader:
             pass
 
 
-def size(root: Path, part: str = "") -> int:
-    return sum(path.stat().st_size for path in root.rglob(f"{part}*") if path.is_file())
+def size(root: Path) -> int:
+    """Bytes of the files below a folder."""
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
 
 
 def timed(actions: dict[str, Callable[[], object]]) -> dict[str, tuple[float, float]]:
@@ -92,6 +96,7 @@ def timed(actions: dict[str, Callable[[], object]]) -> dict[str, tuple[float, fl
 
 
 def lerobot_reads(root: Path) -> Callable[[], object]:
+    """Reads all rows with LeRobot."""
     import importlib
 
     try:
@@ -106,6 +111,7 @@ def lerobot_reads(root: Path) -> Callable[[], object]:
 
 
 def main() -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--loader", action="store_true")
     loader = parser.parse_args().loader

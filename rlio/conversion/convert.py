@@ -116,7 +116,8 @@ def convert(
         storage_options: For the filesystem of ``src``.
         into_storage_options: For the filesystem of ``dst``.
         progress: Called after each episode with the rows and the episodes that were read. If it has a method
-            ``begin``, that is called first with all rows that will be read; None: not known.
+            ``begin``, that is called before each pass with its name, "convert" or "prove", and all rows that
+            will be read; None: not known.
 
     Returns:
         A report of what was read, written and found. A data set of rlio also stores it in the provenance of
@@ -164,7 +165,7 @@ def convert(
                 target = opens(declares_final=True)
                 report, handed = _copy(source, target, format, progress, prove=prove)
             if handed is not None:
-                _prove(source, dst, format, into_storage_options, target.decisions, handed)
+                _prove(source, dst, format, into_storage_options, target.decisions, handed, progress)
                 report = replace(report, proved=True)
     return report
 
@@ -196,7 +197,7 @@ def _copy(
     handed: list[Digests] = []
     all_rows = RowDigests()
     if begin := getattr(progress, "begin", None):
-        begin(source.rows)
+        begin("convert", source.rows)
     try:
         target.begin(inspector)
         for number, (part, rows) in enumerate(source):
@@ -244,6 +245,7 @@ def _prove(
     storage_options: Mapping[str, Any] | None,
     decisions: Decisions | None,
     handed: list[Digests] | RowDigests,
+    progress: Progress | None,
 ) -> None:
     """Read both sides again; see `rlio.conversion.proof`."""
 
@@ -257,16 +259,19 @@ def _prove(
             storage_options=storage_options,
         )
 
+    if begin := getattr(progress, "begin", None):
+        sides = 2 if isinstance(handed, RowDigests) else 1
+        begin("prove", None if source.rows is None else sides * source.rows)
     with ExitStack() as stack:
         written = stack.enter_context(opened())
         if isinstance(handed, RowDigests):
-            prove_joint(source, written, handed)
+            prove_joint(source, written, handed, progress)
             return
         # Some columns are read only if they are named.
         named = {name for digests in handed[:1] for name in digests} if decisions is not None else set()
         if decisions is not None and (more := named & decisions.holds.named - written.columns):
             written = stack.enter_context(opened([*written.columns, *more]))
-        prove_episodes(source, written, handed, decisions)
+        prove_episodes(source, written, handed, decisions, progress)
 
 
 def _format(name: str | None) -> Format | None:

@@ -12,7 +12,7 @@ here again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -55,7 +55,11 @@ _PICTURES: Final = 64
 
 
 def prove_episodes(
-    source: Episodes, written: Episodes, prepared: Iterable[Digests], decisions: Decisions | None
+    source: Episodes,
+    written: Episodes,
+    prepared: Iterable[Digests],
+    decisions: Decisions | None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> None:
     """Compare both sides with the episodes that were handed to the target.
 
@@ -64,6 +68,7 @@ def prove_episodes(
         written: The target, opened again.
         prepared: The digests of the episodes that were written, in order.
         decisions: How they differ from those of the source; None: in nothing, and rows are compared.
+        progress: Called after each episode with the rows and the episodes of the source that were compared.
 
     Raises:
         CorruptData: A column of an episode differs, or one side has more episodes.
@@ -71,7 +76,7 @@ def prove_episodes(
     refused = set() if decisions is None else decisions.refused
     expected = iter(prepared)
     given = ((number, rows) for number, (_, rows) in enumerate(source.decoded()) if number not in refused)
-    found = iter(written)
+    found, done = iter(written), 0
     for count, (number, rows) in enumerate(given):
         assert isinstance(rows, SampleBatch)
         handed, target = next(expected, None), next(found, None)
@@ -87,16 +92,31 @@ def prove_episodes(
             f"episode {count}: between source and written episode", originals, handed, written.uri, count
         )
         _compare(f"episode {count}", handed, stored, written.uri, count)
+        done += len(rows)
+        if progress is not None:
+            progress(done, count + 1)
     if next(chain(expected, found), None) is not None:
         raise _failure("the target has more episodes than the source", written.uri, None)
 
 
-def prove_joint(source: Episodes, written: Episodes, prepared: RowDigests) -> None:
-    """As `prove_episodes`, of all rows of each policy, however they are cut into batches."""
+def prove_joint(
+    source: Episodes,
+    written: Episodes,
+    prepared: RowDigests,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """As `prove_episodes`, of all rows of each policy, however they are cut into batches.
+
+    ``progress`` is called with the rows of both sides, one after the other.
+    """
+    done = 0
     for what, side in (("between source and written rows", source.decoded()), ("all rows", iter(written))):
         found = RowDigests()
         for _, batch in side:
             found.add(batch)
+            done += batch.agent_steps()
+            if progress is not None:
+                progress(done, 0)
         _compare(what, prepared.digests(), found.digests(), written.uri, None)
 
 
