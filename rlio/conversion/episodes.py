@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
@@ -184,6 +185,8 @@ class Episodes:
         self.rows: int | None = None
         self.left_out: dict[str, None] = {}
         self.columns: frozenset[str] = frozenset()
+        # The first rows, and those after them, which the first iteration goes on with.
+        self._begun: tuple[tuple[int, Batch], Iterator[tuple[int, Batch]]] | None = None
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """(index of the part, rows), in order."""
@@ -204,7 +207,19 @@ class Episodes:
         return self._batches()
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
-        return self._cut(self._batches())
+        if self._begun is None:
+            return self._cut(self._batches())
+        (first, others), self._begun = self._begun, None
+        return self._cut(chain([first], others))
+
+    def first(self) -> Batch | None:
+        """The first rows, before an iteration; None: there are none."""
+        batches = self._batches()
+        first = next(batches, None)
+        if first is None:
+            return None
+        self._begun = first, batches
+        return first[1]
 
     def decoded(self) -> Iterator[tuple[int, Batch]]:
         """As an iteration, for a proof: by the groups of the `Source`, if no option chooses rows."""
@@ -216,6 +231,11 @@ class Episodes:
 
     def close(self) -> None:
         """Close the files."""
+        if self._begun is not None:
+            close = getattr(self._begun[1], "close", None)
+            self._begun = None
+            if close is not None:
+                close()
 
     def __enter__(self) -> Self:
         return self
@@ -416,6 +436,7 @@ class _ReadEpisodes(Episodes):
 
     def close(self) -> None:
         """Close the files."""
+        super().close()
         self._reader.close()
 
 
@@ -574,7 +595,7 @@ def open_episodes(
 
 def _checked(found: Episodes, policy: str | None, *, keeps_batches: bool) -> Episodes:
     """Decide by the first rows whether they come as they are."""
-    first = next((batch for _, batch in found._batches()), None)
+    first = found.first()
     if first is None:
         raise OptionError(f"policy={excerpt(policy)}: no row belongs to that policy", uri=found.uri)
     if isinstance(first, MultiAgentBatch):

@@ -112,10 +112,16 @@ class LeRobotSink:
         table = pa.table(arrays)
         if self._writer is None:
             self._stream = io.BytesIO()
-            self._writer = pq.ParquetWriter(self._stream, table.schema, compression="snappy")
+            # Floats and files of pictures seldom repeat: a dictionary of them takes a third of the time.
+            few = [field.name for field in table.schema if not _is_varied(field.type)]
+            self._writer = pq.ParquetWriter(
+                self._stream, table.schema, compression="snappy", use_dictionary=few
+            )
         self._writer.write_table(table, row_group_size=max(1, len(table)))  # One row group an episode.
         for name, column in columns.items():
-            stats = self._stats.setdefault(name, _Statistics())
+            if name not in self._stats:
+                self._stats[name] = _Statistics()
+            stats = self._stats[name]
             if self._features[name]["dtype"] == "image":
                 for start in range(0, len(column), _PICTURES):
                     part = column[start : start + _PICTURES]
@@ -263,6 +269,13 @@ def _to_arrow(column: np.ndarray, feature: Mapping[str, Any]) -> Any:
     return array
 
 
+def _is_varied(kind: Any) -> bool:
+    """Whether values of a type of Arrow are of floats or bytes, or nested."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind))
+
+
 def _parquet(table: Any) -> bytes:
     import pyarrow.parquet as pq
 
@@ -300,8 +313,9 @@ class _Statistics:
             shape = column.shape[1:][-1:] or (1,)
             values = column.reshape(-1, *shape).astype(np.float64)
         low, high = values.min(0).reshape(shape), values.max(0).reshape(shape)
-        mean = values.mean(0).reshape(shape)
-        square = values.var(0).reshape(shape) * len(values)
+        mean = values.mean(0)
+        square = ((values - mean) ** 2).sum(0).reshape(shape)
+        mean = mean.reshape(shape)
         both = self._weight + len(values)
         difference = mean - self._mean
         self._mean = self._mean + difference * (len(values) / both)
