@@ -66,6 +66,19 @@ def test_rldss_pictures_are_the_same_files_in_rlio(tmp_path: Path, codec: str) -
     assert schema.columns["obs"].codec == codec
 
 
+def test_episodes_of_several_codecs_keep_their_files(tmp_path: Path) -> None:
+    pngs = [picture.data for picture in encode_column(frames_of(5))]
+    jpegs = jpegs_of(5)
+    image = {"observation": {"image": {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", "3"]}}}}
+    records = [example(an_episode(5, observation=files)) for files in (pngs, jpegs, pngs)]
+    write_rlds(tmp_path / "a", *records, features=image)
+    assert rlio.convert(tmp_path / "a", tmp_path / "b", prove=True).proved
+    stored = [*stored_files(tmp_path / "b", "obs"), *stored_files(tmp_path / "b", "_new_obs")]
+    assert sorted(stored) == sorted([*pngs, *jpegs, *pngs])
+    with rlio.read(tmp_path / "a", epochs=1) as reader:
+        assert rlio.concat_samples(list(reader))["obs"].tolist() == all_rows(tmp_path / "b")["obs"].tolist()
+
+
 @pytest.mark.parametrize("valid", [None, *further(False)])
 def test_jpeg_files_are_the_same_in_lerobot_also_final_ones(tmp_path: Path, valid: Any) -> None:
     files = jpegs_of(17)

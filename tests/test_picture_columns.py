@@ -234,6 +234,19 @@ def test_a_row_without_a_picture_is_refused_unless_it_is_a_missing_new_obs(tmp_p
         writer.write(batch_of(column))
 
 
+@pytest.mark.parametrize("kind", [rlio.ParquetWriter, *further(rlio.JsonWriter)])
+def test_a_row_whose_picture_was_lost_is_damaged(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = encode_column(frames_of(9))
+    column[3] = column[3].none()
+    monkeypatch.setattr("rlio.schemas.schema._Rows.check_pictures", lambda *_: None)
+    with kind(tmp_path) as writer:
+        writer.write(batch_of(column))
+    with pytest.raises(CorruptData, match="a row has no picture"):
+        all_rows(tmp_path)
+
+
 def test_pictures_of_another_codec_or_objects_are_refused(tmp_path: Path) -> None:
     pngs, jpegs = encode_column(frames_of(9)), encoded_column(jpegs_of(9))
     with rlio.ParquetWriter(tmp_path) as writer:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
+from rlio.batch.columns import Columns
 from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
 from rlio.batch.multi_agent import MultiAgentBatch
 from rlio.batch.nested import leaves, map_structure
@@ -143,12 +144,13 @@ def decode_batch(
         return MultiAgentBatch(
             {pid: rows for pid, rows in parts.items() if isinstance(rows, SampleBatch)}, batch.env_steps()
         )
-    columns = [
-        leaf
-        for column in batch.values()
-        for _, leaf in leaves(column)
-        if is_encoded(leaf) and not (keep is not None and keep(leaf[0]))
-    ]
+    columns = []
+    for name, column in batch.items():
+        for _, leaf in leaves(column):
+            if is_encoded(leaf) and not (keep is not None and keep(leaf[0])):
+                if name != Columns.NEXT_OBS and not all(picture.data for picture in leaf.tolist()):
+                    raise CorruptData("a row has no picture, and only new_obs may be missing", column=name)
+                columns.append(leaf)
     if not columns:
         return batch
     made = dict(zip(map(id, columns), _decoded(columns), strict=True))

@@ -24,6 +24,8 @@ from typing import Any, Literal
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
+from rlio.batch.encoded_picture import is_encoded
+from rlio.batch.nested import leaves
 from rlio.batch.picture_codecs import decode_batch
 from rlio.catalog.commit import read_header
 from rlio.catalog.listing import list_shards
@@ -355,6 +357,17 @@ def _check_empty(storage: Storage) -> None:
         raise OptionError("found other files, expected an empty folder: name another", uri=storage.uri)
 
 
+def _codecs(batch: Batch) -> dict[tuple[Any, ...], str]:
+    """How the encoded pictures of each column are encoded."""
+    return {
+        (policy, name, *path): leaf[0].codec
+        for policy, rows in batch.policies().items()
+        for name, column in rows.items()
+        for path, leaf in leaves(column)
+        if is_encoded(leaf)
+    }
+
+
 class _DatasetTarget:
     """A data set of rlio.
 
@@ -388,6 +401,7 @@ class _DatasetTarget:
         self._passed = 0
         self._writer: ParquetWriter | None = None
         self._open_for = (0, 0)
+        self._codecs: dict[tuple[Any, ...], str] = {}
         self._pending: list[Batch] = []
         self._pending_part = 0
         self._bytes = 0
@@ -456,6 +470,9 @@ class _DatasetTarget:
         if self._open_for != (self._pending_part, room) or report is not None:
             self._close_writer()
         for batch in self._pending:
+            if (codecs := _codecs(batch)) != self._codecs:  # One writer has one codec a column.
+                self._close_writer()
+                self._codecs = codecs
             try:
                 self._open(room, report).write(batch)
             except EpisodeComesAgain:  # Two episodes of the source have one id.
