@@ -207,6 +207,29 @@ def test_a_data_set_of_pictures_shows_frames_and_exports_values(tmp_path: Path) 
     assert (column.dtype, tuple(column.shape)) == ("uint8", (12, 10, 3))
 
 
+@pytest.mark.parametrize("kind", [rlio.ParquetWriter, *further(rlio.JsonWriter)])
+def test_rows_by_number_decode_their_own_pictures_alone(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = frames_of(ROWS + 1)
+    with kind(tmp_path, pictures={"obs/camera": "png"}) as writer:
+        writer.write(batch_of(frames))
+    decoded, real = list[int](), picture_codecs._opened
+
+    def counted(*args: Any) -> Any:
+        decoded.append(args[0])
+        return real(*args)
+
+    monkeypatch.setattr(picture_codecs, "_opened", counted)
+    data = rlio.open_dataset(tmp_path)
+    rows = data.take([20, 3])
+    assert np.array_equal(rows["new_obs"]["camera"], frames[[21, 4]])
+    assert len(decoded) == 4
+    decoded.clear()
+    assert np.array_equal(data.episode(1).observations["camera"], frames[8:17])
+    assert len(decoded) == (9 if kind is rlio.ParquetWriter else 16)
+
+
 def test_encoded_and_raw_frames_are_one_column_of_a_root(tmp_path: Path) -> None:
     frames = frames_of(9)
     for name, pictures in (("a", {"obs/camera": "png"}), ("b", None)):
