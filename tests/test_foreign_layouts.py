@@ -20,7 +20,7 @@ import rlio
 from rlio.errors import DataNotFound, UnknownLayout
 from rlio.formats.files import step_columns
 from rlio.formats.files.step_columns import check_step_columns
-from rlio.formats.format import recognise
+from rlio.formats.format import BY_ENDING, recognise
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.readers.foreign_parquet import ForeignParquetReader
 from rlio.readers.json_reader import JsonReader
@@ -134,7 +134,6 @@ def test_nothing_is_recognised_where_nothing_of_the_kind_is(tmp_path: Path) -> N
         "metadata.json": "{",
         "state.json": "[" * 100_000,
         "a.json": '{"name": "x"}',
-        "b.hdf5": "no HDF5",
         "c.parquet": "PAR1",
         "dataset_info.json": "\x00",
     }.items():
@@ -144,6 +143,10 @@ def test_nothing_is_recognised_where_nothing_of_the_kind_is(tmp_path: Path) -> N
         assert recognise(tmp_path / place) is None, place
     for file in (tmp_path / "config").iterdir():
         assert recognise(file) is None, file
+    (tmp_path / "b.hdf5").write_text("no HDF5")
+    found = recognise(tmp_path / "b.hdf5")
+    assert found is not None
+    assert (found.format.name, found.confidence) == ("hdf5", BY_ENDING)  # Its name says it, and nothing else.
 
 
 def test_an_hdf5_link_that_leaves_the_file_is_not_followed(tmp_path: Path) -> None:
@@ -152,7 +155,9 @@ def test_an_hdf5_link_that_leaves_the_file_is_not_followed(tmp_path: Path) -> No
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["data"] = h5py.ExternalLink("secret.hdf5", "/")
         file["episode_0"] = h5py.ExternalLink("secret.hdf5", "/")
-    assert recognise(tmp_path / "a.hdf5") is None
+    found = recognise(tmp_path / "a.hdf5")
+    assert found is not None
+    assert (found.format.name, found.confidence) == ("hdf5", BY_ENDING)
 
 
 # ---- tables that are nobody's ----

@@ -206,7 +206,10 @@ def _first_members(path: str, group: Any, depth: int) -> list[tuple[str, Any, in
     found: list[tuple[str, Any, int]] = []
     alike: dict[str, list[int]] = {}  # Name without its number -> its place, and how many there are.
     for _, name in zip(range(_LISTED), group, strict=False):
-        family, is_link = name.rstrip("0123456789"), not isinstance(group.get(name, getlink=True), h5py.HardLink)
+        family, is_link = (
+            name.rstrip("0123456789"),
+            not isinstance(group.get(name, getlink=True), h5py.HardLink),
+        )
         if family != name and family in alike:
             alike[family][1] += 1
             continue
