@@ -27,7 +27,7 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from rlio.errors import CorruptData, UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.limits import Limits
 from rlio.storage import InputFile, open_input
@@ -120,6 +120,27 @@ class Hdf5Files:
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.formats.files.inputs.guarded`."""
         return guarded(self.files[number], record, action, format="HDF5", also=(RuntimeError,))
+
+    def tree(self, number: int, path: str, limits: Limits) -> Any:
+        """The datasets at a path: "" for a dataset itself; of a group, its members by name, likewise.
+
+        Raises:
+            UnsafeData: It has more datasets or levels than ``limits`` allow, or a member is a link.
+            SchemaError: There is nothing, or a group without members.
+        """
+        left = [limits.columns]
+
+        def below(member: Any, place: str, depth: int) -> Any:
+            left[0] -= 1
+            if left[0] < 0 or depth > limits.nesting:
+                raise UnsafeData(f"{excerpt(path)} has more members or levels than Limits allow")
+            if self.is_dataset(member):
+                return ""
+            if not self.is_group(member) or not len(member):
+                raise SchemaError("found no dataset", column=place)
+            return {name: below(self.child(member, name), f"{place}/{name}", depth + 1) for name in member}
+
+        return below(self.member(number, path), path, 0)
 
     def child(self, group: Any, name: str) -> Any:
         """A member of ``group``; refuses links."""

@@ -70,7 +70,7 @@ class Hdf5Table(Table):
         self._starts: list[list[int]] = []
         #: How many rows less than the observations a column may have.
         self._lacks = 0
-        #: Name of a column -> the datasets in it: a path, or paths by name.
+        #: Name of a column -> the datasets in it, see `Hdf5Files.tree`.
         self._trees: dict[str, Any] = {}
         try:
             self.names = self._guarded(0, lambda: self._datasets_below(self._handles.file(0)))
@@ -172,14 +172,14 @@ class Hdf5Table(Table):
         """The rows that the wanted columns have in a group."""
         counts: dict[str, int] = {}
         for name in wanted:
-            tree = self._tree(number, group, name, self._limits.nesting)
+            tree = self._tree(number, group, name)
             if self._trees.setdefault(name, tree) != tree:
                 raise SchemaError(
                     f"found {excerpt(tree)} in {excerpt(group)}, expected the datasets of the first episode, "
                     f"{excerpt(self._trees[name])}: map the parts that all episodes have",
                     column=name,
                 )
-            for path in _leaves(tree):
+            for path in _leaves(name, tree):
                 counts[path] = len(self._dataset(number, group, path))
         found = list(counts.values())
         if not group and not self._lacks:  # A column of another length is refused where it is read.
@@ -194,17 +194,13 @@ class Hdf5Table(Table):
             )
         return rows
 
-    def _tree(self, number: int, group: str, name: str, depth: int) -> Any:
-        member = self._handles.member(number, _join(group, name))
-        if member is None:
+    def _tree(self, number: int, group: str, name: str) -> Any:
+        path = _join(group, name)
+        if self._handles.member(number, path) is None:
             raise MissingColumn(
                 f"{excerpt(group)} has no {excerpt(name)}, which the first episode has", column=name
             )
-        if not self._handles.is_group(member):
-            return name
-        if not depth or len(member) > self._limits.columns:
-            raise UnsafeData(f"{excerpt(name)} has more than {self._limits.columns} members, or levels")
-        return {key: self._tree(number, group, f"{name}/{key}", depth - 1) for key in member}
+        return self._handles.tree(number, path, self._limits)
 
     def _dataset(self, number: int, group: str, path: str) -> Any:
         dataset = self._handles.checked(number, _join(group, path), self._limits)
@@ -227,13 +223,13 @@ class Hdf5Table(Table):
             found = np.full(rows.stop - rows.start, stated[name])
             return found if rows.keep is None else found[rows.keep]
         if name not in self._trees:  # One that the mapping does not name.
-            self._trees[name] = self._tree(rows.file, self._groups[rows.file][0], name, self._limits.nesting)
-        return self._made(rows, self._trees[name])
+            self._trees[name] = self._tree(rows.file, self._groups[rows.file][0], name)
+        return self._made(rows, name, self._trees[name])
 
-    def _made(self, rows: Rows, tree: Any) -> Any:
+    def _made(self, rows: Rows, path: str, tree: Any) -> Any:
         if isinstance(tree, dict):
-            return {key: self._made(rows, part) for key, part in tree.items()}
-        parts = list(self._parts(rows, tree))
+            return {key: self._made(rows, f"{path}/{key}", part) for key, part in tree.items()}
+        parts = list(self._parts(rows, path))
         found = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found if rows.keep is None else found[rows.keep]
 
@@ -319,8 +315,11 @@ def _names_in(mapping: ColumnMapping) -> list[str]:
     return list(dict.fromkeys(names([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
 
 
-def _leaves(tree: Any) -> list[str]:
-    return [tree] if isinstance(tree, str) else [path for part in tree.values() for path in _leaves(part)]
+def _leaves(path: str, tree: Any) -> list[str]:
+    """The paths of the datasets in a column."""
+    if not isinstance(tree, dict):
+        return [path]
+    return [leaf for key, part in tree.items() for leaf in _leaves(f"{path}/{key}", part)]
 
 
 def _join(group: str, name: str) -> str:
