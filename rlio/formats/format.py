@@ -22,6 +22,7 @@ import json
 import os
 import pkgutil
 import re
+import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -110,6 +111,7 @@ class Marks:
         hdf5: Test of the paths in an HDF5 file, two levels deep, such as ``episode_0/observations``. Of a
             large file, not all paths are listed.
         hdf5_names: Members of an HDF5 file that are listed in any case.
+        npz: Test of the names of the arrays in an NPZ file.
         files: Test of the names of the files in a folder.
         endings: Endings of the names of data files, lower case, such as ``.csv``.
         by_ending: Whether the ending alone marks the format, because its files have no other marks.
@@ -119,6 +121,7 @@ class Marks:
     columns: Callable[[frozenset[str]], bool] = _never
     hdf5: Callable[[frozenset[str]], bool] = _never
     hdf5_names: frozenset[str] = frozenset()
+    npz: Callable[[frozenset[str]], bool] = _never
     files: Callable[[Collection[str]], bool] = _never
     endings: tuple[str, ...] = ()
     by_ending: bool = False
@@ -274,6 +277,7 @@ class Format:
             any(map(marks.json, look.json_lines()))
             or any(map(marks.columns, look.columns(marks.endings)))
             or any(map(marks.hdf5, look.hdf5()))
+            or any(map(marks.npz, look.npz()))
         )
 
     def has_ending(self, look: Look) -> bool:
@@ -483,6 +487,12 @@ def file_in(storage: Storage, path: str, size: int | None = None) -> InputFile:
     return InputFile(fs, storage.real(path), storage.uri_of(path), size)
 
 
+#: What a file raises that is damaged, gone or a folder, or whose library is not installed.
+_NOTHING_KNOWN: Final = (
+    RlioError, OSError, ValueError, RecursionError, KeyError, RuntimeError, ImportError, zipfile.BadZipFile
+)  # fmt: skip
+
+
 class Look:
     """A bounded look at the files of one folder, or at one file. Each file is opened once.
 
@@ -535,6 +545,10 @@ class Look:
         """Paths in the first HDF5 file, two levels deep."""
         return self._first((".hdf5", ".h5"), _paths_of_hdf5)
 
+    def npz(self) -> list[frozenset[str]]:
+        """Names of the arrays in the first NPZ file."""
+        return self._first((".npz",), _npz_names)
+
     def _first(self, endings: tuple[str, ...], look: Callable[[IO[bytes]], T]) -> list[T]:
         names = (n for n in self.files if n.lower().endswith(endings) and n not in self._MARKERS)
         return self._each(endings, [name for _, name in zip(range(1), names, strict=False)], look)
@@ -557,7 +571,7 @@ class Look:
                 return look(stream)
         except UnknownLayout:  # A pointer of Git LFS.
             raise
-        except (RlioError, OSError, ValueError, RecursionError, KeyError, RuntimeError, ImportError):
+        except _NOTHING_KNOWN:
             # Damaged, gone, a folder, or h5py is not installed: nothing is known of it, which is the answer.
             return None
 
@@ -581,6 +595,11 @@ def _paths_of_hdf5(stream: IO[bytes]) -> frozenset[str]:
 
     with h5py.File(stream, "r") as file:
         return _hdf5_paths(file)
+
+
+def _npz_names(stream: IO[bytes]) -> frozenset[str]:
+    with zipfile.ZipFile(stream) as archive:
+        return frozenset(name.removesuffix(".npy") for name in archive.namelist()[:_NAMES])
 
 
 def _json_of(stream: IO[bytes]) -> Any:

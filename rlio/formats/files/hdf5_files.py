@@ -124,23 +124,27 @@ class Hdf5Files:
     def tree(self, number: int, path: str, limits: Limits) -> Any:
         """The datasets at a path: "" for a dataset itself; of a group, its members by name, likewise.
 
+        Groups without datasets are left out.
+
         Raises:
             UnsafeData: It has more datasets or levels than ``limits`` allow, or a member is a link.
-            SchemaError: There is nothing, or a group without members.
+            SchemaError: There is no dataset.
         """
         left = [limits.columns]
 
-        def below(member: Any, place: str, depth: int) -> Any:
+        def below(member: Any, depth: int) -> Any:
             left[0] -= 1
             if left[0] < 0 or depth > limits.nesting:
                 raise UnsafeData(f"{excerpt(path)} has more members or levels than Limits allow")
-            if self.is_dataset(member):
-                return ""
-            if not self.is_group(member) or not len(member):
-                raise SchemaError("found no dataset", column=place)
-            return {name: below(self.child(member, name), f"{place}/{name}", depth + 1) for name in member}
+            if not self.is_group(member):
+                return "" if self.is_dataset(member) else None
+            inner = {name: below(self.child(member, name), depth + 1) for name in member}
+            return {name: part for name, part in inner.items() if part is not None} or None
 
-        return below(self.member(number, path), path, 0)
+        found = below(self.member(number, path), 0)
+        if found is None:
+            raise SchemaError("found no dataset", column=path)
+        return found
 
     def child(self, group: Any, name: str) -> Any:
         """A member of ``group``; refuses links."""

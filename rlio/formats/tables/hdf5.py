@@ -21,8 +21,9 @@ from typing import Any, Final, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.columns import Columns
 from rlio.batch.other_names import did_you_mean
-from rlio.errors import MissingColumn, SchemaError, UnsafeData, excerpt
+from rlio.errors import MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.hdf5_files import Hdf5Files, tree_of
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks, titles_of_read
@@ -59,10 +60,16 @@ class Hdf5Table(Table):
     Args:
         place: The files.
         limits: Bounds on the files.
+        last_only: Flags of groups that count in the last step alone.
+
+    Attributes:
+        early: (number of a file, group) of those with such a flag before the last step, as far as read.
     """
 
-    def __init__(self, place: Place, *, limits: Limits) -> None:
+    def __init__(self, place: Place, *, limits: Limits, last_only: Sequence[str] = ()) -> None:
         super().__init__(place.uri, place.files)
+        self._last_only = frozenset(last_only)
+        self.early: set[tuple[int, str]] = set()
         self._limits = limits
         self._handles = Hdf5Files(place.files)
         #: Of each file: the groups of its episodes ("": the file itself), and the rows before each.
@@ -104,6 +111,60 @@ class Hdf5Table(Table):
             return ""
         is_column = self._guarded(0, lambda: self._handles.member(0, names[0]) is not None)
         return "" if is_column else names[0]
+
+    # ---- for formats that know the names ----
+
+    def tree(self, glob: str = "") -> dict[str, Any]:
+        """The members of the first episode, see `Hdf5Files.tree`: of a group, or with "" of the file."""
+        found = self._guarded(0, lambda: self._handles.tree(0, self._first(glob), self._limits))
+        return found if isinstance(found, dict) else {}
+
+    def _first(self, glob: str) -> str:
+        return self._matching(0, glob)[0] if glob else ""
+
+    def attribute(self, name: str) -> Any:
+        """An attribute of the first file; None: there is none."""
+        return self._guarded(0, lambda: self._handles.file(0).attrs.get(name))
+
+    def further(
+        self, glob: str = "", *, known: Collection[str], like: str, lacks: int = 0
+    ) -> tuple[dict[str, str], list[str]]:
+        """Further members of the first episode as columns of their names, and the names of the others.
+
+        Args:
+            glob: The pattern of the groups of episodes; "": the file.
+            known: Members that are no further ones.
+            like: A column with a row a step.
+            lacks: How many rows more than that another may have.
+        """
+        return self._guarded(0, lambda: self._further(glob, known, like, lacks))
+
+    def _further(
+        self, glob: str, known: Collection[str], like: str, lacks: int
+    ) -> tuple[dict[str, str], list[str]]:
+        first = self._first(glob)
+        rows = len(self._dataset(0, first, _leaves(like, self._tree(0, first, like))[0]))
+        columns: dict[str, str] = {}
+        others: list[str] = []
+        for name in self._handles.member(0, first):
+            if name in known:
+                continue
+            try:
+                leaves = _leaves(name, self._tree(0, first, name))
+                counts = {len(self._dataset(0, first, leaf)) for leaf in leaves}
+                ColumnMapping({Columns.OBS: like, name: name})
+            except (SchemaError, OptionError):
+                counts = set()
+            if counts and counts <= {rows, rows + lacks} and "." not in name:
+                columns[name] = name
+            else:
+                others.append(name)
+        return columns, others
+
+    def episodes_of(self, number: int) -> list[tuple[str, int]]:
+        """The groups of episodes of a file, with their rows."""
+        lengths = (stop - start for start, stop in pairwise(self._starts[number]))
+        return list(zip(self._groups[number], lengths, strict=True))
 
     def described(self) -> str | None:
         """The tree of names in the first file; see `Table`."""
@@ -250,6 +311,10 @@ class Hdf5Table(Table):
             found = np.asarray(dataset[low:high])
             if len(found) < high - low:  # The final row has no value.
                 found = np.concatenate([found, np.zeros((1, *found.shape[1:]), found.dtype)])
+            before = found[: max(0, count - self._lacks - 1 - low)]
+            if path in self._last_only and before.any():
+                self.early.add((rows.file, groups[at]))
+                before[:] = 0
             yield found
 
     def close(self) -> None:

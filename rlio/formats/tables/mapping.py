@@ -47,6 +47,7 @@ from rlio.errors import (
 from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
+from rlio.formats.sink import Origin
 from rlio.formats.tables.doubts import (
     STEP_NAMES,
     Restarts,
@@ -98,6 +99,9 @@ class MappedSource:
 
     spaces: tuple[Any, Any] | None = None
     reads_parts = True
+    #: See `EpisodeSource`: a format that knows the meaning of its columns states them.
+    origin: Origin | None = None
+    left_out: Sequence[str] = ()
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri
