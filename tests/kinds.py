@@ -13,6 +13,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import zarr
 
 import rlio
 
@@ -82,12 +83,25 @@ def aloha(rows: Rows, path: Path) -> None:
             file["action"] = np.asarray(episode["actions"])[:, None] + np.zeros((1, 14), np.float32)
 
 
+def zarr_buffer(rows: Rows, path: Path, *, version: int = 2, **more: Any) -> None:
+    """A replay buffer of Diffusion Policy; version 3 of zarr with shards."""
+    root = zarr.open_group(path, mode="w", zarr_format=version)
+    data, meta = root.create_group("data"), root.create_group("meta")
+    arrays = {"state": rows["obs"], "action": rows["actions"], "reward": rows["rewards"], **more}
+    for name, values in arrays.items():
+        shards: Any = {"shards": (6, *values.shape[1:])} if version == 3 else {}
+        data.create_array(name, data=np.asarray(values), chunks=(3, *values.shape[1:]), **shards)
+    ends = np.cumsum([len(episode) for episode in episodes_of(rows)])
+    meta.create_array("episode_ends", data=ends, chunks=(len(ends),))
+
+
 #: Name of the format -> how its files are made, and their ending.
 KINDS: dict[str, tuple[Callable[[Rows, Path], None], str]] = {
     "d4rl-npz": (d4rl_npz, ".npz"),
     "ogbench": (ogbench, ".npz"),
     "maniskill": (maniskill, ".h5"),
     "aloha": (aloha, ""),
+    "zarr": (zarr_buffer, ".zarr"),
 }
 #: Those that have rewards and all observations, and so give the rows that were written.
 WHOLE = ("d4rl-npz", "maniskill")

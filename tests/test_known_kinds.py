@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import h5py
 import numpy as np
 import pytest
-from kinds import KINDS, episodes_of, made, ogbench
+import zstandard
+from kinds import KINDS, episodes_of, made, ogbench, zarr_buffer
 
 import rlio
-from rlio.errors import CorruptData, MissingColumn, RlioError, SchemaError, UnknownLayout
+from rlio.errors import (
+    CorruptData,
+    MissingColumn,
+    OptionError,
+    RlioError,
+    SchemaError,
+    UnknownLayout,
+    UnsafeData,
+)
 from rlio.formats.format import BY_ENDING, recognise
 from rlio.limits import DEFAULT_LIMITS
 from rlio.opening import open_files
@@ -45,7 +58,8 @@ def check(name: str, found: rlio.SampleBatch) -> None:
     rows = rows_of()
     expected: dict[str, Any] = {name: rows[name] for name in ("obs", "new_obs", "eps_id", "t", "actions")}
     last = rows["terminateds"] | rows["truncateds"]
-    if name in ("ogbench", "aloha"):  # No end is stored as a termination.
+    unknown = np.where(last[:, None], 0, 1).astype(np.float32)  # Final observations that are not stored.
+    if name in ("ogbench", "aloha", "zarr"):  # No end is stored as a termination.
         expected |= {"terminateds": np.zeros(len(last), np.bool_), "truncateds": last}
     else:
         expected |= {name: rows[name] for name in ("terminateds", "truncateds")}
@@ -57,13 +71,15 @@ def check(name: str, found: rlio.SampleBatch) -> None:
         expected |= {"env_states": {"actors": {"cube": rows["obs"] + 7}}, "success": rows["terminateds"]}
     if name == "aloha":
         pictures = np.zeros((len(last), 4, 5, 3), np.uint8) + rows["t"].astype(np.uint8)[:, None, None, None]
-        unknown = np.where(last[:, None], 0, 1).astype(np.float32)
         expected["obs"] = {"qpos": rows["obs"], "qvel": rows["obs"] + 1, "images": {"top": pictures}}
         after = {"qpos": rows["new_obs"] * unknown, "qvel": (rows["new_obs"] + 1) * unknown}
         next_pictures = (pictures + 1) * unknown[:, :, None, None].astype(np.uint8)
         expected["new_obs"] = {**after, "images": {"top": next_pictures}}
         expected["new_obs_valid"] = ~last
         expected["actions"] = rows["actions"][:, None] + np.zeros((1, 14), np.float32)
+    if name == "zarr":
+        expected |= {"obs": {"state": rows["obs"]}, "new_obs": {"state": rows["new_obs"] * unknown}}
+        expected["new_obs_valid"] = ~last
     assert set(found) == set(expected)
     compare(found, expected)
 
@@ -141,6 +157,10 @@ class TestManiSkill(OfKind):
 
 class TestAloha(OfKind):
     name = "aloha"
+
+
+class TestZarr(OfKind):
+    name = "zarr"
 
 
 # ---- OGBench, and NPZ with D4RL's names ----
@@ -289,6 +309,116 @@ def test_further_arrays_of_aloha_are_columns(tmp_path: Path) -> None:
     assert left_out == {"compress_len", "language_raw"}
 
 
+# ---- zarr ----
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_both_versions_of_zarr_are_read_from_folders_and_zip_files(version: int, tmp_path: Path) -> None:
+    zarr_buffer(rows_of(), tmp_path / "a.zarr", version=version)
+    check("zarr", read(tmp_path / "a.zarr"))
+    shutil.make_archive(str(tmp_path / "a.zarr"), "zip", tmp_path / "a.zarr")
+    check("zarr", read(tmp_path / "a.zarr.zip"))
+    mapping = rlio.Mapping(
+        {"obs/state": "state", "actions": "action", "rewards": "reward"}, next_obs="derive"
+    )
+    check("zarr", read(tmp_path / "a.zarr", mapping=mapping))
+
+
+def test_parts_of_the_observation_of_zarr_may_be_named(tmp_path: Path) -> None:
+    rows = rows_of()
+    zarr_buffer(rows, tmp_path / "a.zarr", stage=rows["t"], done=rows["terminateds"])
+    with pytest.raises(UnknownLayout, match=r"'done', whose meaning.*mapping=rlio.Mapping.*observations"):
+        read(tmp_path / "a.zarr")
+    found = read(tmp_path / "a.zarr", format_options={"observations": ["state"]})
+    assert set(found["obs"]) == {"state"}
+    with pytest.raises(OptionError, match="expected some of"):
+        read(tmp_path / "a.zarr", format_options={"observations": ["action"]})
+    report = rlio.convert(
+        tmp_path / "a.zarr",
+        tmp_path / "own",
+        prove=True,
+        read_options={"format_options": {"observations": ["state"]}},
+    )
+    assert {f.column for f in report.findings if f.kind == "left_out"} == {"done", "stage"}
+
+
+def test_a_replay_buffer_without_actions_is_refused_with_the_mapping(tmp_path: Path) -> None:
+    zarr_buffer(rows_of(), tmp_path / "a.zarr")
+    shutil.rmtree(tmp_path / "a.zarr/data/action")
+    with pytest.raises(UnknownLayout, match=r"not certain.*mapping=rlio.Mapping\(columns={'obs': 'state'"):
+        read(tmp_path / "a.zarr")
+
+
+def changed(path: Path, **fields: Any) -> None:
+    """Change the description of the array `state` of version 2."""
+    about = json.loads((path / "data/state/.zarray").read_text())
+    (path / "data/state/.zarray").write_text(json.dumps({**about, **fields}))
+
+
+HOSTILE_ZARR: dict[str, tuple[dict[str, Any], type[RlioError], str]] = {
+    "pickled": ({"dtype": "|O", "filters": [{"id": "pickle"}]}, UnknownLayout, "pickle"),
+    "objects": ({"dtype": "|O"}, SchemaError, "expected numbers"),
+    "structs": ({"dtype": [["a", "<f4"]]}, SchemaError, "expected numbers"),
+    "rows that are not stored": ({"shape": [10**12, 2]}, UnsafeData, "inflate"),
+    "a large chunk": ({"chunks": [10**10, 2]}, UnsafeData, "too large"),
+    "packed twice": ({"filters": [{"id": "zlib"}]}, UnsafeData, "compressed twice"),
+    "another codec": ({"compressor": {"id": "imagecodecs_jpegxl"}}, UnknownLayout, "from_arrays"),
+    "no shape": ({"shape": [-1, 2]}, CorruptData, "whole numbers"),
+    "fewer rows": ({"shape": [7, 2]}, CorruptData, "expected 35 rows"),
+}
+
+
+@pytest.mark.parametrize(("fields", "kind", "text"), HOSTILE_ZARR.values(), ids=HOSTILE_ZARR.keys())
+def test_arrays_of_zarr_that_ask_for_too_much_are_refused(
+    fields: dict[str, Any], kind: type[RlioError], text: str, tmp_path: Path
+) -> None:
+    zarr_buffer(rows_of(), tmp_path / "a.zarr")
+    changed(tmp_path / "a.zarr", **fields)
+    with pytest.raises(kind, match=text):
+        read(tmp_path / "a.zarr")
+
+
+def bomb(packer: str) -> bytes:
+    """Bytes that unpack to 64 MiB."""
+    plain = bytes(64 << 20)
+    if packer == "zstd":
+        return zstandard.compress(plain)
+    if packer == "blosc":
+        return bytes((2, 1, 0x21, 1)) + (64 << 20).to_bytes(4, "little") + bytes(100)
+    if packer == "lz4":
+        return (64 << 20).to_bytes(4, "little") + bytes(100)
+    return gzip.compress(plain) if packer == "gzip" else zlib.compress(plain)
+
+
+@pytest.mark.parametrize("packer", ["zstd", "gzip", "zlib", "lz4", "blosc"])
+def test_chunks_of_zarr_that_unpack_to_more_than_they_hold_are_refused(packer: str, tmp_path: Path) -> None:
+    zarr_buffer(rows_of(), tmp_path / "a.zarr")
+    known = {"id": packer, **({"cname": "lz4", "clevel": 5, "shuffle": 1} if packer == "blosc" else {})}
+    changed(tmp_path / "a.zarr", compressor=known)
+    for chunk in (tmp_path / "a.zarr/data/state").glob("*.0"):
+        chunk.write_bytes(bomb(packer))
+    with pytest.raises(UnsafeData, match="would inflate"):
+        read(tmp_path / "a.zarr")
+
+
+def test_shards_of_zarr_that_unpack_to_more_than_they_hold_are_refused(tmp_path: Path) -> None:
+    zarr_buffer(rows_of(), tmp_path / "a.zarr", version=3)
+    shard = next(one for one in (tmp_path / "a.zarr/data/state/c").rglob("0") if one.is_file())
+    data = bomb("zstd")
+    index = np.array([[0, len(data)], [0, len(data)]], "<u8").tobytes()
+    shard.write_bytes(data + index + google_crc32c.value(index).to_bytes(4, "little"))
+    with pytest.raises(UnsafeData, match="would inflate"):
+        read(tmp_path / "a.zarr")
+
+
+def test_chunks_of_zarr_behind_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    zarr_buffer(rows_of(), tmp_path / "a.zarr")
+    (tmp_path / "a.zarr/data/state/0.0").rename(tmp_path / "secret")
+    (tmp_path / "a.zarr/data/state/0.0").symlink_to(tmp_path / "secret")
+    with pytest.raises(UnsafeData, match="link"):
+        read(tmp_path / "a.zarr")
+
+
 # ---- what is not certain ----
 
 
@@ -303,6 +433,13 @@ def test_a_mapping_reads_a_known_kind_as_it_says(files: dict[str, Path]) -> None
 @pytest.mark.parametrize("name", KINDS)
 def test_a_cut_file_is_an_error_of_rlio(files: dict[str, Path], name: str, tmp_path: Path) -> None:
     path = files[name]
+    if name == "zarr":  # Each of its chunks is a file.
+        shutil.copytree(path, tmp_path / "a.zarr")
+        chunk = tmp_path / "a.zarr/data/state/0.0"
+        chunk.write_bytes(chunk.read_bytes()[:20])
+        with pytest.raises(RlioError):
+            read(tmp_path / "a.zarr")
+        return
     file = sorted(path.iterdir())[0] if path.is_dir() else path
     data = file.read_bytes()
     (tmp_path / file.name).write_bytes(data[: len(data) // 2])

@@ -113,6 +113,8 @@ class Marks:
         hdf5_names: Members of an HDF5 file that are listed in any case.
         npz: Test of the names of the arrays in an NPZ file.
         files: Test of the names of the files in a folder.
+        folders: Names of folders, all of which are in the folder of a data set that `paths` mark.
+        paths: Files below such a folder, one of which only this format has.
         endings: Endings of the names of data files, lower case, such as ``.csv``.
         by_ending: Whether the ending alone marks the format, because its files have no other marks.
     """
@@ -123,6 +125,8 @@ class Marks:
     hdf5_names: frozenset[str] = frozenset()
     npz: Callable[[frozenset[str]], bool] = _never
     files: Callable[[Collection[str]], bool] = _never
+    folders: frozenset[str] = frozenset()
+    paths: tuple[str, ...] = ()
     endings: tuple[str, ...] = ()
     by_ending: bool = False
 
@@ -268,7 +272,12 @@ class Format:
 
     def has_marker(self, look: Look) -> bool:
         """Whether the folder has a file that only this format has."""
-        return self.marks.files(look.files) or any(map(self.marks.json, look.markers()))
+        marks = self.marks
+        return (
+            marks.files(look.files)
+            or any(map(marks.json, look.markers()))
+            or (marks.folders <= look.folders and any(map(look.has, marks.paths)))
+        )
 
     def has_content(self, look: Look) -> bool:
         """Whether a data file has content of this format."""
@@ -464,7 +473,8 @@ def _search(
     if HEADER in files:
         return None
     prefix = f"{folder}/" if folder else ""
-    look = Look(files, lambda name: file_in(storage, prefix + name))
+    folders = [name for name, is_folder in children if is_folder]
+    look = Look(files, lambda name: file_in(storage, prefix + name), folders)
     found = _best(look, folder)
     refused += look.refused
     if found is not None and found.confidence > BY_ENDING:
@@ -499,9 +509,10 @@ class Look:
     Args:
         files: Names of the files.
         file_of: Name -> the file.
+        folders: Names of the folders beside them.
 
     Attributes:
-        files: Names of the files.
+        files, folders: The names.
     """
 
     # JSON files that say what is in their folder.
@@ -510,12 +521,19 @@ class Look:
         for name in ("metadata", "info", "dataset_info", "state", "dataset_dict", "meta", "features")
     )
 
-    def __init__(self, files: Collection[str], file_of: Callable[[str], InputFile]) -> None:
+    def __init__(
+        self, files: Collection[str], file_of: Callable[[str], InputFile], folders: Collection[str] = ()
+    ) -> None:
         self.files = files
+        self.folders = frozenset(folders)
         self._file_of = file_of
         self._seen: dict[tuple[str, ...], list[Any]] = {}
         #: Errors of links that lead out of the folder.
         self.refused: list[UnsafeData] = []
+
+    def has(self, path: str) -> bool:
+        """Whether there is a file at a path below the folder."""
+        return bool(self._each((path,), [path], lambda stream: stream.read(1)))
 
     def markers(self) -> list[Mapping[str, Any]]:
         """The JSON objects in the marker files of the folder."""

@@ -102,6 +102,7 @@ class MappedSource:
     #: See `EpisodeSource`: a format that knows the meaning of its columns states them.
     origin: Origin | None = None
     left_out: Sequence[str] = ()
+    beside: Sequence[InputFile] = ()
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri
