@@ -210,7 +210,8 @@ def test_a_plug_in_folder_refuses_its_bare_name(checkout: Path, name: str) -> No
 HEAVY = ("torch", "ray", "h5py", "pyarrow", "gymnasium", "matplotlib", "pandas", "fsspec", "typer", "rich")
 # A data set is read and written without a learner, a simulator or a plot.
 HEAVY_FOR_DATA = (
-    "torch", "ray", "h5py", "pyarrow.dataset", "matplotlib", "pandas", "polars", "s3fs", "gcsfs", "adlfs", "zarr",
+    "torch", "ray", "h5py", "pyarrow.dataset", "matplotlib", "pandas", "polars", "s3fs", "gcsfs", "adlfs",
+    "zarr",
 )  # fmt: skip
 
 
