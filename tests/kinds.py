@@ -13,6 +13,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
 import zarr
 
 import rlio
@@ -95,6 +97,33 @@ def zarr_buffer(rows: Rows, path: Path, *, version: int = 2, **more: Any) -> Non
     meta.create_array("episode_ends", data=ends, chunks=(len(ends),))
 
 
+def imitation(rows: Rows, path: Path) -> None:
+    """imitation: a folder of `save_to_disk`, one row an episode, whose infos state time limits."""
+    episodes = episodes_of(rows)
+    table = pa.table(
+        {
+            "obs": [with_final(episode).tolist() for episode in episodes],
+            "acts": [episode["actions"].tolist() for episode in episodes],
+            "infos": [
+                [json.dumps({"TimeLimit.truncated": True} if cut else {}) for cut in episode["truncateds"]]
+                for episode in episodes
+            ],
+            "terminal": [bool(one["terminateds"][-1] or one["truncateds"][-1]) for one in episodes],
+            "rews": [episode["rewards"].tolist() for episode in episodes],
+        }
+    )
+    path.mkdir()
+    for number in range(2):  # Two files, of several record batches.
+        half = table.slice(number * (len(table) // 2), len(table) // 2 + number)
+        with pa.ipc.new_stream(path / f"data-{number:05}-of-00002.arrow", table.schema) as file:
+            file.write_table(half, max_chunksize=2)
+    files = [{"filename": f"data-{number:05}-of-00002.arrow"} for number in range(2)]
+    (path / "state.json").write_text(json.dumps({"_data_files": files, "_fingerprint": "0"}))
+    features = {key: {"_type": "List"} for key in table.schema.names}
+    about = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+    (path / "dataset_info.json").write_text(json.dumps(about))
+
+
 #: Name of the format -> how its files are made, and their ending.
 KINDS: dict[str, tuple[Callable[[Rows, Path], None], str]] = {
     "d4rl-npz": (d4rl_npz, ".npz"),
@@ -102,9 +131,10 @@ KINDS: dict[str, tuple[Callable[[Rows, Path], None], str]] = {
     "maniskill": (maniskill, ".h5"),
     "aloha": (aloha, ""),
     "zarr": (zarr_buffer, ".zarr"),
+    "imitation": (imitation, ""),
 }
 #: Those that have rewards and all observations, and so give the rows that were written.
-WHOLE = ("d4rl-npz", "maniskill")
+WHOLE = ("d4rl-npz", "maniskill", "imitation")
 
 
 def made(name: str, rows: Rows, folder: Path) -> Path:

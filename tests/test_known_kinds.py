@@ -13,6 +13,8 @@ from typing import Any
 import google_crc32c
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
 import pytest
 import zstandard
 from kinds import KINDS, episodes_of, made, ogbench, zarr_buffer
@@ -33,6 +35,7 @@ from rlio.opening import open_files
 from rlio.source import episodes as episode_sources
 from rlio.testing import SourceTests
 
+GOLDEN = Path(__file__).with_name("golden") / "formats"
 LENGTHS = (3, 1, 7, 5, 4, 2, 1, 2, 3, 1, 2, 4)
 
 
@@ -77,6 +80,10 @@ def check(name: str, found: rlio.SampleBatch) -> None:
         expected["new_obs"] = {**after, "images": {"top": next_pictures}}
         expected["new_obs_valid"] = ~last
         expected["actions"] = rows["actions"][:, None] + np.zeros((1, 14), np.float32)
+    if name == "imitation":
+        infos = [{"TimeLimit.truncated": True} if cut else {} for cut in rows["truncateds"].tolist()]
+        expected["infos"] = np.array(infos, object)
+        expected["actions"] = rows["actions"].astype(np.float64)
     if name == "zarr":
         expected |= {"obs": {"state": rows["obs"]}, "new_obs": {"state": rows["new_obs"] * unknown}}
         expected["new_obs_valid"] = ~last
@@ -161,6 +168,10 @@ class TestAloha(OfKind):
 
 class TestZarr(OfKind):
     name = "zarr"
+
+
+class TestImitation(OfKind):
+    name = "imitation"
 
 
 # ---- OGBench, and NPZ with D4RL's names ----
@@ -417,6 +428,62 @@ def test_chunks_of_zarr_behind_links_out_of_the_folder_are_refused(tmp_path: Pat
     (tmp_path / "a.zarr/data/state/0.0").symlink_to(tmp_path / "secret")
     with pytest.raises(UnsafeData, match="link"):
         read(tmp_path / "a.zarr")
+
+
+# ---- imitation ----
+
+
+def test_what_imitation_wrote_is_read() -> None:
+    found = read(GOLDEN / "imitation/saved")
+    assert found["eps_id"].tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2]
+    assert found["obs"].tolist() == [[100.0 * e + t, t] for e, n in enumerate((3, 1, 5)) for t in range(n)]
+    np.testing.assert_array_equal(found["new_obs"], found["obs"] + 1)
+    assert np.flatnonzero(found["terminateds"]).tolist() == [2]
+    assert np.flatnonzero(found["truncateds"]).tolist() == [3]
+    assert found["rewards"].tolist() == [0, 1, 2, 1000, 2000, 2001, 2002, 2003, 2004]
+    assert found["infos"][1]["speed"] == 0.5
+    assert set(found["infos"][1]["position"]) == {
+        "py/reduce"
+    }  # JSON of jsonpickle, of which no object is made.
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "text"),
+    [
+        ("infos", ["{}", "{"], "no JSON"),
+        ("infos", ["{}"], "has 1 rows"),
+        ("obs", [[0.0, 0.0]] * 2, "has 2 rows"),
+    ],
+)
+def test_trajectories_of_imitation_that_do_not_fit_are_damage(
+    column: str, values: Any, text: str, tmp_path: Path
+) -> None:
+    rows = {
+        "obs": [[0.0, 0.0]] * 3,
+        "acts": [0, 1],
+        "infos": ["{}", '{"a": 1}'],
+        "terminal": True,
+        column: values,
+    }
+    made("imitation", rows_of(), tmp_path)
+    for file in (tmp_path / "imitation").glob("*.arrow"):
+        file.unlink()
+    table = pa.table({name: [value] for name, value in rows.items()})
+    for number in range(2):
+        with pa.ipc.new_stream(tmp_path / f"imitation/data-{number:05}-of-00002.arrow", table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(CorruptData, match=text):
+        read(tmp_path / "imitation")
+
+
+def test_a_hugging_face_data_set_with_other_columns_is_no_imitation(tmp_path: Path) -> None:
+    made("imitation", rows_of(), tmp_path)
+    about = json.loads((tmp_path / "imitation/dataset_info.json").read_text())
+    del about["features"]["acts"]
+    (tmp_path / "imitation/dataset_info.json").write_text(json.dumps(about))
+    found = recognise(tmp_path / "imitation")
+    assert found is not None
+    assert found.format.name == "huggingface"
 
 
 # ---- what is not certain ----

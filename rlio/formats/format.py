@@ -237,6 +237,7 @@ class Format:
         writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
             write it.
         holds: What files that ``writer`` writes hold of an episode.
+        within: Name of the format whose files these are, too; it is recognised by more than that one.
         root: If a folder is a data set: paths below it, of which each data set has one or more. (): each file
             is read by itself.
         home: (environment variable, path in its stead) of the folder in which the library keeps data sets
@@ -255,6 +256,7 @@ class Format:
     table: str | None = None
     writer: str | None = None
     holds: Holds = field(default_factory=Holds)
+    within: str = ""
     root: tuple[str, ...] = ()
     home: tuple[str, str] | None = None
     advice: str = ""
@@ -446,8 +448,8 @@ def refuse_known(
 def _best(look: Look, folder: str) -> Found | None:
     # The surest first: data files are opened only where there is no marker.
     ways = ((BY_MARKER, Format.has_marker), (BY_CONTENT, Format.has_content), (BY_ENDING, Format.has_ending))
-    # What rlio reads, beside which files of other kinds may lie, comes first.
-    known = sorted(formats(), key=lambda format: not format.is_read)
+    # What rlio reads, beside which files of other kinds may lie, comes first, and a format before its kind.
+    known = sorted(formats(), key=lambda format: (not format.is_read, not format.within))
     for confidence, is_there in ways:
         for format in known:
             if is_there(format, look):

@@ -214,7 +214,7 @@ class Pieces(Table):
         starts, parts = self._starts[rows.file], list[Any]()
         piece = max(0, bisect_right(starts, rows.start) - 1)
         while piece < len(starts) - 1 and (starts[piece] < rows.stop or not parts):
-            table = self._piece(rows.file, piece, names)
+            table = self.piece(rows.file, piece, names)
             if len(table) != starts[piece + 1] - starts[piece]:
                 raise CorruptData("the file has changed since it was opened", uri=self.files[rows.file].uri)
             low = max(0, rows.start - starts[piece])
@@ -227,7 +227,8 @@ class Pieces(Table):
         extensions = self.extensions(rows.file)
         return {name: _column(name, parts, extensions, fills=rows.fills) for name in names}
 
-    def _piece(self, file: int, piece: int, names: Collection[str]) -> Any:
+    def piece(self, file: int, piece: int, names: Collection[str]) -> Any:
+        """A piece with some columns, as a table or record batch; the last ones are kept, see `Pieces`."""
         asked = self.together if self.together.issuperset(names) else frozenset(names)
         key = (file, piece, asked)
         if key in self._kept:
