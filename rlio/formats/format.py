@@ -242,6 +242,8 @@ class Format:
             is read by itself.
         home: (environment variable, path in its stead) of the folder in which the library keeps data sets
             whose ids are paths below it; None: it has no such folder.
+        remote: ``module:function`` that gives the URI of a data set in the library's remote store for an id;
+            None: there is none.
         advice: What the user can do, as the end of a message.
         about: What is read, and what the format does not store, in one or two sentences, for docs and
             reports.
@@ -259,6 +261,7 @@ class Format:
     within: str = ""
     root: tuple[str, ...] = ()
     home: tuple[str, str] | None = None
+    remote: str | None = None
     advice: str = ""
     about: str = ""
 
@@ -517,8 +520,8 @@ class Look:
         files, folders: The names.
     """
 
-    # JSON files that say what is in their folder.
-    _MARKERS: Final = frozenset(
+    #: JSON files that say what is in their folder.
+    MARKERS: Final = frozenset(
         f"{name}.json"
         for name in ("metadata", "info", "dataset_info", "state", "dataset_dict", "meta", "features")
     )
@@ -539,7 +542,7 @@ class Look:
 
     def markers(self) -> list[Mapping[str, Any]]:
         """The JSON objects in the marker files of the folder."""
-        names = [name for name in self.files if name in self._MARKERS]
+        names = [name for name in self.files if name in self.MARKERS]
         return [found for found in self._each(("marker",), names, _json_of) if isinstance(found, Mapping)]
 
     def json_lines(self) -> list[Mapping[str, Any]]:
@@ -570,7 +573,7 @@ class Look:
         return self._first((".npz",), _npz_names)
 
     def _first(self, endings: tuple[str, ...], look: Callable[[IO[bytes]], T]) -> list[T]:
-        names = (n for n in self.files if n.lower().endswith(endings) and n not in self._MARKERS)
+        names = (n for n in self.files if n.lower().endswith(endings) and n not in self.MARKERS)
         return self._each(endings, [name for _, name in zip(range(1), names, strict=False)], look)
 
     def _each(self, key: tuple[str, ...], names: list[str], look: Callable[[IO[bytes]], T]) -> list[T]:

@@ -34,7 +34,8 @@ FORMAT = Format(
     name="imitation",
     title="imitation's trajectories",
     marks=Marks(
-        json=lambda found: isinstance(found.get("features"), Mapping) and found["features"].keys() >= _NAMES
+        columns=_NAMES.issubset,
+        json=lambda found: isinstance(found.get("features"), Mapping) and found["features"].keys() >= _NAMES,
     ),
     within="huggingface",
     source="rlio.formats.imitation:ImitationSource",

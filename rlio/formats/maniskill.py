@@ -16,7 +16,7 @@ from typing import Any, Final
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, DataNotFound, MissingColumn, excerpt
 from rlio.formats.files.json_files import parse_json
-from rlio.formats.format import Format, Marks
+from rlio.formats.format import Format, Marks, with_all_of
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.formats.tables.hdf5 import Hdf5Table
@@ -38,7 +38,7 @@ def _is_maniskill(paths: frozenset[str]) -> bool:
 FORMAT = Format(
     name="maniskill",
     title="ManiSkill",
-    marks=Marks(hdf5=_is_maniskill, endings=(".h5", ".hdf5")),
+    marks=Marks(hdf5=_is_maniskill, json=with_all_of({"env_info", "episodes"}), endings=(".h5", ".hdf5")),
     source="rlio.formats.maniskill:open_maniskill",
     advice="read it with rlio.read",
     about="All observations and both flags are read, and the environment's id from the JSON file beside it.",
@@ -52,6 +52,8 @@ def open_maniskill(place: Place, *, limits: Limits) -> MappedSource:
         MissingColumn: They have no observations.
         CorruptData: The JSON file states other steps.
     """
+    files = tuple(_with_ending(file, ".h5") if file.path.endswith(".json") else file for file in place.files)
+    place = Place(files[0].uri, None, files)
     table = Hdf5Table(place, limits=limits, last_only=_FLAGS)
     try:
         names = table.tree("traj_*")
@@ -115,11 +117,17 @@ def _origin(place: Place, table: Hdf5Table, limits: Limits) -> Origin:
 
 def _beside(file: InputFile, limits: Limits) -> dict[str, Any] | None:
     """The JSON object in the file of the same name; None: there is none."""
-    path, uri = (re.sub(r"\.[^./]+$", ".json", text) for text in (file.path, file.uri))
+    beside = _with_ending(file, ".json")
     try:
-        with open_input(InputFile(file.fs, path, uri, None)) as stream:
+        with open_input(beside) as stream:
             text = stream.read(limits.schema_bytes + 1)
     except (DataNotFound, FileNotFoundError):
         return None
-    found = parse_json(text, "the description", uri=uri, limits=limits)
+    found = parse_json(text, "the description", uri=beside.uri, limits=limits)
     return found if isinstance(found, dict) else None
+
+
+def _with_ending(file: InputFile, ending: str) -> InputFile:
+    """The file of the same name with another ending."""
+    path, uri = (re.sub(r"\.[^./]+$", ending, text) for text in (file.path, file.uri))
+    return InputFile(file.fs, path, uri, None)
