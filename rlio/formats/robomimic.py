@@ -30,7 +30,7 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves
-from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
+from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink
@@ -216,7 +216,10 @@ class RobomimicSource(Hdf5Source):
             return None
         found: _Kinds = {}
         for key in _keys_of(tree):
-            member = self._member(number, path + key)
+            try:
+                member = self._dataset(number, path + key)
+            except UnsafeData:
+                return None
             if member.shape[:1] != (steps,) or member.dtype.kind not in "biuf":
                 return None
             found[key] = (member.dtype.str, member.shape[1:])

@@ -20,6 +20,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -115,7 +116,7 @@ class Hdf5Files:
         except BaseException:
             stream.close()
             raise
-        return _Opened(file, stream, OrderedDict())
+        return _Opened(file, stream, OrderedDict(), {})
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.formats.files.inputs.guarded`."""
@@ -130,20 +131,32 @@ class Hdf5Files:
             UnsafeData: It has more datasets or levels than ``limits`` allow, or a member is a link.
             SchemaError: There is no dataset.
         """
-        left = [limits.columns]
+        opened, left = self._of(number), [limits.columns]
+        if path in opened.trees:
+            return opened.trees[path]
 
-        def below(member: Any, depth: int) -> Any:
+        def below(member: Any, place: str, depth: int) -> Any:
             left[0] -= 1
             if left[0] < 0 or depth > limits.nesting:
                 raise UnsafeData(f"{excerpt(path)} has more members or levels than Limits allow")
+            if self.is_dataset(member):
+                if member.shape and opened.kept(place) is None:  # It will be read next.
+                    with contextlib.suppress(UnsafeData):  # `checked` raises it, if the dataset is read.
+                        check_dataset(member, place, self.files[number].uri, limits)
+                        opened.keep(place, member)
+                return ""
             if not self.is_group(member):
-                return "" if self.is_dataset(member) else None
-            inner = {name: below(self.child(member, name), depth + 1) for name in member}
+                return None
+            inside = f"{place}/" if place else ""
+            inner = {name: below(self.child(member, name), inside + name, depth + 1) for name in member}
             return {name: part for name, part in inner.items() if part is not None} or None
 
-        found = below(self.member(number, path), 0)
+        found = below(self.member(number, path), path, 0)
         if found is None:
             raise SchemaError("found no dataset", column=path)
+        if len(opened.trees) >= _OPEN_DATASETS:
+            opened.trees.clear()
+        opened.trees[path] = found
         return found
 
     def child(self, group: Any, name: str) -> Any:
@@ -173,6 +186,8 @@ class _Opened(NamedTuple):
     file: Any
     stream: IO[bytes]
     datasets: OrderedDict[str, tuple[Any, int]]
+    #: What is in the groups that were read last, see `Hdf5Files.tree`.
+    trees: dict[str, Any]
 
     def kept(self, path: str) -> Any:
         """A dataset that is open; None: it is not."""
