@@ -433,7 +433,7 @@ def write_isaac(path: Path, *, is_flat: bool = False) -> dict[str, np.ndarray]:
     return {name: np.concatenate(values) for name, values in columns.items()}
 
 
-@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize("is_flat", [False, *further(True)])
 def test_groups_in_groups_of_isaac_lab_are_parts_of_columns(is_flat: bool, tmp_path: Path) -> None:
     columns = write_isaac(tmp_path / "a.hdf5", is_flat=is_flat)
     rows = read(tmp_path / "a.hdf5")

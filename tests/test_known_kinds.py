@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 import zstandard
+from further import first, further
 from kinds import KINDS, episodes_of, made, ogbench, zarr_buffer
 
 import rlio
@@ -117,7 +118,7 @@ def test_rows_are_those_that_were_written(files: dict[str, Path], name: str) -> 
         assert len(store) == sum(LENGTHS)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["maniskill", *further("d4rl-npz", "ogbench", "aloha", "zarr", "imitation")])
 def test_long_episodes_of_known_kinds_are_read_in_parts(
     files: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +126,7 @@ def test_long_episodes_of_known_kinds_are_read_in_parts(
     check(name, read(files[name], cache="none"))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["ogbench", "zarr", *further("d4rl-npz", "maniskill", "aloha", "imitation")])
 def test_known_kinds_are_converted_and_proved(files: dict[str, Path], name: str, tmp_path: Path) -> None:
     report = rlio.convert(files[name], tmp_path / "own", prove=True)
     assert (report.episodes, report.rows, report.proved) == (len(LENGTHS), sum(LENGTHS), True)
@@ -150,10 +151,12 @@ class OfKind(SourceTests):
         return None
 
 
+@pytest.mark.further
 class TestOgbench(OfKind):
     name = "ogbench"
 
 
+@pytest.mark.further
 class TestD4rlNpz(OfKind):
     name = "d4rl-npz"
 
@@ -162,6 +165,7 @@ class TestManiSkill(OfKind):
     name = "maniskill"
 
 
+@pytest.mark.further
 class TestAloha(OfKind):
     name = "aloha"
 
@@ -170,6 +174,7 @@ class TestZarr(OfKind):
     name = "zarr"
 
 
+@pytest.mark.further
 class TestImitation(OfKind):
     name = "imitation"
 
@@ -202,7 +207,7 @@ def test_names_of_ogbench_without_an_end_in_the_last_row_are_refused(tmp_path: P
         read(tmp_path / "a.npz", on_error="skip")
 
 
-@pytest.mark.parametrize("name", ["masks", "dones", "obs", "eps_id", "episode_ends", "valids"])
+@pytest.mark.parametrize("name", first(1, ["masks", "dones", "obs", "eps_id", "episode_ends", "valids"]))
 def test_npz_that_may_have_another_meaning_is_refused_with_the_mapping(name: str, tmp_path: Path) -> None:
     for rewards in ({}, {"rewards": np.zeros(4)}):
         arrays = {"observations": np.zeros((4, 2)), "actions": np.zeros(4), "terminals": np.arange(4) == 3}
@@ -390,18 +395,18 @@ def test_arrays_of_zarr_that_ask_for_too_much_are_refused(
 
 
 def bomb(packer: str) -> bytes:
-    """Bytes that unpack to 64 MiB."""
-    plain = bytes(64 << 20)
+    """Bytes that unpack to 4 MiB."""
+    plain = bytes(4 << 20)
     if packer == "zstd":
         return zstandard.compress(plain)
     if packer == "blosc":
-        return bytes((2, 1, 0x21, 1)) + (64 << 20).to_bytes(4, "little") + bytes(100)
+        return bytes((2, 1, 0x21, 1)) + (4 << 20).to_bytes(4, "little") + bytes(100)
     if packer == "lz4":
-        return (64 << 20).to_bytes(4, "little") + bytes(100)
+        return (4 << 20).to_bytes(4, "little") + bytes(100)
     return gzip.compress(plain) if packer == "gzip" else zlib.compress(plain)
 
 
-@pytest.mark.parametrize("packer", ["zstd", "gzip", "zlib", "lz4", "blosc"])
+@pytest.mark.parametrize("packer", first(1, ["zstd", "gzip", "zlib", "lz4", "blosc"]))
 def test_chunks_of_zarr_that_unpack_to_more_than_they_hold_are_refused(packer: str, tmp_path: Path) -> None:
     zarr_buffer(rows_of(), tmp_path / "a.zarr")
     known = {"id": packer, **({"cname": "lz4", "clevel": 5, "shuffle": 1} if packer == "blosc" else {})}
@@ -497,7 +502,7 @@ def test_a_mapping_reads_a_known_kind_as_it_says(files: dict[str, Path]) -> None
         read(files["maniskill"], mapping=groups)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", first(3, KINDS))
 def test_a_cut_file_is_an_error_of_rlio(files: dict[str, Path], name: str, tmp_path: Path) -> None:
     path = files[name]
     if name == "zarr":  # Each of its chunks is a file.
