@@ -161,6 +161,7 @@ class TestD4rlNpz(OfKind):
     name = "d4rl-npz"
 
 
+@pytest.mark.further
 class TestManiSkill(OfKind):
     name = "maniskill"
 
@@ -384,7 +385,7 @@ HOSTILE_ZARR: dict[str, tuple[dict[str, Any], type[RlioError], str]] = {
 }
 
 
-@pytest.mark.parametrize(("fields", "kind", "text"), HOSTILE_ZARR.values(), ids=HOSTILE_ZARR.keys())
+@pytest.mark.parametrize(("fields", "kind", "text"), first(4, HOSTILE_ZARR.values()))
 def test_arrays_of_zarr_that_ask_for_too_much_are_refused(
     fields: dict[str, Any], kind: type[RlioError], text: str, tmp_path: Path
 ) -> None:
