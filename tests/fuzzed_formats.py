@@ -23,6 +23,7 @@ import traceback
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hostile_corpus import GOOD
+from kinds import KINDS, episodes_of, made
 from test_fuzz import mutated, other_json
 
 import rlio
@@ -110,6 +112,20 @@ def _arrow() -> pa.Table:
 _LINES = [{"x": 1.5, "y": 2.0, "a": 1, "r": 0.5, "e": n // 2, "s": "a\nb"} for n in range(4)]
 
 
+def _groups(folder: Path) -> None:
+    """A group an episode, under names that only a mapping knows."""
+    with h5py.File(folder / "a.hdf5", "w") as file:
+        for number, episode in enumerate(episodes_of(_steps())):
+            for name in ("obs", "actions", "rewards"):
+                file[f"ep_{number}/my_{name}"] = episode[name]
+
+
+def _kind(name: str, folder: Path) -> None:
+    rows = _steps()
+    rows["actions"] = np.asarray(rows["actions"])[:, 0]
+    made(name, rows, folder)
+
+
 def _all(*makers: Callable[[], list[Files]]) -> Callable[[], list[Files]]:
     return lambda: [files for make in makers for files in make()]
 
@@ -142,11 +158,19 @@ SEEDS: dict[str, Callable[[], list[Files]]] = {
     "robomimic": _written("robomimic", ".hdf5"),
     "tianshou": _golden("tianshou/ring.hdf5", "tianshou/vector.hdf5", "tianshou/pickled.hdf5"),
     "torchrl": _golden("torchrl/ring", "torchrl/woven", "torchrl/tensors"),
+    "hdf5": _of(_groups),
+    **{name: _of(partial(_kind, name)) for name in KINDS},
 }  # fmt: skip
 #: How those are read whose columns have other names than ours.
 MAPPINGS = {
     "csv": _MAPPING,
     "jsonl": _MAPPING,
+    "hdf5": rlio.Mapping(
+        columns={"obs": "my_obs", "actions": "my_actions", "rewards": "my_rewards"},
+        episode="ep_*",
+        terminated=True,
+        next_obs="derive",
+    ),
     "huggingface": rlio.Mapping(
         columns={"obs": "observation.state", "actions": "action", "rewards": "next.reward"},
         episode="episode_index",

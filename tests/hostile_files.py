@@ -733,3 +733,49 @@ def _rllib_of_a_space(folder: Path) -> None:
     state = msgpack.unpackb(item, strict_map_key=False)
     state["_action_space"] = {"space": "multi-binary", "n": 10**10}
     pq.write_table(pa.table({"item": pa.array([msgpack.packb(state)], pa.binary())}), folder / "a.parquet")
+
+
+# ---- HDF5 by a mapping, and zarr ----
+
+_MINE = {"obs": "my_obs", "actions": "my_actions", "rewards": "my_rewards"}
+
+
+@case(
+    "HDF5 by a mapping: 10^8 rows of no column",
+    mapping=rlio.Mapping(columns=_MINE, episode="ep_*", next_obs="derive"),
+)
+def _mapped_of_no_width(folder: Path) -> None:
+    with _hdf5(folder) as file:
+        for name in _MINE.values():
+            file.create_dataset(f"ep_0/{name}", (MANY, 0), np.float32)
+
+
+@case(
+    "HDF5 by a mapping: groups that hold each other",
+    mapping=rlio.Mapping(columns=_MINE, episode="ep_*", next_obs="derive"),
+)
+def _mapped_groups(folder: Path) -> None:
+    with _hdf5(folder) as file:
+        group = file.create_group("ep_0")
+        for name in ("my_actions", "my_rewards"):
+            group[name] = np.zeros(3)
+        _shared_groups(group.create_group("my_obs"), np.zeros(3))
+
+
+@case("zarr: 10^8 rows of no column")
+def _zarr_of_no_width(folder: Path) -> None:
+    def about(shape: list[int], dtype: str) -> str:
+        more = {"compressor": None, "fill_value": 0, "filters": None, "order": "C", "zarr_format": 2}
+        return json.dumps(
+            {"shape": shape, "chunks": [max(1, size) for size in shape], "dtype": dtype, **more}
+        )
+
+    for name, shape, dtype in (
+        ("meta/episode_ends", [1], "<i8"),
+        *((f"data/{one}", [MANY, 0], "<f4") for one in ("state", "action")),
+    ):
+        (folder / name).mkdir(parents=True)
+        (folder / name / ".zarray").write_text(about(shape, dtype))
+    for name in ("", "data", "meta"):
+        (folder / name / ".zgroup").write_text('{"zarr_format": 2}')
+    (folder / "meta/episode_ends/0").write_bytes(struct.pack("<q", MANY))

@@ -168,8 +168,8 @@ class Progress:
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def begin(self, total: int | None) -> None:
-        self.seen.append(total)
+    def begin(self, name: str, total: int | None) -> None:
+        self.seen.append((name, total))
 
     def __call__(self, rows: int, episodes: int) -> None:
         self.seen.append((rows, episodes))
@@ -187,7 +187,8 @@ def test_an_isolated_conversion_reports_what_one_in_process_does(to: str | None,
         assert report.target == str(target)
     assert reports[0] == reports[1]
     assert reports[0].proved
-    assert seen[0] == seen[1] == [8, (5, 1), (8, 2)]
+    assert seen[0] == seen[1]
+    assert seen[0][:3] == [("convert", 8), (5, 1), (8, 2)]
 
 
 def test_an_isolated_conversion_takes_a_mapping(tmp_path: Path) -> None:

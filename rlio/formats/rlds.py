@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
+from rlio.batch.encoded_picture import row_type
 from rlio.batch.nested import map_structure, unflatten
+from rlio.batch.picture_codecs import encoded_column
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -37,7 +39,6 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, in_column
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object
 from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, Values, floats_of, ints_of
@@ -328,7 +329,7 @@ class RldsSource:
                 with contextlib.suppress(CorruptData):  # `load` raises it.
                     example = self._file(number).glance(*place)
                     shown = self._part(example, {}, path, feature, range(1))
-                    feature = replace(feature, shape=shown.shape[1:])
+                    feature = replace(feature, shape=row_type(shown)[1])
             wide += (1 + (path[0] == "observation")) * _row_bytes(feature)
         return max(1, wide)
 
@@ -482,7 +483,7 @@ class RldsSource:
     def _decoded(self, pieces: list[bytes], feature: _Feature) -> NDArray[Any]:
         shape, dtype, encoding = feature.shape, feature.dtype, feature.encoding
         if encoding == _PICTURE:  # The description need not say of which kind.
-            return decode_images(pieces, None if -1 in shape else shape, allowance=self._piece)
+            return encoded_column(pieces, None if -1 in shape else shape, spend=self._piece.spend)
         if dtype.kind == "O":
             rows, rest = divmod(len(pieces), max(1, math.prod(shape)))
             longest = max(map(len, pieces), default=0)

@@ -17,6 +17,7 @@ __all__ = ["DAMAGE", "Damage", "SkippedRecord", "damage_named"]
 #: not among it.
 DAMAGE: Final = (
     ArithmeticError,
+    AssertionError,
     AttributeError,
     EOFError,
     LookupError,

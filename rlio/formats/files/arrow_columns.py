@@ -28,7 +28,7 @@ from rlio.formats.files.packed import is_packed, unpack, unpickle
 from rlio.formats.files.parquet_footer import Extension
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
 
-__all__ = ["is_pickled", "load_pickled", "to_column"]
+__all__ = ["bytes_of_views", "is_pickled", "load_pickled", "to_column"]
 
 Array: TypeAlias = NDArray[Any]
 
@@ -109,7 +109,7 @@ def _to_column(
 
 def _objects(values: Any, allowance: Allowance) -> list[Any]:
     """The values as objects of Python, which are counted before they are made."""
-    allowance.spend(_OBJECT_BYTES * _values_in(values) + _bytes_of_views(values))
+    allowance.spend(_OBJECT_BYTES * _values_in(values) + bytes_of_views(values))
     found: list[Any] = values.to_pylist()
     return found
 
@@ -131,12 +131,12 @@ def _is_list_view(kind: Any) -> bool:
     return isinstance(kind, pa.ListViewType | pa.LargeListViewType)
 
 
-def _bytes_of_views(values: Any) -> int:
+def bytes_of_views(values: Any) -> int:
     """Bytes of texts that each row points to: rows may share them."""
     if _is_list(values.type):
-        return _bytes_of_views(values.flatten())
+        return bytes_of_views(values.flatten())
     if pa.types.is_struct(values.type):
-        return sum(map(_bytes_of_views, values.flatten()))
+        return sum(map(bytes_of_views, values.flatten()))
     if not (pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type)):
         return 0
     # A view has 16 bytes, of which the first four are the length of its text.

@@ -15,6 +15,7 @@ from functools import partial
 from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
+from rlio.formats.files.arrow_columns import bytes_of_views
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.format import Format, Marks
@@ -131,7 +132,9 @@ class ArrowTable(Pieces):
         allowance.spend(self._inflated(message[8 : 8 + place.metadata], message[8 + place.metadata :]))
         batch = pa.ipc.read_record_batch(pa.py_buffer(message), self._schemas[file][0])
         batch.validate(full=True)
-        return batch.select(names)
+        found = batch.select(names)
+        allowance.spend(sum(map(bytes_of_views, found.columns)))
+        return found
 
     def _inflated(self, metadata: bytes, body: bytes) -> int:
         """Bytes that compressed buffers become: each begins with its length."""
