@@ -767,7 +767,7 @@ def _zarr_of_no_width(folder: Path) -> None:
     def about(shape: list[int], dtype: str) -> str:
         more = {"compressor": None, "fill_value": 0, "filters": None, "order": "C", "zarr_format": 2}
         return json.dumps(
-            {"shape": shape, "chunks": [max(1, size) for size in shape], "dtype": dtype, **more}
+            {"shape": shape, "chunks": [min(max(1, size), 1000) for size in shape], "dtype": dtype, **more}
         )
 
     for name, shape, dtype in (
