@@ -9,7 +9,7 @@ import numpy as np
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
-from rlio.schemas.column import ColumnSpec
+from rlio.schemas.column import ColumnSpec, object_rows
 from rlio.schemas.schema import Leaf, Schema, is_named, rebuild
 
 __all__ = ["Filling", "joint_columns"]
@@ -90,7 +90,9 @@ class Filling:
 
 
 def _zeros(spec: ColumnSpec, rows: int) -> Any:
-    """Return zeros, empty strings, or None for objects."""
+    """Return zeros, empty strings or lists, or None for objects."""
+    if spec.items is not None:
+        return object_rows([np.empty((0, *spec.items.shape), spec.items.numpy)] * rows)
     if spec.kind == "json":
         return np.full(rows, None, object)
     if spec.kind == "text":

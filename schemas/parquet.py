@@ -192,13 +192,14 @@ class ShardEncoder:
         self._fields = pa.schema(file_fields(schema))
         self._about_bytes, self._group_footer_bytes = _footer_bytes(schema, provenance)
         self._streams = StreamTable()
+        repeated = _dictionary_columns(schema)
         self._writer = pq.ParquetWriter(
             self._sink,
             self._fields,
             compression=compression.codec,
             compression_level=compression.level,
-            use_dictionary=_dictionary_columns(schema),
-            use_byte_stream_split=_split_columns(self._fields),
+            use_dictionary=repeated,
+            use_byte_stream_split=[x for x in _split_columns(self._fields) if x not in repeated],
             write_statistics=[name for name, spec in schema.columns.items() if spec.kind == "scalar"],
             store_schema=False,
             write_page_checksum=True,
@@ -310,6 +311,9 @@ def _values_bytes(group: RowGroup, schema: Schema) -> int:
         spec = schema.columns[name]
         if spec.kind == "picture":
             encoded += sum(len(picture.data) + 8 for picture in values)
+        elif spec.items is not None:
+            # Levels, of each item too; narrow values are widened.
+            encoded += sum((row.nbytes + 2 * row.size) * (4 // min(row.itemsize, 4)) + 8 for row in values)
         elif spec.kind in ("text", "json"):
             encoded += sum(4 * len(text) + 8 for text in values)
         else:
@@ -342,18 +346,31 @@ def _footer_bytes(schema: Schema, provenance: str) -> tuple[int, int]:
 
 
 def _dictionary_columns(schema: Schema) -> list[str]:
-    """Return the columns whose values repeat: texts. Byte-stream split and the codec handle numbers."""
-    texts = [name for name, spec in schema.columns.items() if spec.kind in ("text", "json")]
-    return [*texts, BATCH]
+    """Return the columns whose values repeat: texts, and integers in lists (tokens, numbers of nodes).
+
+    Byte-stream split and the codec handle other numbers.
+    """
+    found = [name for name, spec in schema.columns.items() if spec.kind in ("text", "json")]
+    fields = {field.name: field.type for field in file_fields(schema)}
+    for name, spec in schema.columns.items():
+        if spec.items is not None and spec.items.numpy.kind in "iu":
+            found.append(name + _path(fields[name])[1])
+    return [*found, BATCH]
+
+
+def _path(kind: pa.DataType) -> tuple[pa.DataType, str]:
+    """Return the type of the values in lists, and the path to them."""
+    suffix = ""
+    while pa.types.is_list(kind):
+        kind, suffix = kind.value_type, suffix + ".list.element"
+    return kind, suffix
 
 
 def _split_columns(fields: Iterable[pa.Field]) -> list[str]:
     """Return leaf paths of FLOAT, DOUBLE, INT32 and INT64 columns: their bytes compress better split."""
     split = []
     for field in fields:
-        kind, suffix = field.type, ""
-        if pa.types.is_list(kind):
-            kind, suffix = kind.value_type, ".list.element"
+        kind, suffix = _path(field.type)
         if kind in (pa.float32(), pa.float64(), pa.int32(), pa.int64()):
             split.append(field.name + suffix)
     return split

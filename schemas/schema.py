@@ -32,6 +32,7 @@ from rlio.batch.encoded_picture import Codec, EncodedPicture
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.batch.picture_codecs import encode_column
+from rlio.batch.ragged import Ragged
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -170,7 +171,7 @@ class PolicySchema:
 
     @cached_property
     def texts(self) -> list[Leaf]:
-        """Leaves with a text, an object or an encoded picture per row."""
+        """Leaves whose rows have no fixed size: texts, objects, lists, encoded pictures."""
         return [leaf for leaf in self.per_row if leaf.spec.kind in (*TEXTS, "picture")]
 
     @cached_property
@@ -184,10 +185,11 @@ class PolicySchema:
         obs, new_obs = self.columns.get(Columns.OBS, []), self.columns.get(Columns.NEXT_OBS, [])
         alike = len(obs) == len(new_obs) and all(
             a.path == b.path
-            and (a.spec.dtype, a.spec.shape, a.spec.codec) == (b.spec.dtype, b.spec.shape, b.spec.codec)
+            and (a.spec.dtype, a.spec.shape, a.spec.codec, a.spec.items)
+            == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items)
             for a, b in zip(obs, new_obs, strict=True)
         )
-        storable = all(leaf.spec.kind in ("scalar", "list", "bytes", "picture") for leaf in obs)
+        storable = all(leaf.spec.kind in ("scalar", "list", "bytes", "picture", "ragged") for leaf in obs)
         return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
 
     @property
@@ -270,6 +272,7 @@ class PolicySchema:
                 leaf.spec.shape,
             ):
                 array = encode_column(array, known=rows.encoded)
+            array = leaf.spec.fitted(array)
             problem = leaf.spec.mismatch(array)
             if problem:
                 raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
@@ -279,6 +282,8 @@ class PolicySchema:
                 array = rows.to_json(array, leaf.name)
             if leaf.spec.kind == "picture":
                 rows.check_pictures(array, leaf, missing)
+            if leaf.spec.items is not None and len(array):
+                array = Ragged.of(array).copy().rows()  # The caller may change the arrays in it.
             arrays[leaf.physical] = array
 
 
