@@ -224,7 +224,9 @@ def _ragged_to_arrow(
     values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec, items: ColumnSpec
 ) -> pa.Array:
     """Return lists of items; nulls are empty."""
-    found = Ragged.of(values) if len(values) else Ragged(np.empty((0, *items.shape), items.numpy), np.zeros(1))
+    found = (
+        Ragged.of(values) if len(values) else Ragged(np.empty((0, *items.shape), items.numpy), np.zeros(1))
+    )
     offsets, bitmap = found.offsets, None
     if valid is not None:
         lengths = np.zeros(len(valid), np.int64)
@@ -234,7 +236,9 @@ def _ragged_to_arrow(
         raise CorruptData(f"a row group of {offsets[-1]} items in one column; limit its rows")
     buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32))]
     child = to_arrow(found.values, None, items)
-    return pa.ListArray.from_buffers(arrow_type(spec, nullable=True), len(offsets) - 1, buffers, children=[child])
+    return pa.ListArray.from_buffers(
+        arrow_type(spec, nullable=True), len(offsets) - 1, buffers, children=[child]
+    )
 
 
 def _ragged_from_arrow(array: pa.Array, items: ColumnSpec) -> NDArray[Any]:

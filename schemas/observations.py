@@ -121,7 +121,9 @@ def resolve_links(
     new_obs[own] = stored
     missing = distance == MISSING
     if missing.any():
-        new_obs[missing] = object_rows([blank] * int(missing.sum())) if isinstance(blank, np.ndarray) else blank
+        new_obs[missing] = (
+            object_rows([blank] * int(missing.sum())) if isinstance(blank, np.ndarray) else blank
+        )
     return new_obs
 
 

@@ -59,9 +59,13 @@ class Ragged:
         self.values: NDArray[Any] = values
         self.offsets: NDArray[np.int64] = np.asarray(offsets, np.int64)
         if not len(self.offsets) or self.offsets[0] != 0 or self.offsets[-1] != len(values):
-            raise SchemaError(f"offsets {excerpt(offsets)} of {len(values)} items: expected 0 to {len(values)}")
+            raise SchemaError(
+                f"offsets {excerpt(offsets)} of {len(values)} items: expected 0 to {len(values)}"
+            )
         if (np.diff(self.offsets) < 0).any():
-            raise SchemaError(f"offsets {excerpt(offsets)}: expected each at least as large as the one before")
+            raise SchemaError(
+                f"offsets {excerpt(offsets)}: expected each at least as large as the one before"
+            )
 
     @classmethod
     def of(cls, column: NDArray[Any]) -> Ragged:
@@ -113,7 +117,9 @@ class Ragged:
         """Items of each row, shape (rows,)."""
         return np.diff(self.offsets)
 
-    def to_padded(self, *, length: int | None = None, fill: Any = 0) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    def to_padded(
+        self, *, length: int | None = None, fill: Any = 0
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """The rows in one array, filled up at their ends.
 
         Args:
@@ -133,7 +139,9 @@ class Ragged:
         size = longest if size is None else size
         if size < longest:
             row = int(lengths.argmax())
-            raise OptionError(f"length={size}: row {row} has {longest} items; pass more, or cut the rows first")
+            raise OptionError(
+                f"length={size}: row {row} has {longest} items; pass more, or cut the rows first"
+            )
         mask = np.arange(size) < lengths[:, None]
         values = np.full((len(self), size, *self.values.shape[1:]), fill, self.values.dtype)
         values[mask] = self.values

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.errors import SchemaConflict
 from rlio.look.kept import keep, kept_path, read_kept
-from rlio.schemas.column import TEXTS
+from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.schema import FORMAT_VERSION, Leaf, Schema
 from rlio.support.clock import utc_time
 from rlio.support.html import Html, facts, panel, table
@@ -520,12 +520,19 @@ def _columns(
             yield ColumnInfo(
                 name=name,
                 policy=policy if len(policies) > 1 else None,
-                dtype="str" if leaf.spec.kind == "text" else dtype.name,
+                dtype=_shown_type(leaf.spec),
                 shape=leaf.spec.shape,
                 min=low,
                 max=high,
                 nan=nan,
             )
+
+
+def _shown_type(spec: ColumnSpec) -> str:
+    """The dtype of a column; of rows of any length, that of their items, as ``int32[n]``."""
+    if spec.items is not None:
+        return f"{spec.items.numpy.name}[{', '.join(('n', *map(str, spec.items.shape)))}]"
+    return "str" if spec.kind == "text" else spec.numpy.name
 
 
 def _name(leaf: Leaf) -> str:
