@@ -224,9 +224,8 @@ def _ragged_to_arrow(
     values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec, items: ColumnSpec
 ) -> pa.Array:
     """Return lists of items; nulls are empty."""
-    found = (
-        Ragged.of(values) if len(values) else Ragged(np.empty((0, *items.shape), items.numpy), np.zeros(1))
-    )
+    found = Ragged.joined(values, items.numpy, items.shape)
+    assert found is not None, "rows were checked against the schema"
     offsets, bitmap = found.offsets, None
     if valid is not None:
         lengths = np.zeros(len(valid), np.int64)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.encoded_picture import CODECS, Codec, EncodedPicture, is_encoded
-from rlio.batch.ragged import item_type
+from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import CorruptData, SchemaError
 from rlio.schemas.dtypes import is_stored, stored_dtype
 
@@ -179,11 +179,21 @@ class ColumnSpec:
             return np.dtype(object), ()
         return np.dtype(object) if self.kind == "text" else self.numpy, self.shape
 
-    def fitted(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Rows of one length, which are one array, as rows of a ragged column; others as they are."""
-        if self.items is None or (values.dtype, values.shape[2:]) != (self.items.numpy, self.items.shape):
-            return values
-        return object_rows(values)
+    def joined(self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[Any] | None:
+        """A copy of the rows of a ragged column; None: they do not fit, or it is no such column.
+
+        ``missing``: rows that get no items, whatever they hold.
+        """
+        if self.items is None:
+            return None
+        dtype, shape = self.items.numpy, self.items.shape
+        if missing is not None and missing.any() and values.dtype == object:
+            values = values.copy()
+            values[missing] = object_rows([np.empty((0, *shape), dtype)] * int(missing.sum()))
+        if values.ndim > 1 and (values.dtype, values.shape[2:]) == (dtype, shape):
+            values = object_rows(values)  # They have one length, and are one array.
+        found = Ragged.joined(values, dtype, shape)
+        return None if found is None else found.rows()
 
     def mismatch(self, values: NDArray[Any]) -> str | None:
         """Return the problem with ``values`` for this column, or None."""
@@ -202,8 +212,6 @@ class ColumnSpec:
         return None if self.items is None else self._unlike_items(values, self.items)
 
     def _unlike_items(self, values: NDArray[Any], items: ColumnSpec) -> str | None:
-        if not len(values) or item_type(values) == (items.numpy, items.shape):
-            return None
         expected = f"{items.dtype} of shape {('n', *items.shape)}".replace("'", "")
         for row, value in enumerate(values.tolist()):
             if type(value) is not np.ndarray:

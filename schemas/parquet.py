@@ -312,8 +312,9 @@ def _values_bytes(group: RowGroup, schema: Schema) -> int:
         if spec.kind == "picture":
             encoded += sum(len(picture.data) + 8 for picture in values)
         elif spec.items is not None:
-            # Levels, of each item too; narrow values are widened.
-            encoded += sum((row.nbytes + 2 * row.size) * (4 // min(row.itemsize, 4)) + 8 for row in values)
+            # Values are widened to four bytes, and each has levels.
+            wide = max(spec.items.numpy.itemsize, 4) + 2
+            encoded += sum(map(len, values.tolist())) * spec.items.size * wide + 8 * len(values)
         elif spec.kind in ("text", "json"):
             encoded += sum(4 * len(text) + 8 for text in values)
         else:

@@ -241,8 +241,8 @@ def _check_text_size(values: NDArray[Any], spec: ColumnSpec, name: str, rows: in
     if spec.items is not None:
         if (size := int(lengths.sum())) > DEFAULT_LIMITS.group_bytes:
             raise SchemaError(
-                f"{size} bytes in rows that cannot be cut, more than {DEFAULT_LIMITS.group_bytes}; write less "
-                "at once",
+                f"{size} bytes in rows that cannot be cut, more than {DEFAULT_LIMITS.group_bytes}; write "
+                "less at once",
                 column=name,
             )
         return
@@ -665,7 +665,9 @@ def _lengths(texts: NDArray[Any]) -> NDArray[np.int64]:
     """Return the characters of each text, or the bytes of each picture or list, shape (rows,)."""
     listed = texts.tolist()
     if len(listed) and isinstance(listed[0], np.ndarray):
-        return np.fromiter((row.nbytes for row in listed), np.int64, len(listed))
+        items = np.fromiter(map(len, listed), np.int64, len(listed))
+        size: int = listed[0].itemsize * math.prod(listed[0].shape[1:])
+        return items * size
     if is_encoded(texts):
         listed = [picture.data for picture in listed]
     return np.fromiter(map(len, listed), np.int64, len(texts))

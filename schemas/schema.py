@@ -32,7 +32,6 @@ from rlio.batch.encoded_picture import Codec, EncodedPicture
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.batch.picture_codecs import encode_column
-from rlio.batch.ragged import Ragged
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -234,9 +233,7 @@ class PolicySchema:
                 if value.dtype == dtype and value.shape[1:] == shape:
                     arrays[name] = value
                     continue
-            missing = None
-            if column == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
-                missing = ~to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
+            missing = _missing_in(batch) if column == Columns.NEXT_OBS else None
             self._flatten_column(column, value, wanted, arrays, rows, missing)
         extra = sorted(set(batch.keys()) - set(names)) if len(names) != len(batch.keys()) else []
         if extra:
@@ -272,7 +269,10 @@ class PolicySchema:
                 leaf.spec.shape,
             ):
                 array = encode_column(array, known=rows.encoded)
-            array = leaf.spec.fitted(array)
+            # The caller may change the arrays in it.
+            if (joined := leaf.spec.joined(array, missing)) is not None:
+                arrays[leaf.physical] = joined
+                continue
             problem = leaf.spec.mismatch(array)
             if problem:
                 raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
@@ -282,8 +282,6 @@ class PolicySchema:
                 array = rows.to_json(array, leaf.name)
             if leaf.spec.kind == "picture":
                 rows.check_pictures(array, leaf, missing)
-            if leaf.spec.items is not None and len(array):
-                array = Ragged.of(array).copy().rows()  # The caller may change the arrays in it.
             arrays[leaf.physical] = array
 
 
@@ -717,7 +715,7 @@ def _leaves_of(
     batch: SampleBatch, *, pictures: Mapping[str, Codec] | None = None, is_written: bool = True
 ) -> tuple[Leaf, ...]:
     """Return the leaves of a batch, named as if there were no other policy."""
-    found, pictures = [], pictures or {}
+    found, pictures, missing = [], pictures or {}, _missing_in(batch)
     for column in batch:
         if column in RESERVED:
             raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
@@ -731,7 +729,10 @@ def _leaves_of(
                     f"names that end in {_RESERVED_ENDS} are reserved by the format", column=name
                 )
             as_obs = leaf_name(Columns.OBS, path) if column == Columns.NEXT_OBS else name
-            spec = ColumnSpec.of(_array(item, name), column=name, codec=pictures.get(as_obs))
+            array = _array(item, name)
+            if column == Columns.NEXT_OBS and array.dtype == object and missing is not None:
+                array = array[~missing]  # Rows that have none may hold anything.
+            spec = ColumnSpec.of(array, column=name, codec=pictures.get(as_obs))
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
                 raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
             if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):
@@ -741,6 +742,14 @@ def _leaves_of(
                 )
             found.append(Leaf(column, path, name, spec))
     return tuple(found)
+
+
+def _missing_in(batch: SampleBatch) -> NDArray[np.bool_] | None:
+    """Return a mask of the rows that have no ``new_obs``; None: the batch says nothing of it."""
+    if Columns.NEXT_OBS_VALID not in batch:
+        return None
+    found: NDArray[np.bool_] = ~to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
+    return found
 
 
 def _array(item: Any, column: str) -> NDArray[Any]:

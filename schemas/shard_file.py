@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.batch.encoded_picture import is_encoded
-from rlio.batch.ragged import item_type
 from rlio.errors import CorruptData, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
@@ -488,8 +487,8 @@ def _blank(*columns: NDArray[Any]) -> Any:
     for column in columns:
         if is_encoded(column):
             return column[0].none()
-        if (items := item_type(column)) is not None:
-            return np.empty((0, *items[1]), items[0])
+        if len(column) and isinstance(column[0], np.ndarray) and column.dtype == object:
+            return column[0][:0].copy()
     return 0
 
 

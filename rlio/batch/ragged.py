@@ -1,8 +1,8 @@
 """`Ragged`: rows of different lengths as one array of their items, and where each row begins.
 
-Columns of such rows (tokens, sets of objects, nodes of graphs) are object arrays with one array a row, so that
-they are sliced, shuffled, joined and pickled like any other column. The rows of a shard are views of one array,
-which `Ragged.of` finds again::
+Columns of such rows (tokens, sets of objects, nodes of graphs) are object arrays with one array a row, so
+that they are sliced, shuffled, joined and pickled like any other column. The rows of a shard are views of one
+array, which `Ragged.of` finds again::
 
     batch["tokens"]:    [ array([5, 1, 7]) | array([2]) | array([]) ]
     Ragged.values:      [ 5   1   7   2 ]
@@ -78,18 +78,29 @@ class Ragged:
         Raises:
             SchemaError: It has other rows; or no row, which leaves the dtype open.
         """
-        known = _known(column)
-        if known is not None:
-            return known
-        kind = item_type(column)
-        if kind is None:
+        found = _known(column)
+        if found is None and len(column) and isinstance(column[0], np.ndarray):
+            found = cls.joined(column, column[0].dtype, column[0].shape[1:])
+        if found is None:
             raise SchemaError(
-                f"found {_described(column)}, expected an object array with one array a row, of one dtype and "
-                "of one shape but for the first axis"
+                f"found {_described(column)}, expected an object array with one array a row, of one dtype "
+                "and of one shape but for the first axis"
             )
-        rows = column.tolist()
-        ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        return cls(np.concatenate(rows), ends)
+        return found
+
+    @classmethod
+    def joined(cls, column: NDArray[Any], dtype: np.dtype[Any], item: tuple[int, ...]) -> Ragged | None:
+        """A copy of rows that are arrays of items of one dtype and shape; None: some are not."""
+        rows: list[Any] = column.tolist() if column.dtype == object and column.ndim == 1 else [None]
+        if not set(map(type, rows)) <= {np.ndarray}:
+            return None
+        if not rows:
+            return cls(np.empty((0, *item), dtype), np.zeros(1, np.int64))
+        try:
+            values = np.concatenate(rows, dtype=dtype, casting="no")
+        except (TypeError, ValueError):  # Of another dtype, or shape.
+            return None
+        return cls(values, _ends(rows)) if values.shape[1:] == item else None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -107,10 +118,6 @@ class Ragged:
     def __repr__(self) -> str:
         item = "".join(f", {n}" for n in self.values.shape[1:])
         return f"Ragged({len(self)} rows, {len(self.values)} items, {self.values.dtype}[n{item}])"
-
-    def copy(self) -> Ragged:
-        """The same rows in memory of their own."""
-        return Ragged(self.values.copy(), self.offsets.copy())
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -180,7 +187,9 @@ _KNOWN: Final[dict[int, _Known]] = {}
 
 def ragged_rows(ragged: Ragged) -> NDArray[Any]:
     """See `Ragged.rows`; `Ragged.of` gives the items of the column, and of slices of it, without a copy."""
-    column = np.fromiter(ragged, dtype=object, count=len(ragged))
+    values = ragged.values
+    views = [values[start:stop] for start, stop in pairwise(ragged.offsets.tolist())]
+    column = np.fromiter(views, dtype=object, count=len(views))
     key = id(column)
     _KNOWN[key] = _Known(
         weakref.ref(column, lambda _: _KNOWN.pop(key, None)), ragged, _addresses(column).copy()
@@ -190,21 +199,35 @@ def ragged_rows(ragged: Ragged) -> NDArray[Any]:
 
 def _addresses(column: NDArray[Any]) -> NDArray[np.intp]:
     """The addresses of the objects in a contiguous object array, as a view."""
-    return np.frombuffer(column, np.intp) if len(column) else np.empty(0, np.intp)  # type: ignore[arg-type]
+    return np.frombuffer(column, np.intp) if len(column) else np.empty(0, np.intp)
+
+
+def _start(array: Any) -> int:
+    """The address of an array."""
+    start: int = array.__array_interface__["data"][0]
+    return start
 
 
 def _known(column: NDArray[Any]) -> Ragged | None:
     """The items of rows that are one after the other, without a copy; None: they are not known."""
-    owner: Any = column if id(column) in _KNOWN else column.base
+    owner: Any = column
+    if id(column) not in _KNOWN:
+        owner = column.base
     found = _KNOWN.get(id(owner))
-    if found is None or found.column() is not owner or not column.flags.c_contiguous or column.ndim != 1:
+    if found is None or owner is not found.column() or not column.flags.c_contiguous or column.ndim != 1:
         return None
-    first = (column.__array_interface__["data"][0] - owner.__array_interface__["data"][0]) // column.itemsize
+    first = (_start(column) - _start(owner)) // column.itemsize
     rows = slice(first, first + len(column))
     if not np.array_equal(_addresses(column), found.rows[rows]):
         return None
     offsets = found.ragged.offsets[first : first + len(column) + 1]
     return Ragged(found.ragged.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _ends(rows: list[NDArray[Any]]) -> NDArray[np.int64]:
+    ends = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=ends[1:])
+    return ends
 
 
 def item_type(column: NDArray[Any]) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
@@ -219,7 +242,7 @@ def item_type(column: NDArray[Any]) -> tuple[np.dtype[Any], tuple[int, ...]] | N
 
 
 def _described(column: NDArray[Any]) -> str:
-    if getattr(column, "dtype", None) != object or column.ndim != 1:
+    if not isinstance(column, np.ndarray) or column.dtype != object or column.ndim != 1:
         return excerpt(column)
     kinds = {
         f"{row.dtype} of shape {row.shape}" if isinstance(row, np.ndarray) else type(row).__name__

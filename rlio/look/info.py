@@ -103,7 +103,8 @@ class ColumnInfo:
     Attributes:
         name: The column, and the path in it (``obs/camera``).
         policy: Whose column it is; None: the data has one policy.
-        dtype: Name of the dtype of its values; "str" for texts, "object" for other objects.
+        dtype: Name of the dtype of its values; "str" for texts, "int32[n]" for rows of any length, "object"
+            for other objects.
         shape: Shape of a row.
         min, max: Least and greatest finite value of all rows; None: not read, or there is none.
         nan: Share of its values that are NaN; None: not read, or they are no numbers.
@@ -120,7 +121,8 @@ class ColumnInfo:
     @property
     def is_read(self) -> bool:
         """Whether the range is known, or the column has none."""
-        has_range = np.dtype(self.dtype).kind in "biuf" and 0 not in self.shape
+        is_ragged = self.dtype.endswith("]")
+        has_range = not is_ragged and np.dtype(self.dtype).kind in "biuf" and 0 not in self.shape
         if self.name.split("/")[0] == Columns.NEXT_OBS:
             return True
         return self.min is not None or self.nan == 1 or not has_range

@@ -9,7 +9,8 @@ from files and command lines safe. The operations mean:
 - Floats follow NumPy, in the precision of the columns: beside a float32 column, 0.1 means float32's 0.1. A
   NaN makes every comparison false except ``!=``; ``not rewards > 0`` and ``rewards <= 0`` therefore differ.
 - Texts compare by code points.
-- ``len(tokens)`` is the number of items of each row: of a list, an array or an object, or characters of a text.
+- ``len(tokens)`` is the number of items of each row: of a list, an array or an object, or characters of a
+  text.
 - ``infos["success"]`` is the value of that key in each row's object: a number, bool or text. Where an object
   lacks it, it is like a NaN: as a condition it is false, and so is every comparison except ``!=``.
 - ``dones`` means ``terminateds or truncateds``, and needs both columns.
@@ -402,7 +403,8 @@ _FLOAT_TESTS: Final = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfi
 _FUNCTIONS: Final = ("abs", "column", "len", *_FLOAT_TESTS)
 _ALLOWED: Final = (
     "a filter has comparisons (< <= > >= == != in), and, or, not, + - * /, abs(x), len(x), isnan(x), "
-    "isinf(x), isfinite(x), numbers, True, False, texts, and columns such as rewards, obs[3], obs['position'][0]"
+    "isinf(x), isfinite(x), numbers, True, False, texts, and columns such as rewards, obs[3], "
+    "obs['position'][0]"
 )
 
 # A list of thousands of episode ids fits. Python's parser recurses in C. Names, operators and brackets, each
@@ -946,7 +948,7 @@ def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
 
 
 def _lengths(rows: NDArray[Any], steps: Path, ref: Ref) -> NDArray[Any]:
-    """The number of items in each row, shape (rows,); objects, with None, if some rows have no value there."""
+    """The number of items in each row, shape (rows,); objects, with None, if some rows have no value."""
     found = [_at(row, steps) if steps else row for row in rows]
     try:
         lengths = [None if value is None else len(value) for value in found]
