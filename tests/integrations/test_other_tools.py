@@ -19,8 +19,8 @@ TOOLS = Path(sys.prefix) / "older-tools"
 QUERIES = {
     "duckdb": """
 found = duckdb.sql(
-    f"SELECT count(*), max(t), sum(rewards), sum(len(tokens)), sum(obs[2]), count(DISTINCT eps_id), max(name) "
-    f"FROM read_parquet('{pattern}')"
+    "SELECT count(*), max(t), sum(rewards), sum(len(tokens)), sum(obs[2]), count(DISTINCT eps_id), max(name)"
+    f" FROM read_parquet('{pattern}')"
 ).fetchone()
 """,
     "polars": """
