@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rlio.batch import Batch
-from rlio.batch.encoded_picture import Codec
 from rlio.batch.pictures import pillow
 from rlio.errors import LedgerError, OptionError, PublishError, RlioError, SchemaError, excerpt
 from rlio.log.new_writer import open_publisher
@@ -26,10 +25,10 @@ from rlio.writers.encoder import Encoder
 from rlio.writers.ended_episodes import EndedEpisodes
 from rlio.writers.recovery import WriterLog, recover_before_writing, recover_interrupted
 
-__all__ = ["DatasetWriter"]
+__all__ = ["DatasetWriter", "checked_pictures"]
 
 
-def checked_pictures(pictures: Mapping[str, Literal["png"]] | None) -> dict[str, Codec]:
+def checked_pictures(pictures: Mapping[str, Literal["png"]] | None) -> dict[str, Literal["png"]]:
     """Return the option ``pictures`` of a writer.
 
     Raises:

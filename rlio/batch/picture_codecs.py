@@ -12,13 +12,15 @@ Example:
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
+from rlio.batch.columns import Columns
 from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
 from rlio.batch.multi_agent import MultiAgentBatch
 from rlio.batch.nested import leaves, map_structure
@@ -27,7 +29,7 @@ from rlio.batch.sample_batch import SampleBatch
 from rlio.errors import CorruptData, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 
-__all__ = ["decode_batch", "decode_column", "encode_column", "encoded_column"]
+__all__ = ["decode_batch", "decode_column", "encode_column", "encoded_column", "file_of"]
 
 # Channels of the modes of pictures whose bytes are their values.
 _CHANNELS: Final = {"L": None, "RGB": 3, "RGBA": 4}
@@ -95,6 +97,19 @@ def encode_column(
     return object_column(column)
 
 
+def file_of(picture: EncodedPicture) -> bytes:
+    """Return the bytes of a picture; where there is none, those of one that is black."""
+    return picture.data or _black(picture.codec, picture.shape)
+
+
+@lru_cache(maxsize=32)
+def _black(codec: Codec, shape: tuple[int, ...]) -> bytes:
+    stream = io.BytesIO()
+    black = np.zeros(shape[:2] if shape[2:] == (1,) else shape, np.uint8)
+    pillow().fromarray(black).save(stream, format=codec.upper())
+    return stream.getvalue()
+
+
 def decode_column(column: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the values of encoded pictures: fresh array of shape (rows, *shape).
 
@@ -106,7 +121,7 @@ def decode_column(column: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def decode_batch(
-    batch: SampleBatch | MultiAgentBatch, *, keep: Collection[str] = ()
+    batch: SampleBatch | MultiAgentBatch, *, keep: Callable[[EncodedPicture], bool] | None = None
 ) -> SampleBatch | MultiAgentBatch:
     """Return a batch with its encoded pictures decoded; itself if it has none.
 
@@ -116,7 +131,7 @@ def decode_batch(
     Args:
         batch: The batch. What its pictures take in memory must be known, by the schema of a shard or by
             `encoded_column`.
-        keep: Codecs of pictures that stay encoded.
+        keep: Whether the pictures of a column stay encoded, by one of them; None: none do.
 
     Raises:
         MissingExtra: Pillow is not installed.
@@ -129,12 +144,13 @@ def decode_batch(
         return MultiAgentBatch(
             {pid: rows for pid, rows in parts.items() if isinstance(rows, SampleBatch)}, batch.env_steps()
         )
-    columns = [
-        leaf
-        for column in batch.values()
-        for _, leaf in leaves(column)
-        if is_encoded(leaf) and leaf[0].codec not in keep
-    ]
+    columns = []
+    for name, column in batch.items():
+        for _, leaf in leaves(column):
+            if is_encoded(leaf) and not (keep is not None and keep(leaf[0])):
+                if name != Columns.NEXT_OBS and not all(picture.data for picture in leaf.tolist()):
+                    raise CorruptData("a row has no picture, and only new_obs may be missing", column=name)
+                columns.append(leaf)
     if not columns:
         return batch
     made = dict(zip(map(id, columns), _decoded(columns), strict=True))

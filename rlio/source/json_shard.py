@@ -117,7 +117,7 @@ class JsonShard:
     def __init__(
         self, storage: Storage, ref: ShardRef, schemas: SchemaLookup, *, keeps_pictures: bool = False
     ) -> None:
-        self._keeps_pictures = keeps_pictures
+        self.keeps_pictures: bool = keeps_pictures
         self.uri: str = storage.uri_of(ref.path)
         self._storage = storage
         self._limits = storage.limits
@@ -173,7 +173,7 @@ class JsonShard:
             limits=self._limits,
         )
         batch = batch if rows is None else cut_rows(batch, rows, None, uri=self.uri)
-        if self._keeps_pictures or not self.schema.has_pictures:
+        if self.keeps_pictures or not self.schema.has_pictures:
             return batch
         return pictures_decoded(batch, self.uri, line.number)
 

@@ -65,7 +65,7 @@ class ParquetShard(ShardFile):
         fetch: Callable[[int, int], bytes] | None = None,
         keeps_pictures: bool = False,
     ) -> None:
-        self._keeps_pictures = keeps_pictures
+        self.keeps_pictures: bool = keeps_pictures
         super().__init__(
             fetch or (lambda start, stop: storage.read_range(ref.path, start, stop)),
             size=ref.name.size,
@@ -92,7 +92,7 @@ class ParquetShard(ShardFile):
         folded = to_folded(group, columns=columns)
         if rows is not None:
             folded = replace(folded, batch=cut_rows(folded.batch, rows, group.policies(), uri=self.uri))
-        if self._keeps_pictures or not self.schema.has_pictures:
+        if self.keeps_pictures or not self.schema.has_pictures:
             return folded
         return replace(folded, batch=pictures_decoded(folded.batch, self.uri, index))
 

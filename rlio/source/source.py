@@ -261,6 +261,8 @@ class OpenSegment(Protocol):
     """
 
     schema: Schema
+    #: Whether `read_folded` leaves pictures encoded; as the `Source` has it, unless it is set before.
+    keeps_pictures: bool
     #: Number of rows of each group.
     rows: list[int]
     #: Number of units of each group: steps, joint steps, or sequences.
