@@ -415,6 +415,12 @@ def main(name: str, first: int, stop: int) -> None:
     shutil.rmtree(home)
 
 
+def put_mutation(name: str, number: int, folder: Path) -> dict[str, Any]:
+    """Make the files of a mutation; gives the options with which they are read."""
+    _put(folder, mutation(SEEDS[name](), random.Random(f"{name} {number}")))
+    return {"mapping": MAPPINGS.get(name)}
+
+
 def _put(folder: Path, files: Files) -> None:
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
