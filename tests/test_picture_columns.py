@@ -230,6 +230,22 @@ def test_rows_by_number_decode_their_own_pictures_alone(
     assert len(decoded) == (9 if kind is rlio.ParquetWriter else 16)
 
 
+def test_a_store_in_memory_refuses_encoded_pictures_and_says_what_to_append() -> None:
+    batch = batch_of(encode_column(frames_of(9)))
+    store = rlio.ReplayStore(capacity=20)
+    with pytest.raises(SchemaError, match="decode_batch"):
+        store.append(batch)
+    store.append(picture_codecs.decode_batch(batch))
+    with pytest.raises(SchemaError, match="encoded pictures"):
+        store.append(batch)
+    store.close()
+
+
+def test_a_column_of_an_unknown_kind_is_refused_with_what_to_do() -> None:
+    with pytest.raises(CorruptData, match=r"unknown kind 'film'.*upgrade rlio"):
+        ColumnSpec.from_json({"dtype": "|u1", "shape": [9, 8], "kind": "film"}, column="x")
+
+
 def test_encoded_and_raw_frames_are_one_column_of_a_root(tmp_path: Path) -> None:
     frames = frames_of(9)
     for name, pictures in (("a", {"obs/camera": "png"}), ("b", None)):
